@@ -1,0 +1,66 @@
+# Every target first installs what it needs into .venv; Python 3.11+ with venv and pip is all it takes.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+UV     := $(shell command -v uv 2>/dev/null)
+
+ifdef UV
+INSTALL := VIRTUAL_ENV=$(abspath $(VENV)) uv pip install --quiet
+else
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+endif
+
+.PHONY: run demo test check format bench chaos lock clean help
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Gofer needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "Could not make a virtual environment. On Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
+
+$(VENV)/.runtime: requirements.lock pyproject.toml | $(BIN)/python
+	@echo "Installing Gofer into $(VENV) …"
+	@$(INSTALL) --require-hashes -r requirements.lock
+	@$(INSTALL) --require-hashes -r requirements-build.lock
+	@$(INSTALL) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
+	@echo "Installing the development tools into $(VENV) …"
+	@$(INSTALL) --require-hashes -r requirements-dev.lock
+	@touch $@
+
+run: $(VENV)/.runtime ## install, show the path of one message, then serve
+	@$(BIN)/gofer demo
+	@exec $(BIN)/gofer serve
+
+demo: $(VENV)/.runtime ## a throw-away instance: signed webhooks in, delivered replies out
+	@$(BIN)/gofer demo
+
+check: $(VENV)/.dev ## ruff, mypy strict, import contracts
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+test: check ## everything CI runs
+	@$(BIN)/pytest -n 4 --dist worksteal -m "not chaos" $(ARGS)
+
+format: $(VENV)/.dev ## apply ruff's fixes and formatting
+	@$(BIN)/ruff check --fix --quiet
+	@$(BIN)/ruff format --quiet
+
+chaos: $(VENV)/.dev ## kill and stop processes under load: make chaos CYCLES=200
+	@$(BIN)/python -m chaos $(ARGS)
+
+bench: $(VENV)/.dev ## every figure beside its floor or peer
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+lock: $(VENV)/.dev ## renew the pinned requirements (needs uv)
+	@sh scripts/lock
+
+clean: ## remove the environment and caches
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .bench dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

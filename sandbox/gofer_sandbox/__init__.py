@@ -1,0 +1,1 @@
+"""A sandboxed shell that stays alive between commands."""
