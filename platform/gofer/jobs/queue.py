@@ -288,9 +288,7 @@ def stage(connection: Connection) -> tuple[int, float | None]:
     return promoted, None if following is None else max(0.0, float(following))
 
 
-_STAGE = (
-    update(jobs).where(in_state(JobState.SCHEDULED), jobs.c.run_at <= now()).values(state=JobState.READY)
-)
+_STAGE = update(jobs).where(in_state(JobState.SCHEDULED), jobs.c.run_at <= now()).values(state=JobState.READY)
 _NEXT_DUE = select(func.min(jobs.c.run_at) - now()).where(in_state(JobState.SCHEDULED))
 
 

@@ -135,7 +135,9 @@ def append(
         "data": dict(data or {}),
         "sealed": sealed,
     }
-    event_id = connection.execute(_INSERT[connection.dialect.name].returning(events.c.id), values).scalar_one()
+    event_id = connection.execute(
+        _INSERT[connection.dialect.name].returning(events.c.id), values
+    ).scalar_one()
     return event_id, row.event_seq
 
 
@@ -145,7 +147,9 @@ def of_job(connection: Connection, job_id: int) -> list[Mapping[str, Any]]:
     return [row._mapping for row in rows]
 
 
-def after(connection: Connection, cursor: Cursor, *, limit: int = 500) -> tuple[list[Mapping[str, Any]], Cursor]:
+def after(
+    connection: Connection, cursor: Cursor, *, limit: int = 500
+) -> tuple[list[Mapping[str, Any]], Cursor]:
     """The events after a place in the log, and the place after them.
 
     On Postgres ids are not handed out in commit order, so the order is by transaction, and nothing is shown
@@ -158,6 +162,8 @@ def after(connection: Connection, cursor: Cursor, *, limit: int = 500) -> tuple[
         .limit(limit)
     )
     if connection.dialect.name == "postgresql":
-        query = query.where(events.c.tx < literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint"))
+        query = query.where(
+            events.c.tx < literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+        )
     rows = [row._mapping for row in connection.execute(query)]
     return rows, Cursor(rows[-1]["tx"], rows[-1]["id"]) if rows else cursor

@@ -63,7 +63,9 @@ FINAL = (JobState.DONE, JobState.DEAD, JobState.CANCELLED)
 def in_state(*states: JobState) -> ColumnElement[bool]:
     """A condition on a job's state, spelled out: a bound parameter would hide the partial indexes from planners."""
     quoted = ",".join(f"'{state}'" for state in states)
-    return literal_column(f"job.state = {quoted}" if len(states) == 1 else f"job.state IN ({quoted})", Boolean)
+    return literal_column(
+        f"job.state = {quoted}" if len(states) == 1 else f"job.state IN ({quoted})", Boolean
+    )
 
 
 class ReplyState(StrEnum):
