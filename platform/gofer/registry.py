@@ -34,7 +34,9 @@ class Registry:
         if name in self.integrations:
             return self.integrations[name]
         why = f" It could not be loaded: {self.broken[name]}." if name in self.broken else ""
-        raise NotFound(f"There is no integration {name!r}.{why} There is: {', '.join(sorted(self.integrations))}.")
+        raise NotFound(
+            f"There is no integration {name!r}.{why} There is: {', '.join(sorted(self.integrations))}."
+        )
 
     def _load(self, entry: EntryPoint) -> None:
         # A stranger's package may fail in any way while it is imported; that must cost only itself.

@@ -73,7 +73,9 @@ class Gate:
 class Intake:
     """Takes requests in."""
 
-    def __init__(self, *, database: Database, vault: Vault, accounts: Accounts, signals: Signals, gate: Gate) -> None:
+    def __init__(
+        self, *, database: Database, vault: Vault, accounts: Accounts, signals: Signals, gate: Gate
+    ) -> None:
         self._database = database
         self._vault = vault
         self._accounts = accounts

@@ -102,7 +102,9 @@ def _note(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
     return Taken("noted" if delivery_id is not None else "repeat", delivery_id)
 
 
-def _conversation(connection: Connection, vault: Vault, arrival: Arrival, message: Incoming) -> tuple[str, str]:
+def _conversation(
+    connection: Connection, vault: Vault, arrival: Arrival, message: Incoming
+) -> tuple[str, str]:
     """The binding and conversation of a place outside, made when it is new."""
     found = _bound(connection, arrival.connection_id, message.conversation)
     if found is not None:
@@ -257,7 +259,11 @@ _APPEND = insert(messages).values(trust="unknown", created_at=now(), admitted_at
 
 
 def _keep(
-    connection: Connection, arrival: Arrival, key: DataKey | None, conversation_id: str | None, seq: int | None
+    connection: Connection,
+    arrival: Arrival,
+    key: DataKey | None,
+    conversation_id: str | None,
+    seq: int | None,
 ) -> int | None:
     """Insert the delivery as received; None when it is there already."""
     external_id = arrival.parsed.delivery_id
@@ -288,7 +294,9 @@ def _keep(
     return int(row.id) if row else None
 
 
-def _wake(connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str, seq: int) -> bool:
+def _wake(
+    connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str, seq: int
+) -> bool:
     """Let every agent that hears this place take part, and wake those that it addresses."""
     woke = False
     if message.control == "stop" and _may_stop(connection, arrival, message, conversation_id):
@@ -309,7 +317,10 @@ def _may_stop(connection: Connection, arrival: Arrival, message: Incoming, conve
     paired = connection.execute(
         _PAIRED, {**author, "workspace": arrival.workspace_id, "service": arrival.integration}
     ).first()
-    return paired is not None or connection.execute(_ASKED, {**author, "conversation": conversation_id}).first() is not None
+    return (
+        paired is not None
+        or connection.execute(_ASKED, {**author, "conversation": conversation_id}).first() is not None
+    )
 
 
 _PAIRED = select(identities.c.id).where(

@@ -45,7 +45,9 @@ def add_schedule(
     try:
         following = next(ticks(cron, timezone, current))
     except (CronSimError, StopIteration, KeyError, ValueError) as error:
-        raise ConfigError(f"{cron!r} is not a cron line that ever comes due in {timezone}: {error}.") from error
+        raise ConfigError(
+            f"{cron!r} is not a cron line that ever comes due in {timezone}: {error}."
+        ) from error
     schedule_id = new_id("sched")
     connection.execute(
         insert(schedules).values(

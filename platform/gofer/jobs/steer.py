@@ -72,7 +72,10 @@ def cancel(connection: Connection, job_id: int, *, by: str) -> JobState:
 def cancel_conversation(connection: Connection, conversation_id: str, *, by: str) -> int:
     """Ask every agent at work in a conversation to stop; returns how many were. The caller holds its lock."""
     query = select(jobs.c.id).where(
-        jobs.c.conversation_id == conversation_id, jobs.c.kind == ANSWER, in_state(*LIVE), ~jobs.c.cancel_requested
+        jobs.c.conversation_id == conversation_id,
+        jobs.c.kind == ANSWER,
+        in_state(*LIVE),
+        ~jobs.c.cancel_requested,
     )
     ids = list(connection.execute(query).scalars())
     for job_id in ids:

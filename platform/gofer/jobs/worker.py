@@ -87,7 +87,9 @@ class Worker:
         """Begin to claim."""
         loops = {f"claim-{pool}": partial(self._claim_loop, pool) for pool in self._capacity.slots}
         loops |= {"renew": self._renew_loop, "look": self._look_loop, "upkeep": self._upkeep_loop}
-        self._loops = [asyncio.create_task(self._forever(name, loop), name=name) for name, loop in loops.items()]
+        self._loops = [
+            asyncio.create_task(self._forever(name, loop), name=name) for name, loop in loops.items()
+        ]
 
     async def stop(self) -> None:
         """Claim no more; give what runs its time, then hand it back without costing it a try."""
