@@ -25,35 +25,58 @@ def default_data_dir() -> Path:
 class Settings(BaseSettings):
     """Everything a person may set. Each field is documented in docs/operations.md."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True, hide_input_in_errors=True)
-
-    data_dir: Path = Field(default_factory=default_data_dir, description="Where the database, keys and socket live.")
-    database_url: str = Field(
-        default="", description="Empty for SQLite in the data directory, or postgresql://user:password@host/name."
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="ignore", frozen=True, hide_input_in_errors=True
     )
-    redis_url: str = Field(default="", description="Optional: wakes workers on other machines. Holds nothing.")
+
+    data_dir: Path = Field(
+        default_factory=default_data_dir, description="Where the database, keys and socket live."
+    )
+    database_url: str = Field(
+        default="",
+        description="Empty for SQLite in the data directory, or postgresql://user:password@host/name.",
+    )
+    redis_url: str = Field(
+        default="", description="Optional: wakes workers on other machines. Holds nothing."
+    )
     master_key: str = Field(
-        default="", repr=False, description="The master key (base64, 32 bytes) when not kept in the data directory."
+        default="",
+        repr=False,
+        description="The master key (base64, 32 bytes) when not kept in the data directory.",
     )
     host: str = Field(default="127.0.0.1", description="The address to listen on.")
     port: int = Field(default=8765, ge=0, le=65535, description="The port to listen on; 0 takes a free one.")
-    public_url: str = Field(default="", description="How services reach this server, e.g. https://gofer.example.org.")
+    public_url: str = Field(
+        default="", description="How services reach this server, e.g. https://gofer.example.org."
+    )
     slots: int = Field(default=16, ge=1, le=1000, description="Jobs one process runs at once.")
-    max_running: int | None = Field(default=None, ge=1, description="Jobs all processes together run at once.")
+    max_running: int | None = Field(
+        default=None, ge=1, description="Jobs all processes together run at once."
+    )
     max_waiting: int = Field(
         default=10_000, ge=1, description="Unfinished jobs above which new webhooks are answered 503."
     )
-    lease: float = Field(default=30, gt=0, description="Seconds a silent worker keeps its jobs; renewed each third.")
-    poll_interval: float = Field(default=1, gt=0, description="Seconds between looks for work nobody announced.")
+    lease: float = Field(
+        default=30, gt=0, description="Seconds a silent worker keeps its jobs; renewed each third."
+    )
+    poll_interval: float = Field(
+        default=1, gt=0, description="Seconds between looks for work nobody announced."
+    )
     stop_within: float = Field(default=20, ge=0, description="Seconds a stopping process gives its jobs.")
-    request_timeout: float = Field(default=20, gt=0, description="Seconds a call to an outside service may take.")
+    request_timeout: float = Field(
+        default=20, gt=0, description="Seconds a call to an outside service may take."
+    )
     max_body: int = Field(default=25 * 1024 * 1024, ge=1024, description="Bytes of a webhook body at most.")
     body_timeout: float = Field(default=10, gt=0, description="Seconds a webhook body may take to arrive.")
     keep_finished: float = Field(
-        default=30 * 86400, ge=0, description="Seconds finished jobs, their events and old deliveries are kept."
+        default=30 * 86400,
+        ge=0,
+        description="Seconds finished jobs, their events and old deliveries are kept.",
     )
     timezone: str = Field(default="UTC", description="The workspace's time zone, e.g. Europe/Berlin.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="How much to log.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="How much to log."
+    )
     log_format: Literal["auto", "json", "console"] = Field(
         default="auto", description="auto is console on a terminal and json elsewhere."
     )
@@ -137,7 +160,10 @@ class _FileVariables(PydanticBaseSettingsSource):
             raise ConfigError(f"{PREFIX}{field_name.upper()}_FILE cannot be read: {error}.") from error
 
     def __call__(self) -> dict[str, Any]:
-        found = {name: self.get_field_value(field, name)[0] for name, field in self.settings_cls.model_fields.items()}
+        found = {
+            name: self.get_field_value(field, name)[0]
+            for name, field in self.settings_cls.model_fields.items()
+        }
         return {name: value for name, value in found.items() if value is not None}
 
 
@@ -160,8 +186,12 @@ def prepare_data_dir(settings: Settings) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = path.stat().st_mode
     except OSError as error:
-        raise ConfigError(f"The data directory {path} cannot be made: {error}. Set GOFER_DATA_DIR.") from error
+        raise ConfigError(
+            f"The data directory {path} cannot be made: {error}. Set GOFER_DATA_DIR."
+        ) from error
     if mode & 0o022:
         raise ConfigError(f"Others may write to the data directory. Run: chmod go-w {path}")
     if not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigError(f"The data directory {path} is not writable. Set GOFER_DATA_DIR, or run: chown $USER {path}")
+        raise ConfigError(
+            f"The data directory {path} is not writable. Set GOFER_DATA_DIR, or run: chown $USER {path}"
+        )

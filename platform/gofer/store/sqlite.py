@@ -136,7 +136,9 @@ class SqliteDatabase:
             connection = _engine(self.path, writes=True).connect()
         except (OperationalError, sqlite3.Error) as error:
             ready.set_exception(
-                StoreError(f"SQLite cannot open {self.path}: {getattr(error, 'orig', error)}. Check that the folder is writable.")
+                StoreError(
+                    f"SQLite cannot open {self.path}: {getattr(error, 'orig', error)}. Check that the folder is writable."
+                )
             )
             return
         ready.set_result(None)

@@ -9,7 +9,20 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, cast
 
-from sqlalchemy import JSON, BigInteger, Column, ForeignKey, Index, Integer, LargeBinary, Table, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    ColumnElement,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    Table,
+    literal_column,
+    text,
+)
 from sqlmodel import Field, SQLModel
 
 # SQLite only numbers rows by itself when the column is exactly INTEGER.
@@ -47,6 +60,12 @@ LIVE = (JobState.READY, JobState.RUNNING, JobState.SCHEDULED, JobState.WAITING)
 FINAL = (JobState.DONE, JobState.DEAD, JobState.CANCELLED)
 
 
+def in_state(*states: JobState) -> ColumnElement[bool]:
+    """A condition on a job's state, spelled out: a bound parameter would hide the partial indexes from planners."""
+    quoted = ",".join(f"'{state}'" for state in states)
+    return literal_column(f"job.state = {quoted}" if len(states) == 1 else f"job.state IN ({quoted})", Boolean)
+
+
 class ReplyState(StrEnum):
     """Where one part of a reply stands."""
 
@@ -74,10 +93,13 @@ def _serial(**kwargs: Any) -> Any:
     return Field(default=None, sa_column=Column(Serial, primary_key=True, autoincrement=True), **kwargs)
 
 
-def _big(*, default: int | None = 0, nullable: bool = False, foreign: str | None = None, index: bool = False) -> Any:
+def _big(
+    *, default: int | None = 0, nullable: bool = False, foreign: str | None = None, index: bool = False
+) -> Any:
     constraint = [ForeignKey(foreign, ondelete="CASCADE")] if foreign else []
     return Field(
-        default=default, sa_column=Column(BigInteger, *constraint, nullable=nullable, index=index, default=default)
+        default=default,
+        sa_column=Column(BigInteger, *constraint, nullable=nullable, index=index, default=default),
     )
 
 
@@ -248,7 +270,9 @@ class Delivery(SQLModel, table=True):
     event: str
     note: str = ""
     """Why it became no message, if it did not."""
-    conversation_id: str | None = Field(default=None, foreign_key="conversation.id", index=True, ondelete="CASCADE")
+    conversation_id: str | None = Field(
+        default=None, foreign_key="conversation.id", index=True, ondelete="CASCADE"
+    )
     message_seq: int | None = None
     sealed: bytes | None = _bytes(nullable=True)
     """Headers (without the secret ones) and body."""
@@ -307,8 +331,13 @@ class Job(SQLModel, table=True):
 
     __table_args__ = (
         # The database itself refuses a second live job in a lane, whatever the code does.
-        Index("job_one_live_per_lane", "lane", unique=True, **_where("state IN ('ready','running','scheduled','waiting')")),
-        Index("job_ready", "priority", "id", **_where("state = 'ready'")),
+        Index(
+            "job_one_live_per_lane",
+            "lane",
+            unique=True,
+            **_where("state IN ('ready','running','scheduled','waiting')"),
+        ),
+        Index("job_ready", "pool", "priority", "id", **_where("state = 'ready'")),
         Index("job_scheduled", "run_at", **_where("state = 'scheduled'")),
         Index("job_blocked", "lane", "id", **_where("state = 'blocked'")),
         Index("job_leased", "lease_until", **_where("state = 'running'")),
@@ -322,6 +351,8 @@ class Job(SQLModel, table=True):
     """Assigned in order; the order of work, never a clock."""
     workspace_id: str = Field(foreign_key="workspace.id")
     kind: str
+    pool: str = "agent"
+    """Which of a worker's slots it takes: agent (may last hours) or service (short errands, never starved)."""
     state: str
     lane: str
     """What it must not run beside; for an agent's answer, its Participant."""
