@@ -13,7 +13,7 @@ from gofer.registry import Registry
 from gofer.store.database import Database
 from gofer.store.tables import connections
 from gofer.vault.envelope import Vault
-from gofer.vault.secrets import owned_secrets
+from gofer.vault.stored import secrets_of
 
 if TYPE_CHECKING:
     import httpx2
@@ -97,4 +97,4 @@ class Accounts:
         row = connection.execute(select(connections).where(connections.c.id == connection_id)).one_or_none()
         if row is None:
             raise NotFound(f"There is no connection {connection_id!r}.")
-        return row, owned_secrets(connection, self._vault, row.workspace_id, connection_id)
+        return row, secrets_of(connection, self._vault, workspace_id=row.workspace_id, owner=connection_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import time
 from collections import Counter, deque
@@ -18,6 +19,7 @@ from gofer.intake.record import Arrival, Source, Taken, take_in
 from gofer.jobs.signals import EVENTS, JOBS, Signals
 from gofer.store.database import Database
 from gofer.vault.envelope import Vault
+from gofer.vault.redaction import Redactor
 
 log = structlog.get_logger()
 
@@ -74,12 +76,20 @@ class Intake:
     """Takes requests in."""
 
     def __init__(
-        self, *, database: Database, vault: Vault, accounts: Accounts, signals: Signals, gate: Gate
+        self,
+        *,
+        database: Database,
+        vault: Vault,
+        accounts: Accounts,
+        signals: Signals,
+        gate: Gate,
+        redactor: Redactor,
     ) -> None:
         self._database = database
         self._vault = vault
         self._accounts = accounts
         self._signals = signals
+        self._redactor = redactor
         self.gate = gate
 
     async def receive(self, connection_id: str, request: Request) -> Taken:
@@ -105,7 +115,7 @@ class Intake:
             integration=integration.name,
             source=source,
             parsed=parsed,
-            body=request.body,
+            body=self._masked(request.body),
             body_hash=hashlib.sha256(request.body).hexdigest(),
             headers=headers,
             same_body_window=integration.same_body_window,
@@ -131,9 +141,18 @@ class Intake:
             # An integration's oversight must not become a 500 that the service repeats for a day.
             log.exception("intake.parse_failed", connection=connected.account.id)
             raise Malformed("The request has a shape that was not expected.") from error
+        if parsed.message is not None:
+            text = self._redactor.redact(parsed.message.text)
+            parsed = dataclasses.replace(parsed, message=dataclasses.replace(parsed.message, text=text))
         if not parsed.delivery_id or len(parsed.delivery_id) > 500:
             raise Malformed("The delivery has no usable id.")
         return parsed
+
+    def _masked(self, body: bytes) -> bytes:
+        """The body as it is kept: as received, unless one of our own secrets is in it."""
+        text = body.decode("utf-8", errors="surrogateescape")
+        masked = self._redactor.redact(text)
+        return body if masked == text else masked.encode("utf-8", errors="surrogateescape")
 
 
 async def polled(intake: Intake, connected: Connected, requests: list[Request], source: Source) -> int:

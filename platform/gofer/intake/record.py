@@ -21,7 +21,7 @@ from gofer.jobs.steer import cancel_conversation, redrive, wake_participant
 from gofer.store import events as log
 from gofer.store.clock import now
 from gofer.store.ids import new_id
-from gofer.store.sealing import conversation_key, conversation_place
+from gofer.store.sealing import conversation_key
 from gofer.store.tables import (
     JobState,
     bindings,
@@ -34,6 +34,7 @@ from gofer.store.tables import (
     routes,
 )
 from gofer.vault.envelope import DataKey, Vault, aad
+from gofer.vault.rotation import new_conversation_key
 
 Source = Literal["webhook", "poll", "catchup", "replay"]
 
@@ -116,7 +117,7 @@ def _conversation(
             workspace_id=arrival.workspace_id,
             kind=message.kind,
             title=_plain(message.title),
-            data_key=vault.new_data_key(conversation_place(conversation_id)),
+            data_key=new_conversation_key(connection, vault, conversation_id),
             last_seq=0,
             created_at=now(),
         )

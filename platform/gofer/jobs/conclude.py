@@ -36,6 +36,9 @@ from gofer.vault.envelope import Vault
 
 FIRST_BACKOFF, MOST_BACKOFF = 2.0, 600.0
 
+CONFIRMING = "confirming"
+"""The reason of a deliver job that waits to repeat a final edit after a takeover."""
+
 DELIVER = "deliver"
 """The kind of job that sends what the ledger holds for one binding."""
 
@@ -267,7 +270,8 @@ def ensure_delivery(connection: Connection, workspace_id: str, conversation_id: 
     """See that a live job will send what the ledger holds for a binding. True when one was made."""
     lane = f"deliver:{binding_id}"
     if connection.execute(_LANE_LIVE, {"lane_": lane}).first() is not None:
-        return False
+        # One that only waits to repeat an old edit must not keep a new reply waiting.
+        return connection.execute(_HURRY, {"lane_": lane}).rowcount > 0
     connection_id = connection.execute(_BOUND_TO, {"binding": binding_id}).scalar_one()
     submit(
         connection,
@@ -284,6 +288,11 @@ def ensure_delivery(connection: Connection, workspace_id: str, conversation_id: 
 
 
 _LANE_LIVE = select(jobs.c.id).where(jobs.c.lane == bindparam("lane_"), in_state(*LIVE)).limit(1)
+_HURRY = (
+    update(jobs)
+    .where(jobs.c.lane == bindparam("lane_"), in_state(JobState.SCHEDULED), jobs.c.reason == CONFIRMING)
+    .values(state=JobState.READY)
+)
 _BOUND_TO = select(bindings.c.connection_id).where(bindings.c.id == bindparam("binding"))
 
 

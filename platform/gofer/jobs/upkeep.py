@@ -9,15 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, func, select, update
-from sqlalchemy.orm import aliased
 
 from gofer.jobs.conclude import conclude_lost, ensure_answer, ensure_delivery, lock_conversation, promote
 from gofer.jobs.outcome import Draft
-from gofer.jobs.queue import Claim, lock_lane
+from gofer.jobs.queue import CLAIM_COLUMNS, Claim, claim_of, lock_lane
 from gofer.store.clock import now
 from gofer.store.tables import (
+    IS_UNSENT,
     LIVE,
-    Job,
     JobState,
     deliveries,
     events,
@@ -38,16 +37,12 @@ Apology = Callable[[Connection, Claim, str], tuple[Draft, ...]]
 def lost_jobs(connection: Connection) -> list[Claim]:
     """Running jobs whose lease ran out."""
     rows = connection.execute(
-        select(
-            jobs.c.id, jobs.c.workspace_id, jobs.c.kind, jobs.c.lane, jobs.c.owner, jobs.c.fence, jobs.c.attempts,
-            jobs.c.max_attempts, jobs.c.priority, jobs.c.conversation_id, jobs.c.participant_id, jobs.c.agent_id,
-            jobs.c.connection_id, jobs.c.covers_from, jobs.c.covers_to, jobs.c.payload, jobs.c.cancel_requested,
-        )
+        select(*CLAIM_COLUMNS)
         .where(in_state(JobState.RUNNING), jobs.c.lease_until < now())
         .order_by(jobs.c.lease_until)
         .limit(BATCH)
-    )  # fmt: skip
-    return [Claim(*row) for row in rows]
+    )
+    return [claim_of(row) for row in rows]
 
 
 def rescue(connection: Connection, vault: Vault, claim: Claim, apology: Apology) -> bool:
@@ -67,14 +62,11 @@ def untangle(connection: Connection) -> int:
     return _free_blocked(connection) + _answer_wanted(connection) + _send_unsent(connection)
 
 
-_other = aliased(Job, name="other")
+_other = jobs.alias("other")
 
 
 def _free_blocked(connection: Connection) -> int:
-    live = select(_other.id).where(
-        _other.lane == jobs.c.lane,  # type: ignore[arg-type]
-        _other.state.in_(LIVE),  # type: ignore[attr-defined]
-    )
+    live = select(_other.c.id).where(_other.c.lane == jobs.c.lane, _other.c.state.in_(LIVE))
     rows = connection.execute(
         select(jobs.c.lane, jobs.c.conversation_id)
         .where(in_state(JobState.BLOCKED), ~live.exists())
@@ -112,7 +104,7 @@ def _send_unsent(connection: Connection) -> int:
     live = select(jobs.c.id).where(jobs.c.lane == "deliver:" + replies.c.binding_id, in_state(*LIVE))
     rows = connection.execute(
         select(replies.c.workspace_id, replies.c.conversation_id, replies.c.binding_id)
-        .where(_UNSENT, ~live.exists())
+        .where(IS_UNSENT, ~live.exists())
         .group_by(replies.c.workspace_id, replies.c.conversation_id, replies.c.binding_id)
         .limit(BATCH)
     ).all()
@@ -121,9 +113,6 @@ def _send_unsent(connection: Connection) -> int:
         lock_conversation(connection, conversation_id)
         found += ensure_delivery(connection, workspace_id, conversation_id, binding_id)
     return found
-
-
-_UNSENT = replies.c.state.in_(("planned", "placed"))
 
 
 def prune(connection: Connection, *, older_than: float) -> dict[str, int]:
@@ -135,7 +124,7 @@ def prune(connection: Connection, *, older_than: float) -> dict[str, int]:
     old = (
         select(jobs.c.id)
         .where(jobs.c.finished_at < before, jobs.c.finished_at.is_not(None))
-        .where(~select(replies.c.id).where(replies.c.job_id == jobs.c.id, _UNSENT).exists())
+        .where(~select(replies.c.id).where(replies.c.job_id == jobs.c.id, IS_UNSENT).exists())
         .order_by(jobs.c.finished_at)
         .limit(BATCH)
     )
@@ -164,7 +153,7 @@ def depth(connection: Connection) -> dict[str, int]:
         .where(in_state(*LIVE, JobState.BLOCKED, JobState.DEAD))
         .group_by(jobs.c.state)
     )
-    return {state: count for state, count in counted}
+    return {str(state): int(count) for state, count in counted}
 
 
 def oldest_ready(connection: Connection) -> float:

@@ -16,7 +16,7 @@ from gofer.errors import Fenced, StoreError
 from gofer.jobs import queue, upkeep
 from gofer.jobs.conclude import Concluded, conclude
 from gofer.jobs.cron import tick
-from gofer.jobs.outcome import Cancel, Dead, Outcome, Retry, Snooze
+from gofer.jobs.outcome import Cancel, Dead, Draft, Outcome, Retry, Snooze
 from gofer.jobs.queue import Claim
 from gofer.jobs.signals import EVENTS, JOBS, Signals
 from gofer.jobs.steer import expire_questions
@@ -85,8 +85,12 @@ class Worker:
 
     async def start(self) -> None:
         """Begin to claim."""
-        loops = {f"claim-{pool}": partial(self._claim_loop, pool) for pool in self._capacity.slots}
-        loops |= {"renew": self._renew_loop, "look": self._look_loop, "upkeep": self._upkeep_loop}
+        loops: dict[str, Callable[[], Awaitable[None]]] = {
+            "renew": self._renew_loop,
+            "look": self._look_loop,
+            "upkeep": self._upkeep_loop,
+        }
+        loops |= {f"claim-{pool}": partial(self._claim_loop, pool) for pool in self._capacity.slots}
         self._loops = [
             asyncio.create_task(self._forever(name, loop), name=name) for name, loop in loops.items()
         ]
@@ -193,7 +197,7 @@ class Worker:
     async def _cancelled(self, claim: Claim) -> Cancel:
         return Cancel("cancelled", drafts=await self._apologise(claim, "cancelled"))
 
-    async def _apologise(self, claim: Claim, reason: str) -> tuple[queue.Any, ...]:
+    async def _apologise(self, claim: Claim, reason: str) -> tuple[Draft, ...]:
         return await self._database.read(lambda connection: self._apology(connection, claim, reason))
 
     async def _conclude(self, claim: Claim, outcome: Outcome) -> Concluded:
@@ -257,10 +261,9 @@ class Worker:
         database = self._database
         woke = await database.write(tick)
         for claim in await database.read(upkeep.lost_jobs):
-            rescued = await database.write(
-                lambda connection, claim=claim: upkeep.rescue(connection, self._vault, claim, self._apology)
-            )
-            if rescued:
+            if await database.write(
+                partial(upkeep.rescue, vault=self._vault, claim=claim, apology=self._apology)
+            ):
                 log.warning("job.lost", job=claim.id, worker=claim.owner)
                 woke += 1
         woke += await database.write(expire_questions)

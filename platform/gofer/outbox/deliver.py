@@ -15,6 +15,7 @@ from gofer.accounts import Accounts, Connected
 from gofer.crash import crash_point
 from gofer.errors import NotFound, Permanent, Refused, Temporary
 from gofer.integration import Outgoing
+from gofer.jobs.conclude import CONFIRMING
 from gofer.jobs.outcome import Done, Outcome, Retry, Snooze
 from gofer.jobs.worker import Run
 from gofer.outbox import ledger
@@ -57,7 +58,7 @@ class Outbox:
             if part is None:
                 return Done()
             if part.state is ReplyState.SENT and part.confirm_in is not None and part.confirm_in > 0:
-                return Snooze(part.confirm_in, "confirming")
+                return Snooze(part.confirm_in, CONFIRMING)
             problem = await self._send(run, part, taken_over)
             if problem is not None:
                 return problem

@@ -13,7 +13,7 @@ from gofer.jobs.queue import Claim
 from gofer.store import events as log
 from gofer.store.clock import now
 from gofer.store.sealing import conversation_key, unseal
-from gofer.store.tables import JobState, ReplyState, attempts, bindings, in_state, jobs, replies
+from gofer.store.tables import IS_UNSENT, JobState, ReplyState, attempts, bindings, in_state, jobs, replies
 from gofer.vault.envelope import Vault
 
 
@@ -85,11 +85,7 @@ def next_part(connection: Connection, vault: Vault, binding_id: str) -> Part | N
 _ROW = select(replies, bindings.c.ref, bindings.c.connection_id, now().label("current")).join(
     bindings, bindings.c.id == replies.c.binding_id
 )
-_UNSENT = (
-    _ROW.where(replies.c.binding_id == bindparam("binding"), replies.c.state.in_(("planned", "placed")))
-    .order_by(replies.c.id)
-    .limit(1)
-)
+_UNSENT = _ROW.where(replies.c.binding_id == bindparam("binding"), IS_UNSENT).order_by(replies.c.id).limit(1)
 _TO_CONFIRM = (
     _ROW.where(replies.c.binding_id == bindparam("binding"), replies.c.confirm_at.is_not(None))
     .order_by(replies.c.confirm_at)

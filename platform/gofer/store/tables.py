@@ -81,6 +81,10 @@ class ReplyState(StrEnum):
     """Will not be sent; `reason` says why."""
 
 
+IS_UNSENT: ColumnElement[bool] = literal_column("reply.state IN ('planned','placed')", Boolean)
+"""Spelled out for the planner, like `in_state`."""
+
+
 class Trust(StrEnum):
     """How far the author of a message is trusted."""
 
@@ -427,6 +431,7 @@ class Reply(SQLModel, table=True):
     __table_args__ = (
         Index("reply_once", "job_id", "kind", "part", unique=True),
         Index("reply_unsent", "binding_id", "id", **_where("state IN ('planned','placed')")),
+        Index("reply_to_confirm", "binding_id", **_where("confirm_at IS NOT NULL")),
         Index("reply_of_conversation", "conversation_id", "id"),
         _NEVER_REUSE_IDS,
     )
