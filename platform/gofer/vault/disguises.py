@@ -24,9 +24,8 @@ def disguises(secret: str) -> set[str]:
         return set()
     # A key file is kept with the line break at its end and printed without it.
     spellings = {secret, secret.strip()}
-    spellings |= {normalize("NFC", text) for text in spellings} | {
-        normalize("NFD", text) for text in spellings
-    }
+    spellings |= {normalize("NFC", text) for text in spellings}
+    spellings |= {normalize("NFD", text) for text in spellings}
     forms = {form for spelling in spellings for form in _encodings(spelling)} | set(_lines(secret))
     without_breaks = {_LINE_BREAKS.sub("", form) for form in forms}
     return {form for form in without_breaks if len(form) >= SHORTEST}

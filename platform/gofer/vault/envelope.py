@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from gofer.vault.errors import Tampered
-from gofer.vault.keyring import KEY_ID_BYTES, KeyRing
+from gofer.vault.keyring import KEY_ID_BYTES, KeyRing, MasterKey
 
 _WRAPPED = b"\x01"
 _SEALED = b"\x02"
@@ -66,9 +66,9 @@ class Vault:
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[bytes, bytes], DataKey] = OrderedDict()
 
-    def wrap(self, plaintext: bytes, aad: bytes) -> bytes:
-        """Encrypt a short value with the active master key."""
-        key = self.ring.active
+    def wrap(self, plaintext: bytes, aad: bytes, key: MasterKey | None = None) -> bytes:
+        """Encrypt a short value with the active master key, or with another one of the ring."""
+        key = key or self.ring.active
         header = _WRAPPED + key.fingerprint
         nonce = os.urandom(_NONCE)
         return header + nonce + key.cipher.encrypt(nonce, plaintext, header + aad)
@@ -78,15 +78,16 @@ class Vault:
         key = self.ring.find(key_id(wrapped))
         return _open(key.cipher, wrapped, _HEADER, wrapped[:_HEADER] + aad)
 
-    def rewrap(self, wrapped: bytes, aad: bytes) -> bytes:
+    def rewrap(self, wrapped: bytes, aad: bytes, key: MasterKey | None = None) -> bytes:
         """The same value under the active key; the very same bytes if it is under that key already."""
-        if key_id(wrapped) == self.ring.active.fingerprint:
+        key = key or self.ring.active
+        if key_id(wrapped) == key.fingerprint:
             return wrapped
-        return self.wrap(self.open(wrapped, aad), aad)
+        return self.wrap(self.open(wrapped, aad), aad, key)
 
-    def new_data_key(self, aad: bytes) -> bytes:
+    def new_data_key(self, aad: bytes, key: MasterKey | None = None) -> bytes:
         """A fresh data key, wrapped: store it, and `unwrap` it for use."""
-        return self.wrap(AESGCM.generate_key(256), aad)
+        return self.wrap(AESGCM.generate_key(256), aad, key)
 
     def unwrap(self, wrapped: bytes, aad: bytes) -> DataKey:
         place = (wrapped, aad)

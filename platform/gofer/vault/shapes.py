@@ -67,11 +67,12 @@ def unfinished(text: str) -> int:
 
 def _blocks(text: str) -> Iterator[tuple[int, int, bool]]:
     """Private keys: start, end, and whether all of it is there; a cut one counts as far as it goes."""
-    position = 0
+    position = next_end = 0
     while (begin := _BLOCK_BEGIN.search(text, position)) is not None:
         limit = begin.end() + LONGEST_BLOCK
-        candidate = text.find("-----END ", begin.end(), limit)
-        end = _BLOCK_END.match(text, candidate) if candidate >= 0 else None
+        if 0 <= next_end < begin.end():
+            next_end = text.find("-----END ", begin.end())
+        end = _BLOCK_END.match(text, next_end) if 0 <= next_end < limit else None
         if end is not None:
             position = end.end()
             yield begin.start(), position, True
