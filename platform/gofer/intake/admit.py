@@ -13,8 +13,8 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 
 from gofer.accounts import Accounts
 from gofer.errors import NotFound, Permanent
-from gofer.integration import Admission, Attachment, Incoming, Role, Unread
 from gofer.intake.content import open_message, seal_message
+from gofer.integration import Admission, Attachment, Incoming, Role, Unread
 from gofer.jobs.queue import Claim
 from gofer.outbox.ledger import hold
 from gofer.store import events as log

@@ -254,7 +254,7 @@ def _plan_replies(connection: Connection, vault: Vault, claim: Claim, outcome: O
 
 
 def _last_part(connection: Connection, job_id: int, kind: str) -> int:
-    """Notes and errors may be planned more than once in a job's life (redriven, dead again); a final reply only once."""
+    """Notes and errors may be planned again in a job's life (redriven, dead again); a final reply only once."""
     if kind == "final":
         return 0
     query = select(func.max(replies.c.part)).where(replies.c.job_id == job_id, replies.c.kind == kind)

@@ -245,7 +245,7 @@ def _claim_within_caps(
 
 
 def _running(connection: Connection, pool: str) -> int:
-    query = select(func.count()).where(in_state(JobState.RUNNING), jobs.c.pool == pool)
+    query = select(func.count()).select_from(jobs).where(in_state(JobState.RUNNING), jobs.c.pool == pool)
     return int(connection.execute(query).scalar_one())
 
 
@@ -300,5 +300,9 @@ _NEXT_DUE = select(func.min(jobs.c.run_at) - now()).where(in_state(JobState.SCHE
 
 def waiting(connection: Connection) -> int:
     """How many jobs wait or run: what intake sheds load by."""
-    query = select(func.count()).where(in_state(JobState.READY, JobState.BLOCKED, JobState.RUNNING))
+    query = (
+        select(func.count())
+        .select_from(jobs)
+        .where(in_state(JobState.READY, JobState.BLOCKED, JobState.RUNNING))
+    )
     return int(connection.execute(query).scalar_one())
