@@ -6,6 +6,7 @@ GoferError
 │   ├── StoreUnavailable the database cannot take the work now; try again
 │   └── StoreBusy        another process holds this SQLite file
 ├── Refused              a request could not be verified
+│   └── Unset            … because the secret to verify it with is not set
 ├── Malformed            a verified request makes no sense
 ├── TooBusy              more is waiting than can be kept safely
 ├── NotFound             the thing named does not exist
@@ -56,6 +57,12 @@ class Refused(GoferError):
     """The request could not be verified."""
 
     code = "refused"
+
+
+class Unset(Refused):
+    """The secret that requests are verified with is not set, so none is taken."""
+
+    code = "secret.unset"
 
 
 class Malformed(GoferError):

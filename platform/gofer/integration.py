@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from gofer.errors import Refused
+from gofer.errors import Refused, Unset
 from gofer.strict_json import load_json
 
 if TYPE_CHECKING:
@@ -128,10 +128,10 @@ class Account:
     """The shared client; only async methods have it."""
 
     def secret(self, name: str) -> str:
-        """A secret's value; raises Refused when it is unset or blank, so half a configuration stays closed."""
+        """A secret's value; raises Unset when it is missing or blank, so half a configuration stays closed."""
         value = self.secrets[name].reveal() if name in self.secrets else ""
         if not value.strip():
-            raise Refused(f"The secret {name} of connection {self.id} is not set.")
+            raise Unset(f"The secret {name} of connection {self.id} is not set.")
         return value
 
 

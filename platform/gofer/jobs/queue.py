@@ -130,11 +130,17 @@ def claim(
     return _claim_within_caps(connection, owner, lease, limit, pool, max_running)
 
 
-_TAKEN_COLUMNS = (
+CLAIM_COLUMNS = (
     jobs.c.id, jobs.c.workspace_id, jobs.c.kind, jobs.c.lane, jobs.c.owner, jobs.c.fence, jobs.c.attempts,
     jobs.c.max_attempts, jobs.c.priority, jobs.c.conversation_id, jobs.c.participant_id, jobs.c.agent_id,
     jobs.c.connection_id, jobs.c.covers_from, jobs.c.covers_to, jobs.c.payload, jobs.c.cancel_requested,
 )  # fmt: skip
+
+
+def claim_of(row: Any) -> Claim:
+    """A row of `CLAIM_COLUMNS` as a Claim."""
+    return Claim(**{name: getattr(row, name) for name in Claim.__slots__})
+
 
 _READY = (
     select(jobs.c.id)
@@ -159,7 +165,7 @@ def _take(ready: Any) -> Any:
             event_seq=jobs.c.event_seq + 1,
             lease_until=now() + bindparam("for_seconds"),
         )
-        .returning(*_TAKEN_COLUMNS, jobs.c.event_seq)
+        .returning(*CLAIM_COLUMNS, jobs.c.event_seq)
     )
 
 
@@ -209,7 +215,7 @@ def _claim(
             for row in rows
         ],
     )
-    return [Claim(*row[:-1]) for row in rows]
+    return [claim_of(row) for row in rows]
 
 
 _ANY_CAP = select(
@@ -288,9 +294,7 @@ def stage(connection: Connection) -> tuple[int, float | None]:
     return promoted, None if following is None else max(0.0, float(following))
 
 
-_STAGE = (
-    update(jobs).where(in_state(JobState.SCHEDULED), jobs.c.run_at <= now()).values(state=JobState.READY)
-)
+_STAGE = update(jobs).where(in_state(JobState.SCHEDULED), jobs.c.run_at <= now()).values(state=JobState.READY)
 _NEXT_DUE = select(func.min(jobs.c.run_at) - now()).where(in_state(JobState.SCHEDULED))
 
 

@@ -82,8 +82,8 @@ _BLANK: dict[str, Any] = {
     "data": {},
     "sealed": None,
 }
-_COLUMNS = {name: bindparam(name) for name in ("workspace_id", "kind", *_BLANK)}
-_TX = literal_column("pg_current_xact_id()::text::bigint")
+_COLUMNS: dict[str, Any] = {name: bindparam(name) for name in ("workspace_id", "kind", *_BLANK)}
+_TX: Any = literal_column("pg_current_xact_id()::text::bigint")
 _INSERT = {
     "sqlite": insert(events).values(**_COLUMNS, at=now(), tx=0),
     "postgresql": pg_insert(events).values(**_COLUMNS, at=now(), tx=_TX),
@@ -135,17 +135,19 @@ def append(
         "data": dict(data or {}),
         "sealed": sealed,
     }
-    event_id = connection.execute(_INSERT[connection.dialect.name].returning(events.c.id), values).scalar_one()
+    event_id = connection.execute(
+        _INSERT[connection.dialect.name].returning(events.c.id), values
+    ).scalar_one()
     return event_id, row.event_seq
 
 
-def of_job(connection: Connection, job_id: int) -> list[Mapping[str, Any]]:
+def of_job(connection: Connection, job_id: int) -> list[dict[str, Any]]:
     """Every event of a job, in order."""
     rows = connection.execute(select(events).where(events.c.job_id == job_id).order_by(events.c.seq))
-    return [row._mapping for row in rows]
+    return [dict(row._mapping) for row in rows]
 
 
-def after(connection: Connection, cursor: Cursor, *, limit: int = 500) -> tuple[list[Mapping[str, Any]], Cursor]:
+def after(connection: Connection, cursor: Cursor, *, limit: int = 500) -> tuple[list[dict[str, Any]], Cursor]:
     """The events after a place in the log, and the place after them.
 
     On Postgres ids are not handed out in commit order, so the order is by transaction, and nothing is shown
@@ -158,6 +160,8 @@ def after(connection: Connection, cursor: Cursor, *, limit: int = 500) -> tuple[
         .limit(limit)
     )
     if connection.dialect.name == "postgresql":
-        query = query.where(events.c.tx < literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint"))
-    rows = [row._mapping for row in connection.execute(query)]
+        query = query.where(
+            events.c.tx < literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+        )
+    rows = [dict(row._mapping) for row in connection.execute(query)]
     return rows, Cursor(rows[-1]["tx"], rows[-1]["id"]) if rows else cursor

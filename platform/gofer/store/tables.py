@@ -63,7 +63,9 @@ FINAL = (JobState.DONE, JobState.DEAD, JobState.CANCELLED)
 def in_state(*states: JobState) -> ColumnElement[bool]:
     """A condition on a job's state, spelled out: a bound parameter would hide the partial indexes from planners."""
     quoted = ",".join(f"'{state}'" for state in states)
-    return literal_column(f"job.state = {quoted}" if len(states) == 1 else f"job.state IN ({quoted})", Boolean)
+    return literal_column(
+        f"job.state = {quoted}" if len(states) == 1 else f"job.state IN ({quoted})", Boolean
+    )
 
 
 class ReplyState(StrEnum):
@@ -77,6 +79,10 @@ class ReplyState(StrEnum):
     """Complete."""
     FAILED = "failed"
     """Will not be sent; `reason` says why."""
+
+
+IS_UNSENT: ColumnElement[bool] = literal_column("reply.state IN ('planned','placed')", Boolean)
+"""Spelled out for the planner, like `in_state`."""
 
 
 class Trust(StrEnum):
@@ -425,6 +431,7 @@ class Reply(SQLModel, table=True):
     __table_args__ = (
         Index("reply_once", "job_id", "kind", "part", unique=True),
         Index("reply_unsent", "binding_id", "id", **_where("state IN ('planned','placed')")),
+        Index("reply_to_confirm", "binding_id", **_where("confirm_at IS NOT NULL")),
         Index("reply_of_conversation", "conversation_id", "id"),
         _NEVER_REUSE_IDS,
     )

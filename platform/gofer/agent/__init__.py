@@ -1,0 +1,1 @@
+"""The agent: a loop, its journal, its limits, its models and its tools."""
