@@ -1,0 +1,40 @@
+"""A process's parts, open and ready, as the web and the command line see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from gofer.accounts import Accounts
+from gofer.intake.receive import Intake, Refusals
+from gofer.jobs.signals import Signals
+from gofer.jobs.worker import Worker
+from gofer.registry import Registry
+from gofer.settings import Settings
+from gofer.store.database import Database
+from gofer.vault.envelope import Vault
+from gofer.vault.redaction import Redactor
+from gofer.vault.stored import all_secrets
+
+
+@dataclass
+class Platform:
+    """Everything a process needs; `gofer.assembly` puts it together."""
+
+    settings: Settings
+    owner: str
+    """This process's id, fresh at each start: the name on its leases."""
+    database: Database
+    vault: Vault
+    redactor: Redactor
+    registry: Registry
+    accounts: Accounts
+    signals: Signals
+    intake: Intake
+    refusals: Refusals
+    worker: Worker | None = None
+
+    async def reload_secrets(self) -> None:
+        """After a secret or connection changed: forget what was read and mask the new value from now on."""
+        self.accounts.forget()
+        self.redactor.replace(await self.database.read(partial(all_secrets, vault=self.vault)))
