@@ -73,6 +73,18 @@ class Settings(BaseSettings):
         ge=0,
         description="Seconds finished jobs, their events and old deliveries are kept.",
     )
+    anthropic_key: str = Field(
+        default="",
+        repr=False,
+        description="A key for Anthropic's API; better kept in the vault as anthropic_key.",
+    )
+    anthropic_base_url: str = Field(default="", description="Another address that speaks Anthropic's API.")
+    openai_key: str = Field(
+        default="", repr=False, description="A key for an OpenAI-compatible server; better kept in the vault."
+    )
+    openai_base_url: str = Field(
+        default="", description="An OpenAI-compatible server, e.g. http://127.0.0.1:11434/v1."
+    )
     timezone: str = Field(default="UTC", description="The workspace's time zone, e.g. Europe/Berlin.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="How much to log."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -26,11 +26,14 @@ from gofer.vault.envelope import DataKey, Vault
 
 CHECKPOINT = "context.checkpoint"
 
+Write = Callable[[str, bytes], Awaitable[None]]
+"""Writes a file into the run's shell."""
+
 
 class StoreJournal:
     """The `Journal` of a job: its rows of the event log, words sealed, every append under the fence."""
 
-    def __init__(self, *, database: Database, vault: Vault, claim: Claim) -> None:
+    def __init__(self, database: Database, vault: Vault, claim: Claim) -> None:
         self._database = database
         self._vault = vault
         self._claim = claim
@@ -91,7 +94,7 @@ class StoreInbox:
     """The `Inbox` of a run: what is unread, admitted; and the wish to stop."""
 
     def __init__(
-        self, *, database: Database, vault: Vault, admitter: Admitter, run: Run, files: FilesIn
+        self, database: Database, vault: Vault, *, admitter: Admitter, run: Run, files: FilesIn
     ) -> None:
         self._database = database
         self._vault = vault
@@ -116,12 +119,12 @@ class StoreInbox:
 class FilesIn:
     """Puts what came with a message into the run's shell, so that tools can work on it."""
 
-    def __init__(self, *, database: Database, vault: Vault, claim: Claim, write: Any = None) -> None:
+    def __init__(self, database: Database, vault: Vault, claim: Claim, write: Write | None) -> None:
         self._database = database
         self._vault = vault
         self._claim = claim
         self._write = write
-        self._placed: dict[str, str] = {}
+        self._placed: set[str] = set()
 
     async def place(self, read: Read) -> tuple[str, ...]:
         """Where each attachment that is no picture went, or what became of it."""
@@ -139,7 +142,7 @@ class FilesIn:
 
     async def _place(self, seq: int, number: int, ref: str, name: str) -> str:
         path = f"inbox/{seq}-{number}-{_clean_name(name)}"
-        if path not in self._placed:
+        if path not in self._placed and self._write is not None:
             content = await self._database.read(
                 partial(
                     read_blob,
@@ -149,7 +152,7 @@ class FilesIn:
                 )
             )
             await self._write(path, content)
-            self._placed[path] = path
+            self._placed.add(path)
         return path
 
 
@@ -181,7 +184,7 @@ def said(read: Read, *, by_us: bool = False, files: tuple[str, ...] = (), at: fl
 class StoreHistory:
     """The `History` of a participant, within its epoch."""
 
-    def __init__(self, *, database: Database, vault: Vault, claim: Claim) -> None:
+    def __init__(self, database: Database, vault: Vault, claim: Claim) -> None:
         self._database = database
         self._vault = vault
         self._claim = claim
@@ -208,35 +211,33 @@ def _summary(connection: Connection, vault: Vault, claim: Claim) -> Summary | No
     return Summary(kept["summary"], tuple(kept["rules"]), kept["covers_to"], kept["narrowed"])
 
 
-def _between(
-    connection: Connection, vault: Vault, claim: Claim, after: int, to: int, newest: int
-) -> list[Said]:
-    epoch = (
-        select(participants.c.epoch_seq).where(participants.c.id == claim.participant_id).scalar_subquery()
-    )
+def _between(connection: Connection, vault: Vault, claim: Claim, after: int, to: int, newest: int) -> list[Said]:
+    """The messages up to `to`, and then the agent's own replies to them, which have later numbers."""
+    own = agent_author(claim.agent_id or "")
+    epoch = select(participants.c.epoch_seq).where(participants.c.id == claim.participant_id).scalar_subquery()
+    reply_after = (messages.c.author == own) & (messages.c.event == "reply")
     query = (
         select(messages)
         .where(messages.c.conversation_id == claim.conversation_id, messages.c.sealed.is_not(None))
-        .where(messages.c.seq > after, messages.c.seq <= to, messages.c.seq > epoch)
+        .where(messages.c.seq > after, messages.c.seq > epoch, (messages.c.seq <= to) | reply_after)
         .order_by(messages.c.seq.desc())
         .limit(newest)
     )
     key = conversation_key(connection, vault, _of(claim))
-    own = agent_author(claim.agent_id or "")
     rows = list(reversed(connection.execute(query).all()))
-    return [_said_of(key, row, own) for row in rows]
+    return [_said_of(key, row, own, to) for row in rows]
 
 
-def _said_of(key: DataKey, row: Any, own: str) -> Said:
+def _said_of(key: DataKey, row: Any, own: str, to: int) -> Said:
     message = open_message(key, row.conversation_id, row.seq, row.sealed)
-    read = Read(row.seq, message, Trust(row.trust), row.connection_id)
+    read = Read(min(row.seq, to), message, Trust(row.trust), row.connection_id)
     return said(read, by_us=row.author == own, at=row.created_at)
 
 
 class StoreQuestions:
     """The `Questions` of a job."""
 
-    def __init__(self, *, database: Database, vault: Vault, claim: Claim) -> None:
+    def __init__(self, database: Database, vault: Vault, claim: Claim) -> None:
         self._database = database
         self._vault = vault
         self._claim = claim
@@ -261,7 +262,7 @@ def _answer(connection: Connection, vault: Vault, claim: Claim, call_id: str) ->
 class StoreBlobs:
     """The `Blobs` of a conversation."""
 
-    def __init__(self, *, database: Database, vault: Vault, conversation_id: str) -> None:
+    def __init__(self, database: Database, vault: Vault, conversation_id: str) -> None:
         self._database = database
         self._vault = vault
         self._conversation_id = conversation_id
