@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, func, select
+from sqlalchemy.util import await_only
 
 from gofer.errors import NotFound
 from gofer.store.database import Database
@@ -217,3 +218,26 @@ async def test_a_purge_during_a_rotation_is_not_undone(database: Database, vault
     await asyncio.gather(*(rotate_master_key(database, vault) for _ in range(2)), database.write(destroy))
     left = select(conversations.c.data_key).where(conversations.c.id == "conv_2")
     assert await database.read(lambda connection: connection.execute(left).scalar_one()) is None
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_a_rotation_waits_for_whoever_is_wrapping(
+    database: Database, vault: Vault, data_dir: Path
+) -> None:
+    await database.write(lambda connection: fill(connection, vault))
+    wrapped, go_on = asyncio.Event(), asyncio.Event()
+
+    def wrap_slowly(connection: Connection) -> None:
+        add_conversation(connection, vault, "conv_slow")
+        wrapped.set()
+        await_only(go_on.wait())
+
+    writer = asyncio.create_task(database.write(wrap_slowly))
+    await wrapped.wait()
+    rotation = asyncio.create_task(rotate_master_key(database, fresh(data_dir)))
+    done, _ = await asyncio.wait({rotation}, timeout=0.3)
+    go_on.set()
+    await writer
+    assert await database.read(keys_in_use) == {(await rotation).key_id}
+    assert not done
+    assert await database.read(lambda connection: readable(connection, fresh(data_dir)))
