@@ -13,14 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, create_engine
 from sqlmodel import SQLModel
 
 from gofer.errors import StoreUnavailable
 from gofer.store.database import Database
 from gofer.store.postgres import PostgresDatabase
 from gofer.store.sqlite import SqliteDatabase
-from gofer.store.tables import workspaces
+from gofer.store.tables import conversations, events, master_keys, secrets, workspaces
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 
@@ -66,7 +66,7 @@ def postgres_url() -> Iterator[str]:
     data, quiet = str(folder / "data"), subprocess.DEVNULL
     make = [str(programs / "initdb"), "-D", data, "-U", "gofer", "-A", "trust", "-E", "UTF8", "--no-sync"]
     subprocess.run(make, check=True, user=user, stdout=quiet)
-    run = [str(programs / "postgres"), "-D", data, "-k", str(folder), "-c", "listen_addresses="]
+    run = [str(programs / "postgres"), "-D", data, "-k", str(folder), "-c", "listen_addresses=", "-F"]
     server = subprocess.Popen(run, user=user, stderr=quiet, stdout=quiet)
     url = f"postgresql://gofer@/postgres?host={folder}"
     try:
@@ -107,7 +107,8 @@ async def database(request: pytest.FixtureRequest, data_dir: Path) -> AsyncItera
 
 
 def _emptied(connection: Connection) -> None:
-    connection.execute(text("TRUNCATE workspace, master_key, event CASCADE"))
+    for table in (secrets, conversations, events, master_keys, workspaces):
+        connection.execute(table.delete())
     connection.execute(workspaces.insert().values(id=WORKSPACE, name="test", created_at=0))
 
 

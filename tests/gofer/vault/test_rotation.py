@@ -238,6 +238,7 @@ async def test_a_rotation_waits_for_whoever_is_wrapping(
     done, _ = await asyncio.wait({rotation}, timeout=0.3)
     go_on.set()
     await writer
-    assert await database.read(keys_in_use) == {(await rotation).key_id}
+    key_id_after = (await rotation).key_id
     assert not done
+    assert await database.read(keys_in_use) == {key_id_after}
     assert await database.read(lambda connection: readable(connection, fresh(data_dir)))

@@ -35,10 +35,10 @@ def get(connection: Connection, vault: Vault, name: str, owner: str = "con_1") -
     return get_secret(connection, vault, workspace_id=WORKSPACE, owner=owner, name=name).reveal()
 
 
-@pytest.mark.parametrize("value", ["s3cret-value", "ключ 🗝\n", "a\x00b", "x" * 100_000])
-async def test_what_was_put_is_got(database: Database, vault: Vault, value: str) -> None:
-    await database.write(lambda connection: put(connection, vault, "token", value))
-    assert await database.read(lambda connection: get(connection, vault, "token")) == value
+async def test_what_was_put_is_got(database: Database, vault: Vault) -> None:
+    for value in ("s3cret-value", "ключ 🗝\n", "a\x00b", "x" * 100_000):
+        await database.write(partial(put, vault=vault, name="token", value=value))
+        assert await database.read(partial(get, vault=vault, name="token")) == value
 
 
 async def test_nothing_in_the_data_directory_shows_a_value(
@@ -93,16 +93,13 @@ async def test_deleting_is_for_good_and_says_when_there_is_nothing(database: Dat
         await database.read(lambda connection: get(connection, vault, "token"))
 
 
-@pytest.mark.parametrize("name", ["", " ", "a b", "-x", "a\x00", "x" * 101, "näme", "../up"])
-async def test_odd_names_are_refused(database: Database, vault: Vault, name: str) -> None:
-    with pytest.raises(Malformed, match="letters, digits"):
-        await database.write(lambda connection: put(connection, vault, name, "s3cret-value"))
-
-
-@pytest.mark.parametrize("value", ["", " \n"])
-async def test_blank_values_are_refused(database: Database, vault: Vault, value: str) -> None:
-    with pytest.raises(Malformed, match="empty"):
-        await database.write(lambda connection: put(connection, vault, "token", value))
+async def test_odd_names_and_blank_values_are_refused(database: Database, vault: Vault) -> None:
+    for name in ("", " ", "a b", "-x", "a\x00", "x" * 101, "näme", "../up"):
+        with pytest.raises(Malformed, match="letters, digits"):
+            await database.write(partial(put, vault=vault, name=name, value="s3cret-value"))
+    for value in ("", " \n"):
+        with pytest.raises(Malformed, match="empty"):
+            await database.write(partial(put, vault=vault, name="token", value=value))
 
 
 @pytest.mark.parametrize("columns", [("sealed",), ("data_key",), ("sealed", "data_key")])
