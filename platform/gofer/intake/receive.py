@@ -14,8 +14,8 @@ import structlog
 from gofer.accounts import Accounts, Connected
 from gofer.crash import crash_point
 from gofer.errors import GoferError, Malformed, Refused, TooBusy
-from gofer.integration import Parsed, Request
 from gofer.intake.record import Arrival, Source, Taken, take_in
+from gofer.integration import Parsed, Request
 from gofer.jobs.signals import EVENTS, JOBS, Signals
 from gofer.store.database import Database
 from gofer.vault.envelope import Vault

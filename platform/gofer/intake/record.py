@@ -15,11 +15,11 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.integration import Incoming, Parsed
-from gofer.intake.content import seal_message
 from gofer.jobs.conclude import lock_conversation
 from gofer.jobs.steer import cancel_conversation, redrive, wake_participant
 from gofer.store import events as log
 from gofer.store.clock import now
+from gofer.store.content import seal_message
 from gofer.store.ids import new_id
 from gofer.store.sealing import conversation_key
 from gofer.store.tables import (
@@ -72,7 +72,7 @@ def take_in(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
     message = arrival.parsed.message
     if message is None:
         return _note(connection, vault, arrival)
-    binding_id, conversation_id = _conversation(connection, vault, arrival, message)
+    conversation_id = _conversation(connection, vault, arrival, message)
     lock_conversation(connection, conversation_id)
     repeat = _repeat(connection, arrival)
     if repeat is not None:
@@ -103,14 +103,12 @@ def _note(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
     return Taken("noted" if delivery_id is not None else "repeat", delivery_id)
 
 
-def _conversation(
-    connection: Connection, vault: Vault, arrival: Arrival, message: Incoming
-) -> tuple[str, str]:
-    """The binding and conversation of a place outside, made when it is new."""
+def _conversation(connection: Connection, vault: Vault, arrival: Arrival, message: Incoming) -> str:
+    """The conversation of a place outside, made when it is new."""
     found = _bound(connection, arrival.connection_id, message.conversation)
     if found is not None:
         return found
-    conversation_id, binding_id = new_id("conv"), new_id("bind")
+    conversation_id = new_id("conv")
     connection.execute(
         insert(conversations).values(
             id=conversation_id,
@@ -126,7 +124,7 @@ def _conversation(
     made = connection.execute(
         dialect.insert(bindings)
         .values(
-            id=binding_id,
+            id=new_id("bind"),
             conversation_id=conversation_id,
             connection_id=arrival.connection_id,
             ref=message.conversation,
@@ -135,7 +133,7 @@ def _conversation(
         .returning(bindings.c.id)
     ).first()
     if made is not None:
-        return binding_id, conversation_id
+        return conversation_id
     # Another request made it in the same instant: ours goes, theirs is visible now.
     connection.execute(conversations.delete().where(conversations.c.id == conversation_id))
     found = _bound(connection, arrival.connection_id, message.conversation)
@@ -143,12 +141,11 @@ def _conversation(
     return found
 
 
-def _bound(connection: Connection, connection_id: str, ref: str) -> tuple[str, str] | None:
-    row = connection.execute(_BOUND, {"via": connection_id, "at": ref}).first()
-    return (row.id, row.conversation_id) if row else None
+def _bound(connection: Connection, connection_id: str, ref: str) -> str | None:
+    return connection.execute(_BOUND, {"via": connection_id, "at": ref}).scalar()
 
 
-_BOUND = select(bindings.c.id, bindings.c.conversation_id).where(
+_BOUND = select(bindings.c.conversation_id).where(
     bindings.c.connection_id == bindparam("via"), bindings.c.ref == bindparam("at")
 )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, exists, func, insert, literal, select, text, update
+from sqlalchemy import Connection, bindparam, exists, func, insert, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.store import events as log
@@ -245,7 +245,7 @@ def _claim_within_caps(
 
 
 def _running(connection: Connection, pool: str) -> int:
-    query = select(func.count()).where(in_state(JobState.RUNNING), jobs.c.pool == pool)
+    query = select(func.count()).select_from(jobs).where(in_state(JobState.RUNNING), jobs.c.pool == pool)
     return int(connection.execute(query).scalar_one())
 
 
@@ -282,7 +282,7 @@ _RENEW = (
 def cancels(connection: Connection, *, owner: str) -> list[int]:
     """The process's running jobs that somebody asked to stop."""
     query = select(jobs.c.id).where(
-        jobs.c.owner == owner, in_state(JobState.RUNNING), jobs.c.cancel_requested.is_(literal(True))
+        jobs.c.owner == owner, in_state(JobState.RUNNING), jobs.c.cancel_requested
     )
     return [int(id_) for id_ in connection.execute(query).scalars()]
 
@@ -300,5 +300,9 @@ _NEXT_DUE = select(func.min(jobs.c.run_at) - now()).where(in_state(JobState.SCHE
 
 def waiting(connection: Connection) -> int:
     """How many jobs wait or run: what intake sheds load by."""
-    query = select(func.count()).where(in_state(JobState.READY, JobState.BLOCKED, JobState.RUNNING))
+    query = (
+        select(func.count())
+        .select_from(jobs)
+        .where(in_state(JobState.READY, JobState.BLOCKED, JobState.RUNNING))
+    )
     return int(connection.execute(query).scalar_one())

@@ -19,11 +19,13 @@ def copy_database(source: Path, target: Path) -> int:
     partial.unlink(missing_ok=True)
     os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     try:
-        with closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as reader:
-            with closing(sqlite3.connect(partial)) as writer:
-                reader.backup(writer)
-                # A copy needs no write-ahead log beside it.
-                writer.execute("PRAGMA journal_mode=DELETE")
+        with (
+            closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as reader,
+            closing(sqlite3.connect(partial)) as writer,
+        ):
+            reader.backup(writer)
+            # A copy needs no write-ahead log beside it.
+            writer.execute("PRAGMA journal_mode=DELETE")
         check_database(partial)
         _sync(partial)
         partial.rename(target)

@@ -9,7 +9,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 
-class now(FunctionElement[float]):  # noqa: N801 - reads as the SQL function it is
+class now(FunctionElement[float]):
     """Seconds since 1970."""
 
     type = Float()

@@ -91,5 +91,5 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 async def on_crash(request: Request, error: Exception) -> Response:
     """Anything else: the log has the traceback, the caller has a number to quote."""
-    log.exception("web.crashed", path=request.url.path)
+    log.error("web.crashed", path=request.url.path, exc_info=error)
     return problem(500, "Something went wrong on our side. The log has the details.", code="internal")
