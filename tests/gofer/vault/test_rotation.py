@@ -12,7 +12,7 @@ from sqlalchemy.util import await_only
 
 from gofer.errors import NotFound
 from gofer.store.database import Database
-from gofer.store.sealing import conversation_key, seal, unseal
+from gofer.store.sealing import conversation_key, conversation_place, seal, unseal
 from gofer.store.tables import conversations, events, master_keys, secrets
 from gofer.vault.canary import check_canary, ciphertext_exists
 from gofer.vault.envelope import Vault, key_id
@@ -104,8 +104,11 @@ async def test_rotation_is_an_event_and_doing_it_again_changes_nothing(
 
 async def test_more_than_one_page_is_rewrapped(database: Database, vault: Vault) -> None:
     def many(connection: Connection) -> None:
-        for number in range(501):
-            add_conversation(connection, vault, f"conv_{number}")
+        add_conversation(connection, vault, "conv_first")
+        row = connection.execute(select(conversations)).one()._mapping
+        ids = [f"conv_{number}" for number in range(500)]
+        rows = [{**row, "id": id_, "data_key": vault.new_data_key(conversation_place(id_))} for id_ in ids]
+        connection.execute(conversations.insert(), rows)
 
     await database.write(many)
     done = await rotate_master_key(database, vault)
