@@ -211,10 +211,14 @@ def _summary(connection: Connection, vault: Vault, claim: Claim) -> Summary | No
     return Summary(kept["summary"], tuple(kept["rules"]), kept["covers_to"], kept["narrowed"])
 
 
-def _between(connection: Connection, vault: Vault, claim: Claim, after: int, to: int, newest: int) -> list[Said]:
+def _between(
+    connection: Connection, vault: Vault, claim: Claim, after: int, to: int, newest: int
+) -> list[Said]:
     """The messages up to `to`, and then the agent's own replies to them, which have later numbers."""
     own = agent_author(claim.agent_id or "")
-    epoch = select(participants.c.epoch_seq).where(participants.c.id == claim.participant_id).scalar_subquery()
+    epoch = (
+        select(participants.c.epoch_seq).where(participants.c.id == claim.participant_id).scalar_subquery()
+    )
     reply_after = (messages.c.author == own) & (messages.c.event == "reply")
     query = (
         select(messages)

@@ -1,7 +1,7 @@
 """The tables: one class per noun of the glossary, one sentence per column that needs one.
 
 Times are seconds since 1970 by the database's clock. Columns called `sealed` hold bytes encrypted with the
-conversation's data key, so that purging the key purges them wherever they are, backups included.
+conversation's data key, so that purging the key purges them wherever they are, later backups included.
 """
 
 from __future__ import annotations
