@@ -110,6 +110,9 @@ class Listener(Protocol):
     def output(self, stream: int, data: bytes) -> None:
         """A piece of the running command's output; stream 1 or 2."""
 
+    def background(self, number: int, data: bytes) -> None:
+        """A piece of what a command that has ended left running still prints."""
+
 
 class Wire(Protocol):
     """How commands get in and frames and output get out. FIFOs on this machine; a stream elsewhere."""
@@ -117,14 +120,11 @@ class Wire(Protocol):
     def open(self, listener: Listener) -> None:
         """Begin to deliver."""
 
-    def submit(self, number: int, command: bytes, separate: bool) -> None:
-        """Hand one command to the shell."""
+    def submit(self, number: int, command: bytes, separate: bool, snapshot: bool) -> None:
+        """Hand one command to the shell, and have it leave a snapshot after the status."""
 
-    def resume(self, separate: bool) -> None:
+    def resume(self, number: int, separate: bool) -> None:
         """Go on reading the output of a command that another process submitted."""
-
-    def idle(self) -> bool:
-        """Whether the shell has taken everything it was given; with no status, it cannot send one."""
 
     def finish(self) -> bool:
         """Deliver the rest of the command's output; True when something still holds it open."""
@@ -138,8 +138,8 @@ class Wire(Protocol):
     def ask_snapshot(self) -> None:
         """Have an idle shell leave a snapshot."""
 
-    def put_state(self, state: bytes) -> None:
-        """What the next shell shall begin with."""
+    def put_state(self, state: bytes, options: bytes) -> None:
+        """What the next shell shall begin with, and the options it sets last."""
 
     def go(self, death: int) -> None:
         """Let the keeper start the next shell after that death."""
@@ -169,8 +169,14 @@ class Box(Protocol):
     def processes(self) -> list[Process]:
         """Everything inside but PID 1; parents before children."""
 
+    def background(self, shell: Process | None) -> list[Process]:
+        """Everything inside but PID 1 and the shell. Called after every command, so quick when there is none."""
+
     def shell(self, inner: int) -> Process | None:
         """The process that calls itself `inner`, a child of PID 1."""
+
+    def waits(self, shell: Process) -> bool:
+        """Whether the shell does nothing but wait for its next line; False where that cannot be seen."""
 
     def signal(self, processes: Sequence[Process], number: int) -> None:
         """Signal those that are still what they were."""
