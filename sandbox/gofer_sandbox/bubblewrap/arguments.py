@@ -6,13 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gofer_sandbox.bubblewrap.etc import GID, HOME, UID
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.shell import scripts
 from gofer_sandbox.shell.state import MAXIMUM
-
-HOME = "/workspace"
-UID = GID = 1000
-"""What the session's user is called inside, whoever it is outside."""
 
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -27,38 +24,6 @@ ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",
     "DEBIAN_FRONTEND": "noninteractive",
 }
-
-ETC = {
-    "passwd": f"root:x:0:0:root:/root:/usr/sbin/nologin\nagent:x:{UID}:{GID}:agent:{HOME}:/bin/bash\n"
-    "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
-    "group": f"root:x:0:\nagent:x:{GID}:\nnogroup:x:65534:\n",
-    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
-    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
-    "hostname": "sandbox\n",
-}
-"""Files the sandbox gets instead of the host's."""
-
-_HOST_ETC = (
-    "alternatives",
-    "ca-certificates",
-    "ca-certificates.conf",
-    "debian_version",
-    "ld.so.cache",
-    "ld.so.conf",
-    "ld.so.conf.d",
-    "localtime",
-    "magic",
-    "mime.types",
-    "os-release",
-    "pki/ca-trust",
-    "pki/tls/certs",
-    "protocols",
-    "services",
-    "ssl/certs",
-    "ssl/openssl.cnf",
-    "timezone",
-)
-"""What programs need of the host's /etc and what says nothing about it."""
 
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
@@ -83,33 +48,27 @@ def isolation() -> list[str]:
     ]
 
 
-def system() -> list[str]:
-    """The host's programs and libraries, read-only, and a few files of /etc."""
-    arguments = ["--ro-bind", "/usr", "/usr"]
+def system(etc: Path) -> list[str]:
+    """The host's programs and libraries, read-only, and an /etc that is not the host's."""
+    arguments = ["--ro-bind", "/usr", "/usr", "--ro-bind", str(etc), "/etc"]
     for name in _SYSTEM:
         place = Path("/", name)
         if place.is_symlink():
             arguments += ["--symlink", os.readlink(place), str(place)]
         elif place.is_dir():
             arguments += ["--ro-bind", str(place), str(place)]
-    for name in _HOST_ETC:
-        arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     return arguments
 
 
 def devices(limits: Limits) -> list[str]:
     """A fresh /proc, a minimal /dev, and tmpfs of known size wherever memory could be filled."""
     return [
-        "--proc",
-        "/proc",
-        "--dev",
-        "/dev",
-        *tmpfs(limits.shm, "/dev/shm", "1777"),
-        *tmpfs(limits.tmp, "/tmp", "1777"),
+        *("--proc", "/proc", "--dev", "/dev"),
+        *tmpfs(limits.shm, "/dev/shm", "1777"),  # noqa: S108 a path inside
+        *tmpfs(limits.tmp, "/tmp", "1777"),  # noqa: S108
         *tmpfs(MAXIMUM, scripts.PRIVATE, "0700"),
-        "--symlink",
-        "/tmp",
-        "/var/tmp",
+        *("--perms", "0755", "--dir", "/run", "--perms", "0755", "--dir", "/var"),
+        *("--symlink", "/tmp", "/var/tmp"),  # noqa: S108
     ]
 
 
@@ -119,6 +78,7 @@ def tmpfs(size: int, place: str, mode: str) -> list[str]:
 
 
 def session(
+    etc: Path,
     workspace: Path,
     control: Path,
     limits: Limits,
@@ -126,9 +86,7 @@ def session(
     readonly: Sequence[Path],
 ) -> list[str]:
     """Everything for one session; the roots are made read-only last, when all is in place."""
-    arguments = [*isolation(), *system()]
-    for name in ETC:
-        arguments += ["--ro-bind", str(control / "etc" / name), f"/etc/{name}"]
+    arguments = [*isolation(), *system(etc)]
     for path in readonly:
         arguments += ["--ro-bind", str(path), str(path)]
     arguments += devices(limits)

@@ -6,12 +6,12 @@ import contextlib
 import os
 import platform
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from gofer_sandbox.bubblewrap import arguments, binary, cgroups, seccomp, spawn
+from gofer_sandbox.bubblewrap import arguments, binary, cgroups, etc, seccomp, spawn
 from gofer_sandbox.errors import IsolationUnavailable
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
@@ -94,6 +94,7 @@ class Probe:
 
     report: Report
     bwrap: Path | None
+    etc: Path | None
     groups: cgroups.Groups | None
 
     @classmethod
@@ -105,7 +106,8 @@ class Probe:
             found = binary.within_reach(bwrap or binary.find(), base)
         except IsolationUnavailable as error:
             return cls._nothing(Feature("bubblewrap", False, str(error), binary.INSTALL))
-        features = [*_inside(found)]
+        shared = etc.make(base)
+        features = _inside(found, shared)
         groups, why = cgroups.find() if use_cgroups else (None, "not to be used")
         features.append(Feature("limits for a session as a whole", groups is not None, why, _CGROUP_FIX))
         root = os.geteuid() == 0
@@ -114,26 +116,26 @@ class Probe:
         level = Level.NONE if not isolated else Level.ISOLATED if not groups else Level.LIMITED
         if level is Level.LIMITED and root:
             level = Level.SEPARATED
-        return cls(Report(_NAME, level, tuple(features)), found, groups)
+        return cls(Report(_NAME, level, tuple(features)), found, shared, groups)
 
     @classmethod
     def _nothing(cls, feature: Feature) -> Probe:
-        return cls(Report(_NAME, Level.NONE, (feature,)), None, None)
+        return cls(Report(_NAME, Level.NONE, (feature,)), None, None, None)
 
 
-def _inside(bwrap: Path) -> list[Feature]:
+def _inside(bwrap: Path, shared: Path) -> list[Feature]:
     """Start a sandbox like any other and have it look around."""
     program = seccomp.program()
     if program is None:
         return [Feature("system call filter", False, f"no call numbers are known for {platform.machine()}")]
-    said = _look(bwrap, program)
+    said = _look(bwrap, shared, program)
     if said is None or "end:here" not in said[0]:
         return [explain(said[1] if said else "it took too long", bwrap)]
     return _read(said[0])
 
 
-def _look(bwrap: Path, program: bytes) -> tuple[str, str] | None:
-    options = [*arguments.isolation(), *arguments.system(), *arguments.devices(Limits())]
+def _look(bwrap: Path, shared: Path, program: bytes) -> tuple[str, str] | None:
+    options = [*arguments.isolation(), *arguments.system(shared), *arguments.devices(Limits())]
     options += [
         "--setenv",
         "PATH",
@@ -144,9 +146,9 @@ def _look(bwrap: Path, program: bytes) -> tuple[str, str] | None:
         "/",
     ]
     filter_file = spawn.memory_file("seccomp", program)
-    drop = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    drop: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
     try:
-        done = subprocess.run(  # type: ignore[call-overload]
+        done = subprocess.run(
             [bwrap, *options, "--seccomp", str(filter_file), "bash", "--noprofile", "--norc", "-c", _LOOK],
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -138,24 +138,24 @@ def _identity(base: Path, spec: Spec) -> tuple[int, int]:
 
 def _start(probe: Probe, spec: Spec, control: Path, uid: int, gid: int) -> Spawned:
     """Everything that blocks: fill the control directory, hand over the workspace, spawn."""
-    assert probe.bwrap is not None
     _fill(control, spec, fifo.Ownership(uid, gid), by_group=probe.groups is not None)
     if os.geteuid() != 0:
-        return _spawn(probe.bwrap, spec, spec.workspace, control, None, [])
+        return _spawn(probe, spec, spec.workspace, control, None, [])
     if spec.workspace.stat().st_uid != uid:
         users.hand_over(spec.workspace, uid)
     if binary.reachable_by_others(spec.workspace):
-        return _spawn(probe.bwrap, spec, spec.workspace, control, uid, [])
+        return _spawn(probe, spec, spec.workspace, control, uid, [])
     staging = control / "w"
     staging.mkdir(mode=0o755)
-    return _spawn(probe.bwrap, spec, staging, control, None, through_mount(spec.workspace, staging, uid))
+    return _spawn(probe, spec, staging, control, None, through_mount(spec.workspace, staging, uid))
 
 
 def _spawn(
-    bwrap: Path, spec: Spec, workspace: Path, control: Path, uid: int | None, prefix: list[str]
+    probe: Probe, spec: Spec, workspace: Path, control: Path, uid: int | None, prefix: list[str]
 ) -> Spawned:
-    options = arguments.session(workspace, control, spec.limits, spec.environment, spec.readonly)
-    return spawn([*prefix, str(bwrap), *options], arguments.keeper(), seccomp.program(), uid)
+    assert probe.bwrap is not None and probe.etc is not None
+    options = arguments.session(probe.etc, workspace, control, spec.limits, spec.environment, spec.readonly)
+    return spawn([*prefix, str(probe.bwrap), *options], arguments.keeper(), seccomp.program(), uid)
 
 
 def _fill(control: Path, spec: Spec, owner: fifo.Ownership, by_group: bool) -> None:
@@ -167,11 +167,6 @@ def _fill(control: Path, spec: Spec, owner: fifo.Ownership, by_group: bool) -> N
         address_space=None if by_group else limits.memory,
     )
     fifo.prepare(control, keeper, owner, scripts.INSIDE, scripts.PRIVATE)
-    (control / "etc").mkdir(mode=0o755)
-    for name, text in arguments.ETC.items():
-        path = control / "etc" / name
-        path.write_text(text)
-        path.chmod(0o644)
 
 
 def _counts_by_namespace() -> bool:

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gofer_sandbox.errors import StartFailed
 
@@ -62,7 +63,7 @@ def spawn(
 
 
 def _popen(arguments: list[str], passed: list[int], said: int, uid: int | None) -> subprocess.Popen[bytes]:
-    drop = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
+    drop: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
     try:
         return subprocess.Popen(
             arguments,
@@ -73,7 +74,7 @@ def _popen(arguments: list[str], passed: list[int], said: int, uid: int | None) 
             pass_fds=passed,
             start_new_session=True,
             umask=0o022,
-            **drop,  # type: ignore[call-overload]
+            **drop,
         )
     except OSError as error:
         raise StartFailed(f"bwrap could not be started: {error}") from error
