@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from gofer_sandbox.files import BytesPage, Edit, Edited, Listing, TextPage, Written
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.record import Record, Reference
@@ -101,6 +102,28 @@ class Pressure:
     memory: int = 0
 
 
+class Files(Protocol):
+    """Blocking access to the files inside; `files/` has the words for what they return and raise."""
+
+    def read_text(self, path: str, *, first_line: int = 1, lines: int = 2000) -> TextPage:
+        """A page of lines."""
+
+    def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> BytesPage:
+        """A range of bytes."""
+
+    def write(self, path: str, data: bytes) -> Written:
+        """Put a file in place, whole or not at all."""
+
+    def edit(self, path: str, edits: Sequence[Edit]) -> Edited:
+        """Apply exact edits, all or none."""
+
+    def list(self, path: str, *, limit: int = 1000) -> Listing:
+        """A directory's entries."""
+
+    def close(self) -> None:
+        """Let go of the sandbox."""
+
+
 class Listener(Protocol):
     """Where a wire delivers what comes out of the sandbox. Contract: neither call raises."""
 
@@ -153,12 +176,17 @@ class Box(Protocol):
 
     reference: Reference
     capabilities: Capabilities
+    home: str
+    """The workspace, as the sandbox sees it."""
 
     def wire(self) -> Wire:
         """A new wire to it; one at a time."""
 
     def alive(self) -> bool:
         """Whether PID 1 inside still runs."""
+
+    def files(self) -> Files:
+        """Access to its files; one at a time, to be closed."""
 
     def on_death(self, callback: Callable[[], None]) -> None:
         """Call back, once, when PID 1 inside has ended."""
@@ -170,7 +198,7 @@ class Box(Protocol):
         """Everything inside but PID 1; parents before children."""
 
     def background(self, shell: Process | None) -> list[Process]:
-        """Everything inside but PID 1 and the shell. Called after every command, so quick when there is none."""
+        """Everything inside but PID 1 and the shell; quick when there is nothing, for every command asks."""
 
     def shell(self, inner: int) -> Process | None:
         """The process that calls itself `inner`, a child of PID 1."""

@@ -1,4 +1,4 @@
-"""The records of this machine's sessions, beside their control directories, so that a reaper can find them."""
+"""The records of this machine's sessions, beside their control directories, for a reaper to find."""
 
 from __future__ import annotations
 

@@ -12,18 +12,23 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from gofer_sandbox import records
 from gofer_sandbox.bubblewrap import Bubblewrap
 from gofer_sandbox.errors import InvalidInput, SandboxClosed, SandboxGone
-from gofer_sandbox.journal import Journal
+from gofer_sandbox.files import BytesPage, Edit, Edited, Listing, TextPage, Written
+from gofer_sandbox.journal import Journal, Live
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.output import page
-from gofer_sandbox.provider import Capabilities, Gate, Provider, Spec
+from gofer_sandbox.provider import Capabilities, Files, Gate, Provider, Spec
 from gofer_sandbox.record import Record
 from gofer_sandbox.result import Page, Result
+from gofer_sandbox.search import find_command, grep_command
 from gofer_sandbox.session import Session
 from gofer_sandbox.shell.session import OnOutput
+
+T = TypeVar("T")
 
 COMMAND_MAXIMUM = 16 * 1024 * 1024
 
@@ -46,8 +51,8 @@ class Sandbox:
         gate: Gate | None = None,
     ) -> None:
         """`directory` is where the workspace is kept; without one it is a temporary one that goes with the
-        sandbox. `readonly` are further host paths to show inside. `environment` must hold no secrets: whatever
-        runs inside can read it. `gate` opens the network; without one there is none."""
+        sandbox. `readonly` are further host paths to show inside. `environment` must hold no secrets, for
+        whatever runs inside can read it. `gate` opens the network; without one there is none."""
         self._provider: Provider = provider or Bubblewrap()
         self._directory = None if directory is None else Path(directory).absolute()
         self._limits = limits or Limits()
@@ -80,11 +85,12 @@ class Sandbox:
             raise InvalidInput("the sandbox is already started")
         self._directory = _prepare(self._directory)
         self._journal = Journal(self._directory)
-        self._journal.live = type(self._journal.live)()
+        self._journal.live = Live()
         await self._start(self._new_session(None), None)
 
     def _new_session(self, previous: Record | None) -> Session:
-        assert self._directory is not None and self._journal is not None
+        assert self._directory is not None
+        assert self._journal is not None
         spec = Spec(
             id=self._id,
             directory=self._directory,
@@ -305,6 +311,50 @@ class Sandbox:
         async with self._lock:
             return await self._alive().shell.take_snapshot()
 
+    # Files
+
+    async def read(self, path: str, *, first_line: int = 1, lines: int = 2000) -> TextPage:
+        """A page of a text file's lines, counted from 1. Relative paths begin in the workspace."""
+        return await self._files(lambda files: files.read_text(path, first_line=first_line, lines=lines))
+
+    async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> BytesPage:
+        """A range of a file's bytes."""
+        return await self._files(lambda files: files.read_bytes(path, offset=offset, limit=limit))
+
+    async def write(self, path: str, data: str | bytes) -> Written:
+        """Put a file in place, whole or not at all, making the directories above it."""
+        content = data.encode() if isinstance(data, str) else data
+        if not isinstance(content, bytes):
+            raise InvalidInput(f"content must be text or bytes, not {type(data).__name__}")
+        return await self._files(lambda files: files.write(path, content))
+
+    async def edit(self, path: str, edits: Sequence[Edit]) -> Edited:
+        """Replace texts that each occur exactly once; all or none."""
+        return await self._files(lambda files: files.edit(path, edits))
+
+    async def list(self, path: str = ".", *, limit: int = 1000) -> Listing:
+        """A directory's entries."""
+        return await self._files(lambda files: files.list(path, limit=limit))
+
+    async def _files(self, work: Callable[[Files], T]) -> T:
+        box = self._alive().box
+
+        def do() -> T:
+            with contextlib.closing(box.files()) as files:
+                return work(files)
+
+        return await asyncio.to_thread(do)
+
+    async def find(self, name: str, path: str = ".", *, limit: int = 1000) -> Result:
+        """Files whose name matches a pattern, found inside, under the limits."""
+        return await self.run(find_command(name, path, limit))
+
+    async def grep(
+        self, pattern: str, path: str = ".", *, limit: int = 1000, ignore_case: bool = False
+    ) -> Result:
+        """Lines that match an extended regular expression, found inside, under the limits."""
+        return await self.run(grep_command(pattern, path, limit, ignore_case))
+
     def output(self, number: int, offset: int = 0, limit: int = 65536, *, stream: int = 1) -> Page:
         """A part of the output that a command's result left out; a negative offset counts from the end."""
         if stream not in (1, 2):
@@ -342,9 +392,7 @@ def _command(command: object) -> bytes:
     if b"\0" in data:
         raise InvalidInput("the command has a NUL byte in it; bash cannot run that")
     if len(data) > COMMAND_MAXIMUM:
-        raise InvalidInput(
-            f"the command is {len(data)} bytes long; write it to a file (at most {COMMAND_MAXIMUM})"
-        )
+        raise InvalidInput(f"the command has {len(data)} bytes, but at most {COMMAND_MAXIMUM} can be run")
     return data
 
 

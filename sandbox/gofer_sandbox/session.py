@@ -1,7 +1,7 @@
 """A session from its box to its results: what the shell cannot do for itself is done here.
 
-When a limit was hit, what hit it is ended; when the workspace grows too large, the command is; when the box is
-lost, it is made again from its files and the last snapshot.
+When a limit was hit, what hit it is ended; when the workspace grows too large, the command is; when the box
+is lost, it is made again from its files and the last snapshot.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from gofer_sandbox.result import Result
 from gofer_sandbox.shell.command import Outcome
 from gofer_sandbox.shell.ladder import Step
 from gofer_sandbox.shell.session import OnOutput, Shell
-
-HOME = "/workspace"
 
 
 @dataclass(slots=True)
@@ -75,7 +73,7 @@ class Session:
         return running
 
     def _new_shell(self, box: Box, snapshot: bytes | None) -> Shell:
-        return Shell(box, HOME, self._spec.limits, self._journal, self._spec.directory, snapshot)
+        return Shell(box, box.home, self._spec.limits, self._journal, self._spec.directory, snapshot)
 
     async def _opened(self) -> None:
         if self._gate:

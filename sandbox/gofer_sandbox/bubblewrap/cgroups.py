@@ -295,8 +295,8 @@ def _version_2(root: Path, memberships: dict[str, str]) -> Groups | str:
 
 
 def _enabled(parent: Path) -> Path:
-    """A directory whose children have the controllers. Processes may only be in its leaves, so when we are the
-    one in the way we move to a leaf."""
+    """A directory whose children have the controllers. Processes may only be in its leaves, so when we are
+    the one in the way we move to a leaf."""
     control = parent / "cgroup.subtree_control"
     if {"memory", "pids", "cpu"} <= set(control.read_text().split()):
         return parent

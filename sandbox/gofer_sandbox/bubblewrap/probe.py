@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
-import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gofer_sandbox.bubblewrap import arguments, binary, cgroups, etc, seccomp, spawn
+from gofer_sandbox.bubblewrap import arguments, binary, cgroups, etc, remedies, seccomp, spawn
 from gofer_sandbox.errors import IsolationUnavailable
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
@@ -36,59 +34,6 @@ echo end:here
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
-    """A message of bubblewrap's and what to do about it."""
-
-    pattern: str
-    feature: str
-    fix: str
-
-
-_DOCKER_SECCOMP = (
-    "in Docker: docker run --security-opt seccomp=unconfined (or a profile that allows clone, unshare, mount, "
-    "umount2, pivot_root); in Kubernetes: securityContext.seccompProfile.type: Unconfined"
-)
-_APPARMOR_PROFILE = (
-    "on Ubuntu 23.10 or newer, allow bwrap by a profile:\n"
-    "  printf 'abi <abi/4.0>,\\ninclude <tunables/global>\\nprofile gofer-bwrap {bwrap} flags=(unconfined) "
-    "{{ userns, }}\\n' | sudo tee /etc/apparmor.d/gofer-bwrap && sudo apparmor_parser -r /etc/apparmor.d/gofer-bwrap\n"
-    "  or for every program: sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
-)
-_CAUSES = (
-    Cause(r"No permissions to create (a )?new namespace", "namespaces", "{namespaces}"),
-    Cause(r"[Cc]reating new namespace failed: .*(No space|resource)", "namespaces", "{most}"),
-    Cause(r"[Cc]reating new namespace failed", "namespaces", "{namespaces}"),
-    Cause(r"setting up uid map: Permission denied", "user namespaces", _APPARMOR_PROFILE),
-    Cause(r"setting up uid map: Operation not permitted", "user namespaces", _DOCKER_SECCOMP),
-    Cause(
-        r"Can't mount proc",
-        "a fresh /proc",
-        "in Docker: docker run --security-opt systempaths=unconfined; in Kubernetes: "
-        "securityContext.procMount: Unmasked",
-    ),
-    Cause(
-        r"Failed to make / slave|pivot_root|Can't bind mount|Failed to mount tmpfs",
-        "mounts",
-        "in Docker: docker run --security-opt apparmor=unconfined; with SELinux: --security-opt label=disable",
-    ),
-    Cause(
-        r"loopback: Failed|RTM_NEW",
-        "a network of its own",
-        "in Docker: docker run --cap-add NET_ADMIN (or --security-opt apparmor=unconfined)",
-    ),
-    Cause(r"Unknown option", "bubblewrap", binary.INSTALL),
-    Cause(r"[Ss]eccomp|SECCOMP", "system call filter", "the kernel needs CONFIG_SECCOMP_FILTER=y"),
-    Cause(r"execvp bash", "bash", "install bash (apt-get install bash, apk add bash)"),
-)
-_CGROUP_FIX = (
-    "as an ordinary user: systemd-run --user --scope -p Delegate=yes <command>; as a systemd service: "
-    "Delegate=yes and KillMode=process in its unit; in Docker: docker run --cgroupns=private "
-    "-v /sys/fs/cgroup:/sys/fs/cgroup:rw"
-)
-_UID_FIX = "run the server as root; it drops to another user id for each session"
-
-
-@dataclass(frozen=True, slots=True)
 class Probe:
     """What was found, and what the provider works with."""
 
@@ -109,9 +54,11 @@ class Probe:
         shared = etc.make(base)
         features = _inside(found, shared)
         groups, why = cgroups.find() if use_cgroups else (None, "not to be used")
-        features.append(Feature("limits for a session as a whole", groups is not None, why, _CGROUP_FIX))
+        features.append(Feature("limits for a session as a whole", groups is not None, why, remedies.CGROUPS))
         root = os.geteuid() == 0
-        features.append(Feature("a user id for each session", root, "the server is not root", _UID_FIX))
+        features.append(
+            Feature("a user id for each session", root, "the server is not root", remedies.OWN_USER)
+        )
         isolated = all(feature.ok for feature in features[:-2])
         level = Level.NONE if not isolated else Level.ISOLATED if not groups else Level.LIMITED
         if level is Level.LIMITED and root:
@@ -130,7 +77,7 @@ def _inside(bwrap: Path, shared: Path) -> list[Feature]:
         return [Feature("system call filter", False, f"no call numbers are known for {platform.machine()}")]
     said = _look(bwrap, shared, program)
     if said is None or "end:here" not in said[0]:
-        return [explain(said[1] if said else "it took too long", bwrap)]
+        return [remedies.explain(said[1] if said else "it took too long", bwrap)]
     return _read(said[0])
 
 
@@ -187,39 +134,3 @@ def _read(said: str) -> list[Feature]:
         Feature("its own processes only", *none("processes")),
         Feature("a network of its own", *none("network")),
     ]
-
-
-def explain(said: str, bwrap: Path) -> Feature:
-    """What a message of bubblewrap's means and what fixes it."""
-    text = said.strip() or "bwrap said nothing"
-    for cause in _CAUSES:
-        if re.search(cause.pattern, text):
-            fix = cause.fix.replace("{namespaces}", _namespaces()).replace("{most}", _most())
-            return Feature(
-                cause.feature,
-                False,
-                text,
-                fix.replace("{bwrap}", str(bwrap)).replace("{{", "{").replace("}}", "}"),
-            )
-    return Feature("namespaces", False, text, _DOCKER_SECCOMP)
-
-
-def _most() -> str:
-    return "sudo sysctl -w user.max_user_namespaces=65536"
-
-
-def _namespaces() -> str:
-    """Which of the several switches is off."""
-    if _setting("kernel/unprivileged_userns_clone") == "0":
-        return "sudo sysctl -w kernel.unprivileged_userns_clone=1"
-    if _setting("user/max_user_namespaces") == "0":
-        return _most()
-    if _setting("kernel/apparmor_restrict_unprivileged_userns") == "1":
-        return _APPARMOR_PROFILE
-    return _DOCKER_SECCOMP
-
-
-def _setting(name: str) -> str:
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys", name).read_text().strip()
-    return ""

@@ -153,13 +153,14 @@ def _start(probe: Probe, spec: Spec, control: Path, uid: int, gid: int) -> Spawn
 def _spawn(
     probe: Probe, spec: Spec, workspace: Path, control: Path, uid: int | None, prefix: list[str]
 ) -> Spawned:
-    assert probe.bwrap is not None and probe.etc is not None
+    assert probe.bwrap is not None
+    assert probe.etc is not None
     options = arguments.session(probe.etc, workspace, control, spec.limits, spec.environment, spec.readonly)
     return spawn([*prefix, str(probe.bwrap), *options], arguments.keeper(), seccomp.program(), uid)
 
 
 def _fill(control: Path, spec: Spec, owner: fifo.Ownership, by_group: bool) -> None:
-    """Where there are groups they count processes and memory; the limits of each process only stand behind."""
+    """Where there are groups they count processes and memory, and the limits of each process stand behind."""
     limits = spec.limits
     keeper = scripts.keeper(
         limits,

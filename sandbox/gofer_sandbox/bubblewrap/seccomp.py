@@ -2,8 +2,8 @@
 
 What is refused: everything that makes or enters namespaces and mounts, loads code into the kernel, reaches
 keys, other machines (vsock) or the host's hardware, and injecting input into a terminal. io_uring and
-userfaultfd are refused for their record of holes. ptrace is allowed: debuggers are useful, and PID 1 inside is
-under the same filter as whoever traces it.
+userfaultfd are refused for their record of holes. ptrace is allowed: debuggers are useful, and PID 1 inside
+is under the same filter as whoever traces it.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ def memory_file(name: str, data: bytes = b"") -> int:
 def spawn(
     bwrap: Sequence[str], command: Sequence[str], filter_program: bytes | None, uid: int | None
 ) -> Spawned:
-    """Start bubblewrap, given with its options, and learn its child's pid. `uid` is the user to become, None to
-    stay who we are."""
+    """Start bubblewrap, given with its options, and learn its child's pid. `uid` is the user to become, or
+    None."""
     said = memory_file("said")
     info, info_end = os.pipe2(os.O_CLOEXEC)
     passed = [info_end]

@@ -100,8 +100,8 @@ SNAPSHOT = r"""
 
 
 def snapshot(control: str = INSIDE, private: str = PRIVATE) -> str:
-    """Leave a snapshot, then wake the server. Also the EXIT trap, so that what the last command changed before
-    its `exit` is kept too."""
+    """Leave a snapshot, then wake the server. Also the EXIT trap, so that what the last command changed
+    before its `exit` is kept too."""
     return f"""
 \\builtin . {control}/s >|{private}/s 2>/dev/null
 \\builtin printf 'P\\0' >{control}/st
