@@ -12,7 +12,6 @@ from pathlib import Path
 
 from gofer_sandbox.limits import MIB, Limits
 
-_FIRST_LOOK = 0.15
 _SHORTEST = 0.1
 _LONGEST = 5.0
 _SHARE = 10
@@ -65,25 +64,19 @@ class DiskWatch:
 
     def __init__(self, workspace: Path, limits: Limits) -> None:
         self._workspace, self._limits = workspace, limits
-        self._handle: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self.usage = Usage()
 
     def begin(self, full: Callable[[str], None]) -> None:
-        """Look from now on; a short command never pays for it."""
-        loop = asyncio.get_running_loop()
-        self._handle = loop.call_later(_FIRST_LOOK, self._start, full)
+        """Look from now on, if not doing so already."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._watch(full))
 
     def end(self) -> None:
         """Look no more."""
-        if self._handle:
-            self._handle.cancel()
         if self._task:
             self._task.cancel()
             self._task = None
-
-    def _start(self, full: Callable[[str], None]) -> None:
-        self._task = asyncio.create_task(self._watch(full))
 
     async def _watch(self, full: Callable[[str], None]) -> None:
         allowed = Usage(

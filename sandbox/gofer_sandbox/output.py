@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -18,8 +19,9 @@ class Capture:
     one had read.
     """
 
-    def __init__(self, path: Path, cap: int, spool: int) -> None:
+    def __init__(self, path: str, cap: int, spool: int) -> None:
         self.path, self.total = path, 0
+        self._written = False
         self._half, self._room = max(1, cap // 2), spool
         self._head, self._tail = bytearray(), bytearray()
         self._file = -1
@@ -45,6 +47,7 @@ class Capture:
         if self._file < 0:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
             self._file = os.open(self.path, flags, 0o600)
+            self._written = True
         piece = data[: self._room]
         try:
             self._room -= os.write(self._file, piece)
@@ -54,7 +57,8 @@ class Capture:
     def recover(self) -> None:
         """Take in what an earlier server had already read and written to the file."""
         try:
-            with self.path.open("rb") as file:
+            with open(self.path, "rb") as file:
+                self._written = True
                 while piece := file.read(_PAGE_MAXIMUM):
                     self._keep(piece)
                     self._room -= len(piece)
@@ -90,8 +94,10 @@ class Capture:
         """Stop writing; the file is kept only when the text does not say everything."""
         self.release()
         if self.dropped:
-            return self.path
-        self.path.unlink(missing_ok=True)
+            return Path(self.path)
+        if self._written:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
         return None
 
 

@@ -20,6 +20,15 @@ def clock() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS)
 
 
+def _read(path: str) -> bytes:
+    """A small file of the kernel's; it is read with every command, so without ceremony."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
+
+
 def boot_id() -> str:
     """Which boot of the machine this is."""
     try:
@@ -31,7 +40,7 @@ def boot_id() -> str:
 def stat(pid: int) -> tuple[int, int] | None:
     """A process's parent and start time; None when it is gone or only a zombie."""
     try:
-        data = Path(f"/proc/{pid}/stat").read_bytes()
+        data = _read(f"/proc/{pid}/stat")
     except OSError:
         return None
     fields = data[data.rindex(b")") + 2 :].split()
@@ -47,7 +56,7 @@ def start_time(pid: int) -> int | None:
 def command_line(pid: int) -> str:
     """How a process was called, cut to what is worth showing."""
     try:
-        data = Path(f"/proc/{pid}/cmdline").read_bytes()[:4096]
+        data = _read(f"/proc/{pid}/cmdline")
     except OSError:
         return ""
     text = data.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
@@ -75,10 +84,8 @@ def children(pid: int) -> list[int]:
 def is_alone(parent: int, child: int) -> bool:
     """Whether a process of one thread has that one child, of one thread too, and that none."""
     try:
-        of_parent = Path(f"/proc/{parent}/task/{parent}/children").read_bytes()
-        return (
-            of_parent.split() == [b"%d" % child]
-            and not Path(f"/proc/{child}/task/{child}/children").read_bytes()
+        return _read(f"/proc/{parent}/task/{parent}/children").split() == [b"%d" % child] and not _read(
+            f"/proc/{child}/task/{child}/children"
         )
     except OSError:
         return False
@@ -87,7 +94,7 @@ def is_alone(parent: int, child: int) -> bool:
 def sleeps_alone(pid: int) -> bool:
     """Whether a process waits for something and has no children."""
     try:
-        data = Path(f"/proc/{pid}/stat").read_bytes()
+        data = _read(f"/proc/{pid}/stat")
     except OSError:
         return False
     return data[data.rindex(b")") + 2 :][:1] == b"S" and not children(pid)

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -65,7 +65,6 @@ class Sandbox:
         self._session: Session | None = None
         self._journal: Journal | None = None
         self._lock = asyncio.Lock()
-        self._running = False
         self._pending: asyncio.Task[Result] | None = None
 
     # Lifecycle
@@ -128,7 +127,7 @@ class Sandbox:
         running = await session.take_over(box, _saved(Path(record.directory)))
         sandbox._session = session
         if running:
-            sandbox._pending = asyncio.create_task(sandbox._one_at_a_time(session.resume))
+            sandbox._pending = asyncio.create_task(sandbox._resume())
         return sandbox
 
     @classmethod
@@ -268,32 +267,12 @@ class Sandbox:
         """Run a command in the shell. `separate` keeps standard error apart; `on_output` gets each piece of
         output with its stream's number as it comes. Commands given at once run one after the other."""
         data, seconds = _command(command), min(_timeout(timeout), self._limits.seconds)
-        session = self._alive()
-        work = self._one_at_a_time(lambda: session.run(data, seconds, separate, on_output))
-        task = asyncio.ensure_future(work)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await self._give_up(task)
-            raise
-
-    async def _one_at_a_time(self, work: Callable[[], Awaitable[Result]]) -> Result:
         async with self._lock:
-            self._alive()
-            self._running = True
-            try:
-                return await work()
-            finally:
-                self._running = False
+            return await self._alive().run(data, seconds, separate, on_output)
 
-    async def _give_up(self, task: asyncio.Future[Result]) -> None:
-        """The caller was cancelled: end its command, so that the session is fit for the next."""
-        if self._running and self._session:
-            self._session.shell.stop("")
-        else:
-            task.cancel()
-        with contextlib.suppress(Exception, asyncio.CancelledError):
-            await task
+    async def _resume(self) -> Result:
+        async with self._lock:
+            return await self._alive().resume()
 
     async def pending(self) -> Result | None:
         """The result of the command that ran when this process attached; None when there was none."""
@@ -302,9 +281,10 @@ class Sandbox:
     async def cancel(self) -> bool:
         """End the running command, whose `run` then returns; False when none runs."""
         session = self._alive()
-        if self._running:
-            session.shell.stop("cancelled by the caller")
-        return self._running
+        if not session.running:
+            return False
+        session.shell.stop("cancelled by the caller")
+        return True
 
     async def snapshot(self) -> bytes | None:
         """The shell's state as of now, as `restore` would use it. Evaluate it inside a sandbox only."""
@@ -364,7 +344,7 @@ class Sandbox:
 
 
 def _prepare(directory: Path | None) -> Path:
-    """A directory with what a session keeps in it. Others may pass through, for the session's own user must."""
+    """A directory with what a session keeps in it; open to pass through, for the session's own user must."""
     if directory is None:
         directory = Path(tempfile.mkdtemp(prefix="gofer-sandbox-"))
     directory.mkdir(parents=True, exist_ok=True)

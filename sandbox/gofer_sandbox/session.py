@@ -53,6 +53,11 @@ class Session:
         assert self._shell is not None
         return self._shell
 
+    @property
+    def running(self) -> bool:
+        """Whether a command runs."""
+        return self._journal.live.running
+
     # Lifecycle
 
     async def start(self, snapshot: bytes | None) -> None:
@@ -73,7 +78,13 @@ class Session:
         return running
 
     def _new_shell(self, box: Box, snapshot: bytes | None) -> Shell:
-        return Shell(box, box.home, self._spec.limits, self._journal, self._spec.directory, snapshot)
+        shell = Shell(box, box.home, self._spec.limits, self._journal, self._spec.directory, snapshot)
+        shell.on_tick = self._watch_disk
+        return shell
+
+    def _watch_disk(self) -> None:
+        """A command that is still running after the first tick may fill the disk; a shorter one hardly."""
+        self._disk.begin(lambda why: self.shell.stop(why, Step.FORCE))
 
     async def _opened(self) -> None:
         if self._gate:
@@ -104,8 +115,8 @@ class Session:
     async def run(self, command: bytes, timeout: float, separate: bool, on_output: OnOutput | None) -> Result:
         """Run a command, within the limits."""
         began = time.monotonic()
-        await self._relieve()
-        self._disk.begin(lambda why: self.shell.stop(why, Step.FORCE))
+        if self.background:
+            await self._relieve()
         try:
             outcome = await self.shell.run(command, timeout, separate, on_output)
         finally:
@@ -124,7 +135,8 @@ class Session:
             await self._make_again(outcome)
         else:
             self._note_background()
-            await self._relieve()
+            if outcome.exit_code or self.background:
+                await self._relieve()
         if any(full):
             self.shell.prune_outputs()
         news, self.news = self.news, News()

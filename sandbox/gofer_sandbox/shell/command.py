@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,11 +15,7 @@ from gofer_sandbox.shell.ladder import GRACE, Ladder, Step
 
 _TICK = 0.2
 _SILENT_TICKS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """The command's time is up, or a rung of the ladder's."""
+_CANNOT_REPORT = "the shell could no longer report how the command ended and was replaced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time to look whether the shell can still report."""
+    """Time to look: is the deadline past, and can the shell still report?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,9 @@ class Lost:
     """PID 1 inside has ended."""
 
 
-Event = frames.Frame | Deadline | Stop | Tick | Lost
+TICK = Tick()
+
+Event = frames.Frame | Stop | Tick | Lost
 
 
 @dataclass(slots=True)
@@ -66,40 +66,42 @@ class Speaker(Protocol):
     process: Process | None
     snapshots: int
     unread: bool
+    on_tick: Callable[[], None]
 
     def push(self, event: Event) -> None: ...
     async def next(self) -> Event: ...
     def submit(self, command: bytes) -> None: ...
 
 
-async def see_through(
-    shell: Speaker, ladder: Ladder, outcome: Outcome, timeout: float, command: bytes | None
-) -> None:
-    """Act on events until the command has ended one way or another, and fill in the outcome."""
-    run = _Run(shell, ladder, outcome, timeout, command)
-    try:
-        while not run.act(await shell.next()):
-            pass
-    finally:
-        run.cancel_timers()
-        outcome.killed += ladder.killed.values()
+class Run:
+    """Acts on events until its command has ended one way or another, and fills in the outcome."""
 
-
-class _Run:
     def __init__(
         self, shell: Speaker, ladder: Ladder, outcome: Outcome, timeout: float, command: bytes | None
     ) -> None:
         self._shell, self._ladder, self._outcome, self._command = shell, ladder, outcome, command
         self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.call_later(timeout, shell.push, Deadline())
-        self._tick = self._loop.call_later(_TICK, shell.push, Tick())
+        self._deadline = self._loop.time() + timeout
+        self._timer = self._loop.call_later(min(_TICK, timeout), shell.push, TICK)
         self._snapshots_before = shell.snapshots
         self._silent = 0
         self._died = False
 
-    def cancel_timers(self) -> None:
-        self._deadline.cancel()
-        self._tick.cancel()
+    async def until_end(self) -> None:
+        """See the command through; when the caller is cancelled, end it first."""
+        try:
+            await self._loop_until_end()
+        except asyncio.CancelledError:
+            self._shell.push(Stop(""))
+            await _whatever_happens(self._loop_until_end())
+            raise
+        finally:
+            self._timer.cancel()
+            self._outcome.killed += self._ladder.killed.values()
+
+    async def _loop_until_end(self) -> None:
+        while not self.act(await self._shell.next()):
+            pass
 
     def act(self, event: Event) -> bool:
         """Whether the command has ended."""
@@ -114,15 +116,12 @@ class _Run:
             case Lost():
                 outcome.lost = True
                 return True
-            case Deadline():
-                outcome.timed_out = outcome.timed_out or not outcome.stopped
-                return self._climb(Step.ASK)
             case Stop():
                 outcome.stopped = True
                 outcome.notes += [event.reason] if event.reason else []
                 return self._climb(event.step)
             case Tick():
-                self._on_tick()
+                return self._on_tick()
         return False
 
     def _on_done(self, event: frames.Done) -> bool:
@@ -151,19 +150,35 @@ class _Run:
 
     def _climb(self, at_least: Step) -> bool:
         step = self._ladder.climb(at_least)
-        self._deadline.cancel()
-        self._deadline = self._loop.call_later(GRACE[step], self._shell.push, Deadline())
+        self._deadline = self._loop.time() + GRACE[step]
         self._outcome.lost = step is Step.RECREATE
         return self._outcome.lost
 
-    def _on_tick(self) -> None:
+    def _on_tick(self) -> bool:
+        ended = False
+        if self._loop.time() >= self._deadline:
+            self._outcome.timed_out = self._outcome.timed_out or not self._outcome.stopped
+            ended = self._climb(Step.ASK)
+        else:
+            self._shell.on_tick()
+            self._look_at_shell()
+        after = min(_TICK, max(0.0, self._deadline - self._loop.time()))
+        self._timer = self._loop.call_later(after, self._shell.push, TICK)
+        return ended
+
+    def _look_at_shell(self) -> None:
         """A shell that waits for its next line without having reported cannot report: replace it."""
-        self._tick = self._loop.call_later(_TICK, self._shell.push, Tick())
         process = self._shell.process
         waits = process is not None and self._shell.box.waits(process)
         self._silent = self._silent + 1 if waits else 0
         if process and self._silent == _SILENT_TICKS:
-            self._outcome.notes.append(
-                "the shell could no longer report how the command ended and was replaced"
-            )
+            self._outcome.notes.append(_CANNOT_REPORT)
             self._shell.box.signal([process], signal.SIGKILL)
+
+
+async def _whatever_happens(work: Coroutine[None, None, None]) -> None:
+    """Await to the end, however often the waiting task is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(task)

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gofer_sandbox.provider import Listener
@@ -22,6 +22,7 @@ from gofer_sandbox.shell.state import MAXIMUM
 
 _CHUNK = 128 * 1024
 _CHUNKS_AT_ONCE = 8
+_DEFAULT_PIPE = 64 * 1024
 _PIPE = 256 * 1024
 _FRAME_MAXIMUM = 64 * 1024
 _JUNK_AT_ONCE = 200
@@ -87,18 +88,23 @@ def prepare(control: Path, keeper: str, owner: Ownership, inside: str, private: 
 class _Stream:
     """One end of the running command's output; `hold` keeps it from ending before the command has begun."""
 
-    path: Path
+    path: str
     number: int
     reader: int
     hold: int = -1
-    held: bool = field(default=False)
+    held: bool = False
+    wide: bool = False
 
     @classmethod
-    def open(cls, path: Path, number: int) -> _Stream:
-        reader = os.open(path, _READ)
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, _PIPE)
-        return cls(path, number, reader, os.open(path, _WRITE))
+    def open(cls, path: str, number: int) -> _Stream:
+        return cls(path, number, os.open(path, _READ), os.open(path, _WRITE))
+
+    def widen(self) -> None:
+        """Give the FIFO more room; worth its cost only for a lot of output."""
+        if not self.wide:
+            self.wide = True
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, _PIPE)
 
     def release(self) -> None:
         if self.hold >= 0:
@@ -129,6 +135,7 @@ class FifoWire:
         self._partial = b""
         self._junk = 0
         self._pipe = self._latest_pipe()
+        self._made: set[str] = set()
         self._streams: list[_Stream] = []
         self._background: set[_Stream] = set()
         self._listener: Listener | None = None
@@ -161,16 +168,20 @@ class FifoWire:
     def _open_streams(self, number: int, separate: bool, create: bool) -> str:
         script = f"{'t' if separate else 'r'}{self._pipe}"
         names = [f"o{self._pipe}", f"e{self._pipe}"][: 2 if separate else 1]
-        if create and not (self._control / script).exists():
-            for name in names:
-                with contextlib.suppress(FileExistsError):
-                    self._owner.fifo(self._control / name)
-            text = scripts.run(names[0], names[1] if separate else None, self._inside)
-            self._owner.write(self._control / script, text)
-        self._streams = [_Stream.open(self._control / name, number) for name in names]
+        if create and script not in self._made:
+            self._make_streams(script, names)
+        self._streams = [_Stream.open(f"{self._control}/{name}", number) for name in names]
         for index, stream in enumerate(self._streams, 1):
             self._loop.add_reader(stream.reader, self._on_output, index, stream)
         return script
+
+    def _make_streams(self, script: str, names: list[str]) -> None:
+        self._made.add(script)
+        for name in names:
+            with contextlib.suppress(FileExistsError):
+                self._owner.fifo(self._control / name)
+        text = scripts.run(names[0], names[1] if len(names) > 1 else None, self._inside)
+        self._owner.write(self._control / script, text)
 
     def _latest_pipe(self) -> int:
         numbers = [int(name[1:]) for name in os.listdir(self._control) if re.fullmatch(r"[rt]\d+", name)]
@@ -187,6 +198,8 @@ class FifoWire:
                 return
             if not data:
                 return
+            if len(data) == _DEFAULT_PIPE:
+                stream.widen()
             self._listener.output(index, data)
 
     def finish(self) -> bool:
@@ -244,13 +257,10 @@ class FifoWire:
         if not self._closed:
             self._loop.add_reader(stream.reader, self._on_background, stream)
 
-    def _discard_fifo(self, path: Path) -> None:
-        number = path.name[1:]
-        if path.name.startswith("o") and int(number) < self._pipe:
-            for prefix in "rto":
-                (self._control / (prefix + number)).unlink(missing_ok=True)
-        elif int(number) < self._pipe:
-            path.unlink(missing_ok=True)
+    def _discard_fifo(self, path: str) -> None:
+        """Nobody holds it any more and no command will get it again."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
     # Frames
 

@@ -14,7 +14,7 @@ from gofer_sandbox.limits import Limits
 from gofer_sandbox.output import BackgroundLog, Capture, prune
 from gofer_sandbox.provider import Box, Process
 from gofer_sandbox.shell import frames
-from gofer_sandbox.shell.command import Deadline, Event, Lost, Outcome, Stop, see_through
+from gofer_sandbox.shell.command import TICK, Event, Lost, Outcome, Run, Stop, Tick
 from gofer_sandbox.shell.ladder import Ladder, Step
 from gofer_sandbox.shell.state import Snapshot
 
@@ -37,11 +37,14 @@ class Shell:
         """The user's shell, while there is one."""
         self.spared: set[tuple[int, int]] = set()
         """Processes that ran before the command and are none of its business, by pid and start."""
+        self.on_tick: Callable[[], None] = lambda: None
+        """Called now and then while a command runs."""
         self.snapshots = 0
         self.unread = False
         """Whether the last shell died without having read the command it was given."""
         self.background_log = BackgroundLog(directory / "output", limits.spool)
         self._home, self._limits, self._journal, self._directory = home, limits, journal, directory
+        self._outputs = f"{directory}/output/"
         self._loop = asyncio.get_running_loop()
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -64,10 +67,10 @@ class Shell:
 
     async def _until_ready(self) -> bool:
         """Wait for a shell; False when the box is lost or nothing came up."""
-        timer = self._loop.call_later(_READY_WITHIN, self.push, Deadline())
+        timer = self._loop.call_later(_READY_WITHIN, self.push, TICK)
         try:
             while not self._ready:
-                if isinstance(await self.next(), (Lost, Deadline)):
+                if isinstance(await self.next(), (Lost, Tick)):
                     return False
         finally:
             timer.cancel()
@@ -214,7 +217,7 @@ class Shell:
         outcome = Outcome(live.number)
         ladder = Ladder(self.box, lambda: self.process, live.clock, self.spared)
         try:
-            await see_through(self, ladder, outcome, timeout, command)
+            await Run(self, ladder, outcome, timeout, command).until_end()
         finally:
             self._end(outcome)
         return outcome
@@ -237,7 +240,7 @@ class Shell:
     def _open_captures(self, number: int, separate: bool) -> None:
         names = [f"{number}.out", f"{number}.err"][: 2 if separate else 1]
         cap, spool = self._limits.output // len(names), self._limits.spool // len(names)
-        self.captures = [Capture(self._directory / "output" / name, cap, spool) for name in names]
+        self.captures = [Capture(self._outputs + name, cap, spool) for name in names]
 
     def _ask_snapshot(self) -> None:
         self._ended_at = time.monotonic()
@@ -249,10 +252,10 @@ class Shell:
         seen = self.snapshots
         self._events.clear()
         self._ask_snapshot()
-        timer = self._loop.call_later(_READY_WITHIN, self.push, Deadline())
+        timer = self._loop.call_later(_READY_WITHIN, self.push, TICK)
         try:
             while self.snapshots == seen:
-                if isinstance(await self.next(), (Deadline, Lost)):
+                if isinstance(await self.next(), (Lost, Tick)):
                     break
         finally:
             timer.cancel()
