@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from gofer_sandbox.files import BytesPage, Edit, Edited, Listing, TextPage, Written
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.record import Record, Reference
@@ -101,6 +102,28 @@ class Pressure:
     memory: int = 0
 
 
+class Files(Protocol):
+    """Blocking access to the files inside; `files/` has the words for what they return and raise."""
+
+    def read_text(self, path: str, *, first_line: int = 1, lines: int = 2000) -> TextPage:
+        """A page of lines."""
+
+    def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> BytesPage:
+        """A range of bytes."""
+
+    def write(self, path: str, data: bytes) -> Written:
+        """Put a file in place, whole or not at all."""
+
+    def edit(self, path: str, edits: Sequence[Edit]) -> Edited:
+        """Apply exact edits, all or none."""
+
+    def list(self, path: str, *, limit: int = 1000) -> Listing:
+        """A directory's entries."""
+
+    def close(self) -> None:
+        """Let go of the sandbox."""
+
+
 class Listener(Protocol):
     """Where a wire delivers what comes out of the sandbox. Contract: neither call raises."""
 
@@ -110,6 +133,9 @@ class Listener(Protocol):
     def output(self, stream: int, data: bytes) -> None:
         """A piece of the running command's output; stream 1 or 2."""
 
+    def background(self, number: int, data: bytes) -> None:
+        """A piece of what a command that has ended left running still prints."""
+
 
 class Wire(Protocol):
     """How commands get in and frames and output get out. FIFOs on this machine; a stream elsewhere."""
@@ -117,14 +143,11 @@ class Wire(Protocol):
     def open(self, listener: Listener) -> None:
         """Begin to deliver."""
 
-    def submit(self, number: int, command: bytes, separate: bool) -> None:
-        """Hand one command to the shell."""
+    def submit(self, number: int, command: bytes, separate: bool, snapshot: bool) -> None:
+        """Hand one command to the shell, and have it leave a snapshot after the status."""
 
-    def resume(self, separate: bool) -> None:
+    def resume(self, number: int, separate: bool) -> None:
         """Go on reading the output of a command that another process submitted."""
-
-    def idle(self) -> bool:
-        """Whether the shell has taken everything it was given; with no status, it cannot send one."""
 
     def finish(self) -> bool:
         """Deliver the rest of the command's output; True when something still holds it open."""
@@ -138,8 +161,8 @@ class Wire(Protocol):
     def ask_snapshot(self) -> None:
         """Have an idle shell leave a snapshot."""
 
-    def put_state(self, state: bytes) -> None:
-        """What the next shell shall begin with."""
+    def put_state(self, state: bytes, options: bytes) -> None:
+        """What the next shell shall begin with, and the options it sets last."""
 
     def go(self, death: int) -> None:
         """Let the keeper start the next shell after that death."""
@@ -153,12 +176,17 @@ class Box(Protocol):
 
     reference: Reference
     capabilities: Capabilities
+    home: str
+    """The workspace, as the sandbox sees it."""
 
     def wire(self) -> Wire:
         """A new wire to it; one at a time."""
 
     def alive(self) -> bool:
         """Whether PID 1 inside still runs."""
+
+    def files(self) -> Files:
+        """Access to its files; one at a time, to be closed."""
 
     def on_death(self, callback: Callable[[], None]) -> None:
         """Call back, once, when PID 1 inside has ended."""
@@ -169,8 +197,14 @@ class Box(Protocol):
     def processes(self) -> list[Process]:
         """Everything inside but PID 1; parents before children."""
 
+    def background(self, shell: Process | None) -> list[Process]:
+        """Everything inside but PID 1 and the shell; quick when there is nothing, for every command asks."""
+
     def shell(self, inner: int) -> Process | None:
         """The process that calls itself `inner`, a child of PID 1."""
+
+    def waits(self, shell: Process) -> bool:
+        """Whether the shell does nothing but wait for its next line; False where that cannot be seen."""
 
     def signal(self, processes: Sequence[Process], number: int) -> None:
         """Signal those that are still what they were."""

@@ -51,6 +51,7 @@ class Record:
     ephemeral: bool = False
     """Whether closing removes the directory."""
     environment: dict[str, str] = field(default_factory=dict)
+    readonly: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """As one line of JSON."""
@@ -74,5 +75,6 @@ class Record:
         values["reference"] = Reference(**data["reference"])
         values["limits"] = Limits.from_json(data["limits"])
         values["level"] = Level[data["level"]]
-        values["background"] = tuple(data["background"])
+        for name in ("background", "readonly"):
+            values[name] = tuple(data[name])
         return cls(**values)
