@@ -93,6 +93,9 @@ class Settings(BaseSettings):
         default="",
         description="Hosts a shell may reach, separated by commas; * before a dot for all below. None.",
     )
+    keep_shells: bool = Field(
+        default=True, description="Whether shells live on while the server is down, to be found again by the next."
+    )
     timezone: str = Field(default="UTC", description="The workspace's time zone, e.g. Europe/Berlin.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="How much to log."

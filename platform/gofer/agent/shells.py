@@ -155,6 +155,7 @@ class Shells:
         self._directory = settings.data_dir / "shells"
         self._kind = settings.sandbox
         self._hosts = settings.sandbox_host_list
+        self._live_on = settings.keep_shells
         self._provider = make_provider(settings)
         self._open: dict[tuple[str, str], ConversationShell] = {}
         self._busy: dict[tuple[str, str], asyncio.Lock] = {}
@@ -172,7 +173,7 @@ class Shells:
         self._tidying = asyncio.create_task(self._tidy(), name="shells")
 
     async def stop(self) -> None:
-        """Let go of every shell without ending it: the next process finds them as they are."""
+        """Let go of every shell, by default without ending it: the next process finds them as they are."""
         if self._tidying is not None:
             self._tidying.cancel()
         for key in list(self._open):
@@ -193,7 +194,7 @@ class Shells:
         shell = self._open.pop(key)
         if shell.sandbox is not None:
             with contextlib.suppress(SandboxError):
-                await shell.sandbox.detach()
+                await (shell.sandbox.detach() if self._live_on else shell.sandbox.close())
 
     async def reap(self) -> list[str]:
         """End the shells of this data directory that no conversation refers to, or that nobody used for long."""
