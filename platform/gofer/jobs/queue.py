@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, exists, func, insert, literal, select, text, update
+from sqlalchemy import Connection, bindparam, exists, func, insert, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.store import events as log
@@ -282,7 +282,7 @@ _RENEW = (
 def cancels(connection: Connection, *, owner: str) -> list[int]:
     """The process's running jobs that somebody asked to stop."""
     query = select(jobs.c.id).where(
-        jobs.c.owner == owner, in_state(JobState.RUNNING), jobs.c.cancel_requested.is_(literal(True))
+        jobs.c.owner == owner, in_state(JobState.RUNNING), jobs.c.cancel_requested
     )
     return [int(id_) for id_ in connection.execute(query).scalars()]
 

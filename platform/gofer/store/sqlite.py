@@ -137,7 +137,8 @@ class SqliteDatabase:
         except (OperationalError, sqlite3.Error) as error:
             ready.set_exception(
                 StoreError(
-                    f"SQLite cannot open {self.path}: {getattr(error, 'orig', error)}. Check that the folder is writable."
+                    f"SQLite cannot open {self.path}: {getattr(error, 'orig', error)}. "
+                    "Check that the folder is writable."
                 )
             )
             return

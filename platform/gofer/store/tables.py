@@ -318,7 +318,10 @@ class Blob(SQLModel, table=True):
 class Participant(SQLModel, table=True):
     """An Agent in a Conversation."""
 
-    __table_args__ = (Index("participant_by_agent", "conversation_id", "agent_id", unique=True),)
+    __table_args__ = (
+        Index("participant_by_agent", "conversation_id", "agent_id", unique=True),
+        Index("participant_wanted", "id", **_where("wake_seq > read_seq")),
+    )
 
     id: str = Field(primary_key=True)
     conversation_id: str = Field(foreign_key="conversation.id", ondelete="CASCADE")
@@ -412,6 +415,8 @@ class Attempt(SQLModel, table=True):
 class Question(SQLModel, table=True):
     """Something a run asks a person."""
 
+    __table_args__ = (Index("question_open", "expires_at", **_where("answered_at IS NULL")),)
+
     id: str = Field(primary_key=True)
     job_id: int = _big(foreign="job.id", index=True)
     conversation_id: str | None = Field(default=None, foreign_key="conversation.id", ondelete="CASCADE")
@@ -466,6 +471,7 @@ class Event(SQLModel, table=True):
         Index("event_of_job", "job_id", "seq", unique=True),
         Index("event_of_conversation", "conversation_id", "id"),
         Index("event_in_order", "tx", "id"),
+        Index("event_of_no_job", "at", **_where("job_id IS NULL")),
         _NEVER_REUSE_IDS,
     )
 

@@ -256,6 +256,14 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_index("participant_by_agent", "participant", ["conversation_id", "agent_id"], unique=True)
+    op.create_index(
+        "participant_wanted",
+        "participant",
+        ["id"],
+        unique=False,
+        sqlite_where=sa.text("wake_seq > read_seq"),
+        postgresql_where=sa.text("wake_seq > read_seq"),
+    )
 
     op.create_table(
         "route",
@@ -421,6 +429,14 @@ def upgrade() -> None:
     op.create_index("event_in_order", "event", ["tx", "id"], unique=False)
     op.create_index("event_of_conversation", "event", ["conversation_id", "id"], unique=False)
     op.create_index("event_of_job", "event", ["job_id", "seq"], unique=True)
+    op.create_index(
+        "event_of_no_job",
+        "event",
+        ["at"],
+        unique=False,
+        sqlite_where=sa.text("job_id IS NULL"),
+        postgresql_where=sa.text("job_id IS NULL"),
+    )
 
     op.create_table(
         "question",
@@ -438,6 +454,14 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_index("ix_question_job_id", "question", ["job_id"], unique=False)
+    op.create_index(
+        "question_open",
+        "question",
+        ["expires_at"],
+        unique=False,
+        sqlite_where=sa.text("answered_at IS NULL"),
+        postgresql_where=sa.text("answered_at IS NULL"),
+    )
 
     op.create_table(
         "reply",
