@@ -14,12 +14,12 @@ from typing import Any, Literal
 from sqlalchemy import Connection, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from gofer.intake.content import seal_message
 from gofer.integration import Incoming, Parsed
 from gofer.jobs.conclude import lock_conversation
 from gofer.jobs.steer import cancel_conversation, redrive, wake_participant
 from gofer.store import events as log
 from gofer.store.clock import now
+from gofer.store.content import seal_message
 from gofer.store.ids import new_id
 from gofer.store.sealing import conversation_key
 from gofer.store.tables import (
