@@ -12,7 +12,6 @@ from typing import Any, cast
 from sqlalchemy import (
     JSON,
     BigInteger,
-    Boolean,
     Column,
     ColumnElement,
     ForeignKey,
@@ -61,11 +60,12 @@ FINAL = (JobState.DONE, JobState.DEAD, JobState.CANCELLED)
 
 
 def in_state(*states: JobState) -> ColumnElement[bool]:
-    """A condition on a job's state, spelled out: a bound parameter would hide the partial indexes from planners."""
+    """A condition on a job's state, spelled out: a bound parameter would hide the partial indexes from planners.
+
+    Without a type, because SQLite's dialect compares a Boolean with 1, which hides them as well.
+    """
     quoted = ",".join(f"'{state}'" for state in states)
-    return literal_column(
-        f"job.state = {quoted}" if len(states) == 1 else f"job.state IN ({quoted})", Boolean
-    )
+    return literal_column(f"job.state = {quoted}" if len(states) == 1 else f"job.state IN ({quoted})")
 
 
 class ReplyState(StrEnum):
@@ -81,7 +81,7 @@ class ReplyState(StrEnum):
     """Will not be sent; `reason` says why."""
 
 
-IS_UNSENT: ColumnElement[bool] = literal_column("reply.state IN ('planned','placed')", Boolean)
+IS_UNSENT: ColumnElement[bool] = literal_column("reply.state IN ('planned','placed')")
 """Spelled out for the planner, like `in_state`."""
 
 
