@@ -15,8 +15,10 @@ from sqlalchemy import Connection, insert
 
 from gofer import __version__
 from gofer.accounts import Accounts
+from gofer.agent.agents import Agents
 from gofer.agent.answer import Answerer, apology
 from gofer.agent.models.keys import ModelKeys
+from gofer.agent.roster import Roster
 from gofer.agent.shells import Shells
 from gofer.intake.admit import Admitter
 from gofer.intake.polling import CATCH_UP, POLL, Poller, ensure_inflow
@@ -80,6 +82,12 @@ async def open_platform(
         )
         await platform.reload_secrets()
         if roles:
+            roster = Roster(
+                agents=Agents(settings.data_dir / "agents"), database=database, workspace_id=FIRST_WORKSPACE
+            )
+            await roster.sync()
+            watching_agents = asyncio.create_task(roster.watch(), name="agents")
+            stack.callback(watching_agents.cancel)
             await database.write(partial(_announce, owner=owner, roles=roles))
             stack.push_async_callback(_farewell, platform)
         if "worker" in roles:
@@ -140,6 +148,7 @@ def make_worker(platform: Platform, http: httpx2.AsyncClient, shells: Shells) ->
         redactor=platform.redactor,
         shells=shells,
         keys=ModelKeys(settings=settings, database=database, vault=vault, http=http),
+        agents=Agents(settings.data_dir / "agents"),
     )
     outbox = Outbox(
         database=database,
