@@ -126,9 +126,7 @@ class Answerer:
     async def _spec(self, claim: Claim) -> AgentSpec:
         """The agent as its file says now, or as a fresh install has it."""
         name = await self._database.read(
-            lambda connection: connection.execute(
-                select(agents.c.name).where(agents.c.id == claim.agent_id)
-            ).scalar()
+            lambda connection: connection.execute(_NAME, {"agent": claim.agent_id}).scalar()
         )
         try:
             return self._agents.get(str(name))

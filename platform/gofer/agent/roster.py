@@ -31,15 +31,17 @@ class Roster:
         self._agents = agents
         self._database = database
         self._workspace_id = workspace_id
-        self._seen: list[AgentSpec] | None = None
+        self._seen: tuple[list[AgentSpec], list[str]] | None = None
 
     async def sync(self) -> None:
         """Look at the files once; a file that makes no sense is reported and its last good version stands."""
         specs = await asyncio.to_thread(self._read)
-        if specs and specs != self._seen:
+        # A route may name a connection that is made only later.
+        seen = (specs, await self._database.read(_every_connection))
+        if specs and seen != self._seen:
             await self._database.write(partial(sync_agents, workspace_id=self._workspace_id, specs=specs))
             log.info("agents.synced", agents=[spec.name for spec in specs])
-        self._seen = specs
+        self._seen = seen
 
     async def watch(self) -> None:
         """Keep looking."""
@@ -96,6 +98,10 @@ def _agent(connection: Connection, workspace_id: str, spec: AgentSpec) -> str:
         )
     )
     return agent_id
+
+
+def _every_connection(connection: Connection) -> list[str]:
+    return list(connection.execute(select(connections.c.id).order_by(connections.c.id)).scalars())
 
 
 def _connections(connection: Connection, workspace_id: str, wanted: str) -> list[str | None]:
