@@ -17,7 +17,7 @@ from gofer import __version__
 from gofer.accounts import Accounts
 from gofer.agent.answer import Answerer, apology
 from gofer.intake.admit import Admitter
-from gofer.intake.polling import CATCH_UP, POLL, Poller, ensure_inflow
+from gofer.intake.polling import CATCH_UP, POLL, Poller
 from gofer.intake.receive import Gate, Intake, Refusals
 from gofer.jobs.conclude import ANSWER, DELIVER
 from gofer.jobs.queue import AGENT, SERVICE, waiting
@@ -78,13 +78,14 @@ async def open_platform(
         platform = Platform(
             settings, owner, database, vault, redactor, registry, accounts, signals, intake, Refusals()
         )
+        platform.roles = roles
         if roles:
             await database.write(partial(_announce, owner=owner, roles=roles))
             stack.push_async_callback(_farewell, platform)
         if "worker" in roles:
             if database.dialect == "sqlite":
                 await database.write(expire_all_leases)
-            await database.write(partial(start_inflow, platform=platform))
+            await database.write(platform.start_inflow)
             platform.worker = make_worker(platform)
             await platform.worker.start()
             stack.push_async_callback(platform.worker.stop)
@@ -108,17 +109,6 @@ def _signals(settings: Settings, database: Database) -> Signals:
     if settings.redis_url:
         return RedisSignals(settings.redis_url)
     return PostgresSignals(settings.database_url) if database.dialect == "postgresql" else LocalSignals()
-
-
-def start_inflow(connection: Connection, platform: Platform) -> int:
-    """See that every connection that has to be polled or caught up with is."""
-    integrations = platform.registry.integrations.items()
-    return ensure_inflow(
-        connection,
-        polling=frozenset(name for name, integration in integrations if integration.can_poll),
-        catching_up=frozenset(name for name, integration in integrations if integration.can_catch_up),
-        public=bool(platform.settings.public_url),
-    )
 
 
 def make_worker(platform: Platform) -> Worker:
