@@ -112,10 +112,11 @@ async def _start(command: str, shell: Shell, call_id: str) -> ToolResult:
     """Start a command whose output and exit code outlive us, as files in the shell."""
     job = "".join(char for char in call_id.lower() if char.isalnum())[-12:]
     base = f"{_HOME}/{job}"
+    inner = f"echo $$ >{base}.pid; bash {base}.sh >{base}.log 2>&1 </dev/null; echo $? >{base}.rc"
     script = (
-        f"mkdir -p {_HOME} && printf %s {shlex.quote(command)} >{base}.sh && "
-        f"setsid bash -c 'bash {base}.sh >{base}.log 2>&1 </dev/null; echo $? >{base}.rc' "
-        f"</dev/null >/dev/null 2>&1 & echo $! >{base}.pid"
+        f"mkdir -p {_HOME}; printf %s {shlex.quote(command)} >{base}.sh\n"
+        f"setsid bash -c {shlex.quote(inner)} </dev/null >/dev/null 2>&1 &\n"
+        f"for i in 1 2 3 4 5 6 7 8 9; do [ -e {base}.pid ] && break; sleep 0.05; done"
     )
     result = await shell.run(script, timeout=20)
     if result.exit_code:

@@ -40,7 +40,7 @@ async def grep(arguments: GrepArguments, context: ToolContext) -> ToolResult:
 
 
 def _path(path: str) -> str:
-    return shlex.quote(path if path.startswith("/") else f"./{path}")
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 async def _search(command: str, context: ToolContext) -> ToolResult:
