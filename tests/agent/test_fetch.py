@@ -130,7 +130,7 @@ async def test_a_narrowed_run_reaches_only_listed_hosts(site: str) -> None:
      "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "[fe80::1]", "169.254.169.254", "100.64.0.1"],
 )  # fmt: skip
 async def test_every_notation_of_an_inner_address_is_refused(host: str) -> None:
-    with pytest.raises(GoferError, match="public address|could not be found|no URL"):
+    with pytest.raises(GoferError, match=r"public address|could not be found|no URL"):
         await Fetcher()(FetchArguments(url=f"http://{host}/"), ToolContext("c"))
 
 

@@ -260,8 +260,7 @@ def test_plugins_bring_tools_through_an_entry_point(monkeypatch: pytest.MonkeyPa
     assert [tool.name for tool in plugin_tools()] == ["mine"]
     broken = EntryPoint("mine", "agent.test_tools:nothing_there", "gofer.tools")
     monkeypatch.setattr("gofer.agent.tools.registry.entry_points", lambda group: [broken])
-    with pytest.raises(ConfigError, match="nothing_there"):
-        plugin_tools()
+    assert plugin_tools() == [], "a broken one costs only itself"
 
 
 def my_tools() -> list[Tool[Any]]:

@@ -28,15 +28,22 @@ class BashArguments(Arguments):
         min_length=1, max_length=200_000, description="What to run; bash, several lines allowed."
     )
     timeout: int = Field(
-        DEFAULT_TIMEOUT, ge=1, le=MAX_TIMEOUT, description="Seconds until it is ended, with its children."
+        default=DEFAULT_TIMEOUT,
+        ge=1,
+        le=MAX_TIMEOUT,
+        description="Seconds until it is ended, with its children.",
     )
-    background: bool = Field(False, description="Start it and return at once with a job id; see bash_job.")
+    background: bool = Field(
+        default=False, description="Start it and return at once with a job id; see bash_job."
+    )
 
 
 class JobArguments(Arguments):
     action: Literal["output", "kill", "list"]
-    job: str = Field("", pattern=r"^[a-z0-9]{0,32}$", description="The id that bash gave.")
-    offset: int = Field(0, ge=0, description="Bytes of output to skip; the last result said where to go on.")
+    job: str = Field(default="", pattern=r"^[a-z0-9]{0,32}$", description="The id that bash gave.")
+    offset: int = Field(
+        default=0, ge=0, description="Bytes of output to skip; the last result said where to go on."
+    )
 
 
 async def bash(arguments: BashArguments, context: ToolContext) -> ToolResult:
