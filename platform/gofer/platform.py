@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from urllib.parse import urlsplit
 
 from sqlalchemy import Connection
 
@@ -18,6 +19,7 @@ from gofer.settings import Settings
 from gofer.store.database import Database
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
+from gofer.vault.secret import Secret
 from gofer.vault.stored import all_secrets
 
 
@@ -45,7 +47,8 @@ class Platform:
     async def reload_secrets(self) -> None:
         """After a secret or connection changed: forget what was read and mask the new value from now on."""
         self.accounts.forget()
-        self.redactor.replace(await self.database.read(partial(all_secrets, vault=self.vault)))
+        stored = await self.database.read(partial(all_secrets, vault=self.vault))
+        self.redactor.replace({**secrets_of_settings(self.settings), **stored})
 
     def start_inflow(self, connection: Connection) -> int:
         """See that every connection that has to be polled or caught up with is."""
@@ -56,3 +59,15 @@ class Platform:
             catching_up=frozenset(name for name, integration in integrations if integration.can_catch_up),
             public=bool(self.settings.public_url),
         )
+
+
+def secrets_of_settings(settings: Settings) -> dict[str, Secret]:
+    """What came by the environment and must not be shown either."""
+    given = {
+        "anthropic_key": settings.anthropic_key,
+        "openai_key": settings.openai_key,
+        "database_password": urlsplit(settings.database_url).password or "",
+        "redis_password": urlsplit(settings.redis_url).password or "",
+        **{f"master_key_{number}": key for number, key in enumerate(settings.master_key.split(","))},
+    }
+    return {name: Secret(value.strip()) for name, value in given.items() if value.strip()}

@@ -1,1 +1,1 @@
-"""The agent: a loop, its journal, its limits, its models and its tools."""
+"""The agent: a loop over a model and tools whose only state is its journal."""

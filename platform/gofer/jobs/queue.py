@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, exists, func, insert, literal, select, text, update
+from sqlalchemy import Connection, bindparam, exists, func, insert, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.store import events as log
@@ -44,10 +44,11 @@ class Claim:
 def lock_lane(connection: Connection, lane: str) -> None:
     """Hold a lane that has no conversation row to lock, until the transaction ends. SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
-        connection.execute(_ADVISORY, {"key": zlib.crc32(lane.encode())})
+        connection.execute(_ADVISORY, {"key": zlib.crc32(lane.encode()) - 2**31})
 
 
-_ADVISORY = text("SELECT pg_advisory_xact_lock(7301, :key - 2147483648)")
+# Postgres takes two signed 32-bit numbers, and has to be told that this is one.
+_ADVISORY = text("SELECT pg_advisory_xact_lock(7301, CAST(:key AS integer))")
 
 
 def submit(
@@ -282,7 +283,7 @@ _RENEW = (
 def cancels(connection: Connection, *, owner: str) -> list[int]:
     """The process's running jobs that somebody asked to stop."""
     query = select(jobs.c.id).where(
-        jobs.c.owner == owner, in_state(JobState.RUNNING), jobs.c.cancel_requested.is_(literal(True))
+        jobs.c.owner == owner, in_state(JobState.RUNNING), jobs.c.cancel_requested
     )
     return [int(id_) for id_ in connection.execute(query).scalars()]
 

@@ -170,10 +170,13 @@ class PostgresSignals(SharedSignals):
         super().__init__()
         self._url = "postgresql://" + url.partition("://")[2]
         self._connection: Any = None
+        self._in_turn = asyncio.Lock()
+        """asyncpg takes one statement at a time."""
 
     async def _publish(self, topic: str) -> None:
-        if self._connection is not None:
-            await self._connection.execute("SELECT pg_notify($1, $2)", CHANNEL, topic)
+        async with self._in_turn:
+            if self._connection is not None:
+                await self._connection.execute("SELECT pg_notify($1, $2)", CHANNEL, topic)
 
     async def _listen(self) -> None:
         import asyncpg

@@ -39,8 +39,10 @@ class Run:
 Handler = Callable[[Run], Awaitable[Outcome]]
 """Does one kind of job. Contract: whatever it raises becomes a retry."""
 
-CANCEL_GRACE = 1.0
+CANCEL_GRACE = 1.8
 RENEWALS_PER_LEASE = 3
+TIDY_EVERY = 15
+"""Poll intervals between two rounds of tidying."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,6 @@ class Worker:
         capacity: Capacity,
     ) -> None:
         self.owner = owner
-        self.waiting = 0
-        """How many jobs wait or run anywhere, as of the last look."""
         self._database = database
         self._vault = vault
         self._signals = signals
@@ -89,6 +89,7 @@ class Worker:
             "renew": self._renew_loop,
             "look": self._look_loop,
             "upkeep": self._upkeep_loop,
+            "tidy": self._tidy_loop,
         }
         loops |= {f"claim-{pool}": partial(self._claim_loop, pool) for pool in self._capacity.slots}
         self._loops = [
@@ -253,28 +254,32 @@ class Worker:
         asyncio.get_running_loop().call_later(CANCEL_GRACE, task.cancel)
 
     async def _upkeep_loop(self) -> None:
+        """What must be noticed within a second: due schedules, silent workers, questions nobody answered."""
+        database = self._database
         while True:
-            await self._upkeep()
+            woke = await database.write(tick) + await database.write(expire_questions)
+            for claim in await database.read(upkeep.lost_jobs):
+                if await database.write(
+                    partial(upkeep.rescue, vault=self._vault, claim=claim, apology=self._apology)
+                ):
+                    log.warning("job.lost", job=claim.id, worker=claim.owner)
+                    woke += 1
+            if woke:
+                self._signals.wake(JOBS)
             await asyncio.sleep(self._jittered())
 
-    async def _upkeep(self) -> None:
+    async def _tidy_loop(self) -> None:
+        """What may take its time: making good what should not exist, and removing what is old."""
         database = self._database
-        woke = await database.write(tick)
-        for claim in await database.read(upkeep.lost_jobs):
-            if await database.write(
-                partial(upkeep.rescue, vault=self._vault, claim=claim, apology=self._apology)
-            ):
-                log.warning("job.lost", job=claim.id, worker=claim.owner)
-                woke += 1
-        woke += await database.write(expire_questions)
-        untangled = await database.write(upkeep.untangle)
-        if untangled:
-            log.error("jobs.untangled", count=untangled)
-        await database.write(partial(upkeep.prune, older_than=self._capacity.keep_finished))
-        await database.write(partial(upkeep.seen, worker_id=self.owner))
-        self.waiting = await database.read(queue.waiting)
-        if woke or untangled:
-            self._signals.wake(JOBS)
+        while True:
+            untangled = await database.write(upkeep.untangle)
+            if untangled:
+                log.error("jobs.untangled", count=untangled)
+                self._signals.wake(JOBS)
+            pruned = await database.write(partial(upkeep.prune, older_than=self._capacity.keep_finished))
+            await database.write(partial(upkeep.seen, worker_id=self.owner))
+            # As long as there is much to prune, go on with it; the pause lets others write.
+            await asyncio.sleep(self._jittered() * (1 if any(pruned.values()) else TIDY_EVERY))
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

@@ -137,7 +137,8 @@ class SqliteDatabase:
         except (OperationalError, sqlite3.Error) as error:
             ready.set_exception(
                 StoreError(
-                    f"SQLite cannot open {self.path}: {getattr(error, 'orig', error)}. Check that the folder is writable."
+                    f"SQLite cannot open {self.path}: {getattr(error, 'orig', error)}. "
+                    "Check that the folder is writable."
                 )
             )
             return
@@ -240,6 +241,8 @@ def _engine(path: Path, *, writes: bool) -> Engine:
             dbapi.execute("PRAGMA journal_mode=WAL")
             dbapi.execute("PRAGMA synchronous=FULL")
             dbapi.execute("PRAGMA foreign_keys=ON")
+            # A purged key must not linger in the pages it was on.
+            dbapi.execute("PRAGMA secure_delete=FAST")
         else:
             dbapi.execute("PRAGMA query_only=ON")
         dbapi.execute("PRAGMA temp_store=MEMORY")

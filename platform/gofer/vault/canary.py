@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, exists, insert, or_, select, text
+from sqlalchemy import Connection, Row, exists, func, insert, or_, select
 
 from gofer.store.clock import now
 from gofer.store.tables import conversations, master_keys, secrets
@@ -18,6 +18,7 @@ from gofer.vault.errors import KeyMissing, KeyRefused, Tampered
 from gofer.vault.keyring import MasterKey
 
 _CANARY = b"gofer"
+_LOCK = 0x676F_6665_725F_6B79  # "gofer_ky", an advisory lock nobody else takes
 
 
 def canary_place(key_id: str) -> bytes:
@@ -36,13 +37,14 @@ def check_canary(connection: Connection, vault: Vault) -> bool:
 
     True when the ring's first key is not the one in use yet, which `gofer key rotate` puts right.
     """
+    _lock(connection, shared=False)
     row = _active_row(connection)
     if row is None:
-        key = _adopt(connection, vault)
-    else:
-        key = _known(vault, row.id)
-        _open_canary(vault, row.id, row.canary)
-    return key.id != vault.ring.active.id
+        _adopt(connection, vault)
+        return False
+    _check_known(vault, row.id)
+    _open_canary(vault, row.id, row.canary)
+    return bool(row.id != vault.ring.active.id)
 
 
 def sealing_key(connection: Connection, vault: Vault, *, alone: bool = False) -> MasterKey:
@@ -50,39 +52,36 @@ def sealing_key(connection: Connection, vault: Vault, *, alone: bool = False) ->
 
     With `alone`, no other transaction that wraps can come between either.
     """
-    row = _active_row(connection, lock="update" if alone else "share")
-    return _adopt(connection, vault) if row is None else vault.ring.find(bytes.fromhex(row.id))
+    _lock(connection, shared=not alone)
+    row = _active_row(connection)
+    if row is None:
+        check_canary(connection, vault)
+        row = _active_row(connection)
+    assert row is not None
+    return vault.ring.find(bytes.fromhex(row.id))
 
 
 def write_canary(connection: Connection, vault: Vault, key: MasterKey) -> None:
     """Make `key` the one in use. The caller holds the lock of the one before."""
     canary = vault.wrap(_CANARY, canary_place(key.id), key)
-    connection.execute(master_keys.update().values(active=False))
+    connection.execute(master_keys.update().where(master_keys.c.active).values(active=False))
     connection.execute(master_keys.delete().where(master_keys.c.id == key.id))
     connection.execute(insert(master_keys).values(id=key.id, canary=canary, active=True, created_at=now()))
 
 
-def _adopt(connection: Connection, vault: Vault) -> MasterKey:
+def _adopt(connection: Connection, vault: Vault) -> None:
     """Record the ring's key as the database's first."""
-    if connection.dialect.name == "postgresql":
-        # There is no row to lock yet, and two processes may start with different keys.
-        connection.execute(text("LOCK TABLE master_key IN SHARE ROW EXCLUSIVE MODE"))
-    # Looked for again: whoever waited for a rotation sees neither the old row nor, until now, the new one.
-    row = _active_row(connection, lock="update")
-    if row is not None:
-        return _known(vault, row.id)
     if ciphertext_exists(connection):
         raise KeyRefused(
             "The database holds secrets but no record of their master key, so it is not whole. "
             "Restore it from a backup: gofer restore"
         )
     write_canary(connection, vault, vault.ring.active)
-    return vault.ring.active
 
 
-def _known(vault: Vault, key_id: str) -> MasterKey:
+def _check_known(vault: Vault, key_id: str) -> None:
     try:
-        return vault.ring.find(bytes.fromhex(key_id))
+        vault.ring.find(bytes.fromhex(key_id))
     except KeyMissing:
         raise KeyRefused(
             f"This is not the master key of this database: it was sealed with key {key_id}, and the ring has "
@@ -96,8 +95,13 @@ def _open_canary(vault: Vault, key_id: str, canary: bytes) -> None:
         raise Tampered
 
 
-def _active_row(connection: Connection, lock: str = "") -> Row[*tuple[Any, ...]] | None:
+def _active_row(connection: Connection) -> Row[*tuple[Any, ...]] | None:
     query = select(master_keys.c.id, master_keys.c.canary).where(master_keys.c.active)
-    if lock:
-        query = query.with_for_update(read=lock == "share")
     return connection.execute(query).one_or_none()
+
+
+def _lock(connection: Connection, *, shared: bool) -> None:
+    # Not a row lock: who waits for one is shown neither the old row nor yet the new. SQLite has one writer.
+    if connection.dialect.name == "postgresql":
+        take = func.pg_advisory_xact_lock_shared if shared else func.pg_advisory_xact_lock
+        connection.execute(select(take(_LOCK)))
