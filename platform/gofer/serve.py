@@ -7,10 +7,9 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import structlog
-from starlette.types import ASGIApp
 
 from gofer import __version__
 from gofer.assembly import open_platform
@@ -22,7 +21,7 @@ from gofer.vault.redaction import Redactor
 from gofer.web.app import public_app
 from gofer.web.control import control_app
 from gofer.web.request_log import RequestLog
-from gofer.web.server import Server, make_server
+from gofer.web.server import listening
 from gofer.web.unix_socket import bind_socket, remove_socket, somebody_listens
 
 log = structlog.get_logger()
@@ -41,7 +40,7 @@ def run(settings: Settings, *roles: str) -> None:
         runner.run(serve(settings, frozenset(roles)))
 
 
-def _loop_factory() -> object:
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
     except ImportError:
@@ -54,18 +53,18 @@ async def serve(settings: Settings, roles: frozenset[str]) -> None:
     redactor = Redactor()
     set_up_logs(settings, redactor)
     stopping = _stop_on_signals()
-    listening = _listen(settings) if WEB in roles else None
+    door = _listen(settings) if WEB in roles else None
     try:
         async with open_platform(settings, roles=roles, redactor=redactor) as platform:
-            async with _controlled(platform), _public(platform, listening):
+            async with _controlled(platform), _public(platform, door):
                 _say_ready(platform)
                 await stopping.wait()
                 log.info("process.stopping", running=platform.worker.running if platform.worker else 0)
                 _notify("STOPPING=1")
             log.info("process.stopped")
     finally:
-        if listening is not None:
-            listening.close()
+        if door is not None:
+            door.close()
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -108,14 +107,14 @@ def _taken(settings: Settings, error: OSError) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _public(platform: Platform, listening: socket.socket | None) -> AsyncIterator[None]:
+async def _public(platform: Platform, door: socket.socket | None) -> AsyncIterator[None]:
     """The door to the network. When it closes, the worker ends what it runs while commands still get through."""
-    if listening is None:
+    if door is None:
         yield
     else:
-        host, port = listening.getsockname()[:2]
+        host, port = door.getsockname()[:2]
         platform.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        async with _running(RequestLog(public_app(platform)), listening):
+        async with listening(RequestLog(public_app(platform)), door):
             yield
     if platform.worker is not None:
         await platform.worker.stop()
@@ -132,25 +131,10 @@ async def _controlled(platform: Platform) -> AsyncIterator[None]:
         return
     made = path.stat()
     try:
-        async with _running(control_app(platform), bound):
+        async with listening(control_app(platform), bound):
             yield
     finally:
         remove_socket(path, made)
-
-
-@contextlib.asynccontextmanager
-async def _running(app: ASGIApp, bound: socket.socket) -> AsyncIterator[Server]:
-    server = make_server(app)
-    task = asyncio.create_task(server.serve(sockets=[bound]))
-    while not server.started and not task.done():
-        await asyncio.sleep(0.005)
-    if task.done():
-        task.result()
-    try:
-        yield server
-    finally:
-        server.should_exit = True
-        await task
 
 
 def _say_ready(platform: Platform) -> None:

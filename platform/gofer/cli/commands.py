@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import typer
 
 from gofer.cli import (
@@ -29,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-for name, command in {
+COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve.serve,
     "web": serve.web,
     "worker": serve.worker,
@@ -41,10 +43,11 @@ for name, command in {
     "backup": backup.backup,
     "restore": backup.restore,
     "purge": conversations.purge,
-}.items():
+}
+for name, command in COMMANDS.items():
     app.command(name)(command)
 
-for name, noun in {
+NOUNS = {
     "connections": connections.app,
     "secrets": secrets.app,
     "key": key.app,
@@ -53,5 +56,6 @@ for name, noun in {
     "conversations": conversations.app,
     "questions": questions.app,
     "schedules": schedules.app,
-}.items():
+}
+for name, noun in NOUNS.items():
     app.add_typer(noun, name=name)

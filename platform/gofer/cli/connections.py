@@ -135,7 +135,9 @@ def _secrets(given: list[str] | None) -> dict[str, str]:
 async def _missing(api: Api, integration: str, given: dict[str, str]) -> dict[str, str]:
     """The secrets that nobody gave and Gofer cannot make up, asked of whoever sits at the terminal."""
     known = (await api.ask("GET", "/integrations"))["integrations"]
-    fields = next((each["secrets"] for each in known if each["name"] == integration), [])
+    fields: list[dict[str, Any]] = next(
+        (each["secrets"] for each in known if each["name"] == integration), []
+    )
     wanted = [field for field in fields if not field["generated"] and field["name"] not in given]
     return {field["name"]: prompt_secret(f"{field['name']} ({field['help']})") for field in wanted}
 
@@ -206,8 +208,8 @@ def _change(id: str, wish: dict[str, Any], as_json: bool) -> None:
     _insist_on_health(changed)
 
 
-@app.command()
-def test(id: Id, as_json: AsJson = False) -> None:
+@app.command("test")
+def check(id: Id, as_json: AsJson = False) -> None:
     """Ask the service how the connection is doing; exit code 1 when it is not well.
 
     \b

@@ -70,7 +70,8 @@ def show_delivery(
 
 
 def _captured(found: dict[str, Any]) -> str:
-    return "".join(f"{name}: {value}\n" for name, value in found["headers"]) + "\n" + found["body"]
+    head = "".join(f"{name}: {value}\n" for name, value in found["headers"])
+    return f"{head}\n{found['body']}"
 
 
 def _print_one(found: dict[str, Any]) -> None:

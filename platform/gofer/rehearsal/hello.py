@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gofer.rehearsal.loopback import hang_up, on_loopback
+from gofer.rehearsal.loopback import hang_up, serve
 
 
 class Reply(BaseModel):
@@ -63,7 +63,7 @@ class HelloService:
                 Route("/replies", self._get, methods=["GET"]),
             ]
         )
-        async with on_loopback(app) as base:
+        async with serve(app) as base:
             self.url = f"{base}/replies"
             yield self
 

@@ -78,8 +78,12 @@ async def _ready(process: asyncio.subprocess.Process, control: httpx2.AsyncClien
             if status.get("url"):
                 return str(status["url"])
         await asyncio.sleep(0.02)
+    raise NotStarted(f"The throw-away instance did not start: {_last_line(output)}")
+
+
+def _last_line(output: Path) -> str:
     lines = output.read_text(errors="replace").strip().splitlines()
-    raise NotStarted(f"The throw-away instance did not start: {lines[-1] if lines else 'it said nothing'}")
+    return lines[-1] if lines else "it said nothing"
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import structlog
+from pydantic import Field
 from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,8 +29,8 @@ class New(Question):
 
     integration: str
     name: str = ""
-    settings: dict[str, Any] = {}
-    secrets: dict[str, Secret] = {}
+    settings: dict[str, Any] = Field(default_factory=dict)
+    secrets: dict[str, Secret] = Field(default_factory=dict)
 
 
 class Change(Question):

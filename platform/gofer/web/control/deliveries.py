@@ -49,7 +49,7 @@ class Again(Question):
 class Given(Again):
     """A captured request."""
 
-    headers: list[tuple[str, str]] = []
+    headers: list[tuple[str, str]] = Field(default_factory=list)
     body: str
     """Base64."""
 

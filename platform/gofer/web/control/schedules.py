@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from pydantic import Field
 from sqlalchemy import Connection, delete, or_, select
 from sqlalchemy.exc import IntegrityError
 from starlette.requests import Request
@@ -22,7 +23,7 @@ class New(Question):
     name: str
     cron: str
     kind: str
-    payload: dict[str, Any] = {}
+    payload: dict[str, Any] = Field(default_factory=dict)
     timezone: str = ""
     """The workspace's when empty."""
     missed: Missed = "once"
