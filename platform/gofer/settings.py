@@ -94,7 +94,8 @@ class Settings(BaseSettings):
         description="Hosts a shell may reach, separated by commas; * before a dot for all below. None.",
     )
     keep_shells: bool = Field(
-        default=True, description="Whether shells live on while the server is down, to be found again by the next."
+        default=True,
+        description="Whether shells live on while the server is down, to be found again by the next.",
     )
     timezone: str = Field(default="UTC", description="The workspace's time zone, e.g. Europe/Berlin.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

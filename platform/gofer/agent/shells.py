@@ -19,6 +19,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.agent.conversation import rank
+from gofer.crash import crash_point
 from gofer.errors import Fenced, Temporary
 from gofer.jobs.queue import Claim
 from gofer.outbox.ledger import hold
@@ -85,7 +86,9 @@ class ConversationShell:
         task = asyncio.create_task(sandbox.run(command, timeout, on_output=heard))
         self._latest = (tag, task)
         # The command is the shell's, not the run's: a run that is handed on leaves it to be recovered.
-        return _converted(sandbox, await asyncio.shield(task))
+        result = await asyncio.shield(task)
+        crash_point("shell.ran")
+        return _converted(sandbox, result)
 
     async def recover(self, tag: str) -> CommandResult | None:
         if self._latest is not None and self._latest[0] == tag:
