@@ -7,6 +7,7 @@ there and then. Dead and cancelled jobs move on too, with one honest sentence fo
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from gofer.store.content import seal_message
 from gofer.store.ids import new_id
 from gofer.store.sealing import conversation_key, seal
 from gofer.store.tables import (
+    FINAL,
     LIVE,
     JobState,
     Trust,
@@ -70,8 +72,18 @@ _LOCK = select(conversations.c.id).where(conversations.c.id == bindparam("conver
 
 def conclude(connection: Connection, vault: Vault, claim: Claim, outcome: Outcome) -> Concluded:
     """End a run with its outcome; raises Fenced, changing nothing, when the job has another owner by now."""
-    _lock(connection, claim.conversation_id, claim.lane)
-    return _settle(connection, vault, claim, outcome, owner=claim.owner)
+    (concluded,) = conclude_all(connection, vault, [(claim, outcome)])
+    if concluded is None:
+        raise Fenced
+    return concluded
+
+
+def conclude_all(
+    connection: Connection, vault: Vault, ended: Sequence[tuple[Claim, Outcome]]
+) -> list[Concluded | None]:
+    """End several runs in one transaction; None, changing nothing, for each whose job has another owner by now."""
+    _lock(connection, [claim for claim, _ in ended])
+    return _settle(connection, vault, ended)
 
 
 def conclude_lost(connection: Connection, vault: Vault, claim: Claim, draft_for: Any) -> Concluded | None:
@@ -79,7 +91,7 @@ def conclude_lost(connection: Connection, vault: Vault, claim: Claim, draft_for:
 
     None when it is no longer lost: its worker renewed or ended it in the meantime.
     """
-    _lock(connection, claim.conversation_id, claim.lane)
+    _lock(connection, [claim])
     still = connection.execute(_STILL_LOST, {"job": claim.id, "held": claim.fence}).first()
     if still is None:
         return None
@@ -90,7 +102,8 @@ def conclude_lost(connection: Connection, vault: Vault, claim: Claim, draft_for:
         outcome = Dead("worker.lost", drafts=draft_for(connection, claim, "worker.lost"))
     else:
         outcome = Retry("worker.lost", after=0)
-    return _settle(connection, vault, claim, outcome, owner=claim.owner, lost=True)
+    (concluded,) = _settle(connection, vault, [(claim, outcome)], lost=True)
+    return concluded
 
 
 _STILL_LOST = (
@@ -101,70 +114,159 @@ _STILL_LOST = (
 )
 
 
-def _lock(connection: Connection, conversation_id: str | None, lane: str) -> None:
-    if conversation_id is not None:
-        lock_conversation(connection, conversation_id)
-    else:
+def _lock(connection: Connection, claims: Sequence[Claim]) -> None:
+    """Take every lock the ends need, always in the same order, so that two batches never wait for each other."""
+    if connection.dialect.name != "postgresql":
+        return
+    conversation_ids = {claim.conversation_id for claim in claims if claim.conversation_id is not None}
+    connection.execute(_LOCK_ALL, {"conversations": sorted(conversation_ids)})
+    for lane in sorted({claim.lane for claim in claims if claim.conversation_id is None}):
         lock_lane(connection, lane)
 
 
+_LOCK_ALL = (
+    select(conversations.c.id)
+    .where(conversations.c.id.in_(bindparam("conversations", expanding=True)))
+    .order_by(conversations.c.id)
+    .with_for_update()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How one run ends, decided before anything is written."""
+
+    claim: Claim
+    outcome: Outcome
+    state: JobState
+    delay: float
+    name: str
+    reason: str
+    included_to: int | None
+    event_seq: int
+
+    @property
+    def final(self) -> bool:
+        return self.state in FINAL
+
+
 def _settle(
-    connection: Connection, vault: Vault, claim: Claim, outcome: Outcome, *, owner: str, lost: bool = False
-) -> Concluded:
+    connection: Connection, vault: Vault, ended: Sequence[tuple[Claim, Outcome]], *, lost: bool = False
+) -> list[Concluded | None]:
+    held = _held(connection, [claim for claim, _ in ended])
+    ends = [
+        _end(connection, claim, outcome, held[claim.id], lost=lost)
+        for claim, outcome in ended
+        if claim.id in held
+    ]
+    if not ends:
+        return [None] * len(ended)
+    _write_ends(connection, ends, lost=lost)
+    woke = {end.claim.id for end in ends if end.state is JobState.READY}
+    for end in ends:
+        if isinstance(end.outcome, Wait):
+            _ask(connection, vault, end.claim, end.outcome)
+        if (end.final or isinstance(end.outcome, Wait)) and _plan_replies(
+            connection, vault, end.claim, end.outcome
+        ):
+            woke.add(end.claim.id)
+    woke |= _move_on(connection, [end for end in ends if end.final])
+    states = {end.claim.id: end.state for end in ends}
+    return [
+        Concluded(states[claim.id], claim.id in woke) if claim.id in states else None for claim, _ in ended
+    ]
+
+
+def _held(connection: Connection, claims: Sequence[Claim]) -> dict[int, int]:
+    """The jobs that are still ours, locked, each with the number of its last event."""
+    rows = connection.execute(_RUNNING, {"jobs": sorted(claim.id for claim in claims)}).all()
+    found = {row.id: row for row in rows}
+    return {
+        claim.id: found[claim.id].event_seq
+        for claim in claims
+        if claim.id in found and (found[claim.id].owner, found[claim.id].fence) == (claim.owner, claim.fence)
+    }
+
+
+_RUNNING = (
+    select(jobs.c.id, jobs.c.owner, jobs.c.fence, jobs.c.event_seq)
+    .where(jobs.c.id.in_(bindparam("jobs", expanding=True)), in_state(JobState.RUNNING))
+    .order_by(jobs.c.id)
+    .with_for_update()
+)
+
+
+def _end(connection: Connection, claim: Claim, outcome: Outcome, last_event: int, *, lost: bool) -> _End:
     outcome = _exhausted(claim, outcome)
     state, delay, name = _next_state(claim, outcome)
-    reason = "" if isinstance(outcome, Done | Wait) else outcome.reason
-    final = state in (JobState.DONE, JobState.DEAD, JobState.CANCELLED)
-    included_to = _included_to(connection, claim, outcome) if final else None
-    row = connection.execute(
-        _END,
-        {
-            "job": claim.id,
-            "holder": owner,
-            "held": claim.fence,
-            "to_state": state,
-            "in_seconds": delay,
-            "used": claim.attempts - (1 if isinstance(outcome, Snooze | Wait) else 0),
-            "why": reason,
-            "is_final": final,
-            "to_seq": included_to if included_to is not None else claim.covers_to,
-        },
-    ).one_or_none()
-    if row is None:
-        raise Fenced
-    ended = "lost" if lost and not final else name
+    return _End(
+        claim,
+        outcome,
+        state,
+        delay,
+        "lost" if lost and state not in FINAL else name,
+        "" if isinstance(outcome, Done | Wait) else outcome.reason,
+        _included_to(connection, claim, outcome) if state in FINAL else None,
+        last_event + 1,
+    )
+
+
+def _write_ends(connection: Connection, ends: Sequence[_End], *, lost: bool) -> None:
+    connection.execute(
+        _END_JOB,
+        [
+            {
+                "job": end.claim.id,
+                "to_state": end.state,
+                "in_seconds": end.delay,
+                "used": end.claim.attempts - (1 if isinstance(end.outcome, Snooze | Wait) else 0),
+                "why": end.reason,
+                "is_final": end.final,
+                "to_seq": end.included_to if end.included_to is not None else end.claim.covers_to,
+                "numbered": end.event_seq,
+            }
+            for end in ends
+        ],
+    )
     connection.execute(
         _END_ATTEMPT,
-        {"job": claim.id, "held": claim.fence, "how": ended, "why": reason, "paid": outcome.cost},
+        [
+            {
+                "job": end.claim.id,
+                "held": end.claim.fence,
+                "how": end.name,
+                "why": end.reason,
+                "paid": end.outcome.cost,
+            }
+            for end in ends
+        ],
     )
-    log.record(
+    log.record_many(
         connection,
-        "attempt.lost" if lost else "attempt.finished",
-        claim.workspace_id,
-        conversation_id=claim.conversation_id,
-        job_id=claim.id,
-        seq=row.event_seq,
-        fence=claim.fence,
-        data={"outcome": ended, "reason": reason, "state": state, "cost": outcome.cost},
+        [
+            {
+                "kind": "attempt.lost" if lost else "attempt.finished",
+                "workspace_id": end.claim.workspace_id,
+                "conversation_id": end.claim.conversation_id,
+                "job_id": end.claim.id,
+                "seq": end.event_seq,
+                "fence": end.claim.fence,
+                "data": {
+                    "outcome": end.name,
+                    "reason": end.reason,
+                    "state": end.state,
+                    "cost": end.outcome.cost,
+                },
+            }
+            for end in ends
+        ],
     )
-    woke = state is JobState.READY
-    if isinstance(outcome, Wait):
-        _ask(connection, vault, claim, outcome)
-    if final or isinstance(outcome, Wait):
-        woke |= _plan_replies(connection, vault, claim, outcome)
-    if final:
-        woke |= _move_on(connection, claim, included_to)
-    return Concluded(state, woke)
 
 
-_END = (
+# Many at once, so without RETURNING: `_held` has checked the fence and holds the rows.
+_END_JOB = (
     update(jobs)
-    .where(
-        jobs.c.id == bindparam("job"),
-        jobs.c.owner == bindparam("holder"),
-        jobs.c.fence == bindparam("held"),
-        in_state(JobState.RUNNING),
-    )
+    .where(jobs.c.id == bindparam("job"))
     .values(
         state=bindparam("to_state"),
         run_at=now() + bindparam("in_seconds"),
@@ -172,11 +274,10 @@ _END = (
         reason=bindparam("why"),
         owner=None,
         lease_until=None,
-        event_seq=jobs.c.event_seq + 1,
+        event_seq=bindparam("numbered"),
         covers_to=bindparam("to_seq"),
         finished_at=case((bindparam("is_final"), now()), else_=None),
     )
-    .returning(jobs.c.event_seq)
 )
 
 _END_ATTEMPT = (
@@ -338,15 +439,29 @@ _HURRY = (
 _BOUND_TO = select(bindings.c.connection_id).where(bindings.c.id == bindparam("binding"))
 
 
-def _move_on(connection: Connection, claim: Claim, included_to: int | None) -> bool:
-    """Free the lane: the next blocked job takes it, or the participant's next job if somebody wants it."""
-    if claim.participant_id is not None and included_to is not None:
-        connection.execute(_READ_TO, {"who": claim.participant_id, "seq_": included_to})
-    if promote(connection, claim.lane):
-        return True
-    if claim.participant_id is None:
-        return False
-    return ensure_answer(connection, claim.participant_id)
+def _move_on(connection: Connection, ends: Sequence[_End]) -> set[int]:
+    """Free the lanes: the next blocked job takes each, or the participant's next job if somebody wants it.
+
+    Returns the ended jobs that made room for another.
+    """
+    if not ends:
+        return set()
+    read = [
+        {"who": end.claim.participant_id, "seq_": end.included_to}
+        for end in ends
+        if end.claim.participant_id is not None and end.included_to is not None
+    ]
+    if read:
+        connection.execute(_READ_TO, read)
+    lanes = _promoted(connection, _PROMOTE_NEXT, {"ended": [end.claim.id for end in ends]})
+    moved = {end.claim.id for end in ends if end.claim.lane in lanes}
+    for end in ends:
+        participant_id = end.claim.participant_id
+        if participant_id is None or end.claim.id in moved:
+            continue
+        if ensure_answer(connection, participant_id):
+            moved.add(end.claim.id)
+    return moved
 
 
 _READ_TO = (
@@ -358,30 +473,59 @@ _READ_TO = (
 
 def promote(connection: Connection, lane: str) -> bool:
     """Give a free lane to its first blocked job. The caller holds the lane's lock."""
-    row = connection.execute(_PROMOTE, {"lane_": lane}).first()
-    if row is None:
-        return False
-    log.record(
-        connection, "job.promoted", row.workspace_id, job_id=row.id, seq=row.event_seq,
-        conversation_id=row.conversation_id, data={"lane": lane},
-    )  # fmt: skip
-    return True
+    return bool(_promoted(connection, _PROMOTE, {"lane_": lane}))
 
 
-_FIRST_BLOCKED = (
-    select(jobs.c.id)
-    .where(jobs.c.lane == bindparam("lane_"), in_state(JobState.BLOCKED))
-    .order_by(jobs.c.lane, jobs.c.id)
-    .limit(1)
-)
-_PROMOTE = (
-    update(jobs)
-    .where(jobs.c.id == _FIRST_BLOCKED.scalar_subquery())
-    .values(
-        state=case((jobs.c.run_at > now(), JobState.SCHEDULED.value), else_=JobState.READY.value),
-        event_seq=jobs.c.event_seq + 1,
+def _promoted(connection: Connection, statement: Any, values: Mapping[str, Any]) -> set[str]:
+    """Run one of the promoting statements; returns the lanes that have a live job again."""
+    rows = connection.execute(statement, values).all()
+    log.record_many(
+        connection,
+        [
+            {
+                "kind": "job.promoted",
+                "workspace_id": row.workspace_id,
+                "conversation_id": row.conversation_id,
+                "job_id": row.id,
+                "seq": row.event_seq,
+                "data": {"lane": row.lane},
+            }
+            for row in rows
+        ],
     )
-    .returning(jobs.c.id, jobs.c.workspace_id, jobs.c.conversation_id, jobs.c.event_seq)
+    return {row.lane for row in rows}
+
+
+_blocked = jobs.alias("blocked")
+
+
+def _first_blocked(lane: Any) -> Any:
+    # By lane as well, so that the index alone gives the first, however many wait behind it.
+    return (
+        select(_blocked.c.id)
+        .where(_blocked.c.lane == lane, in_state(JobState.BLOCKED, of="blocked"))
+        .order_by(_blocked.c.lane, _blocked.c.id)
+        .limit(1)
+        .scalar_subquery()
+    )
+
+
+def _promote(first: Any) -> Any:
+    return (
+        update(jobs)
+        .where(jobs.c.id.in_(first))
+        .values(
+            state=case((jobs.c.run_at > now(), JobState.SCHEDULED.value), else_=JobState.READY.value),
+            event_seq=jobs.c.event_seq + 1,
+        )
+        .returning(jobs.c.id, jobs.c.workspace_id, jobs.c.lane, jobs.c.conversation_id, jobs.c.event_seq)
+    )
+
+
+_ended = jobs.alias("ended")
+_PROMOTE = _promote(_first_blocked(bindparam("lane_")))
+_PROMOTE_NEXT = _promote(
+    select(_first_blocked(_ended.c.lane)).where(_ended.c.id.in_(bindparam("ended", expanding=True)))
 )
 
 ANSWER = "answer"
