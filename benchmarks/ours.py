@@ -40,7 +40,9 @@ async def platform(database_url: str = "") -> AsyncIterator[Platform]:
 
 
 @contextlib.asynccontextmanager
-async def worker(platform: Platform, handle: Callable[[Run], Any], slots: int = SLOTS) -> AsyncIterator[Worker]:
+async def worker(
+    platform: Platform, handle: Callable[[Run], Any], slots: int = SLOTS
+) -> AsyncIterator[Worker]:
     """A worker whose only kind of job is ours; both pools of slots, as in a real process."""
     made = Worker(
         owner=platform.owner,
@@ -63,7 +65,14 @@ def converse(connection: Connection, names: list[str]) -> None:
     connection.execute(
         insert(conversations).values(created_at=now()),
         [
-            {"id": name, "workspace_id": FIRST_WORKSPACE, "kind": "chat", "title": name, "data_key": b"", "last_seq": 0}
+            {
+                "id": name,
+                "workspace_id": FIRST_WORKSPACE,
+                "kind": "chat",
+                "title": name,
+                "data_key": b"",
+                "last_seq": 0,
+            }
             for name in names
         ],
     )

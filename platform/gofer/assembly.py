@@ -86,7 +86,10 @@ async def open_platform(
             if database.dialect == "sqlite":
                 await database.write(expire_all_leases)
             await database.write(partial(start_inflow, platform=platform))
-            platform.worker = make_worker(platform, http)
+            shells = Shells(settings=settings, database=database)
+            await shells.start()
+            stack.push_async_callback(shells.stop)
+            platform.worker = make_worker(platform, http, shells)
             await platform.worker.start()
             stack.push_async_callback(platform.worker.stop)
         if "web" in roles:
@@ -122,7 +125,7 @@ def start_inflow(connection: Connection, platform: Platform) -> int:
     )
 
 
-def make_worker(platform: Platform, http: httpx2.AsyncClient) -> Worker:
+def make_worker(platform: Platform, http: httpx2.AsyncClient, shells: Shells) -> Worker:
     """A worker with a handler for every kind of job."""
     settings, database, vault = platform.settings, platform.database, platform.vault
     admitter = Admitter(
@@ -135,7 +138,7 @@ def make_worker(platform: Platform, http: httpx2.AsyncClient) -> Worker:
         accounts=platform.accounts,
         admitter=admitter,
         redactor=platform.redactor,
-        shells=Shells(),
+        shells=shells,
         keys=ModelKeys(settings=settings, database=database, vault=vault, http=http),
     )
     outbox = Outbox(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from gofer.errors import Refused, Unset
+from gofer.errors import Permanent, Refused, Unset
 from gofer.strict_json import load_json
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ class Incoming:
     kind: str = "chat"
     """What the place is: chat, group, topic, issue, pull, web …"""
     title: str = ""
+    private: bool = False
+    """Only the author and we are there; pairing works nowhere else."""
     event: str = "message"
     trigger: str = "any"
     """What in it addressed an agent: mention, reply, command, label, assignment …; routes may ask for one."""
@@ -97,6 +99,17 @@ class Incoming:
     """The id at the service of the message it is a new version of; an unread one is replaced."""
     control: Literal["", "stop", "new"] = ""
     """stop: cancel what the agents are doing here. new: begin a new epoch."""
+    command: str = ""
+    """A command without its slash. The platform answers it at once, beside whatever an agent is doing."""
+    arguments: str = ""
+    answers: str = ""
+    """The id of the Question that a pressed button answers …"""
+    choice: int = -1
+    """… and which of its choices was pressed."""
+    quoted: str = ""
+    """Somebody else's words that came along (a forward, the message it answers): never more than quoted."""
+    joins: str = ""
+    """The mark its parts share when a service sends one message in several pieces, such as an album."""
     attachments: tuple[Attachment, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     """JSON of the integration's own, handed back to `admit` and `place`."""
@@ -112,6 +125,8 @@ class Parsed:
     message: Incoming | None = None
     note: str = ""
     """Why there is no message: known but unhandled is said, not dropped."""
+    moved: tuple[str, str] | None = None
+    """The conversation called by the first reference is called by the second from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +178,8 @@ class Admission:
     files: tuple[File, ...] = ()
     note: str = ""
     """For the event log: why."""
+    turn_away: str = ""
+    """What to tell a stranger, at most once a day; their wish to be let in is put to an owner, if one is near."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +196,23 @@ class Outgoing:
     reply_to: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Of the message it answers."""
+    question: str = ""
+    """The id of the Question this part asks …"""
+    choices: tuple[str, ...] = ()
+    """… and what may be chosen, as buttons where there are some; the press comes back as `Incoming.answers`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How a run is getting on."""
+
+    seconds: float
+    """Since it began."""
+    steps: int = 0
+    doing: str = ""
+    """The tool at work, if one is."""
+    message: str = ""
+    """The id at the service of the message it works on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +236,8 @@ class Health:
     line: str
     fix: str = ""
     """The exact command or step that mends it."""
+    learned: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that `set_up` found out (a bot's name); they are stored with the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +248,31 @@ class SecretField:
     help: str
     generated: bool = False
     """Made by Gofer when none is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Something people may type after a slash, answered by the platform."""
+
+    name: str
+    help: str
+    arguments: str = ""
+    private: bool = False
+    """Offered only where the author is alone with us."""
+
+
+COMMANDS = (
+    Command("help", "What I can do"),
+    Command("new", "Start afresh: what was said before is forgotten"),
+    Command("stop", "Stop what I am doing here"),
+    Command("status", "What I am doing, and what it has cost so far"),
+    Command("cost", "What was spent here, today and in all"),
+    Command("agent", "Who hears this conversation"),
+    Command("model", "Which model answers"),
+    Command("settings", "How this conversation is set up"),
+    Command("start", "Say hello, or pair with a code", "[code]", private=True),
+)
+"""Every command the platform answers, wherever it is typed."""
 
 
 class NoSettings(BaseModel):
@@ -234,6 +295,8 @@ class Integration:
     """Seconds in which an equal body is a repeat although its delivery id differs (for unsigned ids)."""
     can_poll: ClassVar[bool] = False
     can_catch_up: ClassVar[bool] = False
+    progress_every: ClassVar[float] = 0
+    """Seconds between two calls of `show_progress` while a run works; 0 for none."""
 
     # Pure: bytes in, values out.
 
@@ -248,6 +311,14 @@ class Integration:
     def split(self, text: str) -> Sequence[str]:
         """A reply's text in parts the service can take, in order."""
         return [text]
+
+    def private_place(self, author_id: str) -> str | None:
+        """The conversation in which a person can be reached alone, if people can be."""
+        return None
+
+    def allow(self, settings: Mapping[str, Any], place: str) -> dict[str, Any]:
+        """The settings with which a place (a group) is heard from now on, because an owner allowed it."""
+        raise Permanent(f"{self.name} has no places to allow.")
 
     # Async: may use the network through `account.http`.
 
@@ -272,6 +343,21 @@ class Integration:
 
     async def complete(self, outgoing: Outgoing, external_id: str, account: Account) -> None:
         """Bring the placed part to its full text. May run again at any time, and must do no harm then."""
+
+    # Decoration: shown when it works, forgotten when it does not. What these raise never costs a reply.
+
+    async def notice(self, message: Incoming, account: Account) -> None:
+        """Show that a message reached an agent (a reaction)."""
+
+    async def show_progress(self, conversation: str, progress: Progress, shown: str, account: Account) -> str:
+        """Show that work goes on. `shown` is what an earlier call returned: the id of what is to be changed in place."""
+        return shown
+
+    async def clear_progress(self, conversation: str, shown: str, account: Account) -> None:
+        """Remove what `show_progress` left behind. May run again."""
+
+    async def settle(self, message: Incoming, outcome: str, account: Account) -> None:
+        """Tell whoever pressed a button what came of it. May run again."""
 
     async def set_up(self, account: Account) -> Health:
         """Prepare the service after the connection was made or changed (set a webhook, commands …)."""

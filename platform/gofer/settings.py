@@ -85,6 +85,18 @@ class Settings(BaseSettings):
     openai_base_url: str = Field(
         default="", description="An OpenAI-compatible server, e.g. http://127.0.0.1:11434/v1."
     )
+    sandbox: Literal["bubblewrap", "unconfined", "off"] = Field(
+        default="bubblewrap",
+        description="Where commands run. unconfined is for development: no isolation at all.",
+    )
+    sandbox_hosts: str = Field(
+        default="",
+        description="Hosts a shell may reach, separated by commas; * before a dot for all below. None.",
+    )
+    keep_shells: bool = Field(
+        default=True,
+        description="Whether shells live on while the server is down, to be found again by the next.",
+    )
     timezone: str = Field(default="UTC", description="The workspace's time zone, e.g. Europe/Berlin.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="How much to log."
@@ -131,6 +143,11 @@ class Settings(BaseSettings):
         if self.database_url.startswith("sqlite"):
             return Path(self.database_url.partition(":///")[2]).absolute()
         return None
+
+    @property
+    def sandbox_host_list(self) -> tuple[str, ...]:
+        """The hosts a shell may reach."""
+        return tuple(host.strip().lower() for host in self.sandbox_hosts.split(",") if host.strip())
 
     @property
     def socket_path(self) -> Path:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, select, update
 
 from gofer.agent.conversation import Answer, Picture, Said, StopSignal, Summary
 from gofer.agent.journal import KINDS, Event
+from gofer.crash import crash_point
 from gofer.errors import NotFound
 from gofer.intake.admit import BLOB_REF, Admitter, Read, unread
 from gofer.jobs.conclude import agent_author
@@ -39,11 +40,14 @@ class StoreJournal:
         self._claim = claim
 
     async def append(self, kind: str, data: dict[str, Any], parent_id: int | None = None) -> int:
-        return await self._database.write(
+        crash_point("journal.appending")
+        event_id = await self._database.write(
             partial(
                 append_event, vault=self._vault, claim=self._claim, kind=kind, data=data, parent_id=parent_id
             )
         )
+        crash_point("journal.appended")
+        return event_id
 
     async def load(self) -> Sequence[Event]:
         return await self._database.read(

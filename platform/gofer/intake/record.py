@@ -14,6 +14,7 @@ from typing import Any, Literal
 from sqlalchemy import Connection, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from gofer.crash import crash_point
 from gofer.integration import Incoming, Parsed
 from gofer.jobs.conclude import lock_conversation
 from gofer.jobs.steer import cancel_conversation, redrive, wake_participant
@@ -92,6 +93,7 @@ def take_in(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
         data={"connection": arrival.connection_id, "event": arrival.parsed.event, "source": arrival.source,
               "seq": seq, "addressed": message.addressed},
     )  # fmt: skip
+    crash_point("intake.recorded")
     return Taken("accepted", delivery_id, conversation_id, seq, woke)
 
 

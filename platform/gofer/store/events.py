@@ -116,8 +116,9 @@ def append(
 ) -> tuple[int, int]:
     """Append an event of a running job; returns its id and number, raises Fenced when the job has another owner.
 
-    Words are sealed by `seal`, which is given the number they are bound to. Taking the number updates the job's row first, and that lock is what makes the fence hold: an
-    `INSERT … WHERE EXISTS` would race with a takeover under READ COMMITTED.
+    Words are sealed by `seal`, which is given the number they are bound to. Taking the number updates the job's
+    row first, and that lock is what makes the fence hold: an `INSERT … WHERE EXISTS` would race with a takeover
+    under READ COMMITTED.
     """
     row = connection.execute(_NUMBER, {"job": job_id, "holder": owner, "held": fence}).one_or_none()
     if row is None:
