@@ -262,17 +262,12 @@ class Worker:
     async def _renew_loop(self) -> None:
         while True:
             await asyncio.sleep(self._capacity.lease / RENEWALS_PER_LEASE)
-            if self._running:
+            in_hand = dict(self._running)
+            if in_hand:
                 held = await self._database.write(
-                    partial(queue.renew, owner=self.owner, lease=self._capacity.lease)
+                    partial(queue.renew, owner=self.owner, lease=self._capacity.lease, held=in_hand)
                 )
-                self._let_go_of_lost(held)
-
-    def _let_go_of_lost(self, held: Mapping[int, tuple[int, bool]]) -> None:
-        for job_id, (run, task, _) in list(self._running.items()):
-            fence, _cancel_requested = held.get(job_id, (None, False))
-            if fence != run.claim.fence and not task.done():
-                task.cancel()
+                _let_go_of_lost(in_hand, held)
 
     async def _look_loop(self) -> None:
         """Notice cancels and due jobs soon: at each wake-up and each poll."""
@@ -322,6 +317,16 @@ class Worker:
             await database.write(partial(upkeep.seen, worker_id=self.owner))
             # As long as there is much to prune, go on with it; the pause lets others write.
             await asyncio.sleep(self._jittered() * (1 if any(pruned.values()) else TIDY_EVERY))
+
+
+def _let_go_of_lost(
+    in_hand: Mapping[int, tuple[Run, asyncio.Task[None], str]], held: Mapping[int, tuple[int, bool]]
+) -> None:
+    """Stop what was in hand when the renewal was asked for and is held no more."""
+    for job_id, (run, task, _) in in_hand.items():
+        fence, _cancel_requested = held.get(job_id, (None, False))
+        if fence != run.claim.fence and not task.done():
+            task.cancel()
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
