@@ -10,6 +10,7 @@ import binascii
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import pairwise
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -135,7 +136,7 @@ def _order(messages: list[dict[str, Any]]) -> Iterator[str]:
         yield "messages: first message must use the user role"
     if messages[-1]["role"] != "user":
         yield "This model does not support assistant message prefill."
-    for before, after in zip(messages, messages[1:], strict=False):
+    for before, after in pairwise(messages):
         if before["role"] == after["role"]:
             yield f"messages: two {after['role']} messages in a row"
     for index, message in enumerate(messages):
