@@ -124,8 +124,7 @@ class Worker:
             await asyncio.wait(tasks, timeout=self._capacity.stop_within)
         await _cancel([task for _, task, _ in self._running.values()])
         await _cancel(self._loops)
-        for subscription in self._freed.values():
-            self._signals.unsubscribe(JOBS, subscription)
+        self._signals.unsubscribe(JOBS, self._freed)
 
     @property
     def running(self) -> int:
