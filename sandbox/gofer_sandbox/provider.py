@@ -204,7 +204,7 @@ class Box(Protocol):
         """The process that calls itself `inner`, a child of PID 1."""
 
     def waits(self, shell: Process) -> bool:
-        """Whether the shell does nothing but wait for its next line; False where that cannot be seen."""
+        """Whether the shell waits without running a command; False where that cannot be seen."""
 
     def signal(self, processes: Sequence[Process], number: int) -> None:
         """Signal those that are still what they were."""

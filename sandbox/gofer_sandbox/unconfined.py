@@ -60,10 +60,9 @@ class UnconfinedBox(LocalBox):
         return [process for process in self.processes() if shell is None or process.pid != shell.pid]
 
     def waits(self, shell: Process) -> bool:
-        """While a command runs, the shell's standard input is not the FIFO its lines come from."""
-        return processes.sleeps_alone(shell.pid) and processes.reads_from(
-            shell.pid, f"{self.reference.control}/in"
-        )
+        """While a command runs, the shell's standard input is not the FIFO its lines come from. What it may
+        hang in otherwise is opening a file that somebody inside has put a FIFO in place of."""
+        return processes.waits_outside(shell.pid, f"{self.reference.control}/in")
 
     async def destroy(self) -> None:
         """End the keeper first, so that nothing is restarted, then everything with the mark."""

@@ -11,13 +11,13 @@ import time
 from functools import partial
 
 import structlog
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, and_, select
 
 from gofer.accounts import Accounts, Connected
 from gofer.errors import NotFound, Permanent, Refused, Temporary
 from gofer.intake.receive import Intake, polled
 from gofer.jobs.outcome import Dead, Done, Outcome, Retry, Snooze
-from gofer.jobs.queue import SERVICE, submit
+from gofer.jobs.queue import SERVICE, lock_lane, submit
 from gofer.jobs.worker import Run
 from gofer.store.database import Database
 from gofer.store.tables import LIVE, connections, deliveries, in_state, jobs
@@ -44,6 +44,7 @@ class Poller:
     async def poll(self, run: Run) -> Outcome:
         """Ask for updates again and again; each batch is stored before the next is asked for."""
         connection_id = str(run.claim.payload["connection_id"])
+        run.endless = True
         try:
             while not run.cancelled.is_set():
                 # Looked up anew each time: its token may have been rotated, its settings changed.
@@ -89,14 +90,19 @@ class Poller:
 
 def last_delivery(connection: Connection, connection_id: str) -> str | None:
     """The service's id of the last delivery stored, by our order of arrival: ids outside may restart at random."""
-    query = select(deliveries.c.external_id).where(deliveries.c.connection_id == connection_id)
+    query = select(deliveries.c.external_id).where(_came_by_itself(connection_id))
     return connection.execute(query.order_by(deliveries.c.id.desc()).limit(1)).scalar()
 
 
 def last_time(connection: Connection, connection_id: str) -> float | None:
     """When the last delivery came."""
-    query = select(deliveries.c.received_at).where(deliveries.c.connection_id == connection_id)
+    query = select(deliveries.c.received_at).where(_came_by_itself(connection_id))
     return connection.execute(query.order_by(deliveries.c.id.desc()).limit(1)).scalar()
+
+
+def _came_by_itself(connection_id: str) -> ColumnElement[bool]:
+    # A replay says nothing about how far the service has got.
+    return and_(deliveries.c.connection_id == connection_id, deliveries.c.source != "replay")
 
 
 def ensure_inflow(
@@ -119,6 +125,7 @@ def ensure_inflow(
 
 def _ensure(connection: Connection, workspace_id: str, kind: str, connection_id: str) -> bool:
     lane = f"{kind}:{connection_id}"
+    lock_lane(connection, lane)  # two processes may start at once
     live = select(jobs.c.id).where(jobs.c.lane == lane, in_state(*LIVE)).limit(1)
     if connection.execute(live).first() is not None:
         return False

@@ -6,13 +6,14 @@ there and then. Dead and cancelled jobs move on too, with one honest sentence fo
 
 from __future__ import annotations
 
+import dataclasses
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Connection, bindparam, case, func, insert, select, update
+from sqlalchemy import BigInteger, Boolean, Connection, bindparam, case, func, insert, select, update
 
-from gofer.errors import Fenced
+from gofer.errors import Fenced, NotFound
 from gofer.integration import Author, Incoming
 from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import SERVICE, Claim, lock_lane, submit
@@ -22,6 +23,8 @@ from gofer.store.content import seal_message
 from gofer.store.ids import new_id
 from gofer.store.sealing import conversation_key, seal
 from gofer.store.tables import (
+    FINAL,
+    IS_UNSENT,
     LIVE,
     JobState,
     Trust,
@@ -68,13 +71,20 @@ def lock_conversation(connection: Connection, conversation_id: str) -> None:
 _LOCK = select(conversations.c.id).where(conversations.c.id == bindparam("conversation")).with_for_update()
 
 
-def conclude(connection: Connection, vault: Vault, claim: Claim, outcome: Outcome) -> Concluded:
+Apology = Callable[[Connection, Claim, str], tuple[Draft, ...]]
+"""What to say in the chat about a job that ends without an answer. Asked under the lock, so that it speaks to
+everything the job ends with."""
+
+
+def conclude(
+    connection: Connection, vault: Vault, claim: Claim, outcome: Outcome, apology: Apology | None = None
+) -> Concluded:
     """End a run with its outcome; raises Fenced, changing nothing, when the job has another owner by now."""
     _lock(connection, claim.conversation_id, claim.lane)
-    return _settle(connection, vault, claim, outcome, owner=claim.owner)
+    return _settle(connection, vault, claim, outcome, apology)
 
 
-def conclude_lost(connection: Connection, vault: Vault, claim: Claim, draft_for: Any) -> Concluded | None:
+def conclude_lost(connection: Connection, vault: Vault, claim: Claim, apology: Apology) -> Concluded | None:
     """End a run whose worker went silent: back to ready, or dead when it has used up its tries.
 
     None when it is no longer lost: its worker renewed or ended it in the meantime.
@@ -83,14 +93,8 @@ def conclude_lost(connection: Connection, vault: Vault, claim: Claim, draft_for:
     still = connection.execute(_STILL_LOST, {"job": claim.id, "held": claim.fence}).first()
     if still is None:
         return None
-    outcome: Outcome
-    if claim.cancel_requested:
-        outcome = Cancel("cancelled", drafts=draft_for(connection, claim, "cancelled"))
-    elif claim.attempts >= claim.max_attempts:
-        outcome = Dead("worker.lost", drafts=draft_for(connection, claim, "worker.lost"))
-    else:
-        outcome = Retry("worker.lost", after=0)
-    return _settle(connection, vault, claim, outcome, owner=claim.owner, lost=True)
+    outcome: Outcome = Cancel("cancelled") if claim.cancel_requested else Retry("worker.lost", after=0)
+    return _settle(connection, vault, claim, outcome, apology, lost=True)
 
 
 _STILL_LOST = (
@@ -109,29 +113,36 @@ def _lock(connection: Connection, conversation_id: str | None, lane: str) -> Non
 
 
 def _settle(
-    connection: Connection, vault: Vault, claim: Claim, outcome: Outcome, *, owner: str, lost: bool = False
+    connection: Connection,
+    vault: Vault,
+    claim: Claim,
+    outcome: Outcome,
+    apology: Apology | None,
+    *,
+    lost: bool = False,
 ) -> Concluded:
-    outcome = _exhausted(claim, outcome)
+    outcome = _hurried(connection, claim, _exhausted(claim, outcome))
     state, delay, name = _next_state(claim, outcome)
     reason = "" if isinstance(outcome, Done | Wait) else outcome.reason
-    final = state in (JobState.DONE, JobState.DEAD, JobState.CANCELLED)
-    included_to = _included_to(connection, claim, outcome) if final else None
+    final = state in FINAL
     row = connection.execute(
         _END,
         {
             "job": claim.id,
-            "holder": owner,
+            "holder": claim.owner,
             "held": claim.fence,
             "to_state": state,
             "in_seconds": delay,
             "used": claim.attempts - (1 if isinstance(outcome, Snooze | Wait) else 0),
             "why": reason,
             "is_final": final,
-            "to_seq": included_to if included_to is not None else claim.covers_to,
+            "told": getattr(outcome, "included_to", None) if final else None,
+            "everything": _last_seq(connection, claim) if final else None,
         },
     ).one_or_none()
     if row is None:
         raise Fenced
+    state = JobState(row.state)
     ended = "lost" if lost and not final else name
     connection.execute(
         _END_ATTEMPT,
@@ -148,14 +159,19 @@ def _settle(
         data={"outcome": ended, "reason": reason, "state": state, "cost": outcome.cost},
     )
     woke = state is JobState.READY
-    if isinstance(outcome, Wait):
-        _ask(connection, vault, claim, outcome)
-    if final or isinstance(outcome, Wait):
-        woke |= _plan_replies(connection, vault, claim, outcome)
     if final:
-        woke |= _move_on(connection, claim, included_to)
+        drafts = () if isinstance(outcome, Snooze) else outcome.drafts
+        if apology is not None and not drafts and not isinstance(outcome, Done):
+            drafts = apology(connection, claim, reason)
+        woke |= _plan_replies(connection, vault, claim, drafts)
+        woke |= _move_on(connection, claim, row.covers_to)
+    elif isinstance(outcome, Wait) and state is JobState.WAITING:
+        _ask(connection, vault, claim, outcome)
+        woke |= _plan_replies(connection, vault, claim, outcome.drafts)
     return Concluded(state, woke)
 
+
+_CANCELLED_MEANWHILE = jobs.c.cancel_requested & ~bindparam("is_final", type_=Boolean)
 
 _END = (
     update(jobs)
@@ -166,17 +182,21 @@ _END = (
         in_state(JobState.RUNNING),
     )
     .values(
-        state=bindparam("to_state"),
+        # A run that pauses while somebody asks to stop it goes back at once, for a worker to end it as asked.
+        state=case((_CANCELLED_MEANWHILE, JobState.READY.value), else_=bindparam("to_state")),
         run_at=now() + bindparam("in_seconds"),
         attempts=bindparam("used"),
         reason=bindparam("why"),
         owner=None,
         lease_until=None,
         event_seq=jobs.c.event_seq + 1,
-        covers_to=bindparam("to_seq"),
-        finished_at=case((bindparam("is_final"), now()), else_=None),
+        # What the run says it read; or what was fixed when it was stopped or first ended; or all there is.
+        covers_to=func.coalesce(
+            bindparam("told", type_=BigInteger), jobs.c.covers_to, bindparam("everything", type_=BigInteger)
+        ),
+        finished_at=case((bindparam("is_final", type_=Boolean), now()), else_=None),
     )
-    .returning(jobs.c.event_seq)
+    .returning(jobs.c.event_seq, jobs.c.state, jobs.c.covers_to)
 )
 
 _END_ATTEMPT = (
@@ -210,24 +230,37 @@ def _next_state(claim: Claim, outcome: Outcome) -> tuple[JobState, float, str]:
             return JobState.DEAD, 0, "dead"
 
 
-def _included_to(connection: Connection, claim: Claim, outcome: Outcome) -> int | None:
-    """How far a finished job has read: as it says, or everything there was when it was given up."""
-    if claim.participant_id is None or isinstance(outcome, Retry | Snooze | Wait):
+def _hurried(connection: Connection, claim: Claim, outcome: Outcome) -> Outcome:
+    """A delivery must not sleep until an old edit is to be repeated while a new reply waits."""
+    if isinstance(outcome, Snooze) and outcome.reason == CONFIRMING and _unsent(connection, claim):
+        return dataclasses.replace(outcome, after=0)
+    return outcome
+
+
+def _unsent(connection: Connection, claim: Claim) -> bool:
+    binding_id = claim.payload.get("binding_id", "")
+    return connection.execute(_ANY_UNSENT, {"binding": binding_id}).first() is not None
+
+
+_ANY_UNSENT = select(replies.c.id).where(replies.c.binding_id == bindparam("binding"), IS_UNSENT).limit(1)
+
+
+def _last_seq(connection: Connection, claim: Claim) -> int | None:
+    """The conversation's last message, for a run that ends without saying how far it read."""
+    if claim.participant_id is None:
         return None
-    if outcome.included_to is not None:
-        return outcome.included_to
-    if claim.covers_to is not None:
-        return claim.covers_to
     query = select(conversations.c.last_seq).where(conversations.c.id == claim.conversation_id)
     return int(connection.execute(query).scalar_one())
 
 
-def _plan_replies(connection: Connection, vault: Vault, claim: Claim, outcome: Outcome) -> bool:
+def _plan_replies(connection: Connection, vault: Vault, claim: Claim, drafts: tuple[Draft, ...]) -> bool:
     """Put every part into the ledger and see that somebody sends it."""
-    drafts: tuple[Draft, ...] = () if isinstance(outcome, Snooze) else outcome.drafts
     if not drafts or claim.conversation_id is None:
         return False
-    key = conversation_key(connection, vault, claim.conversation_id)
+    try:
+        key = conversation_key(connection, vault, claim.conversation_id)
+    except NotFound:
+        return False  # purged while it ran: there is nobody left to tell
     woke = False
     for draft in drafts:
         first = 1 + _last_part(connection, claim.id, draft.kind)
@@ -344,9 +377,14 @@ def _move_on(connection: Connection, claim: Claim, included_to: int | None) -> b
         connection.execute(_READ_TO, {"who": claim.participant_id, "seq_": included_to})
     if promote(connection, claim.lane):
         return True
-    if claim.participant_id is None:
-        return False
-    return ensure_answer(connection, claim.participant_id)
+    if claim.participant_id is not None:
+        return ensure_answer(connection, claim.participant_id)
+    if claim.kind == DELIVER and claim.conversation_id is not None and _unsent(connection, claim):
+        # Planned after the delivery's last look.
+        return ensure_delivery(
+            connection, claim.workspace_id, claim.conversation_id, claim.payload["binding_id"]
+        )
+    return False
 
 
 _READ_TO = (

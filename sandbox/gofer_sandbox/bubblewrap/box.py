@@ -44,8 +44,9 @@ class BubblewrapBox(LocalBox):
         return FifoWire(Path(self.reference.control), owner, lambda: os.open(private, flags))
 
     def waits(self, shell: Process) -> bool:
-        """While a command runs, the shell's standard input is not the FIFO its lines come from."""
-        return processes.sleeps_alone(shell.pid) and processes.reads_from(shell.pid, f"{scripts.INSIDE}/in")
+        """While a command runs, the shell's standard input is not the FIFO its lines come from. What it may
+        hang in otherwise is opening a file that somebody inside has put a FIFO in place of."""
+        return processes.waits_outside(shell.pid, f"{scripts.INSIDE}/in")
 
     async def sweep(self, spare: Callable[[Process], bool]) -> list[Process]:
         """With the whole group frozen nothing can fork while it is being ended."""

@@ -1,0 +1,45 @@
+"""After a sandbox has ended, nothing of it may be left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from gofer_sandbox import Sandbox, processes
+
+
+@asynccontextmanager
+async def nothing_left(sandbox: Sandbox) -> AsyncIterator[Sandbox]:
+    """Start it, and see that its processes, groups and directories go with it."""
+    await sandbox.start()
+    try:
+        yield sandbox
+        assert not zombies(sandbox.record.reference.pid)
+    finally:
+        reference = sandbox.record.reference
+        inside = [reference.pid, *processes.descendants(reference.pid)]
+        started = {pid: processes.start_time(pid) for pid in inside}
+        await sandbox.close()
+    assert [pid for pid, start in started.items() if start and processes.start_time(pid) == start] == []
+    assert not Path(reference.control).exists()
+    assert not list(Path("/sys/fs/cgroup").rglob(f"gofer-sandbox-{sandbox.id}"))
+
+
+def zombies(keeper: int) -> list[int]:
+    """Processes inside that have ended and that nobody reaped."""
+    found = []
+    for pid in processes.descendants(keeper):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state == "Z":
+            found.append(pid)
+    return found
+
+
+def as_root() -> bool:
+    """Whether sessions get users of their own here."""
+    return os.geteuid() == 0
