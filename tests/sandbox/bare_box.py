@@ -31,13 +31,15 @@ class BareBox:
         self.uid = SESSION_UID
         self.gid = SESSION_GID
         self.home = home
+        self.prelude = ""
+        """Put before every script: each runs in a shell of its own."""
         self.workspace = home / "workspace"
 
     def sh(self, script: str) -> str:
         """The output of a script inside; background processes must send theirs elsewhere."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(script.encode() + b"\0")
+        self.process.stdin.write(f"{self.prelude}{script}\0".encode())
         self.process.stdin.flush()
         answer = b""
         while not answer.endswith(b"\0"):

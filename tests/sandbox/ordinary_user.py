@@ -16,8 +16,11 @@ ROOT = Path(__file__).parents[2]
 UID = 29999
 
 
-def rerun(name: str) -> None:
-    """Fail as that file fails for an ordinary user; skip, saying so, where this half cannot run."""
+def rerun(name: str, only: str = "") -> None:
+    """Fail as that file fails for an ordinary user; skip, saying so, where this half cannot run.
+
+    `only` chooses tests, as pytest's -k does.
+    """
     if os.geteuid() != 0:
         pytest.skip("the suite already runs as an ordinary user; the root half did not run")
     home = tempfile.mkdtemp(prefix="user-")
@@ -43,7 +46,7 @@ def rerun(name: str) -> None:
         "pytest_asyncio.plugin",
     ]
     command += ["-c", str(ROOT / "pyproject.toml"), "-o", "asyncio_default_fixture_loop_scope=function"]
-    command += [str(Path(__file__).parent / name)]
+    command += ["-k", only, str(Path(__file__).parent / name)]
     result = _as_user(command, environment, home)
     shutil.rmtree(home, ignore_errors=True)
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]

@@ -83,7 +83,7 @@ async def site(server: Upstream) -> AsyncIterator[Site]:
         (box.workspace / ".gitconfig").write_text(egress.git_config(rule))
         os.chown(box.workspace / ".gitconfig", box.uid, box.gid)
         running = Site(box, server, egress, rule)
-        await running.sh(f"{exports} export GIT_TERMINAL_PROMPT=0")
+        box.prelude = f"{exports} export GIT_TERMINAL_PROMPT=0;"
         yield running
         await egress.close()
 

@@ -58,7 +58,7 @@ def refused(address: str) -> str | None:
     except ValueError:
         return "not an address"
     reason = _listed(parsed)
-    if reason is None and _is_own(parsed):
+    if reason is None and is_own(parsed):
         return "this machine's own"
     return reason
 
@@ -72,16 +72,34 @@ def _listed(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | Non
     return reason or (None if address in _V6_GLOBAL else "reserved")
 
 
-def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Whether it is an address of this machine, which is then also the source of a way to it.
+def is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether it is an address of this machine: only those can be bound.
 
-    Connecting a datagram socket asks the routing table and sends nothing.
+    Where the machine lets any address be bound (`ip_nonlocal_bind`), one that is certainly not ours can be
+    too; then the question is whether the way to it begins at itself.
     """
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+    foreign = "192.0.2.1" if address.version == 4 else "2001:db8::1"
+    return _binds(str(address)) and (not _binds(foreign) or _source_of(str(address)) == str(address))
+
+
+def _binds(address: str) -> bool:
+    with _datagram_socket(address) as probe:
         try:
-            probe.connect((str(address), 9))
+            probe.bind((address, 0))
         except OSError:
             return False
-        source: str = probe.getsockname()[0]
-        return ipaddress.ip_address(source) == address
+        return True
+
+
+def _source_of(address: str) -> str | None:
+    """Our address on the way there; connecting a datagram socket sends nothing."""
+    with _datagram_socket(address) as probe:
+        try:
+            probe.connect((address, 9))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+def _datagram_socket(address: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)

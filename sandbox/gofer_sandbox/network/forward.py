@@ -91,8 +91,8 @@ def _absolute(target: str) -> tuple[str, int, str]:
         raise Refused(
             "this is a proxy: ask for http://host/path, or CONNECT for https", status=400, host=target
         )
-    if parts.username is not None or parts.password is not None:
-        raise Refused("a URL with a user in it", status=400, host=parts.hostname or "")
+    if "@" in parts.netloc or "#" in target:
+        raise Refused("a URL with a user or a fragment in it", status=400, host=parts.hostname or "")
     path = parts.path or "/"
     host = _host(f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or "")
     return host, port, f"{path}?{parts.query}" if parts.query else path
