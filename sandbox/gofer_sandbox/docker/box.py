@@ -38,10 +38,6 @@ class DockerBox(LocalBox):
         flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
         return FifoWire(Path(self.reference.control), owner, lambda: os.open(private, flags))
 
-    def waits(self, shell: Process) -> bool:
-        """While a command runs, the shell's standard input is not the FIFO its lines come from."""
-        return processes.sleeps_alone(shell.pid) and processes.reads_from(shell.pid, f"{scripts.INSIDE}/in")
-
     def pressure(self) -> Pressure:
         """By counting: how often the engine's control group was hit is not in its API."""
         count = sum(1 for _ in processes.descendants(self.reference.pid))
