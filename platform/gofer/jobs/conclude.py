@@ -1,19 +1,21 @@
 """The end of a run: one transaction under the conversation's lock, so that no message falls between two jobs.
 
 The reply goes to the ledger, `read_seq` moves on, and if somebody wants the agent meanwhile the next job is made
-there and then. Dead and cancelled jobs move on too, with one honest sentence for the person who waits.
+there and then. Dead and cancelled jobs move on too, with one honest sentence for the person who waits. Runs that
+end at the same moment are ended together: many jobs, one commit.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, case, func, insert, select, update
 
-from gofer.errors import Fenced
+from gofer.errors import Fenced, NotFound
 from gofer.integration import Author, Incoming
 from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import SERVICE, Claim, lock_lane, submit
@@ -24,6 +26,7 @@ from gofer.store.ids import new_id
 from gofer.store.sealing import conversation_key, seal
 from gofer.store.tables import (
     FINAL,
+    IS_UNSENT,
     LIVE,
     JobState,
     Trust,
@@ -70,23 +73,38 @@ def lock_conversation(connection: Connection, conversation_id: str) -> None:
 _LOCK = select(conversations.c.id).where(conversations.c.id == bindparam("conversation")).with_for_update()
 
 
-def conclude(connection: Connection, vault: Vault, claim: Claim, outcome: Outcome) -> Concluded:
+Apology = Callable[[Connection, Claim, str], tuple[Draft, ...]]
+"""What to say in the chat about a job that ends without an answer. Asked under the lock, so that it speaks to
+everything the job ends with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A run that is over."""
+
+    claim: Claim
+    outcome: Outcome
+    apology: Apology | None = None
+    """Finds the words when the outcome brings none."""
+
+
+def conclude(
+    connection: Connection, vault: Vault, claim: Claim, outcome: Outcome, apology: Apology | None = None
+) -> Concluded:
     """End a run with its outcome; raises Fenced, changing nothing, when the job has another owner by now."""
-    (concluded,) = conclude_all(connection, vault, [(claim, outcome)])
+    (concluded,) = conclude_all(connection, vault, [Ending(claim, outcome, apology)])
     if concluded is None:
         raise Fenced
     return concluded
 
 
-def conclude_all(
-    connection: Connection, vault: Vault, ended: Sequence[tuple[Claim, Outcome]]
-) -> list[Concluded | None]:
+def conclude_all(connection: Connection, vault: Vault, endings: Sequence[Ending]) -> list[Concluded | None]:
     """End several runs in one transaction; None, changing nothing, for each whose job has another owner by now."""
-    _lock(connection, [claim for claim, _ in ended])
-    return _settle(connection, vault, ended)
+    _lock(connection, [ending.claim for ending in endings])
+    return _settle(connection, vault, endings)
 
 
-def conclude_lost(connection: Connection, vault: Vault, claim: Claim, draft_for: Any) -> Concluded | None:
+def conclude_lost(connection: Connection, vault: Vault, claim: Claim, apology: Apology) -> Concluded | None:
     """End a run whose worker went silent: back to ready, or dead when it has used up its tries.
 
     None when it is no longer lost: its worker renewed or ended it in the meantime.
@@ -95,14 +113,8 @@ def conclude_lost(connection: Connection, vault: Vault, claim: Claim, draft_for:
     still = connection.execute(_STILL_LOST, {"job": claim.id, "held": claim.fence}).first()
     if still is None:
         return None
-    outcome: Outcome
-    if claim.cancel_requested:
-        outcome = Cancel("cancelled", drafts=draft_for(connection, claim, "cancelled"))
-    elif claim.attempts >= claim.max_attempts:
-        outcome = Dead("worker.lost", drafts=draft_for(connection, claim, "worker.lost"))
-    else:
-        outcome = Retry("worker.lost", after=0)
-    (concluded,) = _settle(connection, vault, [(claim, outcome)], lost=True)
+    outcome: Outcome = Cancel("cancelled") if claim.cancel_requested else Retry("worker.lost", after=0)
+    (concluded,) = _settle(connection, vault, [Ending(claim, outcome, apology)], lost=True)
     return concluded
 
 
@@ -136,13 +148,14 @@ _LOCK_ALL = (
 class _End:
     """How one run ends, decided before anything is written."""
 
+    ending: Ending
     claim: Claim
     outcome: Outcome
     state: JobState
     delay: float
     name: str
     reason: str
-    included_to: int | None
+    covers_to: int | None
     event_seq: int
 
     @property
@@ -151,63 +164,63 @@ class _End:
 
 
 def _settle(
-    connection: Connection, vault: Vault, ended: Sequence[tuple[Claim, Outcome]], *, lost: bool = False
+    connection: Connection, vault: Vault, endings: Sequence[Ending], *, lost: bool = False
 ) -> list[Concluded | None]:
-    held = _held(connection, [claim for claim, _ in ended])
+    held = _held(connection, [ending.claim for ending in endings])
     ends = [
-        _end(connection, claim, outcome, held[claim.id], lost=lost)
-        for claim, outcome in ended
-        if claim.id in held
+        _end(connection, ending, held[ending.claim.id], lost=lost)
+        for ending in endings
+        if ending.claim.id in held
     ]
-    if not ends:
-        return [None] * len(ended)
-    _write_ends(connection, ends, lost=lost)
+    if ends:
+        _write_ends(connection, ends, lost=lost)
     woke = {end.claim.id for end in ends if end.state is JobState.READY}
-    for end in ends:
-        if isinstance(end.outcome, Wait):
-            _ask(connection, vault, end.claim, end.outcome)
-        if (end.final or isinstance(end.outcome, Wait)) and _plan_replies(
-            connection, vault, end.claim, end.outcome
-        ):
-            woke.add(end.claim.id)
+    woke |= {end.claim.id for end in ends if _say(connection, vault, end)}
     woke |= _move_on(connection, [end for end in ends if end.final])
     states = {end.claim.id: end.state for end in ends}
     return [
-        Concluded(states[claim.id], claim.id in woke) if claim.id in states else None for claim, _ in ended
+        Concluded(states[ending.claim.id], ending.claim.id in woke) if ending.claim.id in states else None
+        for ending in endings
     ]
 
 
-def _held(connection: Connection, claims: Sequence[Claim]) -> dict[int, int]:
-    """The jobs that are still ours, locked, each with the number of its last event."""
+def _held(connection: Connection, claims: Sequence[Claim]) -> dict[int, Any]:
+    """The jobs that are still ours, locked."""
     rows = connection.execute(_RUNNING, {"jobs": sorted(claim.id for claim in claims)}).all()
     found = {row.id: row for row in rows}
     return {
-        claim.id: found[claim.id].event_seq
+        claim.id: found[claim.id]
         for claim in claims
         if claim.id in found and (found[claim.id].owner, found[claim.id].fence) == (claim.owner, claim.fence)
     }
 
 
 _RUNNING = (
-    select(jobs.c.id, jobs.c.owner, jobs.c.fence, jobs.c.event_seq)
+    select(jobs.c.id, jobs.c.owner, jobs.c.fence, jobs.c.event_seq, jobs.c.cancel_requested, jobs.c.covers_to)
     .where(jobs.c.id.in_(bindparam("jobs", expanding=True)), in_state(JobState.RUNNING))
     .order_by(jobs.c.id)
     .with_for_update()
 )
 
 
-def _end(connection: Connection, claim: Claim, outcome: Outcome, last_event: int, *, lost: bool) -> _End:
-    outcome = _exhausted(claim, outcome)
+def _end(connection: Connection, ending: Ending, job: Any, *, lost: bool) -> _End:
+    claim = ending.claim
+    outcome = _hurried(connection, claim, _exhausted(claim, ending.outcome))
     state, delay, name = _next_state(claim, outcome)
+    final = state in FINAL
+    if job.cancel_requested and not final:
+        # A run that pauses while somebody asks to stop it goes back at once, for a worker to end it as asked.
+        state, delay = JobState.READY, 0
     return _End(
-        claim,
-        outcome,
-        state,
-        delay,
-        "lost" if lost and state not in FINAL else name,
-        "" if isinstance(outcome, Done | Wait) else outcome.reason,
-        _included_to(connection, claim, outcome) if state in FINAL else None,
-        last_event + 1,
+        ending=ending,
+        claim=claim,
+        outcome=outcome,
+        state=state,
+        delay=delay,
+        name="lost" if lost and not final else name,
+        reason="" if isinstance(outcome, Done | Wait) else outcome.reason,
+        covers_to=_covers_to(connection, claim, outcome, job.covers_to) if final else job.covers_to,
+        event_seq=job.event_seq + 1,
     )
 
 
@@ -222,7 +235,7 @@ def _write_ends(connection: Connection, ends: Sequence[_End], *, lost: bool) -> 
                 "used": end.claim.attempts - (1 if isinstance(end.outcome, Snooze | Wait) else 0),
                 "why": end.reason,
                 "is_final": end.final,
-                "to_seq": end.included_to if end.included_to is not None else end.claim.covers_to,
+                "to_seq": end.covers_to,
                 "numbered": end.event_seq,
             }
             for end in ends
@@ -311,24 +324,54 @@ def _next_state(claim: Claim, outcome: Outcome) -> tuple[JobState, float, str]:
             return JobState.DEAD, 0, "dead"
 
 
-def _included_to(connection: Connection, claim: Claim, outcome: Outcome) -> int | None:
-    """How far a finished job has read: as it says, or everything there was when it was given up."""
-    if claim.participant_id is None or isinstance(outcome, Retry | Snooze | Wait):
-        return None
-    if outcome.included_to is not None:
-        return outcome.included_to
-    if claim.covers_to is not None:
-        return claim.covers_to
+def _hurried(connection: Connection, claim: Claim, outcome: Outcome) -> Outcome:
+    """A delivery must not sleep until an old edit is to be repeated while a new reply waits."""
+    if isinstance(outcome, Snooze) and outcome.reason == CONFIRMING and _unsent(connection, claim):
+        return dataclasses.replace(outcome, after=0)
+    return outcome
+
+
+def _unsent(connection: Connection, claim: Claim) -> bool:
+    binding_id = claim.payload.get("binding_id", "")
+    return connection.execute(_ANY_UNSENT, {"binding": binding_id}).first() is not None
+
+
+_ANY_UNSENT = select(replies.c.id).where(replies.c.binding_id == bindparam("binding"), IS_UNSENT).limit(1)
+
+
+def _covers_to(connection: Connection, claim: Claim, outcome: Outcome, fixed: int | None) -> int | None:
+    """How far a finished job has read: as the run says; or as was fixed when it was stopped or first ended; or
+    everything there is."""
+    if claim.participant_id is None:
+        return fixed
+    told = getattr(outcome, "included_to", None)
+    if told is not None or fixed is not None:
+        return fixed if told is None else told
     query = select(conversations.c.last_seq).where(conversations.c.id == claim.conversation_id)
     return int(connection.execute(query).scalar_one())
 
 
-def _plan_replies(connection: Connection, vault: Vault, claim: Claim, outcome: Outcome) -> bool:
+def _say(connection: Connection, vault: Vault, end: _End) -> bool:
+    """Put what is to be said into the ledger: the answer, the question, or the apology."""
+    claim, outcome = end.claim, end.outcome
+    if isinstance(outcome, Snooze) or not (end.final or end.state is JobState.WAITING):
+        return False
+    drafts = outcome.drafts
+    if isinstance(outcome, Wait):
+        _ask(connection, vault, claim, outcome)
+    elif end.ending.apology is not None and not drafts and not isinstance(outcome, Done):
+        drafts = end.ending.apology(connection, claim, end.reason)
+    return _plan_replies(connection, vault, claim, drafts)
+
+
+def _plan_replies(connection: Connection, vault: Vault, claim: Claim, drafts: tuple[Draft, ...]) -> bool:
     """Put every part into the ledger and see that somebody sends it."""
-    drafts: tuple[Draft, ...] = () if isinstance(outcome, Snooze) else outcome.drafts
     if not drafts or claim.conversation_id is None:
         return False
-    key = conversation_key(connection, vault, claim.conversation_id)
+    try:
+        key = conversation_key(connection, vault, claim.conversation_id)
+    except NotFound:
+        return False  # purged while it ran: there is nobody left to tell
     woke = False
     for draft in drafts:
         first = 1 + _last_part(connection, claim.id, draft.kind)
@@ -364,8 +407,9 @@ def _remember(connection: Connection, key: DataKey, claim: Claim, draft: Draft) 
         return
     seq = int(connection.execute(_NEXT_SEQ, {"conversation": claim.conversation_id}).scalar_one())
     author = Author(agent_author(claim.agent_id), is_bot=True)
+    event = "note" if draft.kind == "note" else "reply"
     message = Incoming(
-        conversation="", author=author, text="".join(draft.parts), addressed=False, event="reply"
+        conversation="", author=author, text="".join(draft.parts), addressed=False, event=event
     )
     connection.execute(
         insert(messages).values(
@@ -447,21 +491,28 @@ def _move_on(connection: Connection, ends: Sequence[_End]) -> set[int]:
     if not ends:
         return set()
     read = [
-        {"who": end.claim.participant_id, "seq_": end.included_to}
+        {"who": end.claim.participant_id, "seq_": end.covers_to}
         for end in ends
-        if end.claim.participant_id is not None and end.included_to is not None
+        if end.claim.participant_id is not None and end.covers_to is not None
     ]
     if read:
         connection.execute(_READ_TO, read)
     lanes = _promoted(connection, _PROMOTE_NEXT, {"ended": [end.claim.id for end in ends]})
     moved = {end.claim.id for end in ends if end.claim.lane in lanes}
-    for end in ends:
-        participant_id = end.claim.participant_id
-        if participant_id is None or end.claim.id in moved:
-            continue
-        if ensure_answer(connection, participant_id):
-            moved.add(end.claim.id)
-    return moved
+    return moved | {
+        end.claim.id for end in ends if end.claim.id not in moved and _next(connection, end.claim)
+    }
+
+
+def _next(connection: Connection, claim: Claim) -> bool:
+    """Make the job that follows in a lane nobody waits for: its participant is wanted, or its ledger not empty."""
+    if claim.participant_id is not None:
+        return ensure_answer(connection, claim.participant_id)
+    if claim.kind == DELIVER and claim.conversation_id is not None and _unsent(connection, claim):
+        # Planned after the delivery's last look.
+        binding_id = str(claim.payload["binding_id"])
+        return ensure_delivery(connection, claim.workspace_id, claim.conversation_id, binding_id)
+    return False
 
 
 _READ_TO = (

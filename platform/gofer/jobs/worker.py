@@ -15,13 +15,12 @@ import structlog
 from gofer.crash import crash_point
 from gofer.errors import Fenced, StoreError
 from gofer.jobs import queue, upkeep
-from gofer.jobs.conclude import Concluded, conclude_all
+from gofer.jobs.conclude import Apology, Concluded, Ending, conclude_all
 from gofer.jobs.cron import tick
-from gofer.jobs.outcome import Cancel, Dead, Draft, Outcome, Retry, Snooze
+from gofer.jobs.outcome import Cancel, Dead, Outcome, Retry, Snooze
 from gofer.jobs.queue import Claim
 from gofer.jobs.signals import EVENTS, JOBS, Signals
 from gofer.jobs.steer import expire_questions
-from gofer.jobs.upkeep import Apology
 from gofer.store.database import Database
 from gofer.vault.envelope import Vault
 
@@ -35,12 +34,16 @@ class Run:
     claim: Claim
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when somebody asked to stop; a handler may end in its own way within the grace, else it is cancelled."""
+    endless: bool = False
+    """Set by a handler that goes on until it is stopped: a process that ends need not wait for it."""
 
 
 Handler = Callable[[Run], Awaitable[Outcome]]
 """Does one kind of job. Contract: whatever it raises becomes a retry."""
 
-CANCEL_GRACE = 1.8
+CANCEL_GRACE = 1.5
+STUBBORN_AFTER = 0.3
+"""Seconds a cancelled handler has to end before its job goes on without it; both together are below two."""
 RENEWALS_PER_LEASE = 3
 BETWEEN_LOOKS = 0.05
 """Seconds between two looks for cancels and due jobs, however often there is something new."""
@@ -66,8 +69,7 @@ class Capacity:
 class _Ending:
     """A run that is over and waits for its end to be written."""
 
-    claim: Claim
-    outcome: Outcome
+    ending: Ending
     concluded: asyncio.Future[Concluded]
 
 
@@ -116,11 +118,13 @@ class Worker:
         """Claim no more; give what runs its time, then hand it back without costing it a try."""
         self._stopping = True
         await _cancel([task for task in self._loops if task.get_name() != "renew"])
+        await _cancel([task for run, task, _ in self._running.values() if run.endless])
         tasks = [task for _, task, _ in self._running.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=self._capacity.stop_within)
         await _cancel([task for _, task, _ in self._running.values()])
         await _cancel(self._loops)
+        self._signals.unsubscribe(JOBS, self._freed)
 
     @property
     def running(self) -> int:
@@ -155,15 +159,26 @@ class Worker:
     async def _claim(self, free: Mapping[str, int]) -> dict[str, list[Claim]]:
         if not any(room > 0 for room in free.values()):
             return {}
-        claims = await self._database.write(
-            partial(
-                queue.claim_each,
-                owner=self.owner,
-                lease=self._capacity.lease,
-                limits=free,
-                max_running=self._capacity.max_running,
+        claiming = asyncio.ensure_future(
+            self._database.write(
+                partial(
+                    queue.claim_each,
+                    owner=self.owner,
+                    lease=self._capacity.lease,
+                    limits=free,
+                    max_running=self._capacity.max_running,
+                )
             )
         )
+        try:
+            claims = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            # Stopping in mid-claim: what was claimed all the same must be handed back like the rest.
+            with contextlib.suppress(StoreError):
+                for pool, claimed in (await claiming).items():
+                    for claim in claimed:
+                        self._begin(claim, pool)
+            raise
         if any(claims.values()):
             crash_point("job.claimed")
         return claims
@@ -178,47 +193,43 @@ class Worker:
         bound = {"job": claim.id, "attempt": claim.fence, "kind": claim.kind}
         with structlog.contextvars.bound_contextvars(**bound):
             try:
-                outcome = await self._outcome(run)
+                outcome, apology = await self._outcome(run)
                 crash_point("job.concluding")
-                await self._conclude(claim, outcome)
+                await self._conclude(claim, outcome, apology)
                 crash_point("job.concluded")
             except Fenced:
                 log.warning("job.fenced")
             except StoreError as error:
                 # The lease runs out and another worker, or this one, takes it up from its journal.
                 log.warning("job.not_concluded", error=str(error))
+            except Exception:
+                log.exception("job.not_concluded")
             finally:
                 self._running.pop(claim.id, None)
                 self._freed.set()
 
-    async def _outcome(self, run: Run) -> Outcome:
+    async def _outcome(self, run: Run) -> tuple[Outcome, Apology | None]:
+        """What became of a run, and who finds the words if its handler did not."""
         claim = run.claim
         handler = self._handlers.get(claim.kind)
-        if handler is None:
-            return Dead("unknown_kind")
         if claim.cancel_requested:
-            return await self._cancelled(claim)
+            return Cancel("cancelled"), self._apology
+        if handler is None:
+            return Dead("unknown_kind"), self._apology
         try:
-            outcome = await handler(run)
+            return await _handled(handler, run), None
         except asyncio.CancelledError:
             if run.cancelled.is_set():
-                return await self._cancelled(claim)
-            return Snooze(0, "worker.stopped")
+                return Cancel("cancelled"), self._apology
+            return Snooze(0, "worker.stopped"), None
         except (Fenced, StoreError):
             raise
         except Exception as error:
             log.exception("job.failed", error=type(error).__name__)
-            return Retry("internal", drafts=await self._apologise(claim, "internal"))
-        return outcome
+            return Retry("internal"), self._apology
 
-    async def _cancelled(self, claim: Claim) -> Cancel:
-        return Cancel("cancelled", drafts=await self._apologise(claim, "cancelled"))
-
-    async def _apologise(self, claim: Claim, reason: str) -> tuple[Draft, ...]:
-        return await self._database.read(lambda connection: self._apology(connection, claim, reason))
-
-    async def _conclude(self, claim: Claim, outcome: Outcome) -> None:
-        ending = _Ending(claim, outcome, asyncio.get_running_loop().create_future())
+    async def _conclude(self, claim: Claim, outcome: Outcome, apology: Apology | None) -> None:
+        ending = _Ending(Ending(claim, outcome, apology), asyncio.get_running_loop().create_future())
         self._endings.append(ending)
         if self._ending is None:
             self._ending = asyncio.create_task(self._end_together(), name="endings")
@@ -239,7 +250,7 @@ class Worker:
     async def _end(self, batch: list[_Ending]) -> None:
         try:
             concluded = await self._database.write(
-                partial(conclude_all, vault=self._vault, ended=[(end.claim, end.outcome) for end in batch])
+                partial(conclude_all, vault=self._vault, endings=[end.ending for end in batch])
             )
         except Exception as error:  # noqa: BLE001 - handed to whoever waits for it
             if len(batch) == 1:
@@ -272,16 +283,23 @@ class Worker:
     async def _look_loop(self) -> None:
         """Notice cancels and due jobs soon: at each wake-up and each poll."""
         woken = self._signals.subscribe(JOBS)
-        while True:
-            if self._running:
-                for job_id in await self._database.read(partial(queue.cancels, owner=self.owner)):
-                    self._cancel(job_id)
-            promoted, following = await self._database.write(queue.stage)
-            if promoted:
-                self._signals.wake(JOBS)
-            pause = self._jittered()
-            await woken.wait(pause if following is None else min(pause, following + 0.001))
-            await asyncio.sleep(BETWEEN_LOOKS)
+        try:
+            while True:
+                await woken.wait(await self._look())
+                await asyncio.sleep(BETWEEN_LOOKS)
+        finally:
+            self._signals.unsubscribe(JOBS, woken)
+
+    async def _look(self) -> float:
+        """Look once; returns the seconds until the next look is due."""
+        if self._running:
+            for job_id in await self._database.read(partial(queue.cancels, owner=self.owner)):
+                self._cancel(job_id)
+        promoted, following = await self._database.write(queue.stage)
+        if promoted:
+            self._signals.wake(JOBS)
+        pause = self._jittered()
+        return pause if following is None else min(pause, following + 0.001)
 
     def _cancel(self, job_id: int) -> None:
         run, task, _ = self._running.get(job_id, (None, None, None))
@@ -317,6 +335,20 @@ class Worker:
             await database.write(partial(upkeep.seen, worker_id=self.owner))
             # As long as there is much to prune, go on with it; the pause lets others write.
             await asyncio.sleep(self._jittered() * (1 if any(pruned.values()) else TIDY_EVERY))
+
+
+async def _handled(handler: Handler, run: Run) -> Outcome:
+    """What a handler answers. One that does not end when it is cancelled is left behind; the fence stops its writes."""
+    working = asyncio.ensure_future(handler(run))
+    try:
+        await asyncio.wait([working])
+    except asyncio.CancelledError:
+        working.cancel()
+        await asyncio.wait([working], timeout=STUBBORN_AFTER)
+        if not working.done():
+            log.error("job.abandoned")
+            raise
+    return working.result()
 
 
 def _let_go_of_lost(

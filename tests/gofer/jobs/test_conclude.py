@@ -5,16 +5,17 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from world import World
 
 from gofer.errors import Conflict, Fenced, NotFound
 from gofer.jobs import conclude as ending
+from gofer.jobs import queue, upkeep
 from gofer.jobs.outcome import Cancel, Dead, Done, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
 from gofer.outbox import ledger
 from gofer.outbox.ledger import Part
 from gofer.store import events
 from gofer.store.tables import ReplyState
+from world import World
 
 
 @pytest.mark.parametrize(
@@ -78,9 +79,9 @@ def test_waits_between_tries_grow_within_bounds() -> None:
 # The fence.
 
 
-async def lost_claim(world: World, **job: object) -> Claim:
+async def lost_claim(world: World) -> Claim:
     """A claim whose job another worker has taken over since."""
-    await world.submit(**job)  # type: ignore[arg-type]
+    await world.submit()
     claim = await world.claim_one()
     await world.pass_time(31)
     assert await world.sweep() == 1
@@ -88,7 +89,9 @@ async def lost_claim(world: World, **job: object) -> Claim:
     return claim
 
 
-@pytest.mark.parametrize("outcome", [Done(), Retry("x"), Snooze(1), Wait("?"), Cancel("x"), Dead("x")], ids=repr)
+@pytest.mark.parametrize(
+    "outcome", [Done(), Retry("x"), Snooze(1), Wait("?"), Cancel("x"), Dead("x")], ids=repr
+)
 async def test_a_worker_that_lost_its_job_cannot_end_it(world: World, outcome: Outcome) -> None:
     claim = await lost_claim(world)
     before = await world.job(claim.id)
@@ -112,7 +115,9 @@ async def test_nor_can_it_touch_the_ledger(world: World, verb: str) -> None:
         await world.run(getattr(ledger, verb), claim=claim, part=SOME_PART, **extra.get(verb, {}))
 
 
-SOME_PART = Part(1, 1, "final", 1, 1, "kitchen", "hello_test", "", "text", {}, ReplyState.PLANNED, "", 0, None)
+SOME_PART = Part(
+    1, 1, "final", 1, 1, "kitchen", "hello_test", "", "text", {}, ReplyState.PLANNED, "", 0, None
+)
 
 
 async def test_the_same_worker_is_fenced_too_when_it_claimed_again(world: World) -> None:
@@ -161,8 +166,6 @@ async def test_a_job_that_kills_every_worker_dies(world: World) -> None:
 
 
 async def test_a_renewal_in_the_last_moment_saves_the_job(world: World) -> None:
-    from gofer.jobs import queue, upkeep
-
     await world.submit()
     claim = await world.claim_one()
     await world.pass_time(31)

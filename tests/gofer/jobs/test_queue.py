@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 from sqlalchemy.exc import IntegrityError
-from world import World
 
 from gofer.errors import StoreUnavailable
 from gofer.jobs import queue, upkeep
 from gofer.jobs.outcome import Snooze
 from gofer.jobs.queue import SERVICE
 from gofer.store.tables import jobs
+from world import World
 
 
 async def test_jobs_are_claimed_in_the_order_they_came(world: World) -> None:
