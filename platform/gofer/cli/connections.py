@@ -135,7 +135,9 @@ def _secrets(given: list[str] | None) -> dict[str, str]:
 async def _missing(api: Api, integration: str, given: dict[str, str]) -> dict[str, str]:
     """The secrets that nobody gave and Gofer cannot make up, asked of whoever sits at the terminal."""
     known = (await api.ask("GET", "/integrations"))["integrations"]
-    fields: list[dict[str, Any]] = next((each["secrets"] for each in known if each["name"] == integration), [])
+    fields: list[dict[str, Any]] = next(
+        (each["secrets"] for each in known if each["name"] == integration), []
+    )
     wanted = [field for field in fields if not field["generated"] and field["name"] not in given]
     return {field["name"]: prompt_secret(f"{field['name']} ({field['help']})") for field in wanted}
 
@@ -190,13 +192,21 @@ def set_settings(
 
 @app.command()
 def enable(id: Id, as_json: AsJson = False) -> None:
-    """Switch a connection on."""
+    """Switch a connection on.
+
+    \b
+    gofer connections enable hello_k3v9
+    """
     _change(id, {"enabled": True}, as_json)
 
 
 @app.command()
 def disable(id: Id, as_json: AsJson = False) -> None:
-    """Switch a connection off: its webhooks are refused, its conversations stay."""
+    """Switch a connection off: its webhooks are refused, its conversations stay.
+
+    \b
+    gofer connections disable hello_k3v9
+    """
     _change(id, {"enabled": False}, as_json)
 
 
