@@ -30,7 +30,7 @@ SIGNATURE = "x-hello-signature"
 KEY = "the-signing-key-of-the-hello-connection"
 NOWHERE = "http://127.0.0.1:9/replies"
 
-Headers = list[tuple[str | bytes, str | bytes]]
+Headers = list[tuple[Any, Any]]
 
 _numbers = itertools.count(1)
 
