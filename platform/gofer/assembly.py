@@ -21,7 +21,7 @@ from gofer.agent.models.keys import ModelKeys
 from gofer.agent.roster import Roster
 from gofer.agent.shells import Shells
 from gofer.intake.admit import Admitter
-from gofer.intake.polling import CATCH_UP, POLL, Poller, ensure_inflow
+from gofer.intake.polling import CATCH_UP, POLL, Poller
 from gofer.intake.receive import Gate, Intake, Refusals
 from gofer.jobs.conclude import ANSWER, DELIVER
 from gofer.jobs.queue import AGENT, SERVICE, waiting
@@ -80,6 +80,7 @@ async def open_platform(
         platform = Platform(
             settings, owner, database, vault, redactor, registry, accounts, signals, intake, Refusals()
         )
+        platform.roles = roles
         await platform.reload_secrets()
         if roles:
             roster = Roster(
@@ -93,7 +94,7 @@ async def open_platform(
         if "worker" in roles:
             if database.dialect == "sqlite":
                 await database.write(expire_all_leases)
-            await database.write(partial(start_inflow, platform=platform))
+            await database.write(platform.start_inflow)
             shells = Shells(settings=settings, database=database)
             await shells.start()
             stack.push_async_callback(shells.stop)
@@ -120,17 +121,6 @@ def _signals(settings: Settings, database: Database) -> Signals:
     if settings.redis_url:
         return RedisSignals(settings.redis_url)
     return PostgresSignals(settings.database_url) if database.dialect == "postgresql" else LocalSignals()
-
-
-def start_inflow(connection: Connection, platform: Platform) -> int:
-    """See that every connection that has to be polled or caught up with is."""
-    integrations = platform.registry.integrations.items()
-    return ensure_inflow(
-        connection,
-        polling=frozenset(name for name, integration in integrations if integration.can_poll),
-        catching_up=frozenset(name for name, integration in integrations if integration.can_catch_up),
-        public=bool(platform.settings.public_url),
-    )
 
 
 def make_worker(platform: Platform, http: httpx2.AsyncClient, shells: Shells) -> Worker:

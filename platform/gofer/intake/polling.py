@@ -11,7 +11,7 @@ import time
 from functools import partial
 
 import structlog
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, and_, select
 
 from gofer.accounts import Accounts, Connected
 from gofer.errors import NotFound, Permanent, Refused, Temporary
@@ -89,14 +89,19 @@ class Poller:
 
 def last_delivery(connection: Connection, connection_id: str) -> str | None:
     """The service's id of the last delivery stored, by our order of arrival: ids outside may restart at random."""
-    query = select(deliveries.c.external_id).where(deliveries.c.connection_id == connection_id)
+    query = select(deliveries.c.external_id).where(_came_by_itself(connection_id))
     return connection.execute(query.order_by(deliveries.c.id.desc()).limit(1)).scalar()
 
 
 def last_time(connection: Connection, connection_id: str) -> float | None:
     """When the last delivery came."""
-    query = select(deliveries.c.received_at).where(deliveries.c.connection_id == connection_id)
+    query = select(deliveries.c.received_at).where(_came_by_itself(connection_id))
     return connection.execute(query.order_by(deliveries.c.id.desc()).limit(1)).scalar()
+
+
+def _came_by_itself(connection_id: str) -> ColumnElement[bool]:
+    # A replay says nothing about how far the service has got.
+    return and_(deliveries.c.connection_id == connection_id, deliveries.c.source != "replay")
 
 
 def ensure_inflow(
