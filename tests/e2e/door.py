@@ -133,12 +133,12 @@ async def open_door(
     *roles: str,
     integration: str = "hello",
     reply_url: str = NOWHERE,
-    key: str = KEY,
+    connection_id: str = "",
     **serving: Any,
 ) -> AsyncIterator[Door]:
-    """Serve on a free port of the loopback, with one connection."""
+    """Serve on a free port of the loopback, with one connection, which is made unless it is named."""
     async with open_platform(settings, roles=frozenset(roles)) as platform:
-        connection_id = await platform.database.write(
+        connection_id = connection_id or await platform.database.write(
             partial(
                 add_connection,
                 vault=platform.vault,
@@ -146,15 +146,14 @@ async def open_door(
                 integration=platform.registry.get(integration),
                 name="test",
                 settings={"reply_url": reply_url},
-                secrets_given={"signing_key": Secret(key)},
+                secrets_given={"signing_key": Secret(KEY)},
                 by="test",
             )
         )
         await platform.reload_secrets()
         server = make_server(public_app(platform), host="127.0.0.1", port=0, **serving)
         running = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.001)
+        await server.ready.wait()
         base = f"http://127.0.0.1:{server.port}"
         try:
             async with httpx2.AsyncClient(
@@ -162,7 +161,7 @@ async def open_door(
             ) as client:
                 yield Door(platform, server.port, connection_id, client)
         finally:
-            server.should_exit = True
+            server.stop()
             await running
 
 

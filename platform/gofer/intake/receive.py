@@ -66,6 +66,7 @@ class Gate:
 
     def __init__(self, max_waiting: int) -> None:
         self.max_waiting = max_waiting
+        self.most_at_once = MOST_AT_ONCE
         self.waiting = 0
         """Unfinished jobs, as last counted, and those made here since."""
         self.inside = 0
@@ -73,9 +74,9 @@ class Gate:
     @contextmanager
     def passed(self) -> Iterator[None]:
         """Let a request in until it is recorded; raises TooBusy when no more should come."""
-        if self.inside >= MOST_AT_ONCE:
+        if self.inside >= self.most_at_once:
             raise TooBusy("Too many requests are being recorded at this moment.", retry_after=1)
-        if self.waiting >= self.max_waiting:
+        if self.waiting + self.inside >= self.max_waiting:
             raise TooBusy(f"{self.waiting} jobs are waiting already.", retry_after=10)
         self.inside += 1
         try:

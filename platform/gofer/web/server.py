@@ -63,7 +63,11 @@ class Strict(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, msg)
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            self._refuse(400, msg)
+        else:
+            # Garbage behind a whole request: that one is still owed its own answer.
+            self.cycle.keep_alive = False
 
     def _expect_soon(self) -> None:
         if self._overdue is None:
