@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import urlsplit
 
+import httpx2
 from sqlalchemy import Connection
 
 from gofer.accounts import Accounts
@@ -35,6 +36,7 @@ class Platform:
     redactor: Redactor
     registry: Registry
     accounts: Accounts
+    http: httpx2.AsyncClient
     signals: Signals
     intake: Intake
     refusals: Refusals

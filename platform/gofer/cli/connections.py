@@ -135,7 +135,9 @@ def _secrets(given: list[str] | None) -> dict[str, str]:
 async def _missing(api: Api, integration: str, given: dict[str, str]) -> dict[str, str]:
     """The secrets that nobody gave and Gofer cannot make up, asked of whoever sits at the terminal."""
     known = (await api.ask("GET", "/integrations"))["integrations"]
-    fields: list[dict[str, Any]] = next((each["secrets"] for each in known if each["name"] == integration), [])
+    fields: list[dict[str, Any]] = next(
+        (each["secrets"] for each in known if each["name"] == integration), []
+    )
     wanted = [field for field in fields if not field["generated"] and field["name"] not in given]
     return {field["name"]: prompt_secret(f"{field['name']} ({field['help']})") for field in wanted}
 

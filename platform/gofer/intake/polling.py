@@ -17,7 +17,7 @@ from gofer.accounts import Accounts, Connected
 from gofer.errors import NotFound, Permanent, Refused, Temporary
 from gofer.intake.receive import Intake, polled
 from gofer.jobs.outcome import Dead, Done, Outcome, Retry, Snooze
-from gofer.jobs.queue import SERVICE, submit
+from gofer.jobs.queue import SERVICE, lock_lane, submit
 from gofer.jobs.worker import Run
 from gofer.store.database import Database
 from gofer.store.tables import LIVE, connections, deliveries, in_state, jobs
@@ -44,6 +44,7 @@ class Poller:
     async def poll(self, run: Run) -> Outcome:
         """Ask for updates again and again; each batch is stored before the next is asked for."""
         connection_id = str(run.claim.payload["connection_id"])
+        run.endless = True
         try:
             while not run.cancelled.is_set():
                 # Looked up anew each time: its token may have been rotated, its settings changed.
@@ -124,6 +125,7 @@ def ensure_inflow(
 
 def _ensure(connection: Connection, workspace_id: str, kind: str, connection_id: str) -> bool:
     lane = f"{kind}:{connection_id}"
+    lock_lane(connection, lane)  # two processes may start at once
     live = select(jobs.c.id).where(jobs.c.lane == lane, in_state(*LIVE)).limit(1)
     if connection.execute(live).first() is not None:
         return False
