@@ -227,6 +227,10 @@ class Provider(Protocol):
 
     name: str
 
+    @property
+    def base(self) -> Path:
+        """Where what belongs to this machine's sessions is kept: control files and records."""
+
     async def probe(self) -> Report:
         """Try every feature for real; the answer may be kept for the provider's life."""
 

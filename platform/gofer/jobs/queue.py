@@ -132,6 +132,22 @@ def claim(
     return _claim_within_caps(connection, owner, lease, limit, pool, max_running)
 
 
+def claim_each(
+    connection: Connection,
+    *,
+    owner: str,
+    lease: float,
+    limits: Mapping[str, int],
+    max_running: int | None = None,
+) -> dict[str, list[Claim]]:
+    """Take ready jobs for several pools of slots at once."""
+    return {
+        pool: claim(connection, owner=owner, lease=lease, limit=limit, pool=pool, max_running=max_running)
+        for pool, limit in limits.items()
+        if limit > 0
+    }
+
+
 CLAIM_COLUMNS = (
     jobs.c.id, jobs.c.workspace_id, jobs.c.kind, jobs.c.lane, jobs.c.owner, jobs.c.fence, jobs.c.attempts,
     jobs.c.max_attempts, jobs.c.priority, jobs.c.conversation_id, jobs.c.participant_id, jobs.c.agent_id,

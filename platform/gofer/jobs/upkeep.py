@@ -68,7 +68,7 @@ _other = jobs.alias("other")
 
 
 def _free_blocked(connection: Connection) -> int:
-    live = select(_other.c.id).where(_other.c.lane == jobs.c.lane, _other.c.state.in_(LIVE))
+    live = select(_other.c.id).where(_other.c.lane == jobs.c.lane, in_state(*LIVE, of="other"))
     rows = connection.execute(
         select(jobs.c.lane, jobs.c.conversation_id)
         .where(in_state(JobState.BLOCKED), ~live.exists())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +15,7 @@ import structlog
 from gofer.crash import crash_point
 from gofer.errors import Fenced, StoreError
 from gofer.jobs import queue, upkeep
-from gofer.jobs.conclude import Apology, Concluded, conclude
+from gofer.jobs.conclude import Apology, Concluded, Ending, conclude_all
 from gofer.jobs.cron import tick
 from gofer.jobs.outcome import Cancel, Dead, Outcome, Retry, Snooze
 from gofer.jobs.queue import Claim
@@ -44,6 +45,10 @@ CANCEL_GRACE = 1.5
 STUBBORN_AFTER = 0.3
 """Seconds a cancelled handler has to end before its job goes on without it; both together are below two."""
 RENEWALS_PER_LEASE = 3
+BETWEEN_LOOKS = 0.05
+"""Seconds between two looks for cancels and due jobs, however often there is something new."""
+MOST_TOGETHER = 64
+"""Runs whose ends share a transaction."""
 TIDY_EVERY = 15
 """Poll intervals between two rounds of tidying."""
 
@@ -58,6 +63,14 @@ class Capacity:
     stop_within: float = 20
     max_running: int | None = None
     keep_finished: float = 30 * 86400
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ending:
+    """A run that is over and waits for its end to be written."""
+
+    ending: Ending
+    concluded: asyncio.Future[Concluded]
 
 
 class Worker:
@@ -84,7 +97,9 @@ class Worker:
         self._running: dict[int, tuple[Run, asyncio.Task[None], str]] = {}
         self._stopping = False
         self._loops: list[asyncio.Task[None]] = []
-        self._freed = {pool: signals.subscribe(JOBS) for pool in capacity.slots}
+        self._freed = signals.subscribe(JOBS)
+        self._endings: list[_Ending] = []
+        self._ending: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to claim."""
@@ -93,8 +108,8 @@ class Worker:
             "look": self._look_loop,
             "upkeep": self._upkeep_loop,
             "tidy": self._tidy_loop,
+            "claim": self._claim_loop,
         }
-        loops |= {f"claim-{pool}": partial(self._claim_loop, pool) for pool in self._capacity.slots}
         self._loops = [
             asyncio.create_task(self._forever(name, loop), name=name) for name, loop in loops.items()
         ]
@@ -109,8 +124,7 @@ class Worker:
             await asyncio.wait(tasks, timeout=self._capacity.stop_within)
         await _cancel([task for _, task, _ in self._running.values()])
         await _cancel(self._loops)
-        for subscription in self._freed.values():
-            self._signals.unsubscribe(JOBS, subscription)
+        self._signals.unsubscribe(JOBS, self._freed)
 
     @property
     def running(self) -> int:
@@ -133,25 +147,25 @@ class Worker:
 
     # Claiming and running.
 
-    async def _claim_loop(self, pool: str) -> None:
-        freed = self._freed[pool]
+    async def _claim_loop(self) -> None:
         while not self._stopping:
-            free = self._capacity.slots[pool] - sum(1 for *_, held in self._running.values() if held == pool)
-            claims = await self._claim(pool, free) if free > 0 else []
-            for claim in claims:
-                self._begin(claim, pool)
-            if not claims or len(claims) == free:
-                await freed.wait(self._jittered())
+            held = Counter(pool for *_, pool in self._running.values())
+            free = {pool: slots - held[pool] for pool, slots in self._capacity.slots.items()}
+            for pool, claimed in (await self._claim(free)).items():
+                for claim in claimed:
+                    self._begin(claim, pool)
+            await self._freed.wait(self._jittered())
 
-    async def _claim(self, pool: str, free: int) -> list[Claim]:
+    async def _claim(self, free: Mapping[str, int]) -> dict[str, list[Claim]]:
+        if not any(room > 0 for room in free.values()):
+            return {}
         claiming = asyncio.ensure_future(
             self._database.write(
                 partial(
-                    queue.claim,
+                    queue.claim_each,
                     owner=self.owner,
                     lease=self._capacity.lease,
-                    limit=free,
-                    pool=pool,
+                    limits=free,
                     max_running=self._capacity.max_running,
                 )
             )
@@ -161,19 +175,20 @@ class Worker:
         except asyncio.CancelledError:
             # Stopping in mid-claim: what was claimed all the same must be handed back like the rest.
             with contextlib.suppress(StoreError):
-                for claim in await claiming:
-                    self._begin(claim, pool)
+                for pool, claimed in (await claiming).items():
+                    for claim in claimed:
+                        self._begin(claim, pool)
             raise
-        if claims:
+        if any(claims.values()):
             crash_point("job.claimed")
         return claims
 
     def _begin(self, claim: Claim, pool: str) -> None:
         run = Run(claim)
-        task = asyncio.create_task(self._run(run, pool), name=f"job-{claim.id}")
+        task = asyncio.create_task(self._run(run), name=f"job-{claim.id}")
         self._running[claim.id] = (run, task, pool)
 
-    async def _run(self, run: Run, pool: str) -> None:
+    async def _run(self, run: Run) -> None:
         claim = run.claim
         bound = {"job": claim.id, "attempt": claim.fence, "kind": claim.kind}
         with structlog.contextvars.bound_contextvars(**bound):
@@ -193,7 +208,7 @@ class Worker:
                 # After a lost lease this process may hold the same job anew.
                 if self._running.get(claim.id, (None,))[0] is run:
                     del self._running[claim.id]
-                self._freed[pool].set()
+                self._freed.set()
 
     async def _outcome(self, run: Run) -> tuple[Outcome, Apology | None]:
         """What became of a run, and who finds the words if its handler did not."""
@@ -218,22 +233,45 @@ class Worker:
             log.exception("job.failed", error=type(error).__name__)
             return Retry("internal"), self._apology
 
-    async def _conclude(self, claim: Claim, outcome: Outcome, apology: Apology | None) -> Concluded:
-        # A shutdown must not tear the end off a run that is done.
-        writing = asyncio.ensure_future(
-            self._database.write(
-                lambda connection: conclude(connection, self._vault, claim, outcome, apology)
-            )
-        )
+    async def _conclude(self, claim: Claim, outcome: Outcome, apology: Apology | None) -> None:
+        ending = _Ending(Ending(claim, outcome, apology), asyncio.get_running_loop().create_future())
+        self._endings.append(ending)
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end_together(), name="endings")
         try:
-            concluded = await asyncio.shield(writing)
+            concluded = await asyncio.shield(ending.concluded)
         except asyncio.CancelledError:
-            concluded = await writing
+            # A shutdown must not tear the end off a run that is done.
+            concluded = await ending.concluded
         log.info("job.concluded", state=concluded.state, outcome=type(outcome).__name__.lower())
-        if concluded.woke:
+
+    async def _end_together(self) -> None:
+        """Write the ends of all runs that are over, in one transaction; more gather while it commits."""
+        while self._endings:
+            batch, self._endings = self._endings[:MOST_TOGETHER], self._endings[MOST_TOGETHER:]
+            await self._end(batch)
+        self._ending = None
+
+    async def _end(self, batch: list[_Ending]) -> None:
+        try:
+            concluded = await self._database.write(
+                partial(conclude_all, vault=self._vault, endings=[end.ending for end in batch])
+            )
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits for it
+            if len(batch) == 1:
+                batch[0].concluded.set_exception(error)
+                return
+            for end in batch:
+                await self._end([end])
+            return
+        for end, result in zip(batch, concluded, strict=True):
+            if result is None:
+                end.concluded.set_exception(Fenced())
+            else:
+                end.concluded.set_result(result)
+        if any(result is not None and result.woke for result in concluded):
             self._signals.wake(JOBS)
         self._signals.wake(EVENTS)
-        return concluded
 
     # Leases, cancels and upkeep.
 
@@ -253,6 +291,7 @@ class Worker:
         try:
             while True:
                 await woken.wait(await self._look())
+                await asyncio.sleep(BETWEEN_LOOKS)
         finally:
             self._signals.unsubscribe(JOBS, woken)
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import pairwise
-from typing import Any, get_type_hints
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -38,8 +38,7 @@ def problems(request: Mapping[str, Any], signatures: Mapping[str, str]) -> list[
 def _params(request: Mapping[str, Any]) -> Iterator[str]:
     from anthropic.types.message_create_params import MessageCreateParamsStreaming
 
-    known = set(get_type_hints(MessageCreateParamsStreaming))
-    for name in sorted(set(request) - known):
+    for name in sorted(set(request) - set(MessageCreateParamsStreaming.__annotations__)):
         yield f"{name}: unknown parameter"
     for name in ("model", "max_tokens", "messages"):
         if name not in request:

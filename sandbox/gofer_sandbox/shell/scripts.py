@@ -23,6 +23,7 @@ def keeper(limits: Limits, processes: int | None, address_space: int | None, con
     """PID 1: it sets limits nobody inside can raise, then starts a shell whenever the server says so.
 
     With the news goes each line the dead shell had not read, which tells whether it ever began its command.
+    A keeper that never heard from a server ends: its server died before it could record it.
     The answer is a line that would do nothing in a shell, should it ever reach one.
     It repeats the news of a shell's death until it gets the matching `go`: neither a server that dies between
     reading and answering nor a stale answer can start a shell without its state.
@@ -39,9 +40,10 @@ exec >/dev/null 2>&1
 {"; ".join(f"ulimit {one}" for one in ulimits)}
 trap : HUP INT QUIT TERM USR1 USR2 ALRM PIPE
 exec 0<>{control}/in 8<>{control}/st
-death=0 status=0 answer=
+death=0 status=0 answer= waited=0
 while :; do
   until read -r -t 1 answer && [[ $answer == ": $death" ]]; do
+    ((death || ++waited < 60)) || exit
     printf 'X%s %s %s\\0' "$death" "$status" "$answer" >&8
   done
   bash --noprofile --rcfile {control}/rc --noediting -i 8>&-

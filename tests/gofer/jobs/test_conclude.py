@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -111,7 +110,7 @@ async def test_nor_can_it_write_an_event(world: World) -> None:
 @pytest.mark.parametrize("verb", ["begin", "placed", "sent", "confirmed", "failed"])
 async def test_nor_can_it_touch_the_ledger(world: World, verb: str) -> None:
     claim = await lost_claim(world)
-    extra: dict[str, dict[str, Any]] = {
+    extra: dict[str, dict[str, str | None]] = {
         "placed": {"external_id": "9"},
         "sent": {"confirm_after": None},
         "failed": {"reason": "x"},

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shlex
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ DEFAULT_TIMEOUT = 120
 MAX_TIMEOUT = 1800
 _HOME = "/tmp/.gofer-background"  # noqa: S108 - inside the sandbox, which has a /tmp of its own
 _PAGE = 16_000
+
+T = TypeVar("T")
 
 NO_SHELL = ToolResult(
     "There is no shell: this machine cannot isolate commands. `gofer doctor` says what is missing.",
@@ -64,12 +66,12 @@ async def _run(arguments: BashArguments, context: ToolContext, shell: Shell) -> 
     running = asyncio.ensure_future(
         shell.run(arguments.command, timeout=timeout, tag=context.call_id, on_output=on_output)
     )
-    return await _unless_stopped(running, context.stopping, shell)
+    return await unless_stopped(running, context.stopping, shell)
 
 
-async def _unless_stopped(
-    running: asyncio.Future[CommandResult], stopping: Callable[[], Awaitable[None]] | None, shell: Shell
-) -> CommandResult:
+async def unless_stopped(
+    running: asyncio.Future[T], stopping: Callable[[], Awaitable[None]] | None, shell: Shell
+) -> T:
     """Wait for a command, ending it when somebody stops the run.
 
     A mere cancellation leaves the command alone: it means that this worker goes away, and another will reattach.
