@@ -16,9 +16,7 @@ from gofer_sandbox.provider import Provider
 from gofer_sandbox.record import Record
 
 
-async def reap(
-    providers: Mapping[str, Provider], keep: Collection[str], now: float | None = None
-) -> list[str]:
+async def reap(provider: Provider, keep: Collection[str], now: float | None = None) -> list[str]:
     """End and remove a provider's sessions nobody owns: those whose id is not to be kept, and those idle for
     too long.
 

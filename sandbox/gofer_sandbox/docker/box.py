@@ -11,7 +11,7 @@ from gofer_sandbox.bubblewrap import users
 from gofer_sandbox.docker.engine import Engine
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.local import LocalBox
-from gofer_sandbox.provider import Capabilities, Pressure, Process
+from gofer_sandbox.provider import Capabilities, Pressure
 from gofer_sandbox.record import Reference
 from gofer_sandbox.runtime import remove_control
 from gofer_sandbox.shell import scripts
