@@ -11,7 +11,7 @@ from gofer_sandbox.bubblewrap import users
 from gofer_sandbox.docker.engine import Engine
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.local import LocalBox
-from gofer_sandbox.provider import Capabilities, Pressure, Process
+from gofer_sandbox.provider import Capabilities, Pressure
 from gofer_sandbox.record import Reference
 from gofer_sandbox.runtime import remove_control
 from gofer_sandbox.shell import scripts
@@ -37,10 +37,6 @@ class DockerBox(LocalBox):
         private = f"/proc/{self.reference.pid}/root{scripts.PRIVATE}"
         flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
         return FifoWire(Path(self.reference.control), owner, lambda: os.open(private, flags))
-
-    def waits(self, shell: Process) -> bool:
-        """While a command runs, the shell's standard input is not the FIFO its lines come from."""
-        return processes.sleeps_alone(shell.pid) and processes.reads_from(shell.pid, f"{scripts.INSIDE}/in")
 
     def pressure(self) -> Pressure:
         """By counting: how often the engine's control group was hit is not in its API."""
