@@ -133,6 +133,7 @@ async def test_a_lost_container_is_made_again_with_files_and_state(
 ) -> None:
     async with Sandbox(docker) as sandbox:
         await sandbox.run("x=kept; echo file > f")
+        await sandbox.snapshot()
         [container] = engine.containers.values()
         container.kill()
         lost = await sandbox.run("echo again")
