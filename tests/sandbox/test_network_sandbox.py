@@ -1,4 +1,4 @@
-"""A whole sandbox with its gate: the network opens with it, follows it when it is made again, ends with it."""
+"""A whole sandbox with its gate: the network opens with it, follows it when made again, and ends with it."""
 
 from __future__ import annotations
 
