@@ -51,7 +51,8 @@ def provider(engine: FakeEngine, place: Path, image: str = "debian:12", **option
 
 def left_over(engine: FakeEngine, place: Path) -> list[str]:
     """What should not be there when no session is: containers and control directories."""
-    names = [path.name for path in (place / "base").iterdir() if path.name != "uids"]
+    names = [path.name for path in (place / "base").iterdir() if path.name not in ("uids", "records")]
+    names += [path.name for path in (place / "base" / "records").glob("*")]
     claims = [path.name for path in (place / "base" / "uids").glob("*")]
     return [*engine.containers, *names, *claims]
 
