@@ -10,7 +10,7 @@ from sandbox.ordinary_user import rerun
     [
         (
             "test_network_forward.py",
-            "without_an_egress or allowed_host or gone_or_holds or comes_back or shut",
+            "without_an_egress or allowed_host or gone_or_holds or comes_back",
         ),
         ("test_network_git.py", "clones_and_pushes or HEAD:refs/heads/main or cuts_off or made_by_hand"),
     ],
