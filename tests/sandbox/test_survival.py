@@ -291,3 +291,22 @@ async def test_a_record_of_something_else_is_refused(directory: Path) -> None:
     for text in ("", "{}", "[]", "null", '{"version": 1}', '{"version": 99, "id": "x"}', "\0"):
         with pytest.raises(InvalidInput):
             Record.from_json(text)
+
+
+async def test_what_a_crash_in_the_middle_of_a_start_left_is_removed(base: Path, directory: Path) -> None:
+    script = """
+import asyncio, os, sys
+from pathlib import Path
+from gofer_sandbox import Bubblewrap, Sandbox
+from gofer_sandbox.session import Shell
+Shell.begin = lambda shell: os.kill(os.getpid(), 9)
+asyncio.run(Sandbox(Bubblewrap(base=Path(sys.argv[1])), directory=sys.argv[2]).start())
+"""
+    subprocess.run([sys.executable, "-c", script, str(base), str(directory)], check=False)
+    [record] = (base / "records").glob("*.json")
+    session = record.stem
+    assert (base / session).exists()
+    assert await reap(Bubblewrap(base=base), keep=[]) == [session]
+    assert not (base / session).exists()
+    assert not list((base / "uids").glob("*"))
+    assert not [place for place, _, _ in os.walk("/sys/fs/cgroup") if place.endswith(session)]

@@ -1,0 +1,100 @@
+"""Connections as their integrations see them: the row, its settings, its secrets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, select
+
+from gofer.errors import NotFound
+from gofer.integration import Account, Integration
+from gofer.registry import Registry
+from gofer.store.database import Database
+from gofer.store.tables import connections
+from gofer.vault.envelope import Vault
+from gofer.vault.stored import secrets_of
+
+if TYPE_CHECKING:
+    import httpx2
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A connection with the code that speaks for it."""
+
+    account: Account
+    integration: Integration
+    workspace_id: str
+    enabled: bool
+
+
+class Accounts:
+    """Looks connections up.
+
+    On SQLite all changes pass through this process, so what was read stays true until `forget`. On Postgres
+    another process may have rotated a secret a moment ago, and the next request must know: nothing is kept.
+    """
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        vault: Vault,
+        registry: Registry,
+        public_url: str,
+        http: httpx2.AsyncClient | None = None,
+    ) -> None:
+        self._database = database
+        self._vault = vault
+        self._registry = registry
+        self._public_url = public_url.rstrip("/")
+        self._http = http
+        self._kept: dict[str, Connected] = {}
+
+    def forget(self) -> None:
+        """Read everything anew from here on: a connection or a secret has changed."""
+        self._kept.clear()
+
+    async def get(self, connection_id: str) -> Connected:
+        """A connection by id; raises NotFound."""
+        if (kept := self._kept.get(connection_id)) is not None:
+            return kept
+        row, secrets = await self._database.read(lambda connection: self._read(connection, connection_id))
+        connected = self.connected(row, secrets)
+        if self._database.dialect == "sqlite":
+            self._kept[connection_id] = connected
+        return connected
+
+    async def all(self) -> list[Connected]:
+        """Every enabled connection whose integration is there."""
+        ids = await self._database.read(
+            lambda connection: list(
+                connection.execute(select(connections.c.id).where(connections.c.enabled)).scalars()
+            )
+        )
+        found = []
+        for connection_id in ids:
+            try:
+                found.append(await self.get(connection_id))
+            except NotFound:
+                continue
+        return found
+
+    def connected(self, row: Any, secrets: dict[str, Any]) -> Connected:
+        """A connection's row with its secrets and code."""
+        account = Account(
+            id=row.id,
+            name=row.name,
+            settings=row.settings,
+            secrets=secrets,
+            hook_url=f"{self._public_url}/hooks/{row.id}" if self._public_url else None,
+            http=self._http,
+        )
+        return Connected(account, self._registry.get(row.integration), row.workspace_id, row.enabled)
+
+    def _read(self, connection: Connection, connection_id: str) -> tuple[Any, dict[str, Any]]:
+        row = connection.execute(select(connections).where(connections.c.id == connection_id)).one_or_none()
+        if row is None:
+            raise NotFound(f"There is no connection {connection_id!r}.")
+        return row, secrets_of(connection, self._vault, workspace_id=row.workspace_id, owner=connection_id)

@@ -1,0 +1,1 @@
+"""The agent: a loop over a model and tools whose only state is its journal."""

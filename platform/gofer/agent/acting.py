@@ -1,0 +1,143 @@
+"""Running the calls a turn asked for: started before, finished after, each exactly once where that matters."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from itertools import groupby
+
+from gofer.agent.conversation import Answer, Inbox, Questions
+from gofer.agent.limits import Limits
+from gofer.agent.outcome import Asked
+from gofer.agent.progress import call_sig, result_sig
+from gofer.agent.record import Recorder
+from gofer.agent.state import Call
+from gofer.agent.tools.runner import Ran, Surroundings, Tools
+from gofer.agent.transcript import OUTCOME_UNKNOWN
+from gofer.agent.untrusted import name, plain, quotes
+from gofer.tool import Question, Tier, ToolResult
+
+WROTE_INSTEAD = "They did not answer the question itself, but wrote what follows."
+NOBODY_ANSWERED = "Nobody answered in time. Go on without, or end with what you have."
+
+
+class Acting:
+    """The hands of the loop."""
+
+    def __init__(
+        self, record: Recorder, tools: Tools, limits: Limits, inbox: Inbox, questions: Questions
+    ) -> None:
+        self._record = record
+        self._tools = tools
+        self._limits = limits
+        self._inbox = inbox
+        self._questions = questions
+        self.stopping = asyncio.Event()
+
+    async def act(self) -> Asked | None:
+        """Give every pending call its result; or say that one of them waits for a person."""
+        for group in self._groups(self._record.state.pending):
+            asked = [one for one in await asyncio.gather(*map(self._one, group)) if one is not None]
+            if asked:
+                return asked[0]
+        return None
+
+    def _groups(self, calls: list[Call]) -> Iterator[list[Call]]:
+        """Neighbours that may run side by side together, every other call alone, in the order asked."""
+        for parallel, group in groupby(calls, self._tools.parallel):
+            together = list(group)
+            yield from [together] if parallel else [[call] for call in together]
+
+    async def _one(self, call: Call) -> Asked | None:
+        if call.asked is not None:
+            return await self._answer(call)
+        refusal = self._tools.refusal(call, narrowed=self._record.state.narrowed)
+        if refusal is not None:
+            await self._finish(call, refusal, 0)
+        elif call.started and call.tier != Tier.READ:
+            await self._finish(call, await self._tools.recover(call, self._surroundings()) or _unknown(), 0)
+        else:
+            return await self._run(call)
+        return None
+
+    async def _run(self, call: Call) -> Asked | None:
+        parent = self._record.state.rounds[-1].event_id
+        if not call.started:
+            started = {"call_id": call.id, "name": call.name, "tier": self._tools.tier(call)}
+            await self._record("tool.started", started, parent)
+        begin = time.monotonic()
+        ran = await self._tools.run(call, self._surroundings())
+        question = ran.result.question
+        if question is None:
+            await self._finish(call, ran, int((time.monotonic() - begin) * 1000))
+            return None
+        data = {"call_id": call.id, "text": question.text, "choices": list(question.choices)}
+        await self._record("run.asked", {**data, "expires_after": question.expires_after}, parent)
+        return self._asked(call)
+
+    def _surroundings(self) -> Surroundings:
+        state = self._record.state
+        return Surroundings(
+            narrowed=state.narrowed,
+            plan=state.plan,
+            seconds_left=self._limits.time_left(state),
+            stopping=self._wait_stop,
+            on_output=lambda call_id, text: self._record.listen(
+                "tool.delta", {"call_id": call_id, "text": text}
+            ),
+        )
+
+    async def _wait_stop(self) -> None:
+        await self.stopping.wait()
+
+    def _asked(self, call: Call) -> Asked:
+        assert call.asked is not None
+        question = Question(call.asked["text"], tuple(call.asked["choices"]), call.asked["expires_after"])
+        return Asked(call.id, question, self._record.state.included_to)
+
+    async def _answer(self, call: Call) -> Asked | None:
+        state = self._record.state
+        answer = await self._questions.answer(call.id)
+        if answer is None:
+            unread = await self._inbox.unread(state.included_to)
+            if all(quotes(said.trust, state.trust) for said in unread):
+                return self._asked(call)
+        await self._finish(call, Ran(_answered(answer), "ok"), 0)
+        return None
+
+    async def _finish(self, call: Call, ran: Ran, took_ms: int) -> None:
+        result = ran.result
+        data = {
+            "call_id": call.id,
+            "name": call.name[:200],
+            "status": ran.status,
+            "content": result.content,
+            "images": await self._tools.pictures(result),
+            "details": dict(result.details),
+            "is_error": result.is_error,
+            "exit_code": result.exit_code,
+            "timed_out": result.timed_out,
+            "truncated": result.truncated,
+            "more": result.more,
+            "untrusted": result.untrusted,
+            "progress": result.progress,
+            "polling": self._tools.polling(call),
+            "call_sig": call_sig(call.name, call.input),
+            "result_sig": result_sig(result),
+            "took_ms": took_ms,
+        }
+        await self._record("tool.finished", data, self._record.state.rounds[-1].event_id)
+
+
+def _unknown() -> Ran:
+    return Ran(ToolResult(OUTCOME_UNKNOWN, is_error=True), "unknown")
+
+
+def _answered(answer: Answer | None) -> ToolResult:
+    if answer is None:
+        return ToolResult(WROTE_INSTEAD, progress=True)
+    if answer.expired:
+        return ToolResult(NOBODY_ANSWERED, is_error=True)
+    text = f"{name(answer.by)}, {answer.trust}, answered:\n{plain(answer.text)}"
+    return ToolResult(text, progress=True, untrusted=answer.trust in ("stranger", "unknown"))

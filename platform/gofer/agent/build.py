@@ -1,0 +1,90 @@
+"""A Loop for one job, from an agent's description and the ports the platform lends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gofer.agent.agents import AgentSpec
+from gofer.agent.context import Context
+from gofer.agent.context.assembler import PlainAssembler
+from gofer.agent.context.compressor import PlainCompressor
+from gofer.agent.context.provider import ConversationProvider
+from gofer.agent.context.summariser import ModelSummariser
+from gofer.agent.conversation import Covers, History, Inbox, Questions, Trust, rank
+from gofer.agent.journal import Journal
+from gofer.agent.limits import Ledger, Limits
+from gofer.agent.loop import Loop
+from gofer.agent.model import Model
+from gofer.agent.models.offline import Offline
+from gofer.agent.prices import Prices
+from gofer.agent.record import Listener
+from gofer.agent.tools.output import Mask
+from gofer.agent.tools.policy import Policy
+from gofer.agent.tools.registry import Registry
+from gofer.agent.tools.runner import Tools
+from gofer.tool import Blobs, Shell, Tool
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What the platform lends to one run."""
+
+    journal: Journal
+    inbox: Inbox
+    history: History
+    questions: Questions
+    ledger: Ledger
+    blobs: Blobs
+    covers: Covers
+    shell: Shell | None = None
+    """None where no sandbox can be had; the shell's tools then say so."""
+    mask: Mask = str
+    """Hides secrets in what tools give, before journal and model see it."""
+    listen: Listener = field(default=lambda kind, data: None)
+
+
+async def waking_trust(ports: Ports) -> Trust:
+    """How far the run is trusted: by its journal if it began before, else by who woke it."""
+    for event in await ports.journal.load():
+        if event.kind == "run.started":
+            trust: Trust = event.data["trust"]
+            return trust
+    unread = await ports.inbox.unread(ports.covers.read_seq)
+    waking = [said for said in unread if said.addressed] or unread
+    return max((said.trust for said in waking), key=rank, default=ports.covers.trust)
+
+
+async def build(
+    spec: AgentSpec, model: Model, tools: Iterable[Tool[Any]], prices: Prices, ports: Ports
+) -> Loop:
+    """The loop of one job."""
+    names = tuple({model.name, *getattr(model, "names", ())})
+    limits = Limits(spec.limits, prices, names, ports.ledger, background=ports.covers.background)
+    policy = Policy(spec.tools, await waking_trust(ports))
+    runner = Tools(
+        Registry(tools),
+        policy,
+        shell=ports.shell,
+        blobs=ports.blobs,
+        mask=ports.mask,
+        allowed_hosts=spec.fetch.hosts,
+    )
+    summariser = None if isinstance(model, Offline) else ModelSummariser(model, limits)
+    context = Context(
+        ConversationProvider(ports.history),
+        PlainCompressor(spec.context, model.context_window, summariser),
+        PlainAssembler(spec.name, spec.instructions, runner.offered(), ports.blobs, ports.covers.extra),
+    )
+    return Loop(
+        model=model,
+        tools=runner,
+        journal=ports.journal,
+        limits=limits,
+        context=context,
+        inbox=ports.inbox,
+        questions=ports.questions,
+        covers=ports.covers,
+        listen=ports.listen,
+    )

@@ -1,0 +1,102 @@
+"""What a model gets to see: a provider says what to consider, a compressor makes it fit, an assembler builds the
+request.
+
+The prompt only ever grows at its end, so that providers' caches work, except at declared points: the events
+`context.cleared` and `context.checkpoint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gofer.agent.context.sizes import block_size, estimate
+from gofer.agent.conversation import Said
+from gofer.agent.limits import Go
+from gofer.agent.model import Block, Message, Request
+from gofer.agent.state import State
+from gofer.agent.transcript import merge, transcript
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A declared compaction point, to be journaled."""
+
+    kind: str
+    data: dict[str, Any]
+
+
+class Provider(Protocol):
+    """What came before the run."""
+
+    async def start(self, to: int) -> tuple[int, int]:
+        """Where the history of a new run begins (exclusive) and ends."""
+        ...
+
+    async def history(self, state: State) -> Sequence[Said]:
+        """The messages before the run that it may see."""
+        ...
+
+    async def opening(self, state: State) -> list[Message]:
+        """The same as messages for the model, with the summary before them."""
+        ...
+
+    async def tainted(self, state: State) -> bool:
+        """Whether strangers' words are in it."""
+        ...
+
+
+class Compressor(Protocol):
+    """Makes it fit."""
+
+    async def shrink(self, state: State, history: Sequence[Said], size: int, *, force: bool) -> list[Point]:
+        """What to leave out now; nothing most of the time. With `force` something must go."""
+        ...
+
+
+class Assembler(Protocol):
+    """Builds requests."""
+
+    async def request(self, state: State, messages: list[Message], go: Go) -> Request: ...
+
+    def overhead(self) -> int:
+        """Estimated tokens of what is in every request."""
+        ...
+
+
+@dataclass(slots=True)
+class Context:
+    """The three together, as the loop uses them."""
+
+    provider: Provider
+    compressor: Compressor
+    assembler: Assembler
+
+    async def start(self, to: int) -> tuple[int, int]:
+        return await self.provider.start(to)
+
+    async def tainted(self, state: State) -> bool:
+        return await self.provider.tainted(state)
+
+    async def size(self, state: State, extra: Sequence[Block] = ()) -> int:
+        """Estimated input tokens of the next request, leaning on what the provider counted last time."""
+        raw = await self.raw_size(state, extra)
+        if state.last_input and state.last_size:
+            return max(1, state.last_input + max(0, raw - state.last_size))
+        return raw
+
+    async def raw_size(self, state: State, extra: Sequence[Block] = ()) -> int:
+        """The estimate alone, to compare with the next one."""
+        added = sum(block_size(block) for block in extra)
+        return estimate(await self._messages(state)) + added + self.assembler.overhead()
+
+    async def shrink(self, state: State, *, force: bool = False) -> list[Point]:
+        history = await self.provider.history(state)
+        return await self.compressor.shrink(state, history, await self.size(state), force=force)
+
+    async def request(self, state: State, go: Go) -> Request:
+        return await self.assembler.request(state, merge(await self._messages(state)), go)
+
+    async def _messages(self, state: State) -> list[Message]:
+        return [*await self.provider.opening(state), *transcript(state)]

@@ -1,0 +1,197 @@
+"""Making it fit: first old tool results go, in batches, then what came before becomes a summary.
+
+Both happen at rounds' ends, so a call is never parted from its result, and both are journaled, so the prompt's
+prefix changes at these points only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gofer.agent.context import Point
+from gofer.agent.context.rules import standing_rules
+from gofer.agent.context.sizes import block_size, text_size
+from gofer.agent.conversation import Said, Summary
+from gofer.agent.model import Usage
+from gofer.agent.state import Call, Round, State
+from gofer.agent.untrusted import body
+
+
+class ContextSettings(BaseModel):
+    """Sizes in tokens."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    history: int = Field(default=12_000, ge=500)
+    """Of the conversation before the run; beyond it, the older half becomes a summary."""
+    clear_at: int = Field(default=24_000, ge=1000)
+    """From this size on, old tool results are cleared …"""
+    clear_batch: int = Field(default=5_000, ge=100)
+    """… this many at a time."""
+    keep_rounds: int = Field(default=4, ge=1)
+    """The last rounds, whose results stay."""
+    compact_at: int = Field(default=100_000, ge=2000)
+    """From this size on, all but the last rounds become a summary."""
+    keep: int = Field(default=8_000, ge=200)
+    """Of the last rounds, beside the summary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condensed:
+    """A summary's text, empty when the model wrote no proper one, and what making it cost."""
+
+    text: str
+    usage: Usage
+    cost: int = 0
+
+
+class Summariser(Protocol):
+    """Writes summaries."""
+
+    async def summarise(self, state: State, material: str) -> Condensed | None:
+        """A structured summary; None when there is no money for it or the model fails."""
+        ...
+
+
+class PlainCompressor:
+    """Clears, then compacts, by the settings' thresholds."""
+
+    def __init__(self, settings: ContextSettings, window: int, summariser: Summariser | None = None) -> None:
+        self._settings = settings
+        self._compact_at = min(settings.compact_at, window * 6 // 10)
+        self._keep = min(settings.keep, window // 5)
+        self._summarise: Callable[[State, str], Awaitable[Condensed | None]] | None = (
+            summariser.summarise if summariser else None
+        )
+
+    async def shrink(self, state: State, history: Sequence[Said], size: int, *, force: bool) -> list[Point]:
+        if not state.rounds and self._history_size(history) > self._settings.history:
+            return [await self._compact_history(state, history)]
+        if force or size > self._compact_at:
+            return await self._compact(state, history, force)
+        if size > self._settings.clear_at:
+            return self._clear(state)
+        return []
+
+    def _history_size(self, history: Sequence[Said]) -> int:
+        return sum(text_size(said.text) for said in history)
+
+    async def _compact_history(self, state: State, history: Sequence[Said]) -> Point:
+        kept, size = len(history), 0
+        while kept and size < self._settings.history // 2:
+            kept -= 1
+            size += text_size(history[kept].text)
+        old = history[: max(1, kept)]
+        return await self._checkpoint(state, old, [], kept_from=0, covers_to=old[-1].seq)
+
+    def _clear(self, state: State) -> list[Point]:
+        last = max(state.kept_from, len(state.rounds) - self._settings.keep_rounds)
+        calls = [call for round_ in state.rounds[state.kept_from : last] for call in round_.calls]
+        big = [call for call in calls if call.id not in state.cleared and _result_size(call) > 100]
+        if sum(_result_size(call) for call in big) < self._settings.clear_batch:
+            return []
+        return [Point("context.cleared", {"call_ids": [call.id for call in big]})]
+
+    async def _compact(self, state: State, history: Sequence[Said], force: bool) -> list[Point]:
+        kept_from = self._cut(state, self._keep // 2 if force else self._keep)
+        if force and kept_from == state.kept_from:
+            # The model says it is too much although we think that it is not: everything answered goes.
+            kept_from = self._cut(state, 0)
+        gone = state.rounds[state.kept_from : kept_from]
+        if not gone and not history:
+            return []
+        covers_to = max([state.history_to, *(_last_seq(round_) for round_ in gone)])
+        return [await self._checkpoint(state, history, gone, kept_from=kept_from, covers_to=covers_to)]
+
+    def _cut(self, state: State, keep: int) -> int:
+        """The first round to keep: as many as fit, and always one that still waits for its answer."""
+        cut, size = len(state.rounds), 0
+        if state.rounds and state.rounds[-1].answer is None:
+            cut -= 1
+        while cut > state.kept_from:
+            size += _round_size(state.rounds[cut - 1])
+            if size > keep:
+                break
+            cut -= 1
+        return max(cut, state.kept_from)
+
+    async def _checkpoint(
+        self, state: State, old: Sequence[Said], gone: Sequence[Round], *, kept_from: int, covers_to: int
+    ) -> Point:
+        before = state.summary
+        trusted = [*_trusted_said(old), *_trusted_input(gone)]
+        rules = standing_rules(trusted, before.rules if before else ())
+        condensed = await self._summarise(state, _material(before, old, gone)) if self._summarise else None
+        condensed = condensed or Condensed("", Usage())
+        text = condensed.text or plain_summary(before, old, gone)
+        asked = "\n\n".join(_trusted_input(gone))[:6000]
+        text = f"{text}\n\nWhat was asked, word for word:\n{asked}" if asked else text
+        return Point(
+            "context.checkpoint",
+            {
+                "summary": text,
+                "rules": list(rules),
+                "covers_to": covers_to,
+                "history_after": old[-1].seq if old else state.history_after,
+                "kept_from": kept_from,
+                "narrowed": state.narrowed or any(said.trust in ("stranger", "unknown") for said in old),
+                "usage": condensed.usage.json(),
+                "cost": condensed.cost,
+            },
+        )
+
+
+def _result_size(call: Call) -> int:
+    if call.result is None:
+        return 0
+    return text_size(call.result["content"]) + 1600 * len(call.result["images"])
+
+
+def _round_size(round_: Round) -> int:
+    blocks = [*round_.input, *(round_.answer or [])]
+    return sum(block_size(block) for block in blocks) + sum(_result_size(call) for call in round_.calls)
+
+
+def _last_seq(round_: Round) -> int:
+    return max((block["origin"]["seq"] for block in round_.input if "origin" in block), default=0)
+
+
+def _trusted_said(old: Sequence[Said]) -> list[str]:
+    return [said.text for said in old if not said.by_us and said.trust in ("owner", "member")]
+
+
+def _trusted_input(gone: Sequence[Round]) -> list[str]:
+    blocks = [block for round_ in gone for block in round_.input if "origin" in block]
+    trusted = [block for block in blocks if not block["origin"]["quoted"]]
+    return [body(block) for block in trusted if block["origin"]["trust"] in ("owner", "member")]
+
+
+def _material(before: Summary | None, old: Sequence[Said], gone: Sequence[Round]) -> str:
+    parts = [f"Summary so far:\n{before.text}"] if before else []
+    parts += [f"{'You' if said.by_us else said.author}: {said.text}" for said in old]
+    for round_ in gone:
+        parts += [
+            block["text"] for block in [*round_.input, *(round_.answer or [])] if block["type"] == "text"
+        ]
+        parts += [_told(call, 2000) for call in round_.calls]
+    return "\n\n".join(parts)
+
+
+def _told(call: Call, length: int) -> str:
+    result = call.result["content"] if call.result else "outcome unknown"
+    return f"Called {call.name} with {str(call.input)[:500]}: {result[:length]}"
+
+
+def plain_summary(before: Summary | None, old: Sequence[Said], gone: Sequence[Round]) -> str:
+    """A summary made without a model: what was asked, what was called, what was said last."""
+    parts = ["Goal:", *(f"- {text[:1000]}" for text in _trusted_input(gone)[:5])]
+    parts += ["Earlier:"] + ([before.text[:6000]] if before else [])
+    parts += [f"- {'me' if said.by_us else said.author}: {said.text[:300]}" for said in old[-30:]]
+    parts += ["Progress:", *(f"- {_told(call, 200)}" for round_ in gone[-40:] for call in round_.calls)]
+    said = [block["text"] for round_ in gone for block in round_.answer or [] if block["type"] == "text"]
+    parts += ["Last words of mine:", *(text[:2000] for text in said[-1:])]
+    return "\n".join(parts)

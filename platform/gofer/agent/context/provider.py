@@ -1,0 +1,72 @@
+"""What came before the run: the last summary, and the conversation's messages since, by budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gofer.agent.conversation import History, Said, Summary
+from gofer.agent.model import Block, Message
+from gofer.agent.state import State
+from gofer.agent.untrusted import plain, render
+
+NEWEST = 500
+"""Messages read at most, whatever the conversation's length: the cost of a run must not grow with it."""
+
+
+class ConversationProvider:
+    """Reads the conversation once per run and remembers what it rendered."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._earlier: Summary | None = None
+        self._said: Sequence[Said] | None = None
+        self._opening: tuple[tuple[int, int, str], list[Message]] | None = None
+
+    async def start(self, to: int) -> tuple[int, int]:
+        self._earlier = await self._history.summary()
+        return (self._earlier.covers_to if self._earlier else 0), to
+
+    async def history(self, state: State) -> Sequence[Said]:
+        if self._said is None:
+            self._earlier = await self._history.summary()
+            after, to = state.history_after, state.history_to
+            self._said = await self._history.between(after, to, newest=NEWEST) if to > after else ()
+        return [said for said in self._said if said.seq > state.history_after]
+
+    async def tainted(self, state: State) -> bool:
+        said = await self.history(state)
+        summary = state.summary or self._earlier
+        return bool(summary and summary.narrowed) or any(
+            one.trust in ("stranger", "unknown") and not one.by_us for one in said
+        )
+
+    async def opening(self, state: State) -> list[Message]:
+        said = await self.history(state)
+        summary = state.summary or self._earlier
+        key = (state.history_after, len(said), summary.text if summary else "")
+        if self._opening is None or self._opening[0] != key:
+            self._opening = key, [*_summary(summary), *(_message(one, state) for one in said)]
+        return self._opening[1]
+
+
+def _summary(summary: Summary | None) -> list[Message]:
+    if summary is None:
+        return []
+    text = f"<summary>\nWhat came before, in short:\n{plain(summary.text)}\n"
+    if summary.rules:
+        text += "\nStanding rules from users, in their own words:\n"
+        text += "".join(f"- {plain(rule)}\n" for rule in summary.rules)
+    return [{"role": "user", "content": [{"type": "text", "text": text + "</summary>"}]}]
+
+
+def _message(said: Said, state: State) -> Message:
+    if said.by_us and said.text.strip():
+        return {
+            "role": "assistant",
+            "content": [{"type": "text", "text": said.text.strip()}],
+            "by": "history",
+        }
+    blocks: list[Block] = [block for block in render(said, state.trust) if block["type"] == "text"]
+    if said.pictures:
+        blocks.append({"type": "text", "text": f"({len(said.pictures)} image(s), not shown again)"})
+    return {"role": "user", "content": blocks}

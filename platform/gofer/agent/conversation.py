@@ -1,0 +1,124 @@
+"""What the agent knows of the conversation it works in, by protocol: the platform backs these with its store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+Trust = Literal["unknown", "stranger", "member", "owner"]
+_ORDER: tuple[Trust, ...] = ("unknown", "stranger", "member", "owner")
+
+
+def rank(trust: Trust) -> int:
+    """Higher is more trusted."""
+    return _ORDER.index(trust)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An image that came with a message."""
+
+    blob: str
+    media_type: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One admitted message of the conversation."""
+
+    seq: int
+    author: str
+    """A name for people."""
+    trust: Trust
+    text: str
+    addressed: bool = True
+    by_us: bool = False
+    """This agent's own reply."""
+    pictures: tuple[Picture, ...] = ()
+    files: tuple[str, ...] = ()
+    """Where other attachments were put in the shell, or what became of them."""
+    at: str = ""
+    """When, for the model: 2026-11-16 09:30 UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What is kept of everything up to a message."""
+
+    text: str
+    rules: tuple[str, ...] = ()
+    """Users' standing rules, verbatim."""
+    covers_to: int = 0
+    """The last message it covers."""
+    narrowed: bool = False
+    """Strangers' words went into it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopSignal:
+    """Somebody, or something, ends the run."""
+
+    code: str = "user.stop"
+    sentence: str = "Stopped, as asked."
+
+
+class Inbox(Protocol):
+    """The live side of the conversation."""
+
+    async def unread(self, after: int) -> Sequence[Said]:
+        """Admitted messages of others after this number, in order."""
+        ...
+
+    async def stopped(self) -> StopSignal:
+        """Returns when the run is to stop, within a second of the wish; never returns otherwise."""
+        ...
+
+
+class History(Protocol):
+    """What came before, within the participant's epoch."""
+
+    async def summary(self) -> Summary | None:
+        """The latest checkpoint of earlier jobs, if there is one."""
+        ...
+
+    async def between(self, after: int, to: int, *, newest: int) -> Sequence[Said]:
+        """The messages with after < seq <= to, in order, at most the `newest` ones; our own included."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a question."""
+
+    text: str = ""
+    by: str = ""
+    trust: Trust = "member"
+    expired: bool = False
+
+
+class Questions(Protocol):
+    """Answers to what a run asked."""
+
+    async def answer(self, call_id: str) -> Answer | None:
+        """The answer to the question of this call; None while it is open."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Covers:
+    """Which messages woke the job."""
+
+    read_seq: int
+    """Everything up to here was dealt with by earlier jobs."""
+    wake_seq: int = 0
+    """The last message or trigger that wanted the agent when the job began."""
+    background: bool = False
+    """Nobody waits for it: the smaller budget applies."""
+    prompt: str = ""
+    """What to do, for a job that no message started (a schedule)."""
+    trust: Trust = "unknown"
+    """Of whoever set up such a job."""
+    extra: dict[str, str] = field(default_factory=dict)
+    """Facts for the model that do not change during the job, such as the repository."""

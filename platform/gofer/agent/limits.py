@@ -1,0 +1,231 @@
+"""The control plane: every model call is paid for before it is made, and every run ends.
+
+All figures come from the folded journal and from the platform's ledger, so a restart forgets nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gofer.agent.model import Usage
+from gofer.agent.prices import MICROS, Price, Prices
+from gofer.agent.state import State
+
+Scope = Literal["day", "conversation"]
+WRAP_UP_TOKENS = 1024
+LEAST_TOKENS = 512
+
+
+class LimitSettings(BaseModel):
+    """What one job may use. The defaults are on until the user says otherwise; 0 dollars means no cap."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    steps: int = Field(default=100, ge=1, le=10_000)
+    active_minutes: float = Field(default=30, gt=0)
+    """Working time, summed over restarts; waiting for a person does not count."""
+    tokens: int = Field(default=10_000_000, ge=1000)
+    job_dollars: float = Field(default=1.0, ge=0)
+    background_dollars: float = Field(default=0.25, ge=0)
+    """For a job nobody waits for."""
+    day_dollars: float = Field(default=10.0, ge=0)
+    """For this agent in one day of the workspace's time zone."""
+    conversation_dollars: float = Field(default=0, ge=0)
+    output_tokens: int = Field(default=8192, ge=LEAST_TOKENS)
+    """The most a single answer may have."""
+    warn_at: float = Field(default=0.8, gt=0, lt=1)
+
+    def caps(self) -> dict[Scope, int]:
+        """Caps that span jobs, in millionths of a dollar."""
+        wanted: dict[Scope, float] = {"day": self.day_dollars, "conversation": self.conversation_dollars}
+        return {scope: micros(dollars) for scope, dollars in wanted.items() if dollars}
+
+
+def micros(dollars: float) -> int:
+    return round(dollars * MICROS)
+
+
+class Ledger(Protocol):
+    """Spending that spans jobs; the platform keeps it in its store, per agent and day and per conversation."""
+
+    async def reserve(self, key: str, amount: int, caps: Mapping[Scope, int]) -> Scope | None:
+        """Set aside this much for a call of this job, in one transaction with the check of all caps.
+
+        Returns the scope whose cap it would break, and then sets nothing aside. The same key again replaces its
+        reservation. Reservations count as spent until they are settled.
+        """
+        ...
+
+    async def settle(self, key: str, amount: int) -> None:
+        """What the call really cost."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Not even a last call may be made."""
+
+    code: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Words for the model, given once."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """The call may be made."""
+
+    max_tokens: int
+    reserve: int
+    notes: tuple[Note, ...] = ()
+    wrap_up: Halt | None = None
+    """The limit that makes this the last call."""
+    warning: Note | None = None
+    """For the user."""
+
+
+class Limits:
+    """The limits of one job."""
+
+    def __init__(
+        self,
+        settings: LimitSettings,
+        prices: Prices,
+        models: tuple[str, ...],
+        ledger: Ledger,
+        *,
+        background: bool = False,
+    ) -> None:
+        self._settings = settings
+        self._prices = prices
+        self._models = models
+        self._ledger = ledger
+        self._job_cap = micros(settings.background_dollars if background else settings.job_dollars)
+
+    def check_start(self) -> Halt | None:
+        """An unknown price with a cap on cost: nobody could keep the promise."""
+        capped = self._job_cap or self._settings.caps()
+        unknown = [model for model in self._models if self._prices.of(model) is None]
+        if not capped or not unknown:
+            return None
+        return Halt(
+            "price.unknown",
+            f"I do not know what {unknown[0]} costs, so its budget could not be kept. Add its price to "
+            "prices.toml in the data directory, or set job_dollars and day_dollars of the agent to 0.",
+        )
+
+    def cost(self, model: str, usage: Usage) -> int:
+        """What a call has cost."""
+        price = self._prices.of(model)
+        return price.cost(usage) if price else 0
+
+    async def before_turn(self, state: State, size: int) -> Go | Halt:
+        """Whether the next call, with this many input tokens, may be made, and how long its answer may be."""
+        price = self._dearest()
+        over = self._over(state)
+        tokens = min(self._settings.output_tokens, self._affordable(state, size, price))
+        if over is None and tokens >= LEAST_TOKENS and not state.wrapping_up:
+            scope = await self._reserve(state, price.worst(size, tokens))
+            if scope is None:
+                return self._go(state, tokens, price.worst(size, tokens))
+            over = _scope_halt(scope, self._settings)
+        return await self._wrap_up(state, size, price, over or self._job_halt())
+
+    async def settle(self, state: State, cost: int) -> None:
+        """Tell the ledger what the call that just ended has cost, failed tries included."""
+        await self._ledger.settle(f"turn:{state.calls}", state.tries_cost + cost)
+
+    async def settle_summary(self, state: State, cost: int) -> None:
+        """Tell the ledger what a summary has cost."""
+        await self._ledger.settle(f"summary:{state.compactions + 1}", cost)
+
+    async def afford(self, state: State, input_tokens: int, output_tokens: int) -> bool:
+        """Whether a summary fits beside a last answer; it is set aside then."""
+        price = self._dearest()
+        amount = price.worst(input_tokens, output_tokens)
+        after = price.worst(input_tokens, WRAP_UP_TOKENS)
+        if self._job_cap and state.spent + state.reserved + amount + after > self._job_cap:
+            return False
+        key = f"summary:{state.compactions + 1}"
+        return await self._ledger.reserve(key, amount, self._settings.caps()) is None
+
+    def time_left(self, state: State) -> float:
+        """Seconds of active time; what a tool may use at most."""
+        return max(0.0, self._settings.active_minutes * 60 - state.active_ms / 1000)
+
+    def _dearest(self) -> Price:
+        known = [price for model in self._models if (price := self._prices.of(model))]
+        return max(known, key=lambda price: price.output, default=Price(input=0, output=0))  # type: ignore[arg-type]
+
+    def _over(self, state: State) -> Halt | None:
+        settings = self._settings
+        if state.turns >= settings.steps:
+            return Halt("limit.steps", f"I reached the limit of {settings.steps} steps for one job.")
+        if state.active_ms >= settings.active_minutes * 60_000:
+            return Halt(
+                "limit.time", f"I reached the limit of {settings.active_minutes:g} minutes for one job."
+            )
+        if state.tokens >= settings.tokens:
+            return Halt("limit.tokens", f"I reached the limit of {settings.tokens} tokens for one job.")
+        return None
+
+    def _job_halt(self) -> Halt:
+        return Halt("budget.job", f"The budget of ${self._job_cap / MICROS:.2f} for one job is used up.")
+
+    def _affordable(self, state: State, size: int, price: Price) -> int:
+        """Output tokens that still leave enough for a wrap-up answer after this call."""
+        if not self._job_cap or not price.output:
+            return self._settings.output_tokens
+        left = self._job_cap - state.spent - state.reserved
+        left -= price.worst(size, 0) + price.worst(size + self._settings.output_tokens, WRAP_UP_TOKENS)
+        return int(left / price.output)
+
+    async def _reserve(self, state: State, amount: int) -> Scope | None:
+        return await self._ledger.reserve(f"turn:{state.calls + 1}", amount, self._settings.caps())
+
+    async def _wrap_up(self, state: State, size: int, price: Price, why: Halt) -> Go | Halt:
+        amount = price.worst(size, WRAP_UP_TOKENS)
+        if self._job_cap and state.spent + state.reserved + amount > self._job_cap:
+            return why
+        if await self._reserve(state, amount) is not None:
+            return why
+        text = f"{why.sentence} This is your last turn: call no tool. Say what is done, what is not, and what is next."
+        return Go(WRAP_UP_TOKENS, amount, (Note(why.code, text),), wrap_up=why)
+
+    def _go(self, state: State, tokens: int, amount: int) -> Go:
+        used, what = self._used(state)
+        notes: tuple[Note, ...] = ()
+        warning = None
+        if used >= 0.9 and "limit.near" not in state.given:
+            notes = (Note("limit.near", f"About a tenth of your {what} is left. Come to an end."),)
+        if used >= self._settings.warn_at and "warned" not in state.given:
+            warning = Note("warned", f"{used:.0%} of the {what} for this job is used.")
+        return Go(tokens, amount, notes, warning=warning)
+
+    def _used(self, state: State) -> tuple[float, str]:
+        settings = self._settings
+        parts = [
+            (state.turns / settings.steps, "steps"),
+            (state.active_ms / (settings.active_minutes * 60_000), "working time"),
+            (state.tokens / settings.tokens, "tokens"),
+        ]
+        if self._job_cap:
+            parts.append(((state.spent + state.reserved) / self._job_cap, "budget"))
+        return max(parts)
+
+
+def _scope_halt(scope: Scope, settings: LimitSettings) -> Halt:
+    if scope == "day":
+        return Halt("budget.day", f"This agent's budget of ${settings.day_dollars:.2f} for today is used up.")
+    dollars = settings.conversation_dollars
+    return Halt("budget.conversation", f"The budget of ${dollars:.2f} for this conversation is used up.")

@@ -1,0 +1,156 @@
+"""What the loop knows of a model: it takes a Request and streams events that end with one Turn.
+
+Blocks have the shape of Anthropic's API, the richest of those we speak, so that what a model said is stored and
+sent back verbatim. Other adapters translate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NotRequired, Protocol, TypedDict
+
+Block = dict[str, Any]
+"""A content block: text, image, thinking, redacted_thinking, tool_use or tool_result.
+
+An image block of ours holds `blob` instead of data until the request is sent. The key `origin` on a text block
+says which message it came from; no adapter sends it.
+"""
+
+Stop = Literal["end", "tool_use", "max_tokens", "pause", "refusal", "context_exceeded"]
+
+
+class Message(TypedDict):
+    """One turn of the transcript."""
+
+    role: Literal["user", "assistant"]
+    content: list[Block]
+    by: NotRequired[str]
+    """Which provider and model said it; thinking of another model is not sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as the model is told of it."""
+
+    name: str
+    description: str
+    schema: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call of a model."""
+
+    system: str
+    tools: tuple[ToolSpec, ...]
+    messages: tuple[Message, ...]
+    max_tokens: int
+    use_tools: bool = True
+    """False asks for words only; the tools stay listed, since the prefix must not change."""
+    previous_message_id: str | None = None
+    """The provider's id of the last answer, to learn why a cache missed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the provider counted them."""
+
+    input: int = 0
+    """Neither read from nor written to the cache."""
+    cache_read: int = 0
+    cache_write: int = 0
+    """For five minutes."""
+    cache_write_1h: int = 0
+    output: int = 0
+
+    @property
+    def total_input(self) -> int:
+        return self.input + self.cache_read + self.cache_write + self.cache_write_1h
+
+    @property
+    def total(self) -> int:
+        return self.total_input + self.output
+
+    def json(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a model answered, complete and checked."""
+
+    content: list[Block]
+    stop: Stop
+    usage: Usage
+    model: str
+    """Provider and model that answered, such as anthropic/claude-sonnet-5-5."""
+    message_id: str | None = None
+    malformed: dict[str, str] = field(default_factory=dict)
+    """Calls whose arguments are no JSON object, by id: they are answered with the reason and never run."""
+    cut_call: bool = False
+    """A tool call was cut off by the token limit and is left out."""
+    diagnostics: dict[str, Any] | None = None
+    detail: str = ""
+    """The provider's words on a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of the answer, for live listeners only."""
+
+    kind: Literal["text", "thinking", "call"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attempted:
+    """A try failed and is made again; what it cost is charged."""
+
+    reason: str
+    usage: Usage
+    model: str
+
+
+ModelEvent = Delta | Attempted | Turn
+
+ErrorKind = Literal[
+    "retryable",  # may work later
+    "unavailable",  # a breaker is open, or asked to wait long
+    "auth",  # the key is refused
+    "context",  # the prompt is too long
+    "image",  # an image is refused
+    "invalid",  # anything else that never works
+]
+
+
+class ModelError(Exception):
+    """A model call failed. The text is for people and holds no secret."""
+
+    def __init__(
+        self,
+        kind: ErrorKind,
+        message: str,
+        *,
+        retry_after: float | None = None,
+        usage: Usage | None = None,
+        model: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.kind: ErrorKind = kind
+        self.retry_after = retry_after
+        self.usage = usage or Usage()
+        self.model = model
+
+
+class Model(Protocol):
+    """A model behind an adapter."""
+
+    name: str
+    """Provider and model, such as anthropic/claude-sonnet-5-5."""
+    context_window: int
+    """Tokens it can take."""
+
+    def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
+        """Yield Deltas and, last, exactly one Turn; raise ModelError otherwise."""
+        ...

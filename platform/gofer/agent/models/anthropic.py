@@ -1,0 +1,245 @@
+"""Anthropic's API through its SDK, which is imported only when first needed: it takes two seconds.
+
+The SDK's own retries are off, since it sleeps as long as a server says. Its parsed arguments are not used either: a
+call that was cut off looks like a valid one there. We keep the raw JSON of each call and parse it strictly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+
+from gofer.agent.model import Block, Delta, Message, ModelError, ModelEvent, Request, Stop, Turn, Usage
+from gofer.agent.models.calls import call_block
+from gofer.agent.models.errors import classify
+
+if TYPE_CHECKING:
+    from anthropic import AsyncAnthropic
+
+STOPS: dict[str, Stop] = {
+    "end_turn": "end",
+    "stop_sequence": "end",
+    "tool_use": "tool_use",
+    "max_tokens": "max_tokens",
+    "pause_turn": "pause",
+    "refusal": "refusal",
+    "model_context_window_exceeded": "context_exceeded",
+}
+KNOWN_BLOCKS = {"text", "thinking", "redacted_thinking", "tool_use"}
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+class Anthropic:
+    """A model of Anthropic's."""
+
+    def __init__(
+        self,
+        model: str,
+        key: str,
+        *,
+        base_url: str | None = None,
+        http: httpx2.AsyncClient | None = None,
+        context_window: int = 200_000,
+        thinking: bool = False,
+        stall: float = 120,
+    ) -> None:
+        self.name = f"anthropic/{model}"
+        self.context_window = context_window
+        self._model = model
+        self._key = key
+        self._base_url = base_url
+        self._http = http
+        self._thinking = thinking
+        self._stall = stall
+        self._client: AsyncAnthropic | None = None
+
+    async def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
+        answer = Answer(self.name)
+        try:
+            async for event in await self._open(request):
+                for delta in answer.take(event.to_dict(warnings=False)):
+                    yield delta
+        except Exception as error:
+            raise classify(error, self.name, answer.usage) from error
+        yield answer.turn()
+
+    async def _open(self, request: Request) -> Any:
+        params = parameters(request, self._model, thinking=self._thinking)
+        return await self._connect().messages.create(stream=True, **params)
+
+    def _connect(self) -> AsyncAnthropic:
+        if self._client is None:
+            from anthropic import AsyncAnthropic
+
+            timeout = httpx2.Timeout(self._stall, connect=10)
+            self._client = AsyncAnthropic(
+                api_key=self._key,
+                base_url=self._base_url or "https://api.anthropic.com",
+                max_retries=0,
+                timeout=timeout,
+                http_client=self._http,
+                open_telemetry=False,
+            )
+        return self._client
+
+
+def parameters(request: Request, model: str, *, thinking: bool = False) -> dict[str, Any]:
+    """The body of a call. Its prefix depends on nothing that changes from turn to turn."""
+    params: dict[str, Any] = {
+        "model": model,
+        "max_tokens": request.max_tokens,
+        "system": [{"type": "text", "text": request.system, **MARK}],
+        "messages": marked(sendable(request.messages, f"anthropic/{model}")),
+        "diagnostics": {"previous_message_id": request.previous_message_id},
+    }
+    if request.tools:
+        params["tools"] = [
+            {"name": tool.name, "description": tool.description, "input_schema": tool.schema}
+            for tool in request.tools
+        ]
+        params["tools"][-1] |= MARK
+        params["tool_choice"] = {"type": "auto" if request.use_tools else "none"}
+    if thinking:
+        params["thinking"] = {"type": "adaptive"}
+    return params
+
+
+def sendable(messages: tuple[Message, ...], model: str) -> list[dict[str, Any]]:
+    """Messages without our own marks, and without thinking that another model signed."""
+    sent: list[dict[str, Any]] = []
+    for message in messages:
+        foreign = message["role"] == "assistant" and message.get("by", model) != model
+        blocks = [
+            _plain_block(block) for block in message["content"] if not (foreign and _is_thinking(block))
+        ]
+        if blocks:
+            sent.append({"role": message["role"], "content": blocks})
+    return sent
+
+
+def _plain_block(block: Block) -> Block:
+    return {key: value for key, value in block.items() if key != "origin"}
+
+
+def _is_thinking(block: Block) -> bool:
+    return block["type"] in ("thinking", "redacted_thinking")
+
+
+def marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Two of the four cache marks: on the last message, and where the request before this one had its last.
+
+    The second makes sure that the cache is found however many blocks a turn has added.
+    """
+    users = [index for index, message in enumerate(messages) if message["role"] == "user"]
+    for index in users[-2:]:
+        content = messages[index]["content"]
+        messages[index] = {**messages[index], "content": [*content[:-1], {**content[-1], **MARK}]}
+    return messages
+
+
+class Answer:
+    """Collects a stream, block by block, from the raw events."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._blocks: dict[int, Block] = {}
+        self._raw: dict[int, list[str]] = {}
+        self._closed: set[int] = set()
+        self._stop: str | None = None
+        self._detail = ""
+        self._message: dict[str, Any] = {}
+        self._usage: dict[str, Any] = {}
+        self._ended = False
+
+    @property
+    def usage(self) -> Usage:
+        counted = self._usage
+        writes = counted.get("cache_creation") or {}
+        hour = int(writes.get("ephemeral_1h_input_tokens") or 0)
+        return Usage(
+            input=int(counted.get("input_tokens") or 0),
+            cache_read=int(counted.get("cache_read_input_tokens") or 0),
+            cache_write=max(0, int(counted.get("cache_creation_input_tokens") or 0) - hour),
+            cache_write_1h=hour,
+            output=int(counted.get("output_tokens") or 0),
+        )
+
+    def take(self, event: dict[str, Any]) -> list[Delta]:
+        kind = event.get("type")
+        if kind == "message_start":
+            self._message = event["message"]
+            self._count(event["message"].get("usage"))
+        elif kind == "content_block_start":
+            self._blocks[event["index"]] = dict(event["content_block"])
+        elif kind == "content_block_delta":
+            return self._delta(event["index"], event["delta"])
+        elif kind == "content_block_stop":
+            self._closed.add(event["index"])
+        elif kind == "message_delta":
+            self._stop = event["delta"].get("stop_reason")
+            self._detail = ((event["delta"].get("stop_details") or {}).get("explanation")) or ""
+            self._count(event.get("usage"))
+        elif kind == "message_stop":
+            self._ended = True
+        return []
+
+    def _count(self, usage: dict[str, Any] | None) -> None:
+        self._usage.update({key: value for key, value in (usage or {}).items() if value is not None})
+
+    def _delta(self, index: int, delta: dict[str, Any]) -> list[Delta]:
+        block = self._blocks.get(index, {})
+        kind = delta.get("type")
+        if kind == "text_delta" and block.get("type") == "text":
+            block["text"] += delta["text"]
+            return [Delta("text", delta["text"])]
+        if kind == "thinking_delta" and block.get("type") == "thinking":
+            block["thinking"] += delta["thinking"]
+            return [Delta("thinking", delta["thinking"])]
+        if kind == "signature_delta" and block.get("type") == "thinking":
+            block["signature"] = block.get("signature", "") + delta["signature"]
+        if kind == "input_json_delta":
+            self._raw.setdefault(index, []).append(delta["partial_json"])
+            return [Delta("call", delta["partial_json"])]
+        return []
+
+    def turn(self) -> Turn:
+        """The complete answer. A stream that ended early is no answer."""
+        if not self._ended or self._stop is None:
+            raise self._error("retryable", "The stream of the answer broke off.")
+        if self._stop not in STOPS:
+            raise self._error("invalid", f"The model stopped for a reason unknown here: {self._stop[:80]}.")
+        stop = STOPS[self._stop]
+        malformed: dict[str, str] = {}
+        content = [block for index in sorted(self._blocks) for block in self._block(index, stop, malformed)]
+        calls = any(block["type"] == "tool_use" for block in content)
+        dropped_call = any(block.get("type") == "tool_use" for block in self._blocks.values()) and not calls
+        if stop == "tool_use" and not calls:
+            stop = "end"
+        return Turn(
+            content,
+            stop,
+            self.usage,
+            self._name,
+            message_id=self._message.get("id"),
+            malformed=malformed,
+            cut_call=dropped_call,
+            diagnostics=self._message.get("diagnostics"),
+            detail=self._detail,
+        )
+
+    def _error(self, kind: Any, text: str) -> ModelError:
+        return ModelError(kind, text, usage=self.usage, model=self._name)
+
+    def _block(self, index: int, stop: Stop, malformed: dict[str, str]) -> list[Block]:
+        block = self._blocks[index]
+        if block.get("type") not in KNOWN_BLOCKS or index not in self._closed:
+            return []
+        if block["type"] != "tool_use":
+            return [{key: value for key, value in block.items() if value is not None}]
+        if stop != "tool_use":
+            return []
+        raw = "".join(self._raw.get(index, [])) or json.dumps(block.get("input") or {})
+        return [call_block(block["id"], block["name"], raw, malformed)]

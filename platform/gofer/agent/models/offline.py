@@ -1,0 +1,98 @@
+"""The offline model: no key, no network, no guessing. It runs what it is told to run, and says what it is.
+
+A line that begins with `$`, in a message of an owner or member that steers the run, is a command for the shell.
+`$tool NAME {json}` calls any tool. Everything else is answered with what this is and how to add a real model. It
+never stands in for a model that failed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from gofer.agent.model import Block, Delta, Message, ModelEvent, Request, Turn, Usage
+from gofer.agent.state import texts
+from gofer.agent.untrusted import body
+
+LABEL = "(offline model)"
+WHAT_IT_IS = (
+    f"{LABEL} I am Gofer without a language model. I can run commands for you: begin a line with $, for example\n"
+    "$ uname -a\n"
+    'Any tool can be called with a line such as: $tool read {"path": "notes.txt"}\n'
+    "To have a real model, give Gofer a key: gofer secret set anthropic_key, or set GOFER_ANTHROPIC_KEY. "
+    "docs/models.md has the rest, local models included."
+)
+_TOOL = re.compile(r"tool\s+([a-z0-9_-]{1,64})\s*(\{.*\})?\s*")
+
+
+class Offline:
+    """Deterministic: the same messages give the same answer."""
+
+    name = "offline/offline"
+    context_window = 1_000_000
+
+    async def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
+        turn = self._turn(request)
+        for text in texts(turn.content):
+            yield Delta("text", text)
+        yield turn
+
+    def _turn(self, request: Request) -> Turn:
+        last = request.messages[-1]
+        results = [block for block in last["content"] if block["type"] == "tool_result"]
+        calls = list(_calls(last, len(request.messages))) if request.use_tools else []
+        if calls:
+            said = [_text(_report(request.messages, results))] if results else []
+            return Turn([*said, *calls], "tool_use", Usage(), self.name, message_id=None)
+        text = _report(request.messages, results) if results else WHAT_IT_IS
+        return Turn([_text(text)], "end", Usage(), self.name, message_id=None)
+
+
+def _text(text: str) -> Block:
+    return {"type": "text", "text": text}
+
+
+def _calls(message: Message, position: int) -> Iterator[Block]:
+    for number, line in enumerate(_command_lines(message)):
+        name, arguments = _parse(line)
+        yield {"type": "tool_use", "id": f"offline_{position}_{number}", "name": name, "input": arguments}
+
+
+def _command_lines(message: Message) -> Iterator[str]:
+    for block in message["content"]:
+        origin = block.get("origin")
+        if origin is None or origin["quoted"] or origin["trust"] not in ("owner", "member"):
+            continue
+        for line in body(block).splitlines():
+            if line.lstrip().startswith("$") and line.lstrip()[1:].strip():
+                yield line.lstrip()[1:]
+
+
+def _parse(line: str) -> tuple[str, dict[str, Any]]:
+    called = _TOOL.fullmatch(line)
+    if called is None:
+        return "bash", {"command": line.strip()}
+    try:
+        arguments = json.loads(called.group(2) or "{}")
+    except ValueError:
+        return "bash", {"command": line.strip()}
+    return called.group(1), arguments
+
+
+def _report(messages: tuple[Message, ...], results: list[Block]) -> str:
+    asked = {
+        block["id"]: block
+        for message in messages
+        if message["role"] == "assistant"
+        for block in message["content"]
+        if block["type"] == "tool_use"
+    }
+    parts = [LABEL]
+    for result in results:
+        call = asked[result["tool_use_id"]]
+        title = call["input"].get("command") if call["name"] == "bash" else None
+        parts.append(f"$ {title or call['name'] + ' ' + json.dumps(call['input'])}")
+        parts += [f"```\n{text}\n```" for text in texts(result["content"])]
+    return "\n".join(parts)

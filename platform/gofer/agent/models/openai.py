@@ -1,0 +1,217 @@
+"""Chat completions, as OpenAI and most local servers speak them (Ollama, llama.cpp, vLLM, OpenRouter).
+
+The SDK is an extra, `pip install 'gofer[openai]'`, and imported only when first needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import httpx2
+
+from gofer.agent.model import Block, Delta, Message, ModelError, ModelEvent, Request, Stop, Turn, Usage
+from gofer.agent.models.calls import call_block
+from gofer.agent.models.errors import classify
+from gofer.agent.state import texts
+from gofer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+STOPS: dict[str, Stop] = {
+    "stop": "end",
+    "tool_calls": "tool_use",
+    "length": "max_tokens",
+    "content_filter": "refusal",
+}
+
+
+class OpenAI:
+    """A model behind a chat completions API."""
+
+    def __init__(
+        self,
+        model: str,
+        key: str,
+        *,
+        base_url: str | None = None,
+        http: httpx2.AsyncClient | None = None,
+        context_window: int = 128_000,
+        provider: str = "openai",
+        stall: float = 120,
+    ) -> None:
+        self.name = f"{provider}/{model}"
+        self.context_window = context_window
+        self._model = model
+        self._key = key
+        self._base_url = base_url
+        self._http = http
+        self._stall = stall
+        self._client: AsyncOpenAI | None = None
+
+    async def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
+        answer = _Answer(self.name)
+        try:
+            async for chunk in await self._open(request):
+                for delta in answer.take(chunk.to_dict(warnings=False)):
+                    yield delta
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise classify(error, self.name, answer.usage) from error
+        yield answer.turn()
+
+    async def _open(self, request: Request) -> Any:
+        params: dict[str, Any] = {
+            "model": self._model,
+            "messages": [{"role": "system", "content": request.system}, *translated(request.messages)],
+            "max_completion_tokens": request.max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if request.tools:
+            params["tools"] = [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": tool.name,
+                        "description": tool.description,
+                        "parameters": tool.schema,
+                    },
+                }
+                for tool in request.tools
+            ]
+            params["tool_choice"] = "auto" if request.use_tools else "none"
+        return await self._connect().chat.completions.create(**params)
+
+    def _connect(self) -> AsyncOpenAI:
+        if self._client is None:
+            try:
+                from openai import AsyncOpenAI
+            except ImportError as error:
+                raise ConfigError("This model needs an extra: pip install 'gofer[openai]'") from error
+            self._client = AsyncOpenAI(
+                api_key=self._key or "none",
+                base_url=self._base_url or "https://api.openai.com/v1",
+                max_retries=0,
+                timeout=httpx2.Timeout(self._stall, connect=10),
+                http_client=self._http,
+            )
+        return self._client
+
+
+def translated(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
+    """The transcript in OpenAI's shape."""
+    return [entry for message in messages for entry in _entries(message)]
+
+
+def _entries(message: Message) -> Iterator[dict[str, Any]]:
+    if message["role"] == "assistant":
+        yield _assistant(message)
+        return
+    for block in message["content"]:
+        if block["type"] == "tool_result":
+            text = "\n".join(texts(block["content"]))
+            yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": text}
+    shown = [block for block in message["content"] if block["type"] in ("text", "image")]
+    shown += [
+        inner
+        for block in message["content"]
+        if block["type"] == "tool_result"
+        for inner in block["content"]
+        if inner["type"] == "image"
+    ]
+    if shown:
+        yield {"role": "user", "content": [_part(block) for block in shown]}
+
+
+def _part(block: Block) -> dict[str, Any]:
+    if block["type"] == "text":
+        return {"type": "text", "text": block["text"]}
+    source = block["source"]
+    return {"type": "image_url", "image_url": {"url": f"data:{source['media_type']};base64,{source['data']}"}}
+
+
+def _assistant(message: Message) -> dict[str, Any]:
+    calls = [
+        {
+            "id": block["id"],
+            "type": "function",
+            "function": {"name": block["name"], "arguments": json.dumps(block["input"])},
+        }
+        for block in message["content"]
+        if block["type"] == "tool_use"
+    ]
+    entry: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts(message["content"])) or None}
+    return {**entry, "tool_calls": calls} if calls else entry
+
+
+class _Answer:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._text: list[str] = []
+        self._calls: dict[int, dict[str, str]] = {}
+        self._stop: str | None = None
+        self._id: str | None = None
+        self.usage = Usage()
+
+    def take(self, chunk: dict[str, Any]) -> list[Delta]:
+        self._id = chunk.get("id") or self._id
+        if chunk.get("usage"):
+            self.usage = _usage(chunk["usage"])
+        deltas: list[Delta] = []
+        for choice in chunk.get("choices") or []:
+            self._stop = choice.get("finish_reason") or self._stop
+            deltas += self._delta(choice.get("delta") or {})
+        return deltas
+
+    def _delta(self, delta: dict[str, Any]) -> list[Delta]:
+        deltas = []
+        if delta.get("content"):
+            self._text.append(delta["content"])
+            deltas.append(Delta("text", delta["content"]))
+        for piece in delta.get("tool_calls") or []:
+            call = self._calls.setdefault(piece["index"], {"name": "", "arguments": ""})
+            function = piece.get("function") or {}
+            call["name"] += function.get("name") or ""
+            call["arguments"] += function.get("arguments") or ""
+            deltas.append(Delta("call", function.get("arguments") or ""))
+        return deltas
+
+    def turn(self) -> Turn:
+        if self._stop is None:
+            raise ModelError(
+                "retryable", "The stream of the answer broke off.", usage=self.usage, model=self._name
+            )
+        if self._stop not in STOPS:
+            text = f"The model stopped for a reason unknown here: {self._stop[:80]}."
+            raise ModelError("invalid", text, usage=self.usage, model=self._name)
+        stop = STOPS[self._stop]
+        content: list[Block] = [{"type": "text", "text": "".join(self._text)}] if self._text else []
+        malformed: dict[str, str] = {}
+        # Some servers say "stop" although there are calls; all of them say "length" when one was cut.
+        if self._calls and stop == "end":
+            stop = "tool_use"
+        if stop == "tool_use":
+            content += [self._call(index, malformed) for index in sorted(self._calls)]
+        cut = bool(self._calls) and stop != "tool_use"
+        if stop == "tool_use" and not self._calls:
+            stop = "end"
+        return Turn(content, stop, self.usage, self._name, self._id, malformed, cut)
+
+    def _call(self, index: int, malformed: dict[str, str]) -> Block:
+        call = self._calls[index]
+        # Ids of our own: some servers begin to count anew in every answer, and ids must be unique in a transcript.
+        return call_block(f"call_{uuid4().hex[:24]}", call["name"], call["arguments"] or "{}", malformed)
+
+
+def _usage(counted: dict[str, Any]) -> Usage:
+    cached = int((counted.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+    return Usage(
+        input=max(0, int(counted.get("prompt_tokens") or 0) - cached),
+        cache_read=cached,
+        output=int(counted.get("completion_tokens") or 0),
+    )

@@ -1,0 +1,49 @@
+"""How a run can end. Each is a value; the platform turns it into the end of the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gofer.tool import Question
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The agent answered; everything up to `included_to` is dealt with."""
+
+    text: str
+    included_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The agent asked a person. Keep the job waiting, and run it again when there is an answer or a message."""
+
+    call_id: str
+    question: Question
+    included_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A limit or a person ended the run. `text` is the reply: what there is, and why it ended."""
+
+    code: str
+    sentence: str
+    text: str
+    included_to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The run could not go on now; nothing is lost. Run the job again, not before `retry_after` seconds."""
+
+    reason: str
+    sentence: str
+    included_to: int
+    retry_after: float | None = None
+    waiting: bool = False
+    """Waiting was asked for by the provider or a breaker: it counts as no attempt."""
+
+
+Outcome = Answered | Asked | Stopped | Failed

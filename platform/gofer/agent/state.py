@@ -1,0 +1,278 @@
+"""The state of a run, folded from its events.
+
+The loop applies each event it writes to the same fold, so a run that goes on and one that was resumed after a
+crash cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gofer.agent.conversation import Summary, Trust
+from gofer.agent.journal import KINDS, Event
+from gofer.agent.model import Block, Usage
+
+
+@dataclass(slots=True)
+class Call:
+    """One tool call the model asked for."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+    malformed: str = ""
+    started: bool = False
+    tier: str = ""
+    result: dict[str, Any] | None = None
+    """The data of its `tool.finished`."""
+    asked: dict[str, Any] | None = None
+    """The data of its `run.asked`."""
+
+
+@dataclass(slots=True)
+class Round:
+    """What the model was newly told, what it answered, and what its calls gave."""
+
+    input: list[Block] = field(default_factory=list)
+    answer: list[Block] | None = None
+    by: str = ""
+    stop: str = ""
+    """Why the model stopped; empty until it has."""
+    calls: list[Call] = field(default_factory=list)
+    event_id: int | None = None
+
+
+@dataclass(slots=True)
+class Step:
+    """The calls of one turn, as the progress rules see them."""
+
+    pairs: list[tuple[str, str]] = field(default_factory=list)
+    """Signatures of call and result."""
+    errors: int = 0
+    malformed: int = 0
+    polling: bool = False
+    progress: bool = False
+
+
+@dataclass(slots=True)
+class State:
+    """Everything a run knows about itself."""
+
+    begun: bool = False
+    trust: Trust = "unknown"
+    prompt: str = ""
+    history_after: int = 0
+    history_to: int = 0
+    summary: Summary | None = None
+    included_to: int = 0
+    rounds: list[Round] = field(default_factory=list)
+    kept_from: int = 0
+    """Rounds before this one are in the summary."""
+    cleared: set[str] = field(default_factory=set)
+    images_dropped_before: int = 0
+    """Rounds whose images were replaced by a stub."""
+    steps: list[Step] = field(default_factory=list)
+    quiet_turns: int = 0
+    """Turns in a row with neither a tool call nor a delivery."""
+    partial: str = ""
+    """An answer that was cut by the token limit and goes on."""
+    narrowed: bool = False
+    plan: list[dict[str, str]] = field(default_factory=list)
+    given: set[str] = field(default_factory=set)
+    """Codes of nudges and warnings that were given."""
+    calls: int = 0
+    """Model calls begun."""
+    turns: int = 0
+    """Model calls answered."""
+    compactions: int = 0
+    tokens: int = 0
+    spent: int = 0
+    """Millionths of a dollar."""
+    reserved: int = 0
+    """Of a turn that has begun; a crash leaves it charged."""
+    tries_cost: int = 0
+    """What failed tries of the present call have cost."""
+    active_ms: int = 0
+    last_input: int = 0
+    """Input tokens of the last answer."""
+    last_size: int = 0
+    """Estimated tokens of the request that gave `last_input`."""
+    message_id: str | None = None
+    wrapping_up: dict[str, str] | None = None
+    """Code and sentence of the limit that asked for a last answer."""
+    refusals: int = 0
+    """Calls in a row that the model refused as too long, or for an image."""
+    cut_call: bool = False
+    """The last answer ended inside a tool call, which is left out."""
+    end: Event | None = None
+
+    @property
+    def pending(self) -> list[Call]:
+        """Calls without a result."""
+        return [call for call in self.rounds[-1].calls if call.result is None] if self.rounds else []
+
+    def call(self, call_id: str) -> Call | None:
+        return (
+            next((call for call in self.rounds[-1].calls if call.id == call_id), None)
+            if self.rounds
+            else None
+        )
+
+
+def fold(events: Iterable[Event]) -> State:
+    """The state after these events. Events of other kinds, such as the engine's, are passed over."""
+    state = State()
+    for event in events:
+        apply(state, event)
+    return state
+
+
+def apply(state: State, event: Event) -> None:
+    """Add one event to the state."""
+    if event.kind not in KINDS:
+        return
+    state.active_ms += int(event.data.get("ms", 0))
+    _APPLY[event.kind](state, event)
+
+
+def _run_started(state: State, event: Event) -> None:
+    data = event.data
+    state.begun = True
+    state.trust = data["trust"]
+    state.prompt = data.get("prompt", "")
+    state.history_after, state.history_to = data["history_after"], data["history_to"]
+    state.included_to = data["history_to"]
+
+
+def _turn_started(state: State, event: Event) -> None:
+    data = event.data
+    _settle(state, state.reserved)
+    state.calls += 1
+    state.tries_cost = 0
+    if not state.rounds or state.rounds[-1].answer is not None:
+        state.rounds.append(Round())
+    state.rounds[-1].input.extend(data["input"])
+    state.rounds[-1].event_id, state.rounds[-1].stop = event.id, ""
+    state.included_to = data["included_to"]
+    state.reserved = data["reserved"]
+    state.last_size = data["size"]
+    state.given.update(data["notes"])
+    state.narrowed = state.narrowed or data["narrowed"]
+    state.wrapping_up = data["wrap_up"]
+
+
+def _turn_failed(state: State, event: Event) -> None:
+    state.tokens += Usage(**event.data["usage"]).total
+    reserved = state.reserved if event.data["again"] else 0
+    _settle(state, event.data["cost"])
+    state.reserved = reserved
+    state.tries_cost += event.data["cost"]
+    state.refusals += event.data["reason"] in ("context", "image")
+
+
+def _turn_finished(state: State, event: Event) -> None:
+    data = event.data
+    usage = Usage(**data["usage"])
+    _settle(state, data["cost"])
+    state.turns += 1
+    state.tokens += usage.total
+    state.last_input = usage.total_input
+    state.message_id = data["message_id"]
+    current = state.rounds[-1]
+    current.answer, current.by, current.stop = data["content"] or None, data["model"], data["stop"]
+    state.refusals, state.cut_call = 0, data["cut_call"]
+    current.calls = [
+        _call(block, data["malformed"]) for block in data["content"] if block["type"] == "tool_use"
+    ]
+    if current.calls:
+        state.steps.append(Step())
+        state.quiet_turns, state.partial = 0, ""
+    else:
+        state.quiet_turns += 1
+        state.partial += "".join(texts(data["content"])) if data["stop"] in ("max_tokens", "pause") else ""
+
+
+def _call(block: Block, malformed: dict[str, str]) -> Call:
+    return Call(block["id"], block["name"], block["input"], malformed.get(block["id"], ""))
+
+
+def _settle(state: State, cost: int) -> None:
+    state.spent += cost
+    state.reserved = 0
+
+
+def _tool_started(state: State, event: Event) -> None:
+    call = state.call(event.data["call_id"])
+    if call is not None:
+        call.started, call.tier = True, event.data["tier"]
+
+
+def _question_asked(state: State, event: Event) -> None:
+    call = state.call(event.data["call_id"])
+    if call is not None:
+        call.asked = event.data
+
+
+def _tool_finished(state: State, event: Event) -> None:
+    data = event.data
+    call = state.call(data["call_id"])
+    if call is None or call.result is not None:
+        return
+    call.result = data
+    step = state.steps[-1]
+    step.pairs.append((data["call_sig"], data["result_sig"]))
+    step.errors += bool(data["is_error"])
+    step.malformed += data["status"] == "malformed"
+    step.polling = step.polling or data["polling"]
+    step.progress = step.progress or data["progress"]
+    state.narrowed = state.narrowed or data["untrusted"]
+    state.plan = data["details"].get("plan", state.plan)
+
+
+def _cleared(state: State, event: Event) -> None:
+    state.cleared.update(event.data["call_ids"])
+    if event.data.get("images"):
+        state.images_dropped_before = len(state.rounds)
+
+
+def _checkpoint(state: State, event: Event) -> None:
+    data = event.data
+    state.summary = Summary(data["summary"], tuple(data["rules"]), data["covers_to"], data["narrowed"])
+    state.history_after = max(state.history_after, data["history_after"])
+    state.kept_from = data["kept_from"]
+    state.narrowed = state.narrowed or data["narrowed"]
+    state.compactions += 1
+    state.message_id, state.last_input = None, 0
+    state.tokens += Usage(**data["usage"]).total
+    state.spent += data["cost"]
+
+
+def _warned(state: State, event: Event) -> None:
+    state.given.add(event.data["code"])
+
+
+def _ended(state: State, event: Event) -> None:
+    state.end = event
+
+
+_APPLY: dict[str, Callable[[State, Event], None]] = {
+    "run.started": _run_started,
+    "turn.started": _turn_started,
+    "turn.failed": _turn_failed,
+    "turn.finished": _turn_finished,
+    "tool.started": _tool_started,
+    "tool.finished": _tool_finished,
+    "run.asked": _question_asked,
+    "context.cleared": _cleared,
+    "context.checkpoint": _checkpoint,
+    "run.warned": _warned,
+    "run.answered": _ended,
+    "run.stopped": _ended,
+}
+
+
+def texts(content: Iterable[Block]) -> Iterator[str]:
+    """The words of a list of blocks."""
+    return (block["text"] for block in content if block["type"] == "text")

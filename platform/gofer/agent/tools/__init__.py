@@ -1,0 +1,1 @@
+"""The tools agents have, and the registry and rules that stand between a model and them."""

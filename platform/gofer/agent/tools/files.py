@@ -1,0 +1,194 @@
+"""`read`, `write`, `edit` and `ls`: files in the conversation's shell."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gofer.agent.models.images import image_type, problem
+from gofer.agent.tools.bash import NO_SHELL
+from gofer.agent.tools.output import MAX_LINE
+from gofer.tool import Arguments, Image, Tier, Tool, ToolContext, ToolResult
+
+MAX_FILE = 10_000_000
+PAGE_LINES = 1000
+PAGE_CHARACTERS = 22_000
+_KEPT = re.compile(r"output:([A-Za-z0-9_-]{8,128})")
+
+
+class ReadArguments(Arguments):
+    path: str = Field(min_length=1, max_length=4096)
+    offset: int = Field(default=1, ge=1, description="First line to show.")
+    limit: int = Field(default=PAGE_LINES, ge=1, le=5000, description="How many lines.")
+
+
+class WriteArguments(Arguments):
+    path: str = Field(min_length=1, max_length=4096)
+    content: str = Field(max_length=1_000_000)
+
+
+class Replacement(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    old: str = Field(min_length=1, description="Text that is in the file exactly once, white space included.")
+    new: str
+
+
+class EditArguments(Arguments):
+    path: str = Field(min_length=1, max_length=4096)
+    edits: list[Replacement] = Field(min_length=1, max_length=100)
+
+
+class ListArguments(Arguments):
+    path: str = Field(default=".", min_length=1, max_length=4096)
+
+
+async def read(arguments: ReadArguments, context: ToolContext) -> ToolResult:
+    kept = _KEPT.fullmatch(arguments.path)
+    if kept:
+        found = await context.blobs.get(kept.group(1)) if context.blobs else None
+        if found is None:
+            return ToolResult(f"There is nothing kept as {arguments.path}.", is_error=True)
+        return _page(found, arguments)
+    if context.shell is None:
+        return NO_SHELL
+    data = await context.shell.read(arguments.path, limit=MAX_FILE)
+    if image_type(data) is not None:
+        return _picture(data, arguments.path)
+    if b"\0" in data[:8000]:
+        return ToolResult(
+            f"{arguments.path} is binary ({len(data)} bytes). Use bash to look into it.", is_error=True
+        )
+    return _page(data, arguments)
+
+
+def _picture(data: bytes, path: str) -> ToolResult:
+    if (why := problem(data)) is not None:
+        return ToolResult(f"{path} cannot be shown: {why}.", is_error=True)
+    kind = image_type(data) or ""
+    return ToolResult(f"{path}, {kind}, {len(data)} bytes:", images=(Image(kind, data),))
+
+
+def _page(data: bytes, arguments: ReadArguments) -> ToolResult:
+    lines = data.decode("utf-8", "replace").splitlines()
+    if not lines:
+        return ToolResult("(empty file)")
+    if arguments.offset > len(lines):
+        return ToolResult(f"The file has only {len(lines)} lines.", is_error=True)
+    shown: list[str] = []
+    size = 0
+    for number, line in enumerate(lines[arguments.offset - 1 :][: arguments.limit], arguments.offset):
+        text = f"{number:6}\t{line[:MAX_LINE]}" + (" [cut]" if len(line) > MAX_LINE else "")
+        size += len(text) + 1
+        if shown and size > PAGE_CHARACTERS:
+            break
+        shown.append(text)
+    last = arguments.offset + len(shown) - 1
+    if last >= len(lines):
+        return ToolResult("\n".join(shown))
+    more = f"{len(lines) - last} more lines; go on with offset={last + 1}."
+    return ToolResult("\n".join([*shown, f"[{more}]"]), truncated=True, more=more)
+
+
+async def write(arguments: WriteArguments, context: ToolContext) -> ToolResult:
+    if context.shell is None:
+        return NO_SHELL
+    before = await _text_or_none(arguments.path, context)
+    await context.shell.write(arguments.path, arguments.content.encode("utf-8", "surrogatepass"))
+    details = {"diff": _diff(before or "", arguments.content, arguments.path)}
+    verb = "Wrote" if before is None else "Replaced"
+    text = f"{verb} {arguments.path}: {len(arguments.content.splitlines())} lines."
+    return ToolResult(text, details=details, progress=before != arguments.content)
+
+
+async def _text_or_none(path: str, context: ToolContext) -> str | None:
+    assert context.shell is not None
+    try:
+        return (await context.shell.read(path, limit=MAX_FILE)).decode("utf-8", "replace")
+    except OSError:
+        return None
+
+
+async def edit(arguments: EditArguments, context: ToolContext) -> ToolResult:
+    if context.shell is None:
+        return NO_SHELL
+    raw = await context.shell.read(arguments.path, limit=MAX_FILE)
+    if len(raw) >= MAX_FILE:
+        return ToolResult(f"{arguments.path} is too large to edit; use bash.", is_error=True)
+    try:
+        text = before = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return ToolResult(f"{arguments.path} is not UTF-8 text; use bash.", is_error=True)
+    for number, one in enumerate(arguments.edits, 1):
+        count = text.count(one.old)
+        if count != 1:
+            return ToolResult(_mismatch(number, count, one.old, text), is_error=True)
+        text = text.replace(one.old, one.new, 1)
+    await context.shell.write(arguments.path, text.encode())
+    diff = _diff(before, text, arguments.path)
+    done = f"Made {len(arguments.edits)} edit(s) in {arguments.path}."
+    return ToolResult(done, details={"diff": diff}, progress=text != before)
+
+
+def _mismatch(number: int, count: int, old: str, text: str) -> str:
+    if count > 1:
+        return f"Edit {number}: the old text is there {count} times. Give more of its surroundings. Nothing changed."
+    near = difflib.get_close_matches(old.splitlines()[0], text.splitlines(), 1, 0.6) if old.strip() else []
+    hint = f" The nearest line is: {near[0]!r}." if near else ""
+    return f"Edit {number}: the old text is not in the file exactly as given.{hint} Nothing changed."
+
+
+def _diff(before: str, after: str, path: str) -> str:
+    if len(before) + len(after) > 400_000:
+        return "(too large for a diff)"
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), path, path, lineterm="", n=2)
+    return "\n".join(lines)[:20_000]
+
+
+async def ls(arguments: ListArguments, context: ToolContext) -> ToolResult:
+    if context.shell is None:
+        return NO_SHELL
+    entries = sorted(await context.shell.list(arguments.path), key=lambda entry: entry.name)
+    marks = {"dir": "/", "link": "@", "file": "", "other": "?"}
+    lines = [f"{entry.size:>10} {entry.name}{marks[entry.kind]}" for entry in entries]
+    return ToolResult("\n".join(lines) or "(empty directory)")
+
+
+READ = Tool(
+    name="read",
+    description=(
+        "Show a file with line numbers, or look at an image. Shows up to 1000 lines; go on with offset. A path such "
+        "as output:… shows output that was too long for a result."
+    ),
+    arguments=ReadArguments,
+    run=read,
+    tier=Tier.READ,
+    parallel=True,
+)
+WRITE = Tool(
+    name="write",
+    description="Create a file, or replace a whole one. Parent directories are made. To change part of it, use edit.",
+    arguments=WriteArguments,
+    run=write,
+    tier=Tier.WRITE,
+)
+EDIT = Tool(
+    name="edit",
+    description=(
+        "Replace pieces of a file. Each old text must be in the file exactly once, without the line numbers that "
+        "read shows; edits apply in order, and if one does not match, none is made."
+    ),
+    arguments=EditArguments,
+    run=edit,
+    tier=Tier.WRITE,
+)
+LS = Tool(
+    name="ls",
+    description="List a directory: size and name; / marks directories, @ links.",
+    arguments=ListArguments,
+    run=ls,
+    tier=Tier.READ,
+    parallel=True,
+)

@@ -1,0 +1,197 @@
+"""Running a call: found, allowed, parsed strictly, timed, and answered in any case.
+
+Contract: `run` does not raise but for cancellation. Whatever a model asks for, it gets an answer it can act on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from gofer.agent.model import Block, ToolSpec
+from gofer.agent.state import Call
+from gofer.agent.tools.bash import command_result, unless_stopped
+from gofer.agent.tools.output import Mask, fit
+from gofer.agent.tools.policy import Policy
+from gofer.agent.tools.registry import Registry
+from gofer.agent.transcript import OUTCOME_UNKNOWN
+from gofer.errors import Fenced, GoferError
+from gofer.tool import Blobs, Shell, Tier, Tool, ToolContext, ToolResult
+
+GRACE = 15
+"""Seconds in which a tool ends by itself what it may not hold longer."""
+Status = Literal["ok", "error", "malformed", "refused", "unknown", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A call's result and what became of the call."""
+
+    result: ToolResult
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the run lends to each of its calls."""
+
+    narrowed: bool
+    plan: list[dict[str, str]]
+    seconds_left: float
+    stopping: Callable[[], Awaitable[None]]
+    on_output: Callable[[str, str], None]
+    """Called with the call's id and a piece of output."""
+
+
+class Tools:
+    """The tools of one run."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        policy: Policy,
+        *,
+        shell: Shell | None,
+        blobs: Blobs | None,
+        mask: Mask = str,
+        allowed_hosts: tuple[str, ...] = (),
+    ) -> None:
+        self._registry = registry
+        self._policy = policy
+        self._shell = shell
+        self._blobs = blobs
+        self._mask = mask
+        self._hosts = allowed_hosts
+
+    def offered(self) -> list[ToolSpec]:
+        return self._registry.offered(self._policy)
+
+    def tier(self, call: Call) -> str:
+        tool = self._registry.get(call.name)
+        return str(tool.tier) if tool else ""
+
+    def parallel(self, call: Call) -> bool:
+        tool = self._registry.get(call.name)
+        return tool is not None and tool.parallel
+
+    def polling(self, call: Call) -> bool:
+        tool = self._registry.get(call.name)
+        return tool is not None and tool.polling
+
+    def refusal(self, call: Call, *, narrowed: bool) -> Ran | None:
+        """Why this call must not run at all; None when it may."""
+        tool = self._registry.get(call.name)
+        if tool is None:
+            names = ", ".join(spec.name for spec in self.offered())
+            return _refused("malformed", f"There is no tool called {call.name[:80]!r}. There are: {names}.")
+        if (why := self._policy.refuses(tool, narrowed=narrowed)) is not None:
+            return _refused("refused", why)
+        if call.malformed:
+            return _refused(
+                "malformed", f"The arguments were not understood, so nothing was run. {call.malformed}"
+            )
+        parsed = _parse(tool, call)
+        return parsed if isinstance(parsed, Ran) else None
+
+    async def run(self, call: Call, around: Surroundings) -> Ran:
+        """Run a call that was not refused."""
+        tool = self._registry.get(call.name)
+        assert tool is not None
+        arguments = _parse(tool, call)
+        if isinstance(arguments, Ran):
+            return arguments
+        context = self._context(call, around)
+        wanted = tool.timeout_of(arguments) if tool.timeout_of else tool.timeout
+        ran = await _guarded(tool, arguments, context, min(wanted, around.seconds_left + GRACE))
+        return Ran(await fit(ran.result, self._mask, self._blobs), ran.status)
+
+    async def pictures(self, result: ToolResult) -> list[Block]:
+        """The result's images as blocks that point to blobs."""
+        if self._blobs is None:
+            return []
+        return [
+            {
+                "type": "image",
+                "blob": await self._blobs.put(image.data, image.media_type),
+                "media_type": image.media_type,
+            }
+            for image in result.images
+        ]
+
+    async def recover(self, call: Call, around: Surroundings) -> Ran | None:
+        """The true outcome of a command that was under way when its worker died, if the shell knows it."""
+        if call.tier != Tier.EXEC or self._shell is None:
+            return None
+        with contextlib.suppress(OSError, GoferError):
+            recovering = asyncio.ensure_future(self._shell.recover(call.id))
+            found = await unless_stopped(recovering, around.stopping, self._shell)
+            if found is not None:
+                known = found.exit_code is not None or found.timed_out or found.cancelled
+                result = command_result(found) if known else _unknown_with(command_result(found).content)
+                return Ran(await fit(result, self._mask, self._blobs), "ok" if known else "unknown")
+        return None
+
+    def _context(self, call: Call, around: Surroundings) -> ToolContext:
+        return ToolContext(
+            call_id=call.id,
+            shell=self._shell,
+            blobs=self._blobs,
+            narrowed=around.narrowed,
+            allowed_hosts=self._hosts,
+            stopping=around.stopping,
+            on_output=lambda text: around.on_output(call.id, self._mask(text)),
+            notes={"plan": around.plan},
+            seconds_left=around.seconds_left,
+        )
+
+
+def _parse(tool: Tool[Any], call: Call) -> BaseModel | Ran:
+    try:
+        # Through JSON, so that strict mode still takes a list for a tuple and a string for a literal.
+        parsed: BaseModel = tool.arguments.model_validate_json(json.dumps(call.input))
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in one['loc']) or 'arguments'}: {one['msg']}"
+            for one in error.errors(include_input=False, include_url=False)[:5]
+        )
+        return _refused("malformed", f"Wrong arguments for {tool.name}, so nothing was run. {problems}")
+    except (ValueError, RecursionError) as error:
+        return _refused("malformed", f"Wrong arguments for {tool.name}, so nothing was run. {error}")
+    return parsed
+
+
+def _unknown_with(output: str) -> ToolResult:
+    return ToolResult(f"{OUTCOME_UNKNOWN}\nWhat it had printed:\n{output}", is_error=True)
+
+
+def _refused(status: Status, text: str) -> Ran:
+    return Ran(ToolResult(text, is_error=True), status)
+
+
+async def _guarded(tool: Tool[Any], arguments: BaseModel, context: ToolContext, timeout: float) -> Ran:
+    try:
+        async with asyncio.timeout(timeout):
+            result = await tool.run(arguments, context)
+    except TimeoutError:
+        text = f"{tool.name} did not end within {timeout:g} seconds and was given up."
+        return Ran(ToolResult(text, is_error=True, timed_out=True), "error")
+    except Fenced:
+        raise
+    except OSError as error:
+        return Ran(ToolResult(_os_error(error), is_error=True), "error")
+    except GoferError as error:
+        return Ran(ToolResult(str(error), is_error=True), "error")
+    except Exception as error:  # noqa: BLE001 - a tool may raise anything; the run must not end for it
+        return Ran(ToolResult(f"{tool.name} failed: {type(error).__name__}: {error}", is_error=True), "error")
+    return Ran(replace(result, content=str(result.content)), "error" if result.is_error else "ok")
+
+
+def _os_error(error: OSError) -> str:
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror or error}"

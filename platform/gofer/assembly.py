@@ -1,0 +1,231 @@
+"""The composition root: the one place that sees everything and puts it together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator
+from functools import partial
+
+import httpx2
+import structlog
+from sqlalchemy import Connection, insert
+
+from gofer import __version__
+from gofer.accounts import Accounts
+from gofer.agent.agents import Agents
+from gofer.agent.answer import Answerer, apology
+from gofer.agent.models.keys import ModelKeys
+from gofer.agent.roster import Roster
+from gofer.agent.shells import Shells
+from gofer.intake.admit import Admitter
+from gofer.intake.polling import CATCH_UP, POLL, Poller
+from gofer.intake.receive import Gate, Intake, Refusals
+from gofer.jobs.conclude import ANSWER, DELIVER
+from gofer.jobs.queue import AGENT, SERVICE, waiting
+from gofer.jobs.signals import LocalSignals, PostgresSignals, RedisSignals, Signals
+from gofer.jobs.upkeep import expire_all_leases
+from gofer.jobs.worker import Capacity, Worker
+from gofer.outbox.deliver import Outbox
+from gofer.platform import Platform
+from gofer.registry import Registry
+from gofer.settings import Settings, prepare_data_dir
+from gofer.store import events as log_of_events
+from gofer.store.clock import now
+from gofer.store.database import Database
+from gofer.store.ids import new_id
+from gofer.store.open import FIRST_WORKSPACE, database_for, furnish, migrate
+from gofer.store.tables import workers
+from gofer.vault.canary import check_canary, ciphertext_exists
+from gofer.vault.envelope import Vault
+from gofer.vault.keyring import open_ring
+from gofer.vault.redaction import Redactor
+from gofer.vault.secret import Secret
+
+log = structlog.get_logger()
+
+SERVICE_SLOTS = 64
+"""Slots for errands (sending, polling); apart, so that long runs never keep a finished answer waiting."""
+
+
+@contextlib.asynccontextmanager
+async def open_platform(
+    settings: Settings, *, roles: frozenset[str], redactor: Redactor | None = None
+) -> AsyncIterator[Platform]:
+    """Open everything, and close it in order. Roles: web, worker, or none for a command."""
+    prepare_data_dir(settings)
+    async with contextlib.AsyncExitStack() as stack:
+        platform = await _open(settings, roles, redactor if redactor is not None else Redactor(), stack)
+        if roles:
+            await _present(platform, stack)
+        if "worker" in roles:
+            await _work(platform, stack)
+        if "web" in roles:
+            stack.callback(asyncio.create_task(_watch_load(platform), name="watch-load").cancel)
+        yield platform
+
+
+async def _open(
+    settings: Settings, roles: frozenset[str], redactor: Redactor, stack: contextlib.AsyncExitStack
+) -> Platform:
+    """The parts every process needs."""
+    database = database_for(settings)
+    await database.start()
+    stack.push_async_callback(database.close)
+    await migrate(database, backup_to=settings.data_dir / "backups")
+    await database.write(furnish)
+    vault = await _open_vault(settings, database)
+    http = await stack.enter_async_context(httpx2.AsyncClient(timeout=settings.request_timeout))
+    registry = Registry.installed()
+    accounts = Accounts(
+        database=database, vault=vault, registry=registry, public_url=settings.public_url, http=http
+    )
+    signals = _signals(settings, database)
+    await signals.start()
+    stack.push_async_callback(signals.close)
+    gate = Gate(settings.max_waiting)
+    intake = Intake(
+        database=database, vault=vault, accounts=accounts, signals=signals, gate=gate, redactor=redactor
+    )
+    platform = Platform(
+        settings=settings,
+        owner=new_id("proc"),
+        database=database,
+        vault=vault,
+        redactor=redactor,
+        registry=registry,
+        accounts=accounts,
+        http=http,
+        signals=signals,
+        intake=intake,
+        refusals=Refusals(),
+        roles=roles,
+    )
+    await platform.reload_secrets()
+    return platform
+
+
+async def _present(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
+    """Be known as a process, and keep the agents like their files say."""
+    agents = Agents(platform.settings.data_dir / "agents")
+    roster = Roster(agents=agents, database=platform.database, workspace_id=FIRST_WORKSPACE)
+    await roster.sync()
+    stack.callback(asyncio.create_task(roster.watch(), name="agents").cancel)
+    await platform.database.write(partial(_announce, owner=platform.owner, roles=platform.roles))
+    stack.push_async_callback(_farewell, platform)
+
+
+async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
+    """Claim jobs."""
+    if platform.database.dialect == "sqlite":
+        await platform.database.write(expire_all_leases)
+    await platform.database.write(platform.start_inflow)
+    shells = Shells(settings=platform.settings, database=platform.database)
+    await shells.start()
+    stack.push_async_callback(shells.stop)
+    platform.worker = make_worker(platform, shells)
+    await platform.worker.start()
+    stack.push_async_callback(platform.worker.stop)
+
+
+async def _open_vault(settings: Settings, database: Database) -> Vault:
+    sealed = await database.read(ciphertext_exists)
+    given = Secret(settings.master_key) if settings.master_key else None
+    ring = await asyncio.to_thread(open_ring, settings.data_dir, value=given, ciphertext_exists=sealed)
+    vault = Vault(ring)
+    if await database.write(partial(check_canary, vault=vault)):
+        log.warning("key.not_in_use", fix="gofer key rotate")
+    return vault
+
+
+def _signals(settings: Settings, database: Database) -> Signals:
+    if settings.redis_url:
+        return RedisSignals(settings.redis_url)
+    return PostgresSignals(settings.database_url) if database.dialect == "postgresql" else LocalSignals()
+
+
+def make_worker(platform: Platform, shells: Shells) -> Worker:
+    """A worker with a handler for every kind of job."""
+    settings, database, vault = platform.settings, platform.database, platform.vault
+    admitter = Admitter(
+        database=database, vault=vault, accounts=platform.accounts, redactor=platform.redactor
+    )
+    answerer = Answerer(
+        settings=settings,
+        database=database,
+        vault=vault,
+        accounts=platform.accounts,
+        admitter=admitter,
+        redactor=platform.redactor,
+        shells=shells,
+        keys=ModelKeys(settings=settings, database=database, vault=vault, http=platform.http),
+        agents=Agents(settings.data_dir / "agents"),
+    )
+    outbox = Outbox(
+        database=database,
+        vault=vault,
+        accounts=platform.accounts,
+        redactor=platform.redactor,
+        late_write_within=settings.request_timeout,
+    )
+    poller = Poller(database=database, accounts=platform.accounts, intake=platform.intake)
+    return Worker(
+        owner=platform.owner,
+        database=database,
+        vault=vault,
+        signals=platform.signals,
+        handlers={
+            ANSWER: answerer.handle,
+            DELIVER: outbox.handle,
+            POLL: poller.poll,
+            CATCH_UP: poller.catch_up,
+        },
+        apology=apology,
+        capacity=Capacity(
+            slots={AGENT: settings.slots, SERVICE: SERVICE_SLOTS},
+            lease=settings.lease,
+            poll_interval=settings.poll_interval,
+            stop_within=settings.stop_within,
+            max_running=settings.max_running,
+            keep_finished=settings.keep_finished,
+        ),
+    )
+
+
+def _announce(connection: Connection, owner: str, roles: frozenset[str]) -> None:
+    connection.execute(
+        insert(workers).values(
+            id=owner,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            roles=",".join(sorted(roles)),
+            version=__version__,
+            started_at=now(),
+            seen_at=now(),
+        )
+    )
+    log_of_events.record(
+        connection, "process.started", FIRST_WORKSPACE, data={"process": owner, "roles": sorted(roles)}
+    )
+
+
+async def _farewell(platform: Platform) -> None:
+    with contextlib.suppress(Exception):
+        await platform.database.write(
+            partial(
+                log_of_events.record,
+                kind="process.stopped",
+                workspace_id=FIRST_WORKSPACE,
+                data={"process": platform.owner},
+            )
+        )
+
+
+async def _watch_load(platform: Platform) -> None:
+    """Keep the gate's count of waiting jobs fresh, whether or not this process has a worker."""
+    while True:
+        with contextlib.suppress(Exception):
+            platform.intake.gate.waiting = await platform.database.read(waiting)
+        await asyncio.sleep(1)

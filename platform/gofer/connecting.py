@@ -1,0 +1,139 @@
+"""Adding, changing and removing connections: the verbs behind the command line and the dashboard."""
+
+from __future__ import annotations
+
+import secrets as chance
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy import Connection, delete, insert, select, update
+
+from gofer.errors import ConfigError, Conflict, NotFound
+from gofer.integration import Integration
+from gofer.store import events as log
+from gofer.store.clock import now
+from gofer.store.ids import new_id
+from gofer.store.tables import bindings, connections, deliveries, routes, secrets
+from gofer.vault.envelope import Vault
+from gofer.vault.secret import Secret
+from gofer.vault.stored import put_secret
+
+
+def checked_settings(integration: Integration, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as the integration understands them; raises ConfigError naming the one that is wrong."""
+    try:
+        return integration.settings.model_validate(dict(given)).model_dump(mode="json")
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        name = ".".join(str(part) for part in first["loc"]) or "settings"
+        raise ConfigError(f"{integration.name}: {name}: {first['msg']}.") from None
+
+
+def checked_secrets(integration: Integration, given: Mapping[str, Secret]) -> dict[str, Secret]:
+    """The secrets a new connection gets: those given, those made up; raises ConfigError for a missing one."""
+    known = {field.name: field for field in integration.secrets}
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"{integration.name} has no secret {name!r}. It has: {', '.join(known) or 'none'}."
+            )
+    values = dict(given)
+    for name, field in known.items():
+        if name not in values:
+            if not field.generated:
+                raise ConfigError(f"{integration.name} needs the secret {name}: {field.help}")
+            values[name] = Secret(chance.token_urlsafe(32))
+    return values
+
+
+def add_connection(
+    connection: Connection,
+    vault: Vault,
+    *,
+    workspace_id: str,
+    integration: Integration,
+    name: str,
+    settings: Mapping[str, Any],
+    secrets_given: Mapping[str, Secret],
+    by: str,
+) -> str:
+    """Make a connection with everything it needs, or nothing of it. Returns its id."""
+    checked = checked_settings(integration, settings)
+    values = checked_secrets(integration, secrets_given)
+    connection_id = new_id(integration.name.replace("_", ""))
+    connection.execute(
+        insert(connections).values(
+            id=connection_id,
+            workspace_id=workspace_id,
+            integration=integration.name,
+            name=name or integration.name,
+            enabled=True,
+            settings=checked,
+            created_at=now(),
+        )
+    )
+    for secret_name, value in values.items():
+        put_secret(
+            connection, vault, workspace_id=workspace_id, owner=connection_id, name=secret_name, value=value
+        )
+    _changed(connection, workspace_id, connection_id, "added", by)
+    return connection_id
+
+
+def change_connection(
+    connection: Connection,
+    *,
+    connection_id: str,
+    integration: Integration,
+    settings: Mapping[str, Any] | None = None,
+    enabled: bool | None = None,
+    by: str,
+) -> None:
+    """Change a connection's settings or switch it on or off."""
+    row = find_connection(connection, connection_id)
+    values: dict[str, Any] = {}
+    if settings is not None:
+        values["settings"] = checked_settings(integration, {**row.settings, **settings})
+    if enabled is not None:
+        values["enabled"] = enabled
+    if values:
+        connection.execute(update(connections).where(connections.c.id == connection_id).values(**values))
+        _changed(connection, row.workspace_id, connection_id, "changed", by)
+
+
+def remove_connection(connection: Connection, *, connection_id: str, by: str) -> None:
+    """Remove a connection that nothing refers to any more; one with a history is switched off instead."""
+    row = find_connection(connection, connection_id)
+    used = connection.execute(
+        select(bindings.c.id).where(bindings.c.connection_id == connection_id).limit(1)
+    ).first()
+    if used is not None:
+        raise Conflict(
+            f"{connection_id} has conversations. Switch it off (gofer connections disable {connection_id}), "
+            "or purge them first."
+        )
+    connection.execute(delete(deliveries).where(deliveries.c.connection_id == connection_id))
+    connection.execute(delete(routes).where(routes.c.connection_id == connection_id))
+    connection.execute(delete(secrets).where(secrets.c.owner == connection_id))
+    connection.execute(delete(connections).where(connections.c.id == connection_id))
+    _changed(connection, row.workspace_id, connection_id, "removed", by)
+
+
+def find_connection(connection: Connection, connection_id: str) -> Any:
+    """A connection's row; raises NotFound."""
+    row = connection.execute(select(connections).where(connections.c.id == connection_id)).one_or_none()
+    if row is None:
+        raise NotFound(
+            f"There is no connection {connection_id!r}. `gofer connections list` shows those there are."
+        )
+    return row
+
+
+def _changed(connection: Connection, workspace_id: str, connection_id: str, what: str, by: str) -> None:
+    log.record(
+        connection,
+        "connection.changed",
+        workspace_id,
+        data={"connection": connection_id, "what": what, "by": by},
+    )

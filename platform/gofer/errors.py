@@ -1,0 +1,128 @@
+"""Every error Gofer raises on purpose.
+
+GoferError
+├── ConfigError          what was configured cannot work; the text says what to change
+├── StoreError
+│   ├── StoreUnavailable the database cannot take the work now; try again
+│   └── StoreBusy        another process holds this SQLite file
+├── Refused              a request could not be verified
+│   └── Unset            … because the secret to verify it with is not set
+├── Malformed            a verified request makes no sense
+├── TooBusy              more is waiting than can be kept safely
+├── NotFound             the thing named does not exist
+├── Conflict             it exists, but is not in a state that allows this
+├── Fenced               this worker no longer owns the job it writes for
+└── ServiceError         an outside service did not do what was asked
+    ├── Temporary        it may later; `retry_after` says when, if the service did
+    └── Permanent        it never will, whatever is repeated
+"""
+
+from __future__ import annotations
+
+
+class GoferError(Exception):
+    """Something went wrong."""
+
+    code = "error"
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (self.__doc__ or "").strip())
+
+
+class ConfigError(GoferError):
+    """What was configured cannot work."""
+
+    code = "config"
+
+
+class StoreError(GoferError):
+    """The database did not do what was asked."""
+
+    code = "store"
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached now. Nothing was changed; try again."""
+
+    code = "store.unavailable"
+
+
+class StoreBusy(StoreError):
+    """Another Gofer process holds this database file."""
+
+    code = "store.busy"
+
+
+class Refused(GoferError):
+    """The request could not be verified."""
+
+    code = "refused"
+
+
+class Unset(Refused):
+    """The secret that requests are verified with is not set, so none is taken."""
+
+    code = "secret.unset"
+
+
+class Malformed(GoferError):
+    """The request is verified but makes no sense."""
+
+    code = "malformed"
+
+
+class TooBusy(GoferError):
+    """More work is waiting than can be kept safely. Try again in a moment."""
+
+    code = "busy"
+
+    def __init__(self, message: str | None = None, retry_after: float = 5) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class NotFound(GoferError):
+    """There is no such thing."""
+
+    code = "not_found"
+
+
+class Conflict(GoferError):
+    """It is not in a state that allows this."""
+
+    code = "conflict"
+
+
+class Fenced(GoferError):
+    """This worker no longer owns the job; another one does."""
+
+    code = "fenced"
+
+
+class ServiceError(GoferError):
+    """An outside service did not do what was asked."""
+
+    code = "service"
+
+
+class Temporary(ServiceError):
+    """The service cannot do it now, but may later."""
+
+    code = "service.temporary"
+
+    def __init__(
+        self, message: str | None = None, *, reason: str = "unavailable", retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after = retry_after
+
+
+class Permanent(ServiceError):
+    """The service will never do this."""
+
+    code = "service.permanent"
+
+    def __init__(self, message: str | None = None, *, reason: str = "rejected") -> None:
+        super().__init__(message)
+        self.reason = reason

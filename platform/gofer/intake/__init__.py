@@ -1,0 +1,1 @@
+"""Receive, verify, dedupe, route, record: how the outside becomes durable work."""

@@ -1,0 +1,155 @@
+"""Admission: what a message's integration finds out about it before an agent may read it. Asked once, then stored."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, select, update
+
+from gofer.accounts import Accounts
+from gofer.errors import NotFound, Permanent
+from gofer.integration import Admission, Attachment, File, Incoming, Role, Unread
+from gofer.jobs.queue import Claim
+from gofer.outbox.ledger import hold
+from gofer.store import events as log
+from gofer.store.blobs import put_blob
+from gofer.store.clock import now
+from gofer.store.content import open_message, seal_message
+from gofer.store.database import Database
+from gofer.store.sealing import conversation_key
+from gofer.store.tables import Trust, conversations, identities, messages, principals
+from gofer.vault.envelope import Vault
+from gofer.vault.redaction import Redactor
+
+BLOB_REF = "blob:"
+"""How an attachment's reference begins once its bytes are ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A message as an agent may read it."""
+
+    seq: int
+    message: Incoming
+    trust: Trust
+    connection_id: str | None
+
+
+def unread(connection: Connection, vault: Vault, claim: Claim, after: int) -> list[Read]:
+    """The messages a job covers, after one it has seen. Purged ones are gone."""
+    query = select(messages).where(
+        messages.c.conversation_id == claim.conversation_id, messages.c.seq > after
+    )
+    if claim.covers_to is not None:
+        query = query.where(messages.c.seq <= claim.covers_to)
+    rows = connection.execute(query.order_by(messages.c.seq)).all()
+    return [_read(connection, vault, row) for row in rows if row.sealed is not None]
+
+
+def _read(connection: Connection, vault: Vault, row: Any) -> Read:
+    key = conversation_key(connection, vault, row.conversation_id)
+    message = open_message(key, row.conversation_id, row.seq, row.sealed)
+    return Read(row.seq, message, Trust(row.trust), row.connection_id)
+
+
+class Admitter:
+    """Admits messages on behalf of a run."""
+
+    def __init__(self, *, database: Database, vault: Vault, accounts: Accounts, redactor: Redactor) -> None:
+        self._database = database
+        self._vault = vault
+        self._accounts = accounts
+        self._redactor = redactor
+
+    async def admit(self, claim: Claim, found: Sequence[Read]) -> list[Read]:
+        """The same messages, each with its author's trust; raises Temporary when a service cannot say now."""
+        return [read if read.trust is not Trust.UNKNOWN else await self._admit(claim, read) for read in found]
+
+    async def _admit(self, claim: Claim, read: Read) -> Read:
+        admission = await self._ask(claim, read)
+        if admission.text is not None:
+            admission = dataclasses.replace(admission, text=self._redactor.redact(admission.text))
+        return await self._database.write(
+            partial(_store, vault=self._vault, claim=claim, read=read, admission=admission)
+        )
+
+    async def _ask(self, claim: Claim, read: Read) -> Admission:
+        if read.connection_id is None:
+            return Admission("stranger", note="no connection")
+        try:
+            connected = await self._accounts.get(read.connection_id)
+            role = await self._database.read(
+                partial(
+                    known_role,
+                    workspace_id=claim.workspace_id,
+                    integration=connected.integration.name,
+                    subject=read.message.author.id,
+                )
+            )
+            return await connected.integration.admit(Unread(read.message, role), connected.account)
+        except (Permanent, NotFound) as error:
+            # Who cannot be looked up is nobody we know.
+            return Admission("stranger", note=str(error))
+
+
+def known_role(connection: Connection, *, workspace_id: str, integration: str, subject: str) -> Role | None:
+    """The role of whoever is paired with an identity, if anybody is."""
+    found = connection.execute(
+        _ROLE, {"workspace": workspace_id, "service": integration, "who": subject}
+    ).scalar()
+    return found if found in ("owner", "member") else None
+
+
+_ROLE = (
+    select(principals.c.role)
+    .join(identities, identities.c.principal_id == principals.c.id)
+    .where(
+        identities.c.workspace_id == bindparam("workspace"),
+        identities.c.integration == bindparam("service"),
+        identities.c.subject == bindparam("who"),
+    )
+)
+
+
+def _store(connection: Connection, vault: Vault, claim: Claim, read: Read, admission: Admission) -> Read:
+    """Keep what was found out, once: an earlier admission stands."""
+    conversation_id = claim.conversation_id
+    assert conversation_id is not None
+    # The lock also keeps a replacing edit from falling between what was asked about and what is kept.
+    connection.execute(
+        select(conversations.c.id).where(conversations.c.id == conversation_id).with_for_update()
+    )
+    hold(connection, claim)
+    row = connection.execute(
+        select(messages).where(messages.c.conversation_id == conversation_id, messages.c.seq == read.seq)
+    ).one()
+    current = _read(connection, vault, row)
+    if current.trust is not Trust.UNKNOWN:
+        return current
+    key = conversation_key(connection, vault, conversation_id)
+    kept = [_keep_file(connection, vault, conversation_id, file) for file in admission.files]
+    message = dataclasses.replace(
+        current.message,
+        text=current.message.text if admission.text is None else admission.text,
+        attachments=tuple(kept) or current.message.attachments,
+    )
+    trust = Trust(admission.trust)
+    connection.execute(
+        update(messages)
+        .where(messages.c.conversation_id == conversation_id, messages.c.seq == read.seq)
+        .values(trust=trust, admitted_at=now(), sealed=seal_message(key, conversation_id, read.seq, message))
+    )
+    log.append(
+        connection, job_id=claim.id, owner=claim.owner, fence=claim.fence, kind="message.admitted",
+        data={"seq": read.seq, "trust": trust, "note": admission.note},
+    )  # fmt: skip
+    return Read(read.seq, message, trust, read.connection_id)
+
+
+def _keep_file(connection: Connection, vault: Vault, conversation_id: str, file: File) -> Attachment:
+    digest = put_blob(connection, vault, conversation_id, file.content, file.media_type)
+    return Attachment(BLOB_REF + digest, file.name, file.media_type, len(file.content))

@@ -1,0 +1,142 @@
+"""Polling and catching up: where no webhook reaches us, or while none did.
+
+Each polled connection has one perpetual job, so that lane, lease and fence see to it that a token has one poller
+over all workers, and that another takes over when its process dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+
+import structlog
+from sqlalchemy import ColumnElement, Connection, and_, select
+
+from gofer.accounts import Accounts, Connected
+from gofer.errors import NotFound, Permanent, Refused, Temporary
+from gofer.intake.receive import Intake, polled
+from gofer.jobs.outcome import Dead, Done, Outcome, Retry, Snooze
+from gofer.jobs.queue import SERVICE, lock_lane, submit
+from gofer.jobs.worker import Run
+from gofer.store.database import Database
+from gofer.store.tables import LIVE, connections, deliveries, in_state, jobs
+
+log = structlog.get_logger()
+
+POLL = "poll"
+"""The kind of job that polls a connection for as long as its process lives."""
+CATCH_UP = "catch_up"
+"""The kind of job that fetches once what a service tried to deliver while we were away."""
+
+MOST_MISSED = 3 * 86400.0
+"""Seconds back that a first catch-up looks."""
+
+
+class Poller:
+    """Handles poll and catch-up jobs."""
+
+    def __init__(self, *, database: Database, accounts: Accounts, intake: Intake) -> None:
+        self._database = database
+        self._accounts = accounts
+        self._intake = intake
+
+    async def poll(self, run: Run) -> Outcome:
+        """Ask for updates again and again; each batch is stored before the next is asked for."""
+        connection_id = str(run.claim.payload["connection_id"])
+        run.endless = True
+        try:
+            while not run.cancelled.is_set():
+                # Looked up anew each time: its token may have been rotated, its settings changed.
+                connected = await self._accounts.get(connection_id)
+                if not connected.enabled or not connected.integration.can_poll:
+                    return Done()
+                last = await self._database.read(partial(last_delivery, connection_id=connection_id))
+                requests = await connected.integration.poll(connected.account, last)
+                await polled(self._intake, connected, list(requests), "poll")
+        except Temporary as error:
+            return Snooze(error.retry_after or 5, error.reason)
+        except (Permanent, Refused) as error:
+            log.error("poll.refused", connection=connection_id, error=str(error))
+            return Snooze(60, getattr(error, "reason", error.code))
+        except NotFound:
+            return Dead("connection.removed")
+        return Done()
+
+    async def catch_up(self, run: Run) -> Outcome:
+        """Fetch what was missed; repeats are deduped like any other delivery."""
+        connection_id = str(run.claim.payload["connection_id"])
+        try:
+            connected = await self._accounts.get(connection_id)
+            if connected.enabled and connected.integration.can_catch_up:
+                await self._fetch_missed(connected)
+        except Temporary as error:
+            return Snooze(error.retry_after, error.reason) if error.retry_after else Retry(error.reason)
+        except (Permanent, Refused, NotFound) as error:
+            return Dead(error.code)
+        return Done()
+
+    async def _fetch_missed(self, connected: Connected) -> None:
+        since = await self._database.read(partial(last_time, connection_id=connected.account.id))
+        new = 0
+        async for request in connected.integration.catch_up(
+            connected.account, since if since is not None else time.time() - MOST_MISSED
+        ):
+            new += await polled(self._intake, connected, [request], "catchup")
+            await asyncio.sleep(0)
+        if new:
+            log.info("catchup.took_in", connection=connected.account.id, new=new)
+
+
+def last_delivery(connection: Connection, connection_id: str) -> str | None:
+    """The service's id of the last delivery stored, by our order of arrival: ids outside may restart at random."""
+    query = select(deliveries.c.external_id).where(_came_by_itself(connection_id))
+    return connection.execute(query.order_by(deliveries.c.id.desc()).limit(1)).scalar()
+
+
+def last_time(connection: Connection, connection_id: str) -> float | None:
+    """When the last delivery came."""
+    query = select(deliveries.c.received_at).where(_came_by_itself(connection_id))
+    return connection.execute(query.order_by(deliveries.c.id.desc()).limit(1)).scalar()
+
+
+def _came_by_itself(connection_id: str) -> ColumnElement[bool]:
+    # A replay says nothing about how far the service has got.
+    return and_(deliveries.c.connection_id == connection_id, deliveries.c.source != "replay")
+
+
+def ensure_inflow(
+    connection: Connection, *, polling: frozenset[str], catching_up: frozenset[str], public: bool
+) -> int:
+    """At start: one poll job per connection that needs one, one catch-up per connection that can. Returns how many.
+
+    A connection polls when its integration can and no public URL lets the service reach us.
+    """
+    made = 0
+    for row in connection.execute(select(connections).where(connections.c.enabled)).all():
+        wanted = []
+        if row.integration in polling and not public:
+            wanted.append(POLL)
+        if row.integration in catching_up:
+            wanted.append(CATCH_UP)
+        made += sum(_ensure(connection, row.workspace_id, kind, row.id) for kind in wanted)
+    return made
+
+
+def _ensure(connection: Connection, workspace_id: str, kind: str, connection_id: str) -> bool:
+    lane = f"{kind}:{connection_id}"
+    lock_lane(connection, lane)  # two processes may start at once
+    live = select(jobs.c.id).where(jobs.c.lane == lane, in_state(*LIVE)).limit(1)
+    if connection.execute(live).first() is not None:
+        return False
+    submit(
+        connection,
+        workspace_id=workspace_id,
+        kind=kind,
+        lane=lane,
+        pool=SERVICE,
+        payload={"connection_id": connection_id},
+        # Not capped by its connection: the poller is how anything comes in at all.
+        max_attempts=1_000_000,
+    )
+    return True

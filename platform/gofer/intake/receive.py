@@ -1,0 +1,177 @@
+"""From a request to a commit: verify the raw bytes, read them, record them. Webhooks, polls and replays alike."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import time
+from collections import Counter, deque
+from dataclasses import dataclass
+
+import structlog
+
+from gofer.accounts import Accounts, Connected
+from gofer.crash import crash_point
+from gofer.errors import GoferError, Malformed, Refused, TooBusy
+from gofer.intake.record import Arrival, Source, Taken, take_in
+from gofer.integration import Parsed, Request
+from gofer.jobs.signals import EVENTS, JOBS, Signals
+from gofer.store.database import Database
+from gofer.store.ids import new_id
+from gofer.vault.envelope import Vault
+from gofer.vault.redaction import Redactor
+
+log = structlog.get_logger()
+
+SECRET_HEADERS = frozenset(
+    {"authorization", "proxy-authorization", "cookie", "x-api-key", "x-hub-signature", "x-hub-signature-256"}
+)
+MOST_HEADERS = 16 * 1024
+MOST_AT_ONCE = 512
+"""Requests waiting for their commit; beyond this a burst is told to come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that changed nothing. No body is kept."""
+
+    at: float
+    connection: str
+    status: int
+    reason: str
+    client: str
+
+
+class Refusals:
+    """The last hundred refused requests, in memory, and how many there were of each kind."""
+
+    def __init__(self) -> None:
+        self.recent: deque[Refusal] = deque(maxlen=100)
+        self.counts: Counter[int] = Counter()
+
+    def add(self, connection: str, status: int, reason: str, client: str = "") -> None:
+        """Note one."""
+        self.recent.append(Refusal(time.time(), connection[:64], status, reason[:200], client))
+        self.counts[status] += 1
+
+
+class Gate:
+    """Sheds load before it hurts: an open door only while what was let in can surely be kept."""
+
+    def __init__(self, max_waiting: int) -> None:
+        self.max_waiting = max_waiting
+        self.waiting = 0
+        """Unfinished jobs, as last counted."""
+        self.inside = 0
+
+    def enter(self) -> None:
+        """Raises TooBusy when no more should come in."""
+        if self.inside >= MOST_AT_ONCE:
+            raise TooBusy("Too many requests are being recorded at this moment.", retry_after=1)
+        if self.waiting >= self.max_waiting:
+            raise TooBusy(f"{self.waiting} jobs are waiting already.", retry_after=10)
+
+
+class Intake:
+    """Takes requests in."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        vault: Vault,
+        accounts: Accounts,
+        signals: Signals,
+        gate: Gate,
+        redactor: Redactor,
+    ) -> None:
+        self._database = database
+        self._vault = vault
+        self._accounts = accounts
+        self._signals = signals
+        self._redactor = redactor
+        self.gate = gate
+
+    async def receive(self, connection_id: str, request: Request) -> Taken:
+        """A webhook: verified before anything in it is read. Durable when this returns."""
+        self.gate.enter()
+        connected = await self._accounts.get(connection_id)
+        if not connected.enabled:
+            raise Refused("The connection is switched off.")
+        connected.integration.verify(request, connected.account)
+        return await self.take(connected, request, "webhook")
+
+    async def take(
+        self, connected: Connected, request: Request, source: Source, *, again: bool = False
+    ) -> Taken:
+        """A request that is known to be genuine: verified, polled by ourselves, or replayed by the owner.
+
+        With `again` it counts as new although it came before.
+        """
+        integration = connected.integration
+        parsed = self._parse(connected, request)
+        if again:
+            parsed = dataclasses.replace(parsed, delivery_id=f"{parsed.delivery_id[:400]}~{new_id('again')}")
+        hidden = SECRET_HEADERS | integration.secret_headers
+        headers = tuple(
+            (name, value.decode("latin-1")) for name, value in request.headers if name not in hidden
+        )
+        arrival = Arrival(
+            workspace_id=connected.workspace_id,
+            connection_id=connected.account.id,
+            integration=integration.name,
+            source=source,
+            parsed=parsed,
+            body=self._masked(request.body),
+            body_hash=hashlib.sha256(request.body).hexdigest(),
+            headers=headers,
+            same_body_window=0 if again else integration.same_body_window,
+        )
+        crash_point("intake.before_record")
+        self.gate.inside += 1
+        try:
+            taken = await self._database.write(lambda connection: take_in(connection, self._vault, arrival))
+        finally:
+            self.gate.inside -= 1
+        crash_point("intake.committed")
+        if taken.woke:
+            self._signals.wake(JOBS)
+        self._signals.wake(EVENTS)
+        return taken
+
+    def _parse(self, connected: Connected, request: Request) -> Parsed:
+        try:
+            parsed = connected.integration.parse(request, connected.account)
+        except GoferError:
+            raise
+        except Exception as error:
+            # An integration's oversight must not become a 500 that the service repeats for a day.
+            log.exception("intake.parse_failed", connection=connected.account.id)
+            raise Malformed("The request has a shape that was not expected.") from error
+        if parsed.message is not None:
+            text = self._redactor.redact(parsed.message.text)
+            parsed = dataclasses.replace(parsed, message=dataclasses.replace(parsed.message, text=text))
+        if not parsed.delivery_id or len(parsed.delivery_id) > 500:
+            raise Malformed("The delivery has no usable id.")
+        return parsed
+
+    def _masked(self, body: bytes) -> bytes:
+        """The body as it is kept: as received, unless one of our own secrets is in it."""
+        text = body.decode("utf-8", errors="surrogateescape")
+        masked = self._redactor.redact(text)
+        return body if masked == text else masked.encode("utf-8", errors="surrogateescape")
+
+
+async def polled(intake: Intake, connected: Connected, requests: list[Request], source: Source) -> int:
+    """Take in what a poll or a catch-up brought, in order; returns how many were new."""
+    new = 0
+    for request in requests:
+        try:
+            taken = await intake.take(connected, request, source)
+            new += taken.result == "accepted"
+        except Malformed as error:
+            # It will be as malformed next time; the poll must go on.
+            log.warning("intake.skipped", connection=connected.account.id, error=str(error))
+        await asyncio.sleep(0)
+    return new

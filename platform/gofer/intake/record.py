@@ -1,0 +1,395 @@
+"""The one transaction of intake: lock first, read after, and everything or nothing.
+
+Deciding in a single statement whether a job is needed reads the world as it was before the lock: a message that
+arrives while the previous job ends would be stored with nobody left to answer it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gofer.crash import crash_point
+from gofer.integration import Incoming, Parsed
+from gofer.jobs.conclude import lock_conversation
+from gofer.jobs.steer import cancel_conversation, redrive, wake_participant
+from gofer.store import events as log
+from gofer.store.clock import now
+from gofer.store.content import seal_message
+from gofer.store.ids import new_id
+from gofer.store.sealing import conversation_key
+from gofer.store.tables import (
+    JobState,
+    bindings,
+    conversations,
+    deliveries,
+    identities,
+    jobs,
+    messages,
+    participants,
+    routes,
+)
+from gofer.vault.envelope import DataKey, Vault, aad
+from gofer.vault.rotation import new_conversation_key
+
+Source = Literal["webhook", "poll", "catchup", "replay"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Everything intake knows of one delivery before the transaction begins."""
+
+    workspace_id: str
+    connection_id: str
+    integration: str
+    source: Source
+    parsed: Parsed
+    body: bytes
+    body_hash: str
+    headers: tuple[tuple[str, str], ...] = ()
+    """Without the secret ones."""
+    same_body_window: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of a delivery."""
+
+    result: Literal["accepted", "repeat", "redriven", "noted"]
+    delivery_id: int | None = None
+    conversation_id: str | None = None
+    seq: int | None = None
+    woke: bool = False
+    """Whether workers should look for a new or changed job."""
+
+
+def take_in(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
+    """Record a delivery, its message and the jobs it asks for."""
+    message = arrival.parsed.message
+    if message is None:
+        return _note(connection, vault, arrival)
+    conversation_id = _conversation(connection, vault, arrival, message)
+    lock_conversation(connection, conversation_id)
+    repeat = _repeat(connection, arrival)
+    if repeat is not None:
+        return repeat
+    key = conversation_key(connection, vault, conversation_id)
+    replaced = _replaceable(connection, conversation_id, message)
+    seq = replaced or int(connection.execute(_NEXT_SEQ, {"conversation": conversation_id}).scalar_one())
+    delivery_id = _keep(connection, arrival, key, conversation_id, seq)
+    if delivery_id is None:
+        # The same delivery id, this very moment, in another conversation: the other one has it.
+        return Taken("repeat")
+    _write_message(connection, key, conversation_id, seq, arrival, message, replace=replaced is not None)
+    woke = _wake(connection, arrival, message, conversation_id, seq)
+    log.record(
+        connection, "delivery.accepted", arrival.workspace_id, conversation_id=conversation_id,
+        delivery_id=delivery_id,
+        data={"connection": arrival.connection_id, "event": arrival.parsed.event, "source": arrival.source,
+              "seq": seq, "addressed": message.addressed},
+    )  # fmt: skip
+    crash_point("intake.recorded")
+    return Taken("accepted", delivery_id, conversation_id, seq, woke)
+
+
+def _note(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
+    """A delivery that is no message: kept, so that the inbox shows it and a repeat is known."""
+    if (repeat := _repeat(connection, arrival)) is not None:
+        return repeat
+    delivery_id = _keep(connection, arrival, None, None, None)
+    return Taken("noted" if delivery_id is not None else "repeat", delivery_id)
+
+
+def _conversation(connection: Connection, vault: Vault, arrival: Arrival, message: Incoming) -> str:
+    """The conversation of a place outside, made when it is new."""
+    found = _bound(connection, arrival.connection_id, message.conversation)
+    if found is not None:
+        return found
+    conversation_id = new_id("conv")
+    connection.execute(
+        insert(conversations).values(
+            id=conversation_id,
+            workspace_id=arrival.workspace_id,
+            kind=message.kind,
+            title=_plain(message.title),
+            data_key=new_conversation_key(connection, vault, conversation_id),
+            last_seq=0,
+            created_at=now(),
+        )
+    )
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    made = connection.execute(
+        dialect.insert(bindings)
+        .values(
+            id=new_id("bind"),
+            conversation_id=conversation_id,
+            connection_id=arrival.connection_id,
+            ref=message.conversation,
+        )
+        .on_conflict_do_nothing(index_elements=["connection_id", "ref"])
+        .returning(bindings.c.id)
+    ).first()
+    if made is not None:
+        return conversation_id
+    # Another request made it in the same instant: ours goes, theirs is visible now.
+    connection.execute(conversations.delete().where(conversations.c.id == conversation_id))
+    found = _bound(connection, arrival.connection_id, message.conversation)
+    assert found is not None
+    return found
+
+
+def _bound(connection: Connection, connection_id: str, ref: str) -> str | None:
+    return connection.execute(_BOUND, {"via": connection_id, "at": ref}).scalar()
+
+
+_BOUND = select(bindings.c.conversation_id).where(
+    bindings.c.connection_id == bindparam("via"), bindings.c.ref == bindparam("at")
+)
+
+
+def _repeat(connection: Connection, arrival: Arrival) -> Taken | None:
+    """What to answer if this delivery came before; a repeat whose job died runs that job again."""
+    earlier = connection.execute(
+        _SAME_ID, {"via": arrival.connection_id, "given": arrival.parsed.delivery_id}
+    ).first()
+    if earlier is None and arrival.same_body_window:
+        earlier = connection.execute(
+            _SAME_BODY,
+            {"via": arrival.connection_id, "hash": arrival.body_hash, "within": arrival.same_body_window},
+        ).first()
+    if earlier is None:
+        return None
+    dead = _dead_job(connection, earlier.conversation_id, earlier.message_seq)
+    if dead is None:
+        return Taken("repeat", earlier.id, earlier.conversation_id, earlier.message_seq)
+    redrive(connection, dead, by=f"delivery:{arrival.parsed.delivery_id}")
+    log.record(
+        connection, "delivery.redriven", arrival.workspace_id, conversation_id=earlier.conversation_id,
+        delivery_id=earlier.id, data={"job": dead},
+    )  # fmt: skip
+    return Taken("redriven", earlier.id, earlier.conversation_id, earlier.message_seq, woke=True)
+
+
+_EARLIER = (deliveries.c.id, deliveries.c.conversation_id, deliveries.c.message_seq)
+_SAME_ID = select(*_EARLIER).where(
+    deliveries.c.connection_id == bindparam("via"), deliveries.c.external_id == bindparam("given")
+)
+_SAME_BODY = (
+    select(*_EARLIER)
+    .where(deliveries.c.connection_id == bindparam("via"), deliveries.c.body_hash == bindparam("hash"))
+    .where(deliveries.c.received_at > now() - bindparam("within"))
+    .limit(1)
+)
+
+
+def _dead_job(connection: Connection, conversation_id: str | None, seq: int | None) -> int | None:
+    """The job that gave up on a message, if its last word was death."""
+    if conversation_id is None or seq is None:
+        return None
+    query = (
+        select(jobs.c.id, jobs.c.state)
+        .where(jobs.c.conversation_id == conversation_id, jobs.c.participant_id.is_not(None))
+        .where(jobs.c.covers_from < seq, (jobs.c.covers_to >= seq) | jobs.c.covers_to.is_(None))
+        .order_by(jobs.c.id.desc())
+        .limit(1)
+    )
+    row = connection.execute(query).first()
+    return int(row.id) if row is not None and row.state == JobState.DEAD else None
+
+
+_NEXT_SEQ = (
+    update(conversations)
+    .where(conversations.c.id == bindparam("conversation"))
+    .values(last_seq=conversations.c.last_seq + 1)
+    .returning(conversations.c.last_seq)
+)
+
+
+def _replaceable(connection: Connection, conversation_id: str, message: Incoming) -> int | None:
+    """The number of the message this one is a new version of, if nobody has read it yet."""
+    if not message.replaces:
+        return None
+    query = select(messages.c.seq).where(
+        messages.c.conversation_id == conversation_id,
+        messages.c.external_id == message.replaces,
+        messages.c.admitted_at.is_(None),
+    )
+    return connection.execute(query).scalar()
+
+
+def _write_message(
+    connection: Connection,
+    key: DataKey,
+    conversation_id: str,
+    seq: int,
+    arrival: Arrival,
+    message: Incoming,
+    *,
+    replace: bool,
+) -> None:
+    sealed = seal_message(key, conversation_id, seq, message)
+    if replace:
+        connection.execute(
+            update(messages)
+            .where(messages.c.conversation_id == conversation_id, messages.c.seq == seq)
+            .values(sealed=sealed, addressed=message.addressed)
+        )
+        return
+    connection.execute(
+        _APPEND,
+        {
+            "conversation_id": conversation_id,
+            "seq": seq,
+            "author": _plain(message.author.id),
+            "addressed": message.addressed,
+            "event": message.event,
+            "connection_id": arrival.connection_id,
+            "external_id": _plain(message.external_id),
+            "sealed": sealed,
+        },
+    )
+
+
+_APPEND = insert(messages).values(trust="unknown", created_at=now(), admitted_at=None)
+
+
+def _keep(
+    connection: Connection,
+    arrival: Arrival,
+    key: DataKey | None,
+    conversation_id: str | None,
+    seq: int | None,
+) -> int | None:
+    """Insert the delivery as received; None when it is there already."""
+    external_id = arrival.parsed.delivery_id
+    sealed = None
+    if key is not None:
+        # Headers first as JSON on a line of their own, then the raw bytes, so that a replay is exact.
+        raw = json.dumps(arrival.headers).encode() + b"\n" + arrival.body
+        sealed = key.seal(raw, aad("delivery", arrival.connection_id, external_id))
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    row = connection.execute(
+        dialect.insert(deliveries)
+        .values(received_at=now())
+        .on_conflict_do_nothing(index_elements=["connection_id", "external_id"])
+        .returning(deliveries.c.id),
+        {
+            "workspace_id": arrival.workspace_id,
+            "connection_id": arrival.connection_id,
+            "external_id": external_id,
+            "body_hash": arrival.body_hash,
+            "source": arrival.source,
+            "event": arrival.parsed.event,
+            "note": arrival.parsed.note,
+            "conversation_id": conversation_id,
+            "message_seq": seq,
+            "sealed": sealed,
+        },
+    ).first()
+    return int(row.id) if row else None
+
+
+def _wake(
+    connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str, seq: int
+) -> bool:
+    """Let every agent that hears this place take part, and wake those that it addresses."""
+    woke = False
+    if message.control == "stop" and _may_stop(connection, arrival, message, conversation_id):
+        return cancel_conversation(connection, conversation_id, by=f"author:{message.author.id}") > 0
+    heard = connection.execute(_ROUTES, {"workspace": arrival.workspace_id, "via": arrival.connection_id})
+    for route in _first_per_agent(heard.all(), message):
+        participant_id = _participant(connection, conversation_id, route.agent_id, seq, route.priority)
+        if message.control == "new":
+            _new_epoch(connection, participant_id, seq)
+        if message.addressed and route.trigger in ("any", message.trigger):
+            woke |= wake_participant(connection, participant_id, seq)
+    return woke
+
+
+def _may_stop(connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str) -> bool:
+    """Whoever is paired here, or asked for what is being done; nobody else's stop stops anything."""
+    author = {"who": message.author.id}
+    paired = connection.execute(
+        _PAIRED, {**author, "workspace": arrival.workspace_id, "service": arrival.integration}
+    ).first()
+    return (
+        paired is not None
+        or connection.execute(_ASKED, {**author, "conversation": conversation_id}).first() is not None
+    )
+
+
+_PAIRED = select(identities.c.id).where(
+    identities.c.workspace_id == bindparam("workspace"),
+    identities.c.integration == bindparam("service"),
+    identities.c.subject == bindparam("who"),
+)
+_ASKED = (
+    select(messages.c.seq)
+    .join(participants, participants.c.conversation_id == messages.c.conversation_id)
+    .where(messages.c.conversation_id == bindparam("conversation"), messages.c.author == bindparam("who"))
+    .where(messages.c.addressed, messages.c.seq > participants.c.read_seq)
+)
+
+_ROUTES = (
+    select(routes.c.agent_id, routes.c.event, routes.c.trigger, routes.c.priority)
+    .where(routes.c.workspace_id == bindparam("workspace"))
+    .where((routes.c.connection_id == bindparam("via")) | routes.c.connection_id.is_(None))
+    .order_by(routes.c.priority, routes.c.id)
+)
+
+
+def _first_per_agent(heard: Sequence[Any], message: Incoming) -> Iterable[Any]:
+    """One matching route per agent; one whose trigger fits is preferred to one that only listens."""
+    chosen: dict[str, Any] = {}
+    for route in heard:
+        if not event_matches(route.event, message.event):
+            continue
+        held = chosen.get(route.agent_id)
+        fits = route.trigger in ("any", message.trigger)
+        if held is None or (fits and held.trigger not in ("any", message.trigger)):
+            chosen[route.agent_id] = route
+    return chosen.values()
+
+
+def event_matches(pattern: str, event: str) -> bool:
+    """Whether a route's pattern covers an event: equal, or a prefix ending in `*`."""
+    return event.startswith(pattern[:-1]) if pattern.endswith("*") else event == pattern
+
+
+def _participant(connection: Connection, conversation_id: str, agent_id: str, seq: int, priority: int) -> str:
+    found = connection.execute(_TAKES_PART, {"conversation": conversation_id, "agent": agent_id}).scalar()
+    if found is not None:
+        return str(found)
+    participant_id = new_id("part")
+    connection.execute(
+        insert(participants).values(
+            id=participant_id,
+            conversation_id=conversation_id,
+            agent_id=agent_id,
+            # What was said before it came is context, not a debt.
+            read_seq=seq - 1,
+            wake_seq=0,
+            epoch_seq=0,
+            priority=priority,
+        )
+    )
+    return participant_id
+
+
+_TAKES_PART = select(participants.c.id).where(
+    participants.c.conversation_id == bindparam("conversation"), participants.c.agent_id == bindparam("agent")
+)
+
+
+def _new_epoch(connection: Connection, participant_id: str, seq: int) -> None:
+    connection.execute(update(participants).where(participants.c.id == participant_id).values(epoch_seq=seq))
+
+
+def _plain(text: str) -> str:
+    """Text for a clear column; Postgres stores no NUL."""
+    return text.replace("\x00", "")[:1000]

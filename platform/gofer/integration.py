@@ -1,0 +1,387 @@
+"""The contract between Gofer and an integration.
+
+An Integration is stateless code that speaks with one outside service; a Connection is one configured account of
+it. Subclass `Integration`, export an instance through the entry point group `gofer.integrations`, and Gofer does
+the rest: it receives, verifies, dedupes, stores, routes, runs the agent and keeps the ledger of what was sent.
+`gofer_hello` is the smallest complete example; docs/integrations/hello.md walks through it.
+
+What is pure (`verify`, `parse`, `split`) must touch no network, clock or database. What is async may raise
+`gofer.errors.Temporary` (tried again, at `retry_after` if given) or `gofer.errors.Permanent` (given up, visibly).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from gofer.errors import Permanent, Refused, Unset
+from gofer.strict_json import load_json
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from gofer.tool import Tool
+    from gofer.vault.secret import Secret
+
+Role = Literal["owner", "member"]
+TrustLevel = Literal["owner", "member", "stranger"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An inbound request or polled update, exactly as received."""
+
+    body: bytes
+    headers: tuple[tuple[str, bytes], ...] = ()
+    """Names in lower case."""
+
+    def header(self, name: str) -> bytes | None:
+        """The value of a header, None when absent. A doubled one is refused: which would be the real one?"""
+        values = [value for key, value in self.headers if key == name]
+        if len(values) > 1:
+            raise Refused(f"The header {name} was sent more than once.")
+        return values[0] if values else None
+
+    def text_header(self, name: str) -> str:
+        """The value as text, empty when absent; bytes that are not ASCII become question marks."""
+        return (self.header(name) or b"").decode("ascii", errors="replace")
+
+    def json(self) -> Any:
+        """The body as strict JSON; raises Malformed."""
+        return load_json(self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Who wrote a message, by the service's unchangeable id."""
+
+    id: str
+    name: str = ""
+    is_bot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A file that came with a message, still at the service until `admit` fetches it."""
+
+    ref: str
+    name: str = ""
+    media_type: str = "application/octet-stream"
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """One message, or one event that reads like a message."""
+
+    conversation: str
+    """The service's reference of the place it was said in."""
+    author: Author
+    text: str
+    addressed: bool
+    """Whether it wants an agent: it names it, answers it, commands it, or is said in private."""
+    kind: str = "chat"
+    """What the place is: chat, group, topic, issue, pull, web …"""
+    title: str = ""
+    private: bool = False
+    """Only the author and we are there; pairing works nowhere else."""
+    event: str = "message"
+    trigger: str = "any"
+    """What in it addressed an agent: mention, reply, command, label, assignment …; routes may ask for one."""
+    external_id: str = ""
+    """Its id at the service."""
+    reply_to: str = ""
+    """The id at the service of the message it answers."""
+    replaces: str = ""
+    """The id at the service of the message it is a new version of; an unread one is replaced."""
+    control: Literal["", "stop", "new"] = ""
+    """stop: cancel what the agents are doing here. new: begin a new epoch."""
+    command: str = ""
+    """A command without its slash. The platform answers it at once, beside whatever an agent is doing."""
+    arguments: str = ""
+    answers: str = ""
+    """The id of the Question that a pressed button answers …"""
+    choice: int = -1
+    """… and which of its choices was pressed."""
+    quoted: str = ""
+    """Somebody else's words that came along (a forward, the message it answers): never more than quoted."""
+    joins: str = ""
+    """The mark its parts share when a service sends one message in several pieces, such as an album."""
+    attachments: tuple[Attachment, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """JSON of the integration's own, handed back to `admit` and `place`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What a request turned out to be."""
+
+    delivery_id: str
+    """The service's id of this delivery; a second one with the same id is a repeat."""
+    event: str
+    message: Incoming | None = None
+    note: str = ""
+    """Why there is no message: known but unhandled is said, not dropped."""
+    moved: tuple[str, str] | None = None
+    """The conversation called by the first reference is called by the second from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A Connection as its integration sees it."""
+
+    id: str
+    name: str
+    settings: Mapping[str, Any]
+    secrets: Mapping[str, Secret]
+    hook_url: str | None = None
+    """Where the service can reach us; None when Gofer has no public URL."""
+    http: httpx2.AsyncClient | None = None
+    """The shared client; only async methods have it."""
+
+    def secret(self, name: str) -> str:
+        """A secret's value; raises Unset when it is missing or blank, so half a configuration stays closed."""
+        value = self.secrets[name].reveal() if name in self.secrets else ""
+        if not value.strip():
+            raise Unset(f"The secret {name} of connection {self.id} is not set.")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file fetched by `admit`."""
+
+    name: str
+    media_type: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A message about to reach an agent for the first time."""
+
+    message: Incoming
+    known_as: Role | None
+    """The role of the author's Principal, if the author is paired with one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What `admit` found out. Stored with the message, so it is asked once."""
+
+    trust: TrustLevel
+    text: str | None = None
+    """Replaces the text, when looking closer changed it."""
+    files: tuple[File, ...] = ()
+    note: str = ""
+    """For the event log: why."""
+    turn_away: str = ""
+    """What to tell a stranger, at most once a day; their wish to be let in is put to an owner, if one is near."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One part of a reply on its way out."""
+
+    id: str
+    """Stable over every retry and unique: the marker or idempotency key."""
+    conversation: str
+    text: str
+    part: int = 1
+    parts: int = 1
+    kind: Literal["final", "error", "note"] = "final"
+    reply_to: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Of the message it answers."""
+    question: str = ""
+    """The id of the Question this part asks …"""
+    choices: tuple[str, ...] = ()
+    """… and what may be chosen, as buttons where there are some; the press comes back as `Incoming.answers`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How a run is getting on."""
+
+    seconds: float
+    """Since it began."""
+    steps: int = 0
+    doing: str = ""
+    """The tool at work, if one is."""
+    message: str = ""
+    """The id at the service of the message it works on."""
+
+
+@dataclass(frozen=True, slots=True)
+class EgressRule:
+    """What an integration needs of a shell's network, as data: a host and path, with a credential added outside."""
+
+    host: str
+    path_prefix: str = "/"
+    methods: tuple[str, ...] = ("GET", "HEAD")
+    credential: str = ""
+    """The name of the account's secret that is added on the way out; it never enters the shell."""
+    git_refs: tuple[str, ...] = ()
+    """Patterns of refs that may be pushed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a connection is doing."""
+
+    ok: bool
+    line: str
+    fix: str = ""
+    """The exact command or step that mends it."""
+    learned: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that `set_up` found out (a bot's name); they are stored with the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecretField:
+    """A secret that a connection has."""
+
+    name: str
+    help: str
+    generated: bool = False
+    """Made by Gofer when none is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Something people may type after a slash, answered by the platform."""
+
+    name: str
+    help: str
+    arguments: str = ""
+    private: bool = False
+    """Offered only where the author is alone with us."""
+
+
+COMMANDS = (
+    Command("help", "What I can do"),
+    Command("new", "Start afresh: what was said before is forgotten"),
+    Command("stop", "Stop what I am doing here"),
+    Command("status", "What I am doing, and what it has cost so far"),
+    Command("cost", "What was spent here, today and in all"),
+    Command("agent", "Who hears this conversation"),
+    Command("model", "Which model answers"),
+    Command("settings", "How this conversation is set up"),
+    Command("start", "Say hello, or pair with a code", "[code]", private=True),
+)
+"""Every command the platform answers, wherever it is typed."""
+
+
+class NoSettings(BaseModel):
+    """The settings of an integration that has none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Integration:
+    """Speaks with one outside service. Override what it needs; the defaults do nothing, safely."""
+
+    name: ClassVar[str]
+    """Lower case; the entry point, the docs page and the tests folder have the same name."""
+    summary: ClassVar[str] = ""
+    secrets: ClassVar[tuple[SecretField, ...]] = ()
+    settings: ClassVar[type[BaseModel]] = NoSettings
+    secret_headers: ClassVar[frozenset[str]] = frozenset()
+    """Request headers never to store, beyond the usual ones."""
+    same_body_window: ClassVar[float] = 0
+    """Seconds in which an equal body is a repeat although its delivery id differs (for unsigned ids)."""
+    can_poll: ClassVar[bool] = False
+    can_catch_up: ClassVar[bool] = False
+    progress_every: ClassVar[float] = 0
+    """Seconds between two calls of `show_progress` while a run works; 0 for none."""
+
+    # Pure: bytes in, values out.
+
+    def verify(self, request: Request, account: Account) -> None:
+        """Return when the request surely comes from the service; raise Refused otherwise."""
+        raise Refused(f"{self.name} does not take webhooks.")
+
+    def parse(self, request: Request, account: Account) -> Parsed:
+        """Read a verified request; raise Malformed when it makes no sense."""
+        raise NotImplementedError
+
+    def split(self, text: str) -> Sequence[str]:
+        """A reply's text in parts the service can take, in order."""
+        return [text]
+
+    def private_place(self, author_id: str) -> str | None:
+        """The conversation in which a person can be reached alone, if people can be."""
+        return None
+
+    def allow(self, settings: Mapping[str, Any], place: str) -> dict[str, Any]:
+        """The settings with which a place (a group) is heard from now on, because an owner allowed it."""
+        raise Permanent(f"{self.name} has no places to allow.")
+
+    # Async: may use the network through `account.http`.
+
+    async def admit(self, unread: Unread, account: Account) -> Admission:
+        """Find out how far the author is trusted, and fetch what came along. Runs once per message."""
+        return Admission(trust=unread.known_as or "stranger")
+
+    async def find(self, outgoing: Outgoing, account: Account) -> str | None:
+        """Look for an earlier, perhaps half-sent placing of this part; its external id if it is there.
+
+        Asked before placing again. A service that can be searched makes replies exactly once here.
+        """
+        return None
+
+    async def place(self, outgoing: Outgoing, account: Account) -> str:
+        """Make the part exist outside and return its external id, which is stored before `complete`.
+
+        Where a service has neither idempotency keys nor a search, send only opening lines here: a crash before
+        the id is stored then leaves an orphan opening, never a second answer.
+        """
+        raise NotImplementedError
+
+    async def complete(self, outgoing: Outgoing, external_id: str, account: Account) -> None:
+        """Bring the placed part to its full text. May run again at any time, and must do no harm then."""
+
+    # Decoration: shown when it works, forgotten when it does not. What these raise never costs a reply.
+
+    async def notice(self, message: Incoming, account: Account) -> None:
+        """Show that a message reached an agent (a reaction)."""
+
+    async def show_progress(self, conversation: str, progress: Progress, shown: str, account: Account) -> str:
+        """Show that work goes on. `shown` is what an earlier call returned: the id of what is changed in place."""
+        return shown
+
+    async def clear_progress(self, conversation: str, shown: str, account: Account) -> None:
+        """Remove what `show_progress` left behind. May run again."""
+
+    async def settle(self, message: Incoming, outcome: str, account: Account) -> None:
+        """Tell whoever pressed a button what came of it. May run again."""
+
+    async def set_up(self, account: Account) -> Health:
+        """Prepare the service after the connection was made or changed (set a webhook, commands …)."""
+        return Health(True, "Nothing to set up.")
+
+    async def tear_down(self, account: Account) -> None:
+        """Undo `set_up` before the connection is removed."""
+
+    async def health(self, account: Account) -> Health:
+        """Look how the connection is doing."""
+        return Health(True, "No check.")
+
+    async def poll(self, account: Account, last: str | None) -> Sequence[Request]:
+        """Wait for updates after the delivery `last` and return them in order; they are stored before the next call."""
+        return ()
+
+    def catch_up(self, account: Account, since: float) -> AsyncIterator[Request]:
+        """Yield what the service tried to deliver since then and did not repeat by itself. Repeats are deduped."""
+        raise NotImplementedError
+
+    def tools(self, account: Account) -> Sequence[Tool[Any]]:
+        """Tools that agents may be given in this connection's conversations."""
+        return ()
+
+    def egress(self, account: Account, conversation: str) -> Sequence[EgressRule]:
+        """What a shell working for this conversation may reach."""
+        return ()

@@ -1,0 +1,118 @@
+"""Schedules: making the jobs whose time has come, each tick exactly once, whoever looks first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from itertools import islice, takewhile
+from typing import Any, Literal
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+from sqlalchemy import Connection, insert, select, update
+
+from gofer.errors import ConfigError
+from gofer.jobs.queue import SERVICE, submit
+from gofer.store.clock import now
+from gofer.store.ids import new_id
+from gofer.store.tables import schedules
+
+Missed = Literal["skip", "once", "all"]
+
+MOST_CAUGHT_UP = 100
+"""Runs made up for at most under the policy `all`; a year of downtime must not become a storm."""
+
+
+def ticks(cron: str, timezone: str, after: float) -> Iterator[float]:
+    """The times of a schedule after a moment, right across changes of daylight saving."""
+    start = datetime.fromtimestamp(after, ZoneInfo(timezone))
+    for moment in CronSim(cron, start):
+        yield moment.timestamp()
+
+
+def add_schedule(
+    connection: Connection,
+    *,
+    workspace_id: str,
+    name: str,
+    cron: str,
+    kind: str,
+    payload: dict[str, Any] | None = None,
+    timezone: str = "UTC",
+    missed: Missed = "once",
+) -> str:
+    """Add a schedule; raises ConfigError when its cron line means nothing."""
+    current = float(connection.execute(select(now())).scalar_one())
+    try:
+        following = next(ticks(cron, timezone, current))
+    except (CronSimError, StopIteration, KeyError, ValueError) as error:
+        raise ConfigError(
+            f"{cron!r} is not a cron line that ever comes due in {timezone}: {error}."
+        ) from error
+    schedule_id = new_id("sched")
+    connection.execute(
+        insert(schedules).values(
+            id=schedule_id,
+            workspace_id=workspace_id,
+            name=name,
+            cron=cron,
+            timezone=timezone,
+            missed=missed,
+            kind=kind,
+            payload=payload or {},
+            enabled=True,
+            next_at=following,
+            created_at=current,
+        )
+    )
+    return schedule_id
+
+
+def tick(connection: Connection) -> int:
+    """Make the jobs of every schedule that is due; returns how many."""
+    due = connection.execute(
+        select(schedules, now().label("current"))
+        .where(schedules.c.enabled, schedules.c.next_at <= now())
+        .with_for_update(skip_locked=True)
+    ).all()
+    return sum(_run_due(connection, schedule) for schedule in due)
+
+
+def _run_due(connection: Connection, schedule: Any) -> int:
+    missed, following = _due_times(schedule)
+    made = 0
+    for moment in _to_run(missed, schedule.missed, schedule.current):
+        made += None is not submit(
+            connection,
+            workspace_id=schedule.workspace_id,
+            kind=schedule.kind,
+            lane=f"schedule:{schedule.id}",
+            pool=SERVICE,
+            payload={**schedule.payload, "due_at": moment},
+            unique_key=f"{schedule.id}:{moment:.0f}",
+        )
+    connection.execute(update(schedules).where(schedules.c.id == schedule.id).values(next_at=following))
+    return made
+
+
+def _due_times(schedule: Any) -> tuple[list[float], float]:
+    """The last times that have come since the last look, and the first one that has not."""
+    current = datetime.fromtimestamp(schedule.current, ZoneInfo(schedule.timezone))
+    # Backwards from now (itself included), so that a schedule of every minute costs no more after a year away.
+    backwards = CronSim(schedule.cron, current + timedelta(microseconds=1), reverse=True)
+    recent = (moment.timestamp() for moment in islice(backwards, MOST_CAUGHT_UP))
+    passed = [*takewhile(lambda moment: moment >= schedule.next_at, recent)] or [schedule.next_at]
+    return passed[::-1], next(ticks(schedule.cron, schedule.timezone, schedule.current), float("inf"))
+
+
+ON_TIME = 60.0
+"""Seconds after its moment in which a run still counts as on time."""
+
+
+def _to_run(passed: list[float], policy: Missed, current: float) -> list[float]:
+    """What the missed-run policy makes of the times that passed."""
+    if policy == "all":
+        return passed
+    if policy == "skip" and current - passed[-1] > ON_TIME:
+        return []
+    return passed[-1:]

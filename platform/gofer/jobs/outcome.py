@@ -1,0 +1,87 @@
+"""What a run can answer, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A reply to put into the ledger: already split into the parts its service can take."""
+
+    binding_id: str
+    parts: tuple[str, ...]
+    kind: Literal["final", "error", "note"] = "final"
+    reply_to: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The work is finished."""
+
+    drafts: tuple[Draft, ...] = ()
+    included_to: int | None = None
+    """The last message the run has taken into account."""
+    cost: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """It failed and is worth another try, which counts."""
+
+    reason: str
+    after: float | None = None
+    """Seconds from now; None backs off by the number of tries."""
+    drafts: tuple[Draft, ...] = ()
+    """What to say if this was the last try."""
+    included_to: int | None = None
+    cost: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snooze:
+    """Not now; the try does not count."""
+
+    after: float
+    reason: str = "snoozed"
+    cost: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A person has to answer first. The job holds neither lease nor slot until then."""
+
+    question: str
+    call_id: str = ""
+    """The tool call that asks."""
+    asked_of: str = ""
+    expires_after: float | None = None
+    drafts: tuple[Draft, ...] = ()
+    """The question as it is sent to the person."""
+    cost: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Somebody asked to stop."""
+
+    reason: str
+    drafts: tuple[Draft, ...] = ()
+    included_to: int | None = None
+    cost: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """It will never succeed."""
+
+    reason: str
+    drafts: tuple[Draft, ...] = ()
+    included_to: int | None = None
+    cost: float = 0
+
+
+Outcome = Done | Retry | Snooze | Wait | Cancel | Dead

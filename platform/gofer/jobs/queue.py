@@ -1,0 +1,330 @@
+"""The queue's verbs: submit, claim, renew, stage. Each is one transaction over a connection."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, exists, func, insert, select, text, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gofer.store import events as log
+from gofer.store.clock import now
+from gofer.store.tables import LIVE, JobState, agents, attempts, connections, in_state, jobs
+
+AGENT, SERVICE = "agent", "service"
+"""The two pools of slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A job in the hands of one worker. Every write the run makes carries its owner and fence."""
+
+    id: int
+    workspace_id: str
+    kind: str
+    lane: str
+    owner: str
+    fence: int
+    attempts: int
+    max_attempts: int
+    priority: int
+    conversation_id: str | None
+    participant_id: str | None
+    agent_id: str | None
+    connection_id: str | None
+    covers_from: int
+    covers_to: int | None
+    payload: Mapping[str, Any]
+    cancel_requested: bool
+
+
+def lock_lane(connection: Connection, lane: str) -> None:
+    """Hold a lane that has no conversation row to lock, until the transaction ends. SQLite has one writer anyway."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(_ADVISORY, {"key": zlib.crc32(lane.encode()) - 2**31})
+
+
+# Postgres takes two signed 32-bit numbers, and has to be told that this is one.
+_ADVISORY = text("SELECT pg_advisory_xact_lock(7301, CAST(:key AS integer))")
+
+
+def submit(
+    connection: Connection,
+    *,
+    workspace_id: str,
+    kind: str,
+    lane: str,
+    pool: str = AGENT,
+    payload: Mapping[str, Any] | None = None,
+    priority: int = 0,
+    delay: float = 0,
+    max_attempts: int = 5,
+    unique_key: str | None = None,
+    conversation_id: str | None = None,
+    participant_id: str | None = None,
+    agent_id: str | None = None,
+    connection_id: str | None = None,
+    covers_from: int = 0,
+) -> int | None:
+    """Make a job: ready, scheduled, or blocked behind its lane. None when its unique key was used before.
+
+    The caller holds the lock of `conversation_id` if it gives one; other lanes are locked here.
+    """
+    if conversation_id is None:
+        lock_lane(connection, lane)
+    taken = connection.execute(_LANE_TAKEN, {"lane_": lane}).first() is not None
+    state = JobState.BLOCKED if taken else JobState.SCHEDULED if delay > 0 else JobState.READY
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(jobs).on_conflict_do_nothing(
+        index_elements=[jobs.c.unique_key], index_where=text("unique_key IS NOT NULL")
+    )
+    row = connection.execute(
+        statement.values(created_at=now(), run_at=now() + delay).returning(jobs.c.id),
+        {
+            **_NEW,
+            "workspace_id": workspace_id,
+            "kind": kind,
+            "pool": pool,
+            "state": state,
+            "lane": lane,
+            "priority": priority,
+            "max_attempts": max_attempts,
+            "conversation_id": conversation_id,
+            "participant_id": participant_id,
+            "agent_id": agent_id,
+            "connection_id": connection_id,
+            "covers_from": covers_from,
+            "payload": dict(payload or {}),
+            "unique_key": unique_key,
+        },
+    ).first()
+    if row is None:
+        return None
+    log.record(
+        connection, "job.created", workspace_id, job_id=row.id, seq=1, conversation_id=conversation_id,
+        data={"kind": kind, "lane": lane, "state": state},
+    )  # fmt: skip
+    return int(row.id)
+
+
+_NEW: dict[str, Any] = {
+    "attempts": 0,
+    "fence": 0,
+    "cancel_requested": False,
+    "event_seq": 1,
+    "covers_to": None,
+    "reason": "",
+}
+
+_LANE_TAKEN = select(jobs.c.id).where(jobs.c.lane == bindparam("lane_"), in_state(*LIVE)).limit(1)
+
+
+def claim(
+    connection: Connection, *, owner: str, lease: float, limit: int, pool: str, max_running: int | None = None
+) -> list[Claim]:
+    """Take up to `limit` ready jobs, in order, within every cap."""
+    # Caps bound the work of agents; an errand such as sending an answer must not wait for one.
+    if pool != AGENT or (max_running is None and not _capped(connection)):
+        return _claim(connection, owner, lease, limit, pool, frozenset(), frozenset())
+    return _claim_within_caps(connection, owner, lease, limit, pool, max_running)
+
+
+def claim_each(
+    connection: Connection,
+    *,
+    owner: str,
+    lease: float,
+    limits: Mapping[str, int],
+    max_running: int | None = None,
+) -> dict[str, list[Claim]]:
+    """Take ready jobs for several pools of slots at once."""
+    return {
+        pool: claim(connection, owner=owner, lease=lease, limit=limit, pool=pool, max_running=max_running)
+        for pool, limit in limits.items()
+        if limit > 0
+    }
+
+
+CLAIM_COLUMNS = (
+    jobs.c.id, jobs.c.workspace_id, jobs.c.kind, jobs.c.lane, jobs.c.owner, jobs.c.fence, jobs.c.attempts,
+    jobs.c.max_attempts, jobs.c.priority, jobs.c.conversation_id, jobs.c.participant_id, jobs.c.agent_id,
+    jobs.c.connection_id, jobs.c.covers_from, jobs.c.covers_to, jobs.c.payload, jobs.c.cancel_requested,
+)  # fmt: skip
+
+
+def claim_of(row: Any) -> Claim:
+    """A row of `CLAIM_COLUMNS` as a Claim."""
+    return Claim(**{name: getattr(row, name) for name in Claim.__slots__})
+
+
+_READY = (
+    select(jobs.c.id)
+    .where(in_state(JobState.READY), jobs.c.pool == bindparam("from_pool"))
+    .order_by(jobs.c.priority, jobs.c.id)
+    .limit(bindparam("at_most"))
+    .with_for_update(skip_locked=True)
+)
+
+
+def _take(ready: Any) -> Any:
+    # A materialised CTE, because Postgres may run a plain subselect again and take more than its limit.
+    picked = ready.cte("picked").prefix_with("MATERIALIZED", dialect="postgresql")
+    return (
+        update(jobs)
+        .where(jobs.c.id.in_(select(picked.c.id)))
+        .values(
+            state=JobState.RUNNING,
+            owner=bindparam("by"),
+            fence=jobs.c.fence + 1,
+            attempts=jobs.c.attempts + 1,
+            event_seq=jobs.c.event_seq + 1,
+            lease_until=now() + bindparam("for_seconds"),
+        )
+        .returning(*CLAIM_COLUMNS, jobs.c.event_seq)
+    )
+
+
+_TAKE = _take(_READY)
+
+_BEGIN_ATTEMPT = insert(attempts).values(started_at=now(), outcome="", reason="", cost=0)
+
+
+def _claim(
+    connection: Connection,
+    owner: str,
+    lease: float,
+    limit: int,
+    pool: str,
+    full_agents: frozenset[str],
+    full_connections: frozenset[str],
+) -> list[Claim]:
+    statement = _TAKE
+    if full_agents or full_connections:
+        ready = _READY
+        if full_agents:
+            ready = ready.where(func.coalesce(jobs.c.agent_id, "").not_in(full_agents))
+        if full_connections:
+            ready = ready.where(func.coalesce(jobs.c.connection_id, "").not_in(full_connections))
+        statement = _take(ready)
+    values = {"by": owner, "for_seconds": lease, "from_pool": pool, "at_most": limit}
+    rows = connection.execute(statement, values).all()
+    if not rows:
+        return []
+    rows = sorted(rows, key=lambda row: (row.priority, row.id))
+    connection.execute(
+        _BEGIN_ATTEMPT,
+        [{"job_id": row.id, "fence": row.fence, "number": row.attempts, "owner": owner} for row in rows],
+    )
+    log.record_many(
+        connection,
+        [
+            {
+                "kind": "attempt.started",
+                "workspace_id": row.workspace_id,
+                "conversation_id": row.conversation_id,
+                "job_id": row.id,
+                "seq": row.event_seq,
+                "fence": row.fence,
+                "data": {"number": row.attempts, "worker": owner},
+            }
+            for row in rows
+        ],
+    )
+    return [claim_of(row) for row in rows]
+
+
+_ANY_CAP = select(
+    exists().where(agents.c.max_running.is_not(None)) | exists().where(connections.c.max_running.is_not(None))
+)
+
+
+def _capped(connection: Connection) -> bool:
+    return bool(connection.execute(_ANY_CAP).scalar())
+
+
+def _claim_within_caps(
+    connection: Connection, owner: str, lease: float, limit: int, pool: str, max_running: int | None
+) -> list[Claim]:
+    """One at a time, under a lock all claimers share, so that counts are true when they are used."""
+    lock_lane(connection, "caps")
+    taken: list[Claim] = []
+    while len(taken) < limit:
+        if max_running is not None and _running(connection, pool) >= max_running:
+            break
+        full_agents, full_connections = _full(connection, agents), _full(connection, connections)
+        one = _claim(connection, owner, lease, 1, pool, full_agents, full_connections)
+        if not one:
+            break
+        taken += one
+    return taken
+
+
+def _running(connection: Connection, pool: str) -> int:
+    query = select(func.count()).select_from(jobs).where(in_state(JobState.RUNNING), jobs.c.pool == pool)
+    return int(connection.execute(query).scalar_one())
+
+
+def _full(connection: Connection, capped: Any) -> frozenset[str]:
+    """The agents (or connections) that run as many jobs as they may."""
+    column = jobs.c.agent_id if capped is agents else jobs.c.connection_id
+    query = (
+        select(capped.c.id)
+        .outerjoin(jobs, (column == capped.c.id) & (in_state(JobState.RUNNING)) & (jobs.c.pool == AGENT))
+        .where(capped.c.max_running.is_not(None))
+        .group_by(capped.c.id, capped.c.max_running)
+        .having(func.count(jobs.c.id) >= capped.c.max_running)
+    )
+    return frozenset(connection.execute(query).scalars())
+
+
+def renew(
+    connection: Connection, *, owner: str, lease: float, held: Collection[int]
+) -> dict[int, tuple[int, bool]]:
+    """Prolong the leases of the jobs in hand in one statement; returns the fence and cancel request of each.
+
+    What is missing from the answer is no longer held: its run must stop. What is not in hand any more, because
+    its end could not be written, is left to run out and go to another worker.
+    """
+    rows = connection.execute(_RENEW, {"by": owner, "for_seconds": lease, "in_hand": list(held)})
+    return {row.id: (row.fence, row.cancel_requested) for row in rows}
+
+
+_RENEW = (
+    update(jobs)
+    .where(jobs.c.id.in_(bindparam("in_hand", expanding=True)))
+    .where(jobs.c.owner == bindparam("by"), in_state(JobState.RUNNING))
+    .values(lease_until=now() + bindparam("for_seconds"))
+    .returning(jobs.c.id, jobs.c.fence, jobs.c.cancel_requested)
+)
+
+
+def cancels(connection: Connection, *, owner: str) -> list[int]:
+    """The process's running jobs that somebody asked to stop."""
+    query = select(jobs.c.id).where(
+        jobs.c.owner == owner, in_state(JobState.RUNNING), jobs.c.cancel_requested
+    )
+    return [int(id_) for id_ in connection.execute(query).scalars()]
+
+
+def stage(connection: Connection) -> tuple[int, float | None]:
+    """Make scheduled jobs ready whose time has come; returns how many, and the seconds until the next one."""
+    promoted = connection.execute(_STAGE).rowcount
+    following = connection.execute(_NEXT_DUE).scalar()
+    return promoted, None if following is None else max(0.0, float(following))
+
+
+_STAGE = update(jobs).where(in_state(JobState.SCHEDULED), jobs.c.run_at <= now()).values(state=JobState.READY)
+_NEXT_DUE = select(func.min(jobs.c.run_at) - now()).where(in_state(JobState.SCHEDULED))
+
+
+def waiting(connection: Connection) -> int:
+    """How many jobs wait or run: what intake sheds load by."""
+    query = (
+        select(func.count())
+        .select_from(jobs)
+        .where(in_state(JobState.READY, JobState.BLOCKED, JobState.RUNNING))
+    )
+    return int(connection.execute(query).scalar_one())

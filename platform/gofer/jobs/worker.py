@@ -1,0 +1,369 @@
+"""A worker: claims jobs into its slots, renews their leases, stops what is cancelled or lost, and ends each run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import structlog
+
+from gofer.crash import crash_point
+from gofer.errors import Fenced, StoreError
+from gofer.jobs import queue, upkeep
+from gofer.jobs.conclude import Apology, Concluded, Ending, conclude_all
+from gofer.jobs.cron import tick
+from gofer.jobs.outcome import Cancel, Dead, Outcome, Retry, Snooze
+from gofer.jobs.queue import Claim
+from gofer.jobs.signals import EVENTS, JOBS, Signals
+from gofer.jobs.steer import expire_questions
+from gofer.store.database import Database
+from gofer.vault.envelope import Vault
+
+log = structlog.get_logger()
+
+
+@dataclass(eq=False)
+class Run:
+    """A claimed job as its handler sees it."""
+
+    claim: Claim
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when somebody asked to stop; a handler may end in its own way within the grace, else it is cancelled."""
+    endless: bool = False
+    """Set by a handler that goes on until it is stopped: a process that ends need not wait for it."""
+
+
+Handler = Callable[[Run], Awaitable[Outcome]]
+"""Does one kind of job. Contract: whatever it raises becomes a retry."""
+
+CANCEL_GRACE = 1.5
+STUBBORN_AFTER = 0.3
+"""Seconds a cancelled handler has to end before its job goes on without it; both together are below two."""
+RENEWALS_PER_LEASE = 3
+BETWEEN_LOOKS = 0.05
+"""Seconds between two looks for cancels and due jobs, however often there is something new."""
+MOST_TOGETHER = 64
+"""Runs whose ends share a transaction."""
+TIDY_EVERY = 15
+"""Poll intervals between two rounds of tidying."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """How much one process takes on."""
+
+    slots: Mapping[str, int]
+    lease: float = 30
+    poll_interval: float = 1
+    stop_within: float = 20
+    max_running: int | None = None
+    keep_finished: float = 30 * 86400
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ending:
+    """A run that is over and waits for its end to be written."""
+
+    ending: Ending
+    concluded: asyncio.Future[Concluded]
+
+
+class Worker:
+    """Runs jobs until it is told to stop."""
+
+    def __init__(
+        self,
+        *,
+        owner: str,
+        database: Database,
+        vault: Vault,
+        signals: Signals,
+        handlers: Mapping[str, Handler],
+        apology: Apology,
+        capacity: Capacity,
+    ) -> None:
+        self.owner = owner
+        self._database = database
+        self._vault = vault
+        self._signals = signals
+        self._handlers = handlers
+        self._apology = apology
+        self._capacity = capacity
+        self._running: dict[int, tuple[Run, asyncio.Task[None], str]] = {}
+        self._stopping = False
+        self._loops: list[asyncio.Task[None]] = []
+        self._freed = signals.subscribe(JOBS)
+        self._endings: list[_Ending] = []
+        self._ending: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to claim."""
+        loops: dict[str, Callable[[], Awaitable[None]]] = {
+            "renew": self._renew_loop,
+            "look": self._look_loop,
+            "upkeep": self._upkeep_loop,
+            "tidy": self._tidy_loop,
+            "claim": self._claim_loop,
+        }
+        self._loops = [
+            asyncio.create_task(self._forever(name, loop), name=name) for name, loop in loops.items()
+        ]
+
+    async def stop(self) -> None:
+        """Claim no more; give what runs its time, then hand it back without costing it a try."""
+        self._stopping = True
+        await _cancel([task for task in self._loops if task.get_name() != "renew"])
+        await _cancel([task for run, task, _ in self._running.values() if run.endless])
+        tasks = [task for _, task, _ in self._running.values()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._capacity.stop_within)
+        await _cancel([task for _, task, _ in self._running.values()])
+        await _cancel(self._loops)
+        self._signals.unsubscribe(JOBS, self._freed)
+
+    @property
+    def running(self) -> int:
+        """Jobs in hand."""
+        return len(self._running)
+
+    async def _forever(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
+        """A loop that a passing database fault slows down and never ends."""
+        while True:
+            try:
+                await loop()
+            except StoreError as error:
+                log.warning("worker.store_failed", loop=name, error=str(error))
+            except Exception:
+                log.exception("worker.loop_failed", loop=name)
+            await asyncio.sleep(self._jittered())
+
+    def _jittered(self) -> float:
+        return self._capacity.poll_interval * random.uniform(0.8, 1.2)  # noqa: S311 - spreads the load
+
+    # Claiming and running.
+
+    async def _claim_loop(self) -> None:
+        while not self._stopping:
+            held = Counter(pool for *_, pool in self._running.values())
+            free = {pool: slots - held[pool] for pool, slots in self._capacity.slots.items()}
+            for pool, claimed in (await self._claim(free)).items():
+                for claim in claimed:
+                    self._begin(claim, pool)
+            await self._freed.wait(self._jittered())
+
+    async def _claim(self, free: Mapping[str, int]) -> dict[str, list[Claim]]:
+        if not any(room > 0 for room in free.values()):
+            return {}
+        claiming = asyncio.ensure_future(
+            self._database.write(
+                partial(
+                    queue.claim_each,
+                    owner=self.owner,
+                    lease=self._capacity.lease,
+                    limits=free,
+                    max_running=self._capacity.max_running,
+                )
+            )
+        )
+        try:
+            claims = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            # Stopping in mid-claim: what was claimed all the same must be handed back like the rest.
+            with contextlib.suppress(StoreError):
+                for pool, claimed in (await claiming).items():
+                    for claim in claimed:
+                        self._begin(claim, pool)
+            raise
+        if any(claims.values()):
+            crash_point("job.claimed")
+        return claims
+
+    def _begin(self, claim: Claim, pool: str) -> None:
+        run = Run(claim)
+        task = asyncio.create_task(self._run(run), name=f"job-{claim.id}")
+        self._running[claim.id] = (run, task, pool)
+
+    async def _run(self, run: Run) -> None:
+        claim = run.claim
+        bound = {"job": claim.id, "attempt": claim.fence, "kind": claim.kind}
+        with structlog.contextvars.bound_contextvars(**bound):
+            try:
+                outcome, apology = await self._outcome(run)
+                crash_point("job.concluding")
+                await self._conclude(claim, outcome, apology)
+                crash_point("job.concluded")
+            except Fenced:
+                log.warning("job.fenced")
+            except StoreError as error:
+                # The lease runs out and another worker, or this one, takes it up from its journal.
+                log.warning("job.not_concluded", error=str(error))
+            except Exception:
+                log.exception("job.not_concluded")
+            finally:
+                self._running.pop(claim.id, None)
+                self._freed.set()
+
+    async def _outcome(self, run: Run) -> tuple[Outcome, Apology | None]:
+        """What became of a run, and who finds the words if its handler did not."""
+        claim = run.claim
+        handler = self._handlers.get(claim.kind)
+        if claim.cancel_requested:
+            return Cancel("cancelled"), self._apology
+        if handler is None:
+            return Dead("unknown_kind"), self._apology
+        try:
+            return await _handled(handler, run), None
+        except asyncio.CancelledError:
+            if run.cancelled.is_set():
+                return Cancel("cancelled"), self._apology
+            return Snooze(0, "worker.stopped"), None
+        except (Fenced, StoreError):
+            raise
+        except Exception as error:
+            log.exception("job.failed", error=type(error).__name__)
+            return Retry("internal"), self._apology
+
+    async def _conclude(self, claim: Claim, outcome: Outcome, apology: Apology | None) -> None:
+        ending = _Ending(Ending(claim, outcome, apology), asyncio.get_running_loop().create_future())
+        self._endings.append(ending)
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end_together(), name="endings")
+        try:
+            concluded = await asyncio.shield(ending.concluded)
+        except asyncio.CancelledError:
+            # A shutdown must not tear the end off a run that is done.
+            concluded = await ending.concluded
+        log.info("job.concluded", state=concluded.state, outcome=type(outcome).__name__.lower())
+
+    async def _end_together(self) -> None:
+        """Write the ends of all runs that are over, in one transaction; more gather while it commits."""
+        while self._endings:
+            batch, self._endings = self._endings[:MOST_TOGETHER], self._endings[MOST_TOGETHER:]
+            await self._end(batch)
+        self._ending = None
+
+    async def _end(self, batch: list[_Ending]) -> None:
+        try:
+            concluded = await self._database.write(
+                partial(conclude_all, vault=self._vault, endings=[end.ending for end in batch])
+            )
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits for it
+            if len(batch) == 1:
+                batch[0].concluded.set_exception(error)
+                return
+            for end in batch:
+                await self._end([end])
+            return
+        for end, result in zip(batch, concluded, strict=True):
+            if result is None:
+                end.concluded.set_exception(Fenced())
+            else:
+                end.concluded.set_result(result)
+        if any(result is not None and result.woke for result in concluded):
+            self._signals.wake(JOBS)
+        self._signals.wake(EVENTS)
+
+    # Leases, cancels and upkeep.
+
+    async def _renew_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._capacity.lease / RENEWALS_PER_LEASE)
+            in_hand = dict(self._running)
+            if in_hand:
+                held = await self._database.write(
+                    partial(queue.renew, owner=self.owner, lease=self._capacity.lease, held=in_hand)
+                )
+                _let_go_of_lost(in_hand, held)
+
+    async def _look_loop(self) -> None:
+        """Notice cancels and due jobs soon: at each wake-up and each poll."""
+        woken = self._signals.subscribe(JOBS)
+        try:
+            while True:
+                await woken.wait(await self._look())
+                await asyncio.sleep(BETWEEN_LOOKS)
+        finally:
+            self._signals.unsubscribe(JOBS, woken)
+
+    async def _look(self) -> float:
+        """Look once; returns the seconds until the next look is due."""
+        if self._running:
+            for job_id in await self._database.read(partial(queue.cancels, owner=self.owner)):
+                self._cancel(job_id)
+        promoted, following = await self._database.write(queue.stage)
+        if promoted:
+            self._signals.wake(JOBS)
+        pause = self._jittered()
+        return pause if following is None else min(pause, following + 0.001)
+
+    def _cancel(self, job_id: int) -> None:
+        run, task, _ = self._running.get(job_id, (None, None, None))
+        if run is None or task is None or run.cancelled.is_set():
+            return
+        run.cancelled.set()
+        asyncio.get_running_loop().call_later(CANCEL_GRACE, task.cancel)
+
+    async def _upkeep_loop(self) -> None:
+        """What must be noticed within a second: due schedules, silent workers, questions nobody answered."""
+        database = self._database
+        while True:
+            woke = await database.write(tick) + await database.write(expire_questions)
+            for claim in await database.read(upkeep.lost_jobs):
+                if await database.write(
+                    partial(upkeep.rescue, vault=self._vault, claim=claim, apology=self._apology)
+                ):
+                    log.warning("job.lost", job=claim.id, worker=claim.owner)
+                    woke += 1
+            if woke:
+                self._signals.wake(JOBS)
+            await asyncio.sleep(self._jittered())
+
+    async def _tidy_loop(self) -> None:
+        """What may take its time: making good what should not exist, and removing what is old."""
+        database = self._database
+        while True:
+            untangled = await database.write(upkeep.untangle)
+            if untangled:
+                log.error("jobs.untangled", count=untangled)
+                self._signals.wake(JOBS)
+            pruned = await database.write(partial(upkeep.prune, older_than=self._capacity.keep_finished))
+            await database.write(partial(upkeep.seen, worker_id=self.owner))
+            # As long as there is much to prune, go on with it; the pause lets others write.
+            await asyncio.sleep(self._jittered() * (1 if any(pruned.values()) else TIDY_EVERY))
+
+
+async def _handled(handler: Handler, run: Run) -> Outcome:
+    """What a handler answers. One that does not end when it is cancelled is left behind; the fence stops its writes."""
+    working = asyncio.ensure_future(handler(run))
+    try:
+        await asyncio.wait([working])
+    except asyncio.CancelledError:
+        working.cancel()
+        await asyncio.wait([working], timeout=STUBBORN_AFTER)
+        if not working.done():
+            log.error("job.abandoned")
+            raise
+    return working.result()
+
+
+def _let_go_of_lost(
+    in_hand: Mapping[int, tuple[Run, asyncio.Task[None], str]], held: Mapping[int, tuple[int, bool]]
+) -> None:
+    """Stop what was in hand when the renewal was asked for and is held no more."""
+    for job_id, (run, task, _) in in_hand.items():
+        fence, _cancel_requested = held.get(job_id, (None, False))
+        if fence != run.claim.fence and not task.done():
+            task.cancel()
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -1,0 +1,1 @@
+"""The reply ledger and its delivery."""

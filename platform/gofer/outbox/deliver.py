@@ -1,0 +1,130 @@
+"""Sending: a deliver job works through the ledger of one binding, in order, until nothing is left.
+
+Place, store the id, then complete: each step may be repeated after a crash. A part that was begun before is first
+looked for; a service that cannot be searched gets only opening lines before its id is stored, so that at worst a
+crash leaves an orphan opening, never a second answer.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import structlog
+
+from gofer.accounts import Accounts, Connected
+from gofer.crash import crash_point
+from gofer.errors import NotFound, Permanent, Refused, Temporary
+from gofer.integration import Outgoing
+from gofer.jobs.conclude import CONFIRMING
+from gofer.jobs.outcome import Done, Outcome, Retry, Snooze
+from gofer.jobs.worker import Run
+from gofer.outbox import ledger
+from gofer.outbox.ledger import Part
+from gofer.store.database import Database
+from gofer.store.tables import ReplyState
+from gofer.vault.envelope import Vault
+from gofer.vault.redaction import Redactor
+
+log = structlog.get_logger()
+
+
+class Outbox:
+    """Sends replies. `handle` is the handler of deliver jobs."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        vault: Vault,
+        accounts: Accounts,
+        redactor: Redactor,
+        late_write_within: float,
+    ) -> None:
+        self._database = database
+        self._vault = vault
+        self._accounts = accounts
+        self._redactor = redactor
+        self._late_write_within = late_write_within
+        """Seconds after its lease in which a silent worker's last request may still arrive outside."""
+
+    async def handle(self, run: Run) -> Outcome:
+        """Send everything the binding's ledger holds."""
+        binding_id = str(run.claim.payload["binding_id"])
+        taken_over = await self._database.read(partial(ledger.was_taken_over, claim=run.claim))
+        while True:
+            part = await self._database.read(
+                partial(ledger.next_part, vault=self._vault, binding_id=binding_id)
+            )
+            if part is None:
+                return Done()
+            if part.state is ReplyState.SENT and part.confirm_in is not None and part.confirm_in > 0:
+                return Snooze(part.confirm_in, CONFIRMING)
+            problem = await self._send(run, part, taken_over)
+            if problem is not None:
+                return problem
+
+    async def _send(self, run: Run, part: Part, taken_over: bool) -> Outcome | None:
+        """Send one part; None when the ledger knows its end, else why to come back later."""
+        claim = run.claim
+        try:
+            connected = await self._accounts.get(part.connection_id)
+            if part.state is ReplyState.SENT:
+                await self._repeat_last_edit(run, part, connected)
+            else:
+                await self._place_and_complete(run, part, connected, taken_over)
+        except Temporary as error:
+            log.info("reply.delayed", reply=part.id, reason=error.reason, retry_after=error.retry_after)
+            if error.retry_after is not None:
+                return Snooze(error.retry_after, error.reason)
+            if claim.attempts < claim.max_attempts:
+                return Retry(error.reason)
+            await self._give_up(run, part, f"{error.reason}: {error}")
+        except (Permanent, NotFound, Refused) as error:
+            await self._give_up(run, part, f"{getattr(error, 'reason', error.code)}: {error}")
+        return None
+
+    async def _place_and_complete(self, run: Run, part: Part, connected: Connected, taken_over: bool) -> None:
+        write, claim = self._database.write, run.claim
+        integration, account = connected.integration, connected.account
+        outgoing = self._outgoing(part)
+        external_id = part.external_id
+        if part.state is ReplyState.PLANNED:
+            await write(partial(ledger.begin, claim=claim, part=part))
+            crash_point("outbox.begun")
+            found = await integration.find(outgoing, account) if part.tries else None
+            external_id = found or await integration.place(outgoing, account)
+            crash_point("outbox.placed_outside")
+            await write(partial(ledger.placed, claim=claim, part=part, external_id=external_id))
+            crash_point("outbox.placed")
+        await integration.complete(outgoing, external_id, account)
+        crash_point("outbox.completed_outside")
+        confirm_after = self._late_write_within if taken_over else None
+        await write(partial(ledger.sent, claim=claim, part=part, confirm_after=confirm_after))
+        crash_point("outbox.sent")
+
+    async def _repeat_last_edit(self, run: Run, part: Part, connected: Connected) -> None:
+        try:
+            await connected.integration.complete(self._outgoing(part), part.external_id, connected.account)
+        except Permanent as error:
+            # It was complete before; somebody may have deleted it since.
+            log.info("reply.not_confirmed", reply=part.id, error=str(error))
+        await self._database.write(partial(ledger.confirmed, claim=run.claim, part=part))
+
+    async def _give_up(self, run: Run, part: Part, reason: str) -> None:
+        log.error("reply.failed", reply=part.id, reason=reason)
+        if part.state is ReplyState.SENT:
+            await self._database.write(partial(ledger.confirmed, claim=run.claim, part=part))
+        else:
+            await self._database.write(partial(ledger.failed, claim=run.claim, part=part, reason=reason))
+
+    def _outgoing(self, part: Part) -> Outgoing:
+        return Outgoing(
+            id=f"gofer-{part.job_id}-{part.kind}-{part.part}",
+            conversation=part.ref,
+            text=self._redactor.redact(part.text),
+            part=part.part,
+            parts=part.parts,
+            kind=part.kind,  # type: ignore[arg-type]
+            reply_to=part.reply_to,
+            facts=part.facts,
+        )

@@ -1,0 +1,144 @@
+"""The ledger's verbs: what is to be sent next, and what has become of it. All under the deliver job's fence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, select, update
+
+from gofer.errors import Fenced
+from gofer.jobs.queue import Claim
+from gofer.store import events as log
+from gofer.store.clock import now
+from gofer.store.sealing import conversation_key, unseal
+from gofer.store.tables import IS_UNSENT, JobState, ReplyState, attempts, bindings, in_state, jobs, replies
+from gofer.vault.envelope import Vault
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One row of the ledger, opened."""
+
+    id: int
+    job_id: int
+    kind: str
+    part: int
+    parts: int
+    ref: str
+    connection_id: str
+    reply_to: str
+    text: str
+    facts: Mapping[str, Any]
+    state: ReplyState
+    external_id: str
+    tries: int
+    confirm_in: float | None
+    """Seconds until its final edit is to be repeated; None when it is not."""
+
+
+def hold(connection: Connection, claim: Claim) -> None:
+    """Take the job's row under the fence; raises Fenced. Before every write a run makes."""
+    held = connection.execute(_HOLD, {"job": claim.id, "holder": claim.owner, "held": claim.fence}).first()
+    if held is None:
+        raise Fenced
+
+
+_HOLD = (
+    select(jobs.c.id)
+    .where(
+        jobs.c.id == bindparam("job"), jobs.c.owner == bindparam("holder"), jobs.c.fence == bindparam("held")
+    )
+    .where(in_state(JobState.RUNNING))
+    .with_for_update()
+)
+
+
+def next_part(connection: Connection, vault: Vault, binding_id: str) -> Part | None:
+    """The first part of a binding that is not yet out, or whose last edit wants repeating; None when all is done."""
+    row = connection.execute(_UNSENT, {"binding": binding_id}).first()
+    if row is None:
+        row = connection.execute(_TO_CONFIRM, {"binding": binding_id}).first()
+    if row is None:
+        return None
+    key = conversation_key(connection, vault, row.conversation_id)
+    content = unseal(key, row.sealed, "reply", row.job_id, row.kind, row.part)
+    return Part(
+        id=row.id,
+        job_id=row.job_id,
+        kind=row.kind,
+        part=row.part,
+        parts=row.parts,
+        ref=row.ref,
+        connection_id=row.connection_id,
+        reply_to=row.reply_to,
+        text=content["text"],
+        facts=content["facts"],
+        state=ReplyState(row.state),
+        external_id=row.external_id,
+        tries=row.tries,
+        confirm_in=None if row.confirm_at is None else row.confirm_at - row.current,
+    )
+
+
+_ROW = select(replies, bindings.c.ref, bindings.c.connection_id, now().label("current")).join(
+    bindings, bindings.c.id == replies.c.binding_id
+)
+_UNSENT = _ROW.where(replies.c.binding_id == bindparam("binding"), IS_UNSENT).order_by(replies.c.id).limit(1)
+_TO_CONFIRM = (
+    _ROW.where(replies.c.binding_id == bindparam("binding"), replies.c.confirm_at.is_not(None))
+    .order_by(replies.c.confirm_at)
+    .limit(1)
+)
+
+
+def begin(connection: Connection, claim: Claim, part: Part) -> None:
+    """Note that sending begins: from here on the part may exist outside."""
+    hold(connection, claim)
+    connection.execute(update(replies).where(replies.c.id == part.id).values(tries=replies.c.tries + 1))
+
+
+def placed(connection: Connection, claim: Claim, part: Part, external_id: str) -> None:
+    """Note that the part exists outside under an id."""
+    hold(connection, claim)
+    _change(connection, claim, part, "reply.placed", state=ReplyState.PLACED, external_id=external_id)
+
+
+def sent(connection: Connection, claim: Claim, part: Part, *, confirm_after: float | None) -> None:
+    """Note that the part is complete; after a takeover, when to repeat its final edit."""
+    hold(connection, claim)
+    confirm_at = None if confirm_after is None else now() + confirm_after
+    _change(
+        connection, claim, part, "reply.sent", state=ReplyState.SENT, sent_at=now(), confirm_at=confirm_at
+    )
+
+
+def confirmed(connection: Connection, claim: Claim, part: Part) -> None:
+    """Note that the final edit was repeated."""
+    hold(connection, claim)
+    connection.execute(update(replies).where(replies.c.id == part.id).values(confirm_at=None))
+
+
+def failed(connection: Connection, claim: Claim, part: Part, reason: str) -> None:
+    """Note that the part will not be sent."""
+    hold(connection, claim)
+    _change(
+        connection, claim, part, "reply.failed", state=ReplyState.FAILED, reason=reason[:500], confirm_at=None
+    )
+
+
+def _change(connection: Connection, claim: Claim, part: Part, kind: str, **values: Any) -> None:
+    connection.execute(update(replies).where(replies.c.id == part.id).values(**values))
+    log.record(
+        connection, kind, claim.workspace_id, conversation_id=claim.conversation_id, reply_id=part.id,
+        data={"job": part.job_id, "part": part.part, "reason": values.get("reason", "")},
+    )  # fmt: skip
+
+
+def was_taken_over(connection: Connection, claim: Claim) -> bool:
+    """Whether an earlier try of this deliver job ended in silence, so that a late write of it may still come."""
+    query = select(attempts.c.fence).where(
+        attempts.c.job_id == claim.id, attempts.c.fence < claim.fence, attempts.c.outcome == "lost"
+    )
+    return connection.execute(query.limit(1)).first() is not None

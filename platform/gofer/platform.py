@@ -1,0 +1,75 @@
+"""A process's parts, open and ready, as the web and the command line see them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from urllib.parse import urlsplit
+
+import httpx2
+from sqlalchemy import Connection
+
+from gofer.accounts import Accounts
+from gofer.intake.polling import ensure_inflow
+from gofer.intake.receive import Intake, Refusals
+from gofer.jobs.signals import Signals
+from gofer.jobs.worker import Worker
+from gofer.registry import Registry
+from gofer.settings import Settings
+from gofer.store.database import Database
+from gofer.vault.envelope import Vault
+from gofer.vault.redaction import Redactor
+from gofer.vault.secret import Secret
+from gofer.vault.stored import all_secrets
+
+
+@dataclass
+class Platform:
+    """Everything a process needs; `gofer.assembly` puts it together."""
+
+    settings: Settings
+    owner: str
+    """This process's id, fresh at each start: the name on its leases."""
+    database: Database
+    vault: Vault
+    redactor: Redactor
+    registry: Registry
+    accounts: Accounts
+    http: httpx2.AsyncClient
+    signals: Signals
+    intake: Intake
+    refusals: Refusals
+    worker: Worker | None = None
+    roles: frozenset[str] = frozenset()
+    url: str = ""
+    """Where it listens for webhooks, once it does."""
+    started_at: float = field(default_factory=time.time)
+
+    async def reload_secrets(self) -> None:
+        """After a secret or connection changed: forget what was read and mask the new value from now on."""
+        self.accounts.forget()
+        stored = await self.database.read(partial(all_secrets, vault=self.vault))
+        self.redactor.replace({**secrets_of_settings(self.settings), **stored})
+
+    def start_inflow(self, connection: Connection) -> int:
+        """See that every connection that has to be polled or caught up with is."""
+        integrations = self.registry.integrations.items()
+        return ensure_inflow(
+            connection,
+            polling=frozenset(name for name, integration in integrations if integration.can_poll),
+            catching_up=frozenset(name for name, integration in integrations if integration.can_catch_up),
+            public=bool(self.settings.public_url),
+        )
+
+
+def secrets_of_settings(settings: Settings) -> dict[str, Secret]:
+    """What came by the environment and must not be shown either."""
+    given = {
+        "anthropic_key": settings.anthropic_key,
+        "openai_key": settings.openai_key,
+        "database_password": urlsplit(settings.database_url).password or "",
+        "redis_password": urlsplit(settings.redis_url).password or "",
+        **{f"master_key_{number}": key for number, key in enumerate(settings.master_key.split(","))},
+    }
+    return {name: Secret(value.strip()) for name, value in given.items() if value.strip()}

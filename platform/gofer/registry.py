@@ -1,0 +1,55 @@
+"""Finding integrations: everything that announces itself in the entry point group, built-ins included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
+
+import structlog
+
+from gofer.errors import NotFound
+from gofer.integration import Integration
+
+log = structlog.get_logger()
+
+GROUP = "gofer.integrations"
+
+
+class Registry:
+    """The integrations that could be loaded, and why the others could not."""
+
+    def __init__(self, found: Iterable[EntryPoint]) -> None:
+        self.integrations: dict[str, Integration] = {}
+        self.broken: dict[str, str] = {}
+        for entry in found:
+            self._load(entry)
+
+    @classmethod
+    def installed(cls) -> Registry:
+        """Everything installed in this environment."""
+        return cls(entry_points(group=GROUP))
+
+    def get(self, name: str) -> Integration:
+        """An integration by name; raises NotFound saying what there is."""
+        if name in self.integrations:
+            return self.integrations[name]
+        why = f" It could not be loaded: {self.broken[name]}." if name in self.broken else ""
+        raise NotFound(
+            f"There is no integration {name!r}.{why} There is: {', '.join(sorted(self.integrations))}."
+        )
+
+    def _load(self, entry: EntryPoint) -> None:
+        # A stranger's package may fail in any way while it is imported; that must cost only itself.
+        try:
+            integration = entry.load()
+            if not isinstance(integration, Integration):
+                raise TypeError(f"{entry.value} is not an Integration")
+            if integration.name != entry.name:
+                raise TypeError(f"it calls itself {integration.name!r} but is announced as {entry.name!r}")
+            if entry.name in self.integrations:
+                raise TypeError("another package announced the same name first")
+        except Exception as error:  # noqa: BLE001
+            self.broken[entry.name] = f"{type(error).__name__}: {error}"
+            log.error("integration.broken", integration=entry.name, error=self.broken[entry.name])
+        else:
+            self.integrations[entry.name] = integration

@@ -1,0 +1,1 @@
+"""Strict stand-ins for outside services, on loopback: for the demo, for tests, and for trying things out."""

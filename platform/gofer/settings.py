@@ -1,0 +1,234 @@
+"""Settings: one class, from `GOFER_*` variables or `GOFER_*_FILE` files that hold the value."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from gofer.errors import ConfigError
+
+PREFIX = "GOFER_"
+
+
+def default_data_dir() -> Path:
+    """Where the platform keeps per-user data."""
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "gofer"
+
+
+class Settings(BaseSettings):
+    """Everything a person may set. Each field is documented in docs/operations.md."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="ignore", frozen=True, hide_input_in_errors=True
+    )
+
+    data_dir: Path = Field(
+        default_factory=default_data_dir, description="Where the database, keys and socket live."
+    )
+    database_url: str = Field(
+        default="",
+        description="Empty for SQLite in the data directory, or postgresql://user:password@host/name.",
+    )
+    redis_url: str = Field(
+        default="", description="Optional: wakes workers on other machines. Holds nothing."
+    )
+    master_key: str = Field(
+        default="",
+        repr=False,
+        description="The master key (base64, 32 bytes) when not kept in the data directory.",
+    )
+    host: str = Field(default="127.0.0.1", description="The address to listen on.")
+    port: int = Field(default=8765, ge=0, le=65535, description="The port to listen on; 0 takes a free one.")
+    public_url: str = Field(
+        default="", description="How services reach this server, e.g. https://gofer.example.org."
+    )
+    slots: int = Field(default=16, ge=1, le=1000, description="Jobs one process runs at once.")
+    max_running: int | None = Field(
+        default=None, ge=1, description="Jobs all processes together run at once."
+    )
+    max_waiting: int = Field(
+        default=10_000, ge=1, description="Unfinished jobs above which new webhooks are answered 503."
+    )
+    lease: float = Field(
+        default=30, gt=0, description="Seconds a silent worker keeps its jobs; renewed each third."
+    )
+    poll_interval: float = Field(
+        default=1, gt=0, description="Seconds between looks for work nobody announced."
+    )
+    stop_within: float = Field(default=20, ge=0, description="Seconds a stopping process gives its jobs.")
+    request_timeout: float = Field(
+        default=20, gt=0, description="Seconds a call to an outside service may take."
+    )
+    max_body: int = Field(default=25 * 1024 * 1024, ge=1024, description="Bytes of a webhook body at most.")
+    body_timeout: float = Field(default=10, gt=0, description="Seconds a webhook body may take to arrive.")
+    keep_finished: float = Field(
+        default=30 * 86400,
+        ge=0,
+        description="Seconds finished jobs, their events and old deliveries are kept.",
+    )
+    anthropic_key: str = Field(
+        default="",
+        repr=False,
+        description="A key for Anthropic's API; better kept in the vault as anthropic_key.",
+    )
+    anthropic_base_url: str = Field(default="", description="Another address that speaks Anthropic's API.")
+    openai_key: str = Field(
+        default="", repr=False, description="A key for an OpenAI-compatible server; better kept in the vault."
+    )
+    openai_base_url: str = Field(
+        default="", description="An OpenAI-compatible server, e.g. http://127.0.0.1:11434/v1."
+    )
+    sandbox: Literal["bubblewrap", "unconfined", "off"] = Field(
+        default="bubblewrap",
+        description="Where commands run. unconfined is for development: no isolation at all.",
+    )
+    sandbox_hosts: str = Field(
+        default="",
+        description="Hosts a shell may reach, separated by commas; * before a dot for all below. None.",
+    )
+    keep_shells: bool = Field(
+        default=True,
+        description="Whether shells live on while the server is down, to be found again by the next.",
+    )
+    timezone: str = Field(default="UTC", description="The workspace's time zone, e.g. Europe/Berlin.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="How much to log."
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        default="auto", description="auto is console on a terminal and json elsewhere."
+    )
+
+    @field_validator("data_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @field_validator("database_url")
+    @classmethod
+    def _known_database(cls, value: str) -> str:
+        scheme = urlsplit(value).scheme.split("+")[0]
+        if value and scheme not in ("sqlite", "postgresql", "postgres"):
+            raise ValueError("must be empty, sqlite:///path or postgresql://user:password@host/name")
+        return value
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, value: str) -> str:
+        from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+        try:
+            ZoneInfo(value)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ValueError("must be a time zone such as Europe/Berlin") from None
+        return value
+
+    @model_validator(mode="after")
+    def _public_url_is_one(self) -> Settings:
+        if self.public_url and urlsplit(self.public_url).scheme not in ("http", "https"):
+            raise ValueError("GOFER_PUBLIC_URL must begin with https:// (or http:// on a private network)")
+        return self
+
+    @property
+    def sqlite_path(self) -> Path | None:
+        """The database file, or None on Postgres."""
+        if not self.database_url:
+            return self.data_dir / "gofer.db"
+        if self.database_url.startswith("sqlite"):
+            return Path(self.database_url.partition(":///")[2]).absolute()
+        return None
+
+    @property
+    def sandbox_host_list(self) -> tuple[str, ...]:
+        """The hosts a shell may reach."""
+        return tuple(host.strip().lower() for host in self.sandbox_hosts.split(",") if host.strip())
+
+    @property
+    def socket_path(self) -> Path:
+        """Where a running server listens for the command line."""
+        return self.data_dir / "gofer.sock"
+
+    @property
+    def key_path(self) -> Path:
+        """Where the master key is kept unless it is given."""
+        return self.data_dir / "master.key"
+
+    @property
+    def renew_every(self) -> float:
+        """Seconds between renewals of a worker's leases."""
+        return self.lease / 3
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, _FileVariables(settings_cls)
+
+
+class _FileVariables(PydanticBaseSettingsSource):
+    """`GOFER_X_FILE=/run/secrets/x` means what `GOFER_X=<its content>` means."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        path = os.environ.get(f"{PREFIX}{field_name.upper()}_FILE")
+        if not path:
+            return None, field_name, False
+        try:
+            if field_name == "master_key":
+                _refuse_open_file(Path(path))
+            return Path(path).read_text(encoding="utf-8").strip(), field_name, False
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{PREFIX}{field_name.upper()}_FILE cannot be read: {error}.") from error
+
+    def __call__(self) -> dict[str, Any]:
+        found = {
+            name: self.get_field_value(field, name)[0]
+            for name, field in self.settings_cls.model_fields.items()
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def _refuse_open_file(path: Path) -> None:
+    """A master key that others can read is none. Containers mount secrets as 0444 where only they see them."""
+    if path.stat().st_mode & 0o077 and not path.resolve().is_relative_to("/run/secrets"):
+        raise ConfigError(f"Others may read the master key in {path}. Run: chmod 600 {path}")
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Read the environment; raises ConfigError naming the variable that is wrong."""
+    given = {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = f"{PREFIX}{'_'.join(str(part) for part in first['loc']).upper()}" if first["loc"] else ""
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{name} {message}".strip() + ".") from None
+
+
+def prepare_data_dir(settings: Settings) -> None:
+    """Make the data directory for this user alone; refuse one that others may write to."""
+    path = settings.data_dir
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise ConfigError(
+            f"The data directory {path} cannot be made: {error}. Set GOFER_DATA_DIR."
+        ) from error
+    if mode & 0o022:
+        raise ConfigError(f"Others may write to the data directory. Run: chmod go-w {path}")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"The data directory {path} is not writable. Set GOFER_DATA_DIR, or run: chown $USER {path}"
+        )

@@ -1,0 +1,1 @@
+"""Tables, the two databases that hold them, and the migrations between versions."""

@@ -1,0 +1,112 @@
+"""Backup and restore of the SQLite store, safe while serving: SQLite's own online copy, then checked."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from gofer.errors import ConfigError, StoreError
+
+
+def copy_database(source: Path, target: Path) -> int:
+    """Copy a database that may be in use to a new file, whole or not at all; returns its size in bytes."""
+    if target.exists():
+        raise ConfigError(f"{target} exists already. Give a name that is free.")
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    partial.unlink(missing_ok=True)
+    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    try:
+        with (
+            closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as reader,
+            closing(sqlite3.connect(partial)) as writer,
+        ):
+            reader.backup(writer)
+            # A copy needs no write-ahead log beside it.
+            writer.execute("PRAGMA journal_mode=DELETE")
+        check_database(partial)
+        _sync(partial)
+        partial.rename(target)
+        _sync(target.parent)
+    except sqlite3.Error as error:
+        raise StoreError(f"The copy to {target} failed: {error}.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return target.stat().st_size
+
+
+def check_database(path: Path) -> None:
+    """Refuse a file that is damaged or is no database of Gofer."""
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+            verdict = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    except sqlite3.Error as error:
+        raise ConfigError(f"{path} is not a Gofer backup: {error}.") from error
+    if verdict != "ok":
+        raise ConfigError(f"{path} is damaged: {verdict}.")
+
+
+def copy_key(source: Path, backup: Path) -> Path:
+    """Put the master key beside a backup, for this user alone."""
+    target = key_beside(backup)
+    if target.exists():
+        raise ConfigError(f"{target} exists already. Give a name that is free.")
+    descriptor = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(source.read_bytes())
+        file.flush()
+        os.fsync(file.fileno())
+    return target
+
+
+def key_beside(backup: Path) -> Path:
+    """Where the master key of a backup is, if it was asked for."""
+    return backup.with_name(backup.name + ".key")
+
+
+def key_needed(backup: Path) -> str | None:
+    """The fingerprint of the master key that opens a backup; None when it holds nothing sealed."""
+    check_database(backup)
+    with closing(sqlite3.connect(f"file:{backup}?mode=ro", uri=True)) as connection:
+        row = connection.execute("SELECT id FROM master_key WHERE active").fetchone()
+    return str(row[0]) if row else None
+
+
+def restore_database(backup: Path, target: Path) -> Path | None:
+    """Put a backup in the place of the database, which nobody may have open. Returns where the old one went.
+
+    The copy is whole before the old file is touched, so a full disk or a kill leaves one or the other.
+    """
+    fresh = target.with_name(target.name + ".restoring")
+    fresh.unlink(missing_ok=True)
+    copy_database(backup, fresh)
+    aside = None
+    if target.exists():
+        aside = _free_name(target)
+        os.link(target, aside)
+        # The old write-ahead log belongs to the old file and would corrupt the new one.
+        for suffix in ("-wal", "-shm"):
+            part = target.with_name(target.name + suffix)
+            if part.exists():
+                part.rename(aside.with_name(aside.name + suffix))
+    fresh.replace(target)
+    _sync(target.parent)
+    return aside
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (candidate := path.with_name(f"{path.name}.replaced-{number}")).exists():
+        number += 1
+    return candidate
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,36 @@
+"""What the rest of Gofer knows of a database: two ways to run a function over a connection.
+
+Each operation ("verb") is a plain function over a SQLAlchemy `Connection` that does its whole transaction. SQLite
+runs it in the writer thread inside a group commit, Postgres on a pooled connection through `run_sync`; so
+read-modify-write is atomic on both and there is one code path to read. A verb may be run again after a failed
+commit: it must do nothing but talk to its connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, Protocol, TypeVar
+
+from sqlalchemy import Connection
+
+T = TypeVar("T")
+
+Dialect = Literal["sqlite", "postgresql"]
+
+
+class Database(Protocol):
+    """A store that can run verbs."""
+
+    dialect: Dialect
+
+    async def start(self) -> None:
+        """Open it; raises ConfigError or StoreError with the way out."""
+
+    async def close(self) -> None:
+        """Finish what is queued and let go."""
+
+    async def write(self, verb: Callable[[Connection], T]) -> T:
+        """Run a verb in a transaction of its own; it is durable when this returns."""
+
+    async def read(self, verb: Callable[[Connection], T]) -> T:
+        """Run a verb that only reads, over one consistent view."""

@@ -1,0 +1,168 @@
+"""The append-only log: writing one event, and following all of them without skipping one that commits late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, insert, literal_column, select, tuple_, update
+from sqlalchemy.dialects.postgresql import insert as pg_insert
+
+from gofer.errors import Fenced
+from gofer.store.clock import now
+from gofer.store.tables import JobState, events, in_state, jobs
+
+KINDS: dict[str, str] = {
+    "process.started": "A process came up.",
+    "process.stopped": "A process went down in order.",
+    "delivery.accepted": "A request was verified and kept.",
+    "delivery.redriven": "A repeat of a delivery whose job had died ran that job again.",
+    "message.admitted": "A message's author was looked up; its trust is known from here on.",
+    "job.created": "A job was made.",
+    "job.promoted": "A blocked job's lane became free.",
+    "job.redriven": "A dead or cancelled job was put back to work by a person or a repeated delivery.",
+    "job.cancel_requested": "Somebody asked to stop a job.",
+    "attempt.started": "A worker claimed the job.",
+    "attempt.finished": "A worker's try ended; the outcome says how.",
+    "attempt.lost": "A worker went silent past its lease; the job goes to another.",
+    "job.waiting": "The job waits for a person.",
+    "question.answered": "The person answered.",
+    "question.expired": "Nobody answered in time.",
+    "reply.planned": "A reply was put into the ledger.",
+    "reply.placed": "A part exists at the service.",
+    "reply.sent": "A part is complete at the service.",
+    "reply.failed": "A part will not be sent.",
+    "key.rotated": "Every wrapped key was wrapped anew by the active master key.",
+    "conversation.purged": "A conversation's content was destroyed.",
+    "connection.changed": "A connection was added, changed or removed.",
+    "error": "Something went wrong that no other event describes.",
+}
+"""Every kind the infrastructure writes; the agent's own kinds are listed in `gofer.agent.journal`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A follower's place in the log."""
+
+    tx: int = 0
+    id: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.tx}.{self.id}"
+
+    @classmethod
+    def parse(cls, value: str) -> Cursor:
+        """From `Last-Event-ID`; raises ValueError for anything else."""
+        tx, _, id_ = value.partition(".")
+        return cls(int(tx), int(id_))
+
+
+def record(connection: Connection, kind: str, workspace_id: str, **fields: Any) -> None:
+    """Append one event that belongs to no job's own numbering."""
+    record_many(connection, [{"kind": kind, "workspace_id": workspace_id, **fields}])
+
+
+def record_many(connection: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append several events at once."""
+    complete = [{**_BLANK, **row} for row in rows]
+    if complete:
+        connection.execute(_INSERT[connection.dialect.name], complete)
+
+
+_BLANK: dict[str, Any] = {
+    "version": 1,
+    "parent_id": None,
+    "conversation_id": None,
+    "job_id": None,
+    "seq": None,
+    "fence": None,
+    "delivery_id": None,
+    "reply_id": None,
+    "data": {},
+    "sealed": None,
+}
+_COLUMNS: dict[str, Any] = {name: bindparam(name) for name in ("workspace_id", "kind", *_BLANK)}
+_TX: Any = literal_column("pg_current_xact_id()::text::bigint")
+_INSERT = {
+    "sqlite": insert(events).values(**_COLUMNS, at=now(), tx=0),
+    "postgresql": pg_insert(events).values(**_COLUMNS, at=now(), tx=_TX),
+}
+
+_NUMBER = (
+    update(jobs)
+    .where(
+        jobs.c.id == bindparam("job"),
+        jobs.c.owner == bindparam("holder"),
+        jobs.c.fence == bindparam("held"),
+        in_state(JobState.RUNNING),
+    )
+    .values(event_seq=jobs.c.event_seq + 1)
+    .returning(jobs.c.event_seq, jobs.c.workspace_id, jobs.c.conversation_id)
+)
+
+
+def append(
+    connection: Connection,
+    *,
+    job_id: int,
+    owner: str,
+    fence: int,
+    kind: str,
+    version: int = 1,
+    data: Mapping[str, Any] | None = None,
+    seal: Callable[[int], bytes] | None = None,
+    parent_id: int | None = None,
+) -> tuple[int, int]:
+    """Append an event of a running job; returns its id and number, raises Fenced when the job has another owner.
+
+    Words are sealed by `seal`, which is given the number they are bound to. Taking the number updates the job's
+    row first, and that lock is what makes the fence hold: an `INSERT … WHERE EXISTS` would race with a takeover
+    under READ COMMITTED.
+    """
+    row = connection.execute(_NUMBER, {"job": job_id, "holder": owner, "held": fence}).one_or_none()
+    if row is None:
+        raise Fenced
+    values = {
+        **_BLANK,
+        "workspace_id": row.workspace_id,
+        "conversation_id": row.conversation_id,
+        "kind": kind,
+        "version": version,
+        "parent_id": parent_id,
+        "job_id": job_id,
+        "seq": row.event_seq,
+        "fence": fence,
+        "data": dict(data or {}),
+        "sealed": seal(row.event_seq) if seal is not None else None,
+    }
+    event_id = connection.execute(
+        _INSERT[connection.dialect.name].returning(events.c.id), values
+    ).scalar_one()
+    return event_id, row.event_seq
+
+
+def of_job(connection: Connection, job_id: int) -> list[dict[str, Any]]:
+    """Every event of a job, in order."""
+    rows = connection.execute(select(events).where(events.c.job_id == job_id).order_by(events.c.seq))
+    return [dict(row._mapping) for row in rows]
+
+
+def after(connection: Connection, cursor: Cursor, *, limit: int = 500) -> tuple[list[dict[str, Any]], Cursor]:
+    """The events after a place in the log, and the place after them.
+
+    On Postgres ids are not handed out in commit order, so the order is by transaction, and nothing is shown
+    from the oldest transaction still open onwards: what commits late is read late, never skipped.
+    """
+    query = (
+        select(events)
+        .where(tuple_(events.c.tx, events.c.id) > tuple_(cursor.tx, cursor.id))
+        .order_by(events.c.tx, events.c.id)
+        .limit(limit)
+    )
+    if connection.dialect.name == "postgresql":
+        query = query.where(
+            events.c.tx < literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+        )
+    rows = [dict(row._mapping) for row in connection.execute(query)]
+    return rows, Cursor(rows[-1]["tx"], rows[-1]["id"]) if rows else cursor

@@ -1,0 +1,86 @@
+"""Opening the database that the settings name, and bringing it up to date."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import structlog
+from sqlalchemy import Connection, insert, select
+
+from gofer.errors import ConfigError
+from gofer.settings import Settings
+from gofer.store import migrations
+from gofer.store.backup import copy_database
+from gofer.store.clock import now
+from gofer.store.database import Database
+from gofer.store.ids import new_id
+from gofer.store.postgres import PostgresDatabase
+from gofer.store.sqlite import SqliteDatabase
+from gofer.store.tables import agents, routes, workspaces
+
+log = structlog.get_logger()
+
+FIRST_WORKSPACE = "main"
+FIRST_AGENT = "gofer"
+
+
+def database_for(settings: Settings) -> Database:
+    """The database of the settings, not yet opened."""
+    path = settings.sqlite_path
+    return SqliteDatabase(path) if path is not None else PostgresDatabase(settings.database_url)
+
+
+async def migrate(database: Database, *, backup_to: Path | None) -> None:
+    """Bring the tables to this release's version; an existing SQLite file is copied first."""
+    version = await database.read(migrations.current)
+    if version == migrations.newest():
+        return
+    if version is not None and not migrations.known(version):
+        raise ConfigError(
+            f"The database is at version {version}, which this release does not know: it was upgraded by a newer "
+            "one. Install that release again, or restore the backup made before the upgrade: gofer restore."
+        )
+    if version is not None and backup_to is not None and isinstance(database, SqliteDatabase):
+        target = backup_to / f"before-{migrations.newest()}-{time.strftime('%Y%m%d-%H%M%S')}.db"
+        await database.read(lambda _: copy_database(database.path, target))
+        log.info("store.backed_up", path=str(target))
+    await database.write(_upgrade)
+    log.info("store.migrated", from_version=version, to_version=migrations.newest())
+
+
+def _upgrade(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        # Two processes may start at once; the second finds the work done.
+        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7301, 0)")
+        if migrations.current(connection) == migrations.newest():
+            return
+    migrations.upgrade(connection)
+
+
+def furnish(connection: Connection) -> None:
+    """A fresh install has one workspace and one agent that hears everything."""
+    if connection.execute(select(workspaces.c.id).limit(1)).first() is not None:
+        return
+    connection.execute(insert(workspaces).values(id=FIRST_WORKSPACE, name="Main", created_at=now()))
+    agent_id = new_id("agent")
+    connection.execute(
+        insert(agents).values(
+            id=agent_id,
+            workspace_id=FIRST_WORKSPACE,
+            name=FIRST_AGENT,
+            model="offline",
+            settings={},
+            created_at=now(),
+        )
+    )
+    connection.execute(
+        insert(routes).values(
+            id=new_id("route"),
+            workspace_id=FIRST_WORKSPACE,
+            agent_id=agent_id,
+            event="*",
+            trigger="any",
+            priority=0,
+        )
+    )

@@ -1,0 +1,81 @@
+"""Postgres: the same verbs on a pool of asyncpg connections."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from gofer.errors import StoreUnavailable
+from gofer.store.database import Dialect
+
+T = TypeVar("T")
+
+TRIES = 5
+SERIALIZATION_FAILURE, DEADLOCK = "40001", "40P01"
+UNAVAILABLE = ("08", "53", "57P")
+"""Classes of SQLSTATE: connection trouble, out of resources, shutting down."""
+
+
+class PostgresDatabase:
+    """The store for several machines."""
+
+    dialect: Dialect = "postgresql"
+
+    def __init__(self, url: str, *, pool_size: int = 10) -> None:
+        self.url = url
+        self._engine: AsyncEngine = create_async_engine(
+            _with_asyncpg(url),
+            pool_size=pool_size,
+            max_overflow=pool_size,
+            pool_timeout=10,
+            pool_pre_ping=False,
+            connect_args={"timeout": 10, "server_settings": {"application_name": "gofer"}},
+        )
+
+    async def start(self) -> None:
+        await self.read(lambda connection: connection.execute(text("SELECT 1")).scalar())
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+    async def write(self, verb: Callable[[Connection], T]) -> T:
+        for attempt in range(TRIES):
+            try:
+                async with self._engine.begin() as connection:
+                    return await connection.run_sync(verb)
+            except DBAPIError as error:
+                if attempt + 1 < TRIES and _worth_repeating(error):
+                    await asyncio.sleep(random.uniform(0, 0.02 * 2**attempt))  # noqa: S311 - jitter
+                    continue
+                raise _translated(error) from error
+            except (OSError, PoolTimeout, TimeoutError) as error:
+                raise StoreUnavailable(f"Postgres cannot be reached: {error}.") from error
+        raise AssertionError("unreachable")
+
+    async def read(self, verb: Callable[[Connection], T]) -> T:
+        return await self.write(verb)
+
+
+def _worth_repeating(error: DBAPIError) -> bool:
+    """Whether the server itself rolled back and asks for another try."""
+    return getattr(error.orig, "sqlstate", None) in (SERIALIZATION_FAILURE, DEADLOCK)
+
+
+def _translated(error: DBAPIError) -> Exception:
+    state = str(getattr(error.orig, "sqlstate", "") or "")
+    gone = error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
+    if gone or state.startswith(UNAVAILABLE):
+        return StoreUnavailable(f"Postgres did not complete the work: {error.orig}.")
+    return error
+
+
+def _with_asyncpg(url: str) -> str:
+    _, _, rest = url.partition("://")
+    return f"postgresql+asyncpg://{rest}"

@@ -1,0 +1,36 @@
+"""Sealing people's words with their conversation's data key, bound to the row they belong to."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from gofer.errors import NotFound
+from gofer.store.tables import conversations
+from gofer.vault.envelope import DataKey, Vault, aad
+
+
+def conversation_place(conversation_id: str) -> bytes:
+    """What a conversation's wrapped data key is bound to."""
+    return aad("conversation", conversation_id, "data_key")
+
+
+def conversation_key(connection: Connection, vault: Vault, conversation_id: str) -> DataKey:
+    """The data key of a conversation; raises NotFound when it is purged or never was."""
+    query = select(conversations.c.data_key).where(conversations.c.id == conversation_id)
+    wrapped = connection.execute(query).scalar_one_or_none()
+    if wrapped is None:
+        raise NotFound(f"The conversation {conversation_id} is purged or unknown.")
+    return vault.unwrap(wrapped, conversation_place(conversation_id))
+
+
+def seal(key: DataKey, value: Any, *place: str | int) -> bytes:
+    """Seal a JSON value for one place (table, row …)."""
+    return key.seal(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), aad(*place))
+
+
+def unseal(key: DataKey, sealed: bytes, *place: str | int) -> Any:
+    """Open what `seal` made for the same place."""
+    return json.loads(key.open(sealed, aad(*place)))

@@ -1,0 +1,278 @@
+"""SQLite: one thread owns the only writing connection and commits whatever is queued together.
+
+One writer removes "database is locked" inside the process, keeps clear of the WAL-reset bug of SQLite before
+3.51.3 (two connections that write or checkpoint at once), and makes `synchronous=FULL` affordable: many
+operations share one fsync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+from sqlalchemy import Connection, create_engine, event
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.pool import NullPool
+
+from gofer.errors import StoreBusy, StoreError, StoreUnavailable
+from gofer.store.database import Dialect
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+MOST_PER_COMMIT = 256
+READERS = 3
+
+
+class _Operation:
+    """A verb on its way through the writer thread, and what became of it."""
+
+    __slots__ = ("error", "future", "loop", "result", "verb")
+
+    def __init__(self, verb: Callable[[Connection], Any]) -> None:
+        self.verb = verb
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self.loop.create_future()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def settle(self) -> None:
+        """Tell the caller; it may have stopped waiting, but what was queued has happened all the same."""
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(_translated(self.error))
+        else:
+            self.future.set_result(self.result)
+
+
+class SqliteDatabase:
+    """The default store: a file, a lock, a writer thread and a few readers."""
+
+    dialect: Dialect = "sqlite"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._queue: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
+        self._lock: int | None = None
+        self._thread: threading.Thread | None = None
+        self._readers: ThreadPoolExecutor | None = None
+        self._local = threading.local()
+        self._opened: list[Connection] = []
+
+    async def start(self) -> None:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = _take_lock(self.path)
+        ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="gofer-writer", daemon=True)
+        self._thread.start()
+        try:
+            await asyncio.wrap_future(ready)
+        except BaseException:
+            self._release()
+            raise
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="gofer-reader")
+
+    async def close(self) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+            await asyncio.to_thread(self._thread.join)
+            self._thread = None
+        if self._readers is not None:
+            self._readers.shutdown(wait=True)
+            self._readers = None
+            for connection in self._opened:
+                connection.close()
+            self._opened.clear()
+        self._release()
+
+    async def write(self, verb: Callable[[Connection], T]) -> T:
+        if self._thread is None:
+            raise StoreUnavailable("The store is closed.")
+        operation = _Operation(verb)
+        self._queue.put(operation)
+        result: T = await operation.future
+        return result
+
+    async def read(self, verb: Callable[[Connection], T]) -> T:
+        if self._readers is None:
+            raise StoreUnavailable("The store is closed.")
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, verb)
+
+    def _read(self, verb: Callable[[Connection], T]) -> T:
+        connection: Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = _engine(self.path, writes=False).connect()
+            self._opened.append(connection)
+        try:
+            connection.exec_driver_sql("BEGIN")
+            return verb(connection)
+        except DBAPIError as error:
+            raise StoreUnavailable(f"SQLite could not read {self.path}: {error.orig}") from error
+        finally:
+            _rollback(connection)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # The writer thread.
+
+    def _run(self, ready: Future[None]) -> None:
+        try:
+            connection = _engine(self.path, writes=True).connect()
+        except (OperationalError, sqlite3.Error) as error:
+            ready.set_exception(
+                StoreError(
+                    f"SQLite cannot open {self.path}: {getattr(error, 'orig', error)}. "
+                    "Check that the folder is writable."
+                )
+            )
+            return
+        ready.set_result(None)
+        with contextlib.closing(connection):
+            while (batch := self._next_batch()) is not None:
+                _commit_together(connection, batch)
+
+    def _next_batch(self) -> list[_Operation] | None:
+        """Whatever is queued now, waiting for the first; None when it is time to end."""
+        first = self._queue.get()
+        if first is None:
+            return None
+        batch = [first]
+        while len(batch) < MOST_PER_COMMIT:
+            try:
+                operation = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if operation is None:
+                self._queue.put(None)
+                break
+            batch.append(operation)
+        return batch
+
+
+def _commit_together(connection: Connection, batch: list[_Operation]) -> None:
+    """Run a batch in one transaction, a savepoint each, so that one failure does not spoil the others."""
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        for operation in batch:
+            _run_one(connection, operation, alone=len(batch) == 1)
+        connection.exec_driver_sql("COMMIT")
+    except BaseException as error:  # noqa: BLE001 - handed to the caller
+        _rollback(connection)
+        if len(batch) == 1:
+            batch[0].error = error
+        else:
+            # A full disk or an interrupt has rolled back the whole batch, savepoints or not: rerun them singly.
+            for operation in batch:
+                _commit_together(connection, [operation])
+            return
+    loop = batch[0].loop
+    # The caller's loop may be gone at shutdown; what was written stays written.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(_settle, batch)
+
+
+def _run_one(connection: Connection, operation: _Operation, *, alone: bool) -> None:
+    operation.error = None
+    if alone:
+        operation.result = operation.verb(connection)
+        return
+    connection.exec_driver_sql("SAVEPOINT one")
+    try:
+        operation.result = operation.verb(connection)
+    except BaseException as error:
+        if not _in_transaction(connection):
+            raise
+        connection.exec_driver_sql("ROLLBACK TO one")
+        operation.error = error
+    connection.exec_driver_sql("RELEASE one")
+
+
+def _settle(batch: list[_Operation]) -> None:
+    for operation in batch:
+        operation.settle()
+
+
+def _translated(error: BaseException) -> BaseException:
+    """A disk or lock problem in our own words; a verb's own error as it is."""
+    if isinstance(error, OperationalError):
+        log.warning("store.write_failed", error=str(error.orig))
+        return StoreUnavailable(f"SQLite could not write: {error.orig}. Nothing was changed.")
+    return error
+
+
+def _in_transaction(connection: Connection) -> bool:
+    dbapi: Any = connection.connection.dbapi_connection
+    return bool(dbapi is not None and dbapi.in_transaction)
+
+
+def _rollback(connection: Connection) -> None:
+    if _in_transaction(connection):
+        connection.exec_driver_sql("ROLLBACK")
+
+
+def _engine(path: Path, *, writes: bool) -> Engine:
+    # AUTOCOMMIT leaves BEGIN and COMMIT to us; SQLAlchemy only compiles and binds.
+    engine = create_engine(
+        f"sqlite:///{path}",
+        poolclass=NullPool,
+        isolation_level="AUTOCOMMIT",
+        connect_args={"check_same_thread": False, "timeout": 30},
+    )
+
+    @event.listens_for(engine, "connect")
+    def _prepare(dbapi: sqlite3.Connection, _: object) -> None:
+        if writes:
+            dbapi.execute("PRAGMA journal_mode=WAL")
+            dbapi.execute("PRAGMA synchronous=FULL")
+            dbapi.execute("PRAGMA foreign_keys=ON")
+            # A purged key must not linger in the pages it was on.
+            dbapi.execute("PRAGMA secure_delete=FAST")
+        else:
+            dbapi.execute("PRAGMA query_only=ON")
+        dbapi.execute("PRAGMA temp_store=MEMORY")
+
+    return engine
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold a database file without opening it; raises StoreBusy when a process has it."""
+    descriptor = _take_lock(path)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _take_lock(path: Path) -> int:
+    """Hold the file for this process, or say who does and what to do."""
+    lock_path = path.with_name(path.name + ".lock")
+    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise StoreBusy(
+            f"{path} is in use by another Gofer process (pid {holder}). Stop that one first, or set "
+            "GOFER_DATABASE_URL to a Postgres database to run several processes."
+        ) from None
+    os.truncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor

@@ -1,0 +1,597 @@
+"""The tables: one class per noun of the glossary, one sentence per column that needs one.
+
+Times are seconds since 1970 by the database's clock. Columns called `sealed` hold bytes encrypted with the
+conversation's data key, so that purging the key purges them wherever they are, later backups included.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, cast
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    ColumnElement,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    Table,
+    literal_column,
+    text,
+)
+from sqlmodel import Field, SQLModel
+
+# SQLite only numbers rows by itself when the column is exactly INTEGER.
+Serial = BigInteger().with_variant(Integer(), "sqlite")
+
+
+# Without this, SQLite gives the id of a pruned last row to the next one, and a follower would skip it.
+_NEVER_REUSE_IDS = {"sqlite_autoincrement": True}
+
+
+class JobState(StrEnum):
+    """Where a job stands."""
+
+    READY = "ready"
+    """May be claimed now."""
+    BLOCKED = "blocked"
+    """Its lane is taken; becomes ready when the lane is free."""
+    RUNNING = "running"
+    """A worker holds it under a lease."""
+    SCHEDULED = "scheduled"
+    """Becomes ready at `run_at`: delayed, retried or snoozed."""
+    WAITING = "waiting"
+    """A Question is open; holds no lease and no slot."""
+    DONE = "done"
+    """Finished."""
+    DEAD = "dead"
+    """Given up, with a reason; can be redriven."""
+    CANCELLED = "cancelled"
+    """Stopped because somebody asked."""
+
+
+LIVE = (JobState.READY, JobState.RUNNING, JobState.SCHEDULED, JobState.WAITING)
+"""The states that take a lane."""
+
+FINAL = (JobState.DONE, JobState.DEAD, JobState.CANCELLED)
+
+
+def in_state(*states: JobState, of: str = "job") -> ColumnElement[bool]:
+    """A condition on a job's state, spelled out: a bound parameter would hide the partial indexes from planners.
+
+    Without a type, because SQLite's dialect compares a Boolean with 1, which hides them as well.
+    """
+    quoted = ",".join(f"'{state}'" for state in states)
+    return literal_column(f"{of}.state = {quoted}" if len(states) == 1 else f"{of}.state IN ({quoted})")
+
+
+class ReplyState(StrEnum):
+    """Where one part of a reply stands."""
+
+    PLANNED = "planned"
+    """To be sent; nothing is known to exist outside."""
+    PLACED = "placed"
+    """Exists outside under `external_id`, perhaps not yet complete."""
+    SENT = "sent"
+    """Complete."""
+    FAILED = "failed"
+    """Will not be sent; `reason` says why."""
+
+
+IS_UNSENT: ColumnElement[bool] = literal_column("reply.state IN ('planned','placed')")
+"""Spelled out for the planner, like `in_state`."""
+
+
+class Trust(StrEnum):
+    """How far the author of a message is trusted."""
+
+    UNKNOWN = "unknown"
+    """Not looked at yet."""
+    OWNER = "owner"
+    MEMBER = "member"
+    STRANGER = "stranger"
+
+
+def _serial(**kwargs: Any) -> Any:
+    return Field(default=None, sa_column=Column(Serial, primary_key=True, autoincrement=True), **kwargs)
+
+
+def _big(
+    *, default: int | None = 0, nullable: bool = False, foreign: str | None = None, index: bool = False
+) -> Any:
+    constraint = [ForeignKey(foreign, ondelete="CASCADE")] if foreign else []
+    return Field(
+        default=default,
+        sa_column=Column(BigInteger, *constraint, nullable=nullable, index=index, default=default),
+    )
+
+
+def _json() -> Any:
+    return Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+
+
+def _bytes(*, nullable: bool = False) -> Any:
+    return Field(default=None, sa_column=Column(LargeBinary, nullable=nullable))
+
+
+def _where(condition: str) -> dict[str, Any]:
+    """The same partial-index condition for both databases."""
+    return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
+
+
+class Workspace(SQLModel, table=True):
+    """The tenant boundary: every row belongs to one."""
+
+    id: str = Field(primary_key=True)
+    name: str
+    created_at: float
+
+
+class MasterKey(SQLModel, table=True):
+    """A canary sealed by each master key that has been active, so that a wrong key is noticed at start."""
+
+    __tablename__ = "master_key"
+
+    id: str = Field(primary_key=True)
+    """The key's fingerprint."""
+    canary: bytes = _bytes()
+    active: bool = True
+    created_at: float
+
+
+class Secret(SQLModel, table=True):
+    """An encrypted value, readable only through the vault."""
+
+    __table_args__ = (Index("secret_by_name", "workspace_id", "owner", "name", unique=True),)
+
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    owner: str
+    """What it belongs to: a connection's id, or "" for the workspace."""
+    name: str
+    data_key: bytes = _bytes()
+    """This secret's own data key, wrapped by the master key."""
+    sealed: bytes = _bytes()
+    created_at: float
+    used_at: float | None = None
+
+
+class Connection(SQLModel, table=True):
+    """One configured account of an Integration."""
+
+    id: str = Field(primary_key=True)
+    """Also the last part of its webhook URL."""
+    workspace_id: str = Field(foreign_key="workspace.id")
+    integration: str
+    name: str
+    enabled: bool = True
+    settings: dict[str, Any] = _json()
+    max_running: int | None = None
+    """How many of its jobs may run at once, over all workers; None for no bound."""
+    created_at: float
+
+
+class Principal(SQLModel, table=True):
+    """A person or bot, with its role here."""
+
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    name: str
+    role: str
+    """owner or member; strangers have no row."""
+    created_at: float
+
+
+class Identity(SQLModel, table=True):
+    """Who a Principal is on one service."""
+
+    __table_args__ = (Index("identity_by_subject", "workspace_id", "integration", "subject", unique=True),)
+
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    principal_id: str = Field(foreign_key="principal.id", index=True)
+    integration: str
+    subject: str
+    """The service's own, unchangeable id of the person; never a name."""
+
+
+class Agent(SQLModel, table=True):
+    """An identity, a model, a set of tools and limits."""
+
+    __table_args__ = (Index("agent_by_name", "workspace_id", "name", unique=True),)
+
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    name: str
+    model: str
+    settings: dict[str, Any] = _json()
+    max_running: int | None = None
+    """How many of its jobs may run at once, over all workers; None for no bound."""
+    created_at: float
+
+
+class Route(SQLModel, table=True):
+    """Which Agent hears which events."""
+
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    agent_id: str = Field(foreign_key="agent.id", index=True)
+    connection_id: str | None = Field(default=None, foreign_key="connection.id", index=True)
+    """None hears every connection."""
+    event: str = "*"
+    """An event kind, or a prefix ending in `*`."""
+    trigger: str = "any"
+    """What wakes the agent: any addressed message, or one trigger (mention, command, label …)."""
+    priority: int = 0
+    """Of the jobs it makes; lower runs first."""
+
+
+class Conversation(SQLModel, table=True):
+    """An ordered list of messages; its row is the lock that intake and the end of a job share."""
+
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    kind: str
+    title: str
+    data_key: bytes | None = _bytes(nullable=True)
+    """Wrapped by the master key; None once purged, and with it everything sealed."""
+    last_seq: int = _big()
+    created_at: float
+    purged_at: float | None = None
+
+
+class Binding(SQLModel, table=True):
+    """Where a Conversation meets the outside."""
+
+    __table_args__ = (Index("binding_by_ref", "connection_id", "ref", unique=True),)
+
+    id: str = Field(primary_key=True)
+    conversation_id: str = Field(foreign_key="conversation.id", index=True, ondelete="CASCADE")
+    connection_id: str = Field(foreign_key="connection.id")
+    ref: str
+    """The service's reference: a chat and topic, a repository and number."""
+
+
+class Delivery(SQLModel, table=True):
+    """One inbound request or polled update, kept as received."""
+
+    __table_args__ = (
+        Index("delivery_by_external_id", "connection_id", "external_id", unique=True),
+        Index("delivery_by_body", "connection_id", "body_hash", "received_at"),
+        Index("delivery_by_time", "received_at"),
+        _NEVER_REUSE_IDS,
+    )
+
+    id: int | None = _serial()
+    workspace_id: str = Field(foreign_key="workspace.id")
+    connection_id: str = Field(foreign_key="connection.id")
+    external_id: str
+    """The service's id, or a hash where it has none: what makes a repeat a repeat."""
+    body_hash: str
+    source: str
+    """How it came: webhook, poll, catchup, replay."""
+    event: str
+    note: str = ""
+    """Why it became no message, if it did not."""
+    conversation_id: str | None = Field(
+        default=None, foreign_key="conversation.id", index=True, ondelete="CASCADE"
+    )
+    message_seq: int | None = None
+    sealed: bytes | None = _bytes(nullable=True)
+    """Headers (without the secret ones) and body."""
+    received_at: float
+
+
+class Message(SQLModel, table=True):
+    """One entry in a Conversation."""
+
+    conversation_id: str = Field(foreign_key="conversation.id", primary_key=True, ondelete="CASCADE")
+    seq: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    author: str
+    """The integration's id of the author, or `agent:<id>`."""
+    addressed: bool
+    trust: str = Trust.UNKNOWN
+    event: str
+    connection_id: str | None = None
+    external_id: str = ""
+    """This message's id at the service; replies and edits refer to it."""
+    sealed: bytes | None = _bytes(nullable=True)
+    """Text, author's name, attachments and facts, as `gofer.store.content` writes them."""
+    admitted_at: float | None = None
+    created_at: float
+
+
+class Blob(SQLModel, table=True):
+    """Bytes by hash, within one Conversation so that purging it is real."""
+
+    conversation_id: str = Field(foreign_key="conversation.id", primary_key=True, ondelete="CASCADE")
+    hash: str = Field(primary_key=True)
+    media_type: str
+    size: int
+    sealed: bytes = _bytes()
+    created_at: float
+
+
+class Participant(SQLModel, table=True):
+    """An Agent in a Conversation."""
+
+    __table_args__ = (
+        Index("participant_by_agent", "conversation_id", "agent_id", unique=True),
+        Index("participant_wanted", "id", **_where("wake_seq > read_seq")),
+    )
+
+    id: str = Field(primary_key=True)
+    conversation_id: str = Field(foreign_key="conversation.id", ondelete="CASCADE")
+    agent_id: str = Field(foreign_key="agent.id")
+    read_seq: int = _big()
+    """What it has dealt with."""
+    wake_seq: int = _big()
+    """The last message or trigger that wants it; a Job exists while this is ahead of `read_seq`."""
+    epoch_seq: int = _big()
+    """Where its memory of the conversation begins; `/new` moves it."""
+    priority: int = 0
+    summary: bytes | None = _bytes(nullable=True)
+    """What is kept of everything its last checkpoint covers, sealed."""
+
+
+class Job(SQLModel, table=True):
+    """A durable promise to do one piece of work."""
+
+    __table_args__ = (
+        # The database itself refuses a second live job in a lane, whatever the code does.
+        Index(
+            "job_one_live_per_lane",
+            "lane",
+            unique=True,
+            **_where("state IN ('ready','running','scheduled','waiting')"),
+        ),
+        Index("job_ready", "pool", "priority", "id", **_where("state = 'ready'")),
+        Index("job_scheduled", "run_at", **_where("state = 'scheduled'")),
+        Index("job_blocked", "lane", "id", **_where("state = 'blocked'")),
+        Index("job_leased", "lease_until", **_where("state = 'running'")),
+        Index("job_finished", "finished_at", **_where("finished_at IS NOT NULL")),
+        Index("job_unique_key", "unique_key", unique=True, **_where("unique_key IS NOT NULL")),
+        Index("job_of_conversation", "conversation_id", "id"),
+        _NEVER_REUSE_IDS,
+    )
+
+    id: int | None = _serial()
+    """Assigned in order; the order of work, never a clock."""
+    workspace_id: str = Field(foreign_key="workspace.id")
+    kind: str
+    pool: str = "agent"
+    """Which of a worker's slots it takes: agent (may last hours) or service (short errands, never starved)."""
+    state: str
+    lane: str
+    """What it must not run beside; for an agent's answer, its Participant."""
+    priority: int = 0
+    """Lower runs first."""
+    run_at: float = 0
+    attempts: int = 0
+    """Tries that count; a snooze gives its try back."""
+    max_attempts: int = 5
+    fence: int = _big()
+    """Grows at each claim and is never reused; every write of a run carries it."""
+    owner: str | None = None
+    """The process that holds the lease; a fresh id per process start."""
+    lease_until: float | None = None
+    cancel_requested: bool = False
+    event_seq: int = _big()
+    """The number of its last event."""
+    conversation_id: str | None = Field(default=None, foreign_key="conversation.id", ondelete="CASCADE")
+    participant_id: str | None = Field(default=None, foreign_key="participant.id", ondelete="CASCADE")
+    agent_id: str | None = None
+    connection_id: str | None = None
+    covers_from: int = _big()
+    """Messages after this one are what it answers …"""
+    covers_to: int | None = _big(default=None, nullable=True)
+    """… up to this one; None until its end is known."""
+    payload: dict[str, Any] = _json()
+    unique_key: str | None = None
+    """At most one job ever has it; what makes a cron tick happen once."""
+    reason: str = ""
+    """Code of why it is where it is."""
+    created_at: float
+    finished_at: float | None = None
+
+
+class Attempt(SQLModel, table=True):
+    """One try at a Job by one worker."""
+
+    job_id: int = Field(sa_column=Column(Serial, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True))
+    fence: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    number: int
+    owner: str
+    started_at: float
+    ended_at: float | None = None
+    outcome: str = ""
+    """done, retry, snoozed, waiting, cancelled, dead, lost; empty while it runs."""
+    reason: str = ""
+    cost: float = 0
+    """In dollars."""
+
+
+class Question(SQLModel, table=True):
+    """Something a run asks a person."""
+
+    __table_args__ = (Index("question_open", "expires_at", **_where("answered_at IS NULL")),)
+
+    id: str = Field(primary_key=True)
+    job_id: int = _big(foreign="job.id", index=True)
+    call_id: str = ""
+    """The tool call that asked it."""
+    conversation_id: str | None = Field(default=None, foreign_key="conversation.id", ondelete="CASCADE")
+    asked_of: str = ""
+    """Who may answer: an author's id, or empty for any member."""
+    sealed: bytes | None = _bytes(nullable=True)
+    answer: bytes | None = _bytes(nullable=True)
+    """Sealed like the question."""
+    asked_at: float
+    expires_at: float | None = None
+    answered_at: float | None = None
+
+
+class Reply(SQLModel, table=True):
+    """One part of something we send."""
+
+    __table_args__ = (
+        Index("reply_once", "job_id", "kind", "part", unique=True),
+        Index("reply_unsent", "binding_id", "id", **_where("state IN ('planned','placed')")),
+        Index("reply_to_confirm", "binding_id", **_where("confirm_at IS NOT NULL")),
+        Index("reply_of_conversation", "conversation_id", "id"),
+        _NEVER_REUSE_IDS,
+    )
+
+    id: int | None = _serial()
+    workspace_id: str = Field(foreign_key="workspace.id")
+    conversation_id: str = Field(foreign_key="conversation.id", ondelete="CASCADE")
+    binding_id: str = Field(foreign_key="binding.id", ondelete="CASCADE")
+    job_id: int = _big(foreign="job.id")
+    kind: str = "final"
+    """final, error or note."""
+    part: int
+    parts: int
+    reply_to: str = ""
+    """The external id of the message it answers."""
+    sealed: bytes | None = _bytes(nullable=True)
+    state: str = ReplyState.PLANNED
+    external_id: str = ""
+    tries: int = 0
+    """How often sending it was begun; more than none means that it may exist outside."""
+    reason: str = ""
+    created_at: float
+    sent_at: float | None = None
+    confirm_at: float | None = None
+    """After a takeover: when to repeat the final edit, past any late write of the old owner."""
+
+
+class Event(SQLModel, table=True):
+    """One row of the append-only log."""
+
+    __table_args__ = (
+        Index("event_of_job", "job_id", "seq", unique=True),
+        Index("event_of_conversation", "conversation_id", "id"),
+        Index("event_in_order", "tx", "id"),
+        Index("event_of_no_job", "at", **_where("job_id IS NULL")),
+        _NEVER_REUSE_IDS,
+    )
+
+    id: int | None = _serial()
+    workspace_id: str
+    kind: str
+    version: int = 1
+    parent_id: int | None = _big(default=None, nullable=True)
+    conversation_id: str | None = Field(default=None, foreign_key="conversation.id", ondelete="CASCADE")
+    job_id: int | None = _big(default=None, nullable=True, foreign="job.id")
+    seq: int | None = _big(default=None, nullable=True)
+    """Its number within the job."""
+    fence: int | None = _big(default=None, nullable=True)
+    """Which Attempt it belongs to."""
+    delivery_id: int | None = _big(default=None, nullable=True)
+    reply_id: int | None = _big(default=None, nullable=True)
+    data: dict[str, Any] = _json()
+    """Facts without anybody's words."""
+    sealed: bytes | None = _bytes(nullable=True)
+    """Words."""
+    tx: int = _big()
+    """The writing transaction on Postgres, by which followers wait for those that commit late; 0 on SQLite."""
+    at: float
+
+
+class Spend(SQLModel, table=True):
+    """Money set aside for, or paid for, one model call. Outlives its job: budgets and bills need it."""
+
+    __table_args__ = (
+        Index("spend_once", "job_id", "key", unique=True),
+        Index("spend_of_agent", "agent_id", "day"),
+        Index("spend_of_conversation", "conversation_id"),
+    )
+
+    id: int | None = _serial()
+    workspace_id: str
+    agent_id: str
+    conversation_id: str
+    job_id: int = _big()
+    key: str
+    """Which call of the job."""
+    day: str
+    """In the workspace's time zone, such as 2026-11-16."""
+    micros: int = _big()
+    """Millionths of a dollar: the worst case until the call is settled, then what it cost."""
+    settled: bool = False
+
+
+class Shell(SQLModel, table=True):
+    """The sandboxed session of a Conversation and Agent, as the sandbox needs it to attach again."""
+
+    conversation_id: str = Field(foreign_key="conversation.id", primary_key=True, ondelete="CASCADE")
+    agent_id: str = Field(primary_key=True)
+    record: dict[str, Any] = _json()
+    trust: str
+    """Of the run it was made for; it is made anew when that rises."""
+    used_at: float
+
+
+class Schedule(SQLModel, table=True):
+    """A job to make again and again."""
+
+    __table_args__ = (Index("schedule_by_name", "workspace_id", "name", unique=True),)
+
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    name: str
+    cron: str
+    timezone: str = "UTC"
+    missed: str = "once"
+    """What to do with runs missed while nobody was there: skip, once or all."""
+    kind: str
+    payload: dict[str, Any] = _json()
+    enabled: bool = True
+    next_at: float = 0
+    created_at: float
+
+
+class Worker(SQLModel, table=True):
+    """A process that is or was there."""
+
+    id: str = Field(primary_key=True)
+    """Fresh at each start; the owner that leases name."""
+    host: str
+    pid: int
+    roles: str
+    version: str
+    started_at: float
+    seen_at: float
+
+
+def table(model: type[SQLModel]) -> Table:
+    """The Core table behind a class, for the engine's hot statements."""
+    return cast(Table, model.__table__)  # type: ignore[attr-defined]
+
+
+workspaces = table(Workspace)
+master_keys = table(MasterKey)
+secrets = table(Secret)
+connections = table(Connection)
+principals = table(Principal)
+identities = table(Identity)
+agents = table(Agent)
+routes = table(Route)
+conversations = table(Conversation)
+bindings = table(Binding)
+deliveries = table(Delivery)
+messages = table(Message)
+blobs = table(Blob)
+participants = table(Participant)
+jobs = table(Job)
+attempts = table(Attempt)
+questions = table(Question)
+replies = table(Reply)
+events = table(Event)
+spends = table(Spend)
+shells = table(Shell)
+schedules = table(Schedule)
+workers = table(Worker)

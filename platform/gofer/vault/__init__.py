@@ -1,0 +1,1 @@
+"""Secrets at rest and on their way out: master keys, envelope encryption, redaction."""

@@ -1,0 +1,131 @@
+"""Envelope encryption: master keys wrap data keys and secrets, data keys seal payloads.
+
+Formats, first byte first:
+    wrapped  0x01 | key id (8) | nonce (12) | AES-256-GCM ciphertext and tag
+    sealed   0x02 | nonce (12) | AES-256-GCM ciphertext and tag
+The header and the place the value belongs to are authenticated, so neither can be exchanged.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from typing import NoReturn
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from gofer.vault.errors import Tampered
+from gofer.vault.keyring import KEY_ID_BYTES, KeyRing, MasterKey
+
+_WRAPPED = b"\x01"
+_SEALED = b"\x02"
+_NONCE = 12
+_TAG = 16
+_HEADER = 1 + KEY_ID_BYTES
+_CACHED_KEYS = 1024
+
+
+def aad(*parts: str | int) -> bytes:
+    """Where a value belongs (workspace, table, row, column), joined so that no two places look alike."""
+    encoded = [str(part).encode("utf-8", "surrogatepass") for part in parts]
+    return b"".join(len(part).to_bytes(4, "big") + part for part in encoded)
+
+
+class DataKey:
+    """A key for the payloads of one owner, such as a conversation; in the clear only in memory."""
+
+    __slots__ = ("_cipher",)
+
+    def __init__(self, material: bytes) -> None:
+        self._cipher = AESGCM(material)
+
+    def seal(self, plaintext: bytes, aad: bytes) -> bytes:
+        nonce = os.urandom(_NONCE)
+        return _SEALED + nonce + self._cipher.encrypt(nonce, plaintext, _SEALED + aad)
+
+    def open(self, sealed: bytes, aad: bytes) -> bytes:
+        if sealed[:1] != _SEALED:
+            raise Tampered
+        return _open(self._cipher, sealed, 1, _SEALED + aad)
+
+    def __repr__(self) -> str:
+        return "DataKey()"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a DataKey cannot be pickled")
+
+
+class Vault:
+    """Wraps and opens with the keys of a ring. Safe to share between threads."""
+
+    def __init__(self, ring: KeyRing, cached_keys: int = _CACHED_KEYS) -> None:
+        self.ring = ring
+        self._room = cached_keys
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[tuple[bytes, bytes], DataKey] = OrderedDict()
+
+    def wrap(self, plaintext: bytes, aad: bytes, key: MasterKey | None = None) -> bytes:
+        """Encrypt a short value with the active master key, or with another one of the ring."""
+        key = key or self.ring.active
+        header = _WRAPPED + key.fingerprint
+        nonce = os.urandom(_NONCE)
+        return header + nonce + key.cipher.encrypt(nonce, plaintext, header + aad)
+
+    def open(self, wrapped: bytes, aad: bytes) -> bytes:
+        """Decrypt what `wrap` made for the same place."""
+        key = self.ring.find(key_id(wrapped))
+        return _open(key.cipher, wrapped, _HEADER, wrapped[:_HEADER] + aad)
+
+    def rewrap(self, wrapped: bytes, aad: bytes, key: MasterKey | None = None) -> bytes:
+        """The same value under the active key; the very same bytes if it is under that key already."""
+        key = key or self.ring.active
+        if key_id(wrapped) == key.fingerprint:
+            return wrapped
+        return self.wrap(self.open(wrapped, aad), aad, key)
+
+    def new_data_key(self, aad: bytes, key: MasterKey | None = None) -> bytes:
+        """A fresh data key, wrapped: store it, and `unwrap` it for use."""
+        return self.wrap(AESGCM.generate_key(256), aad, key)
+
+    def unwrap(self, wrapped: bytes, aad: bytes) -> DataKey:
+        place = (wrapped, aad)
+        with self._lock:
+            found = self._cache.get(place)
+            if found is not None:
+                self._cache.move_to_end(place)
+                return found
+        material = self.open(wrapped, aad)
+        if len(material) != 32:
+            raise Tampered
+        return self._remember(place, DataKey(material))
+
+    def forget(self, wrapped: bytes, aad: bytes) -> None:
+        """Drop a data key from memory, once its row is purged."""
+        with self._lock:
+            self._cache.pop((wrapped, aad), None)
+
+    def _remember(self, place: tuple[bytes, bytes], key: DataKey) -> DataKey:
+        with self._lock:
+            self._cache[place] = key
+            if len(self._cache) > self._room:
+                self._cache.popitem(last=False)
+        return key
+
+
+def key_id(wrapped: bytes) -> bytes:
+    """The fingerprint of the master key that a wrapped value needs."""
+    if wrapped[:1] != _WRAPPED or len(wrapped) < _HEADER + _NONCE + _TAG:
+        raise Tampered
+    return wrapped[1:_HEADER]
+
+
+def _open(cipher: AESGCM, data: bytes, start: int, aad: bytes) -> bytes:
+    nonce, body = data[start : start + _NONCE], data[start + _NONCE :]
+    if len(nonce) < _NONCE or len(body) < _TAG:
+        raise Tampered
+    try:
+        return cipher.decrypt(nonce, body, aad)
+    except InvalidTag:
+        raise Tampered from None

@@ -1,0 +1,233 @@
+"""Masks known secrets, in whatever form they appear, and tokens that are known by their shape."""
+
+from __future__ import annotations
+
+import re
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+from gofer.vault.disguises import SHORTEST, disguises
+from gofer.vault.secret import MASK, Secret
+from gofer.vault.shapes import LONGEST_BLOCK, shaped, unfinished
+
+SHAPE_MASK = "[redacted]"
+_HEAD = 6
+_SHORT_TEXT = 4000
+_DEEPEST = 200
+_SMALL = range(10_000_000)  # fewer digits than the shortest secret
+_LINE_BREAK = re.compile(r"[\r\n]")
+
+
+class Span(NamedTuple):
+    start: int
+    end: int
+    label: str
+
+
+class Patterns:
+    """An immutable set of secrets, prepared for searching."""
+
+    def __init__(self, secrets: Mapping[str, Secret]) -> None:
+        names = {form: name for name in sorted(secrets) for form in disguises(secrets[name].reveal())}
+        self._labels = {form: f"[secret:{name}]" for form, name in names.items()}
+        self._forms = sorted(self._labels, key=len)
+        self._longest = len(self._forms[-1]) if self._forms else 0
+        self._by_head: dict[str, list[str]] = {}
+        for form in self._forms:
+            self._by_head.setdefault(form[:_HEAD], []).append(form)
+        self._beginnings = {form[:length] for form in self._forms for length in range(1, _HEAD)}
+        self._heads = re.compile(_alternatives(sorted(self._by_head))) if self._forms else None
+
+    def spans(self, text: str) -> list[Span]:
+        found = [Span(start, end, SHAPE_MASK) for start, end in shaped(text)]
+        if self._forms:
+            found.extend(self._known(text))
+        return found
+
+    def settled(self, text: str) -> int:
+        """How much of a growing text can be let go: no secret that began before this is still open."""
+        joined = Joined(text)
+        waiting = self._first_open(joined.text)
+        position = len(text) if waiting is None else joined.position(waiting)
+        return max(min(position, unfinished(text)), len(text) - self._longest * 2 - LONGEST_BLOCK)
+
+    def _known(self, text: str) -> Iterator[Span]:
+        joined = Joined(text)
+        # One pass for a short text; for a long one, a search for each form is several times as fast.
+        if self._heads and len(text) < _SHORT_TEXT and not self._heads.search(joined.text):
+            return
+        for form in self._forms:
+            if len(form) > len(joined.text):
+                break
+            start = joined.text.find(form)
+            while start >= 0:
+                last = joined.position(start + len(form) - 1)
+                yield Span(joined.position(start), last + 1, self._labels[form])
+                start = joined.text.find(form, start + 1)
+
+    def _first_open(self, text: str) -> int | None:
+        for position in range(max(0, len(text) - self._longest + 1), len(text)):
+            head = text[position : position + _HEAD]
+            if len(head) < _HEAD:
+                if head in self._beginnings:
+                    return position
+            elif head in self._by_head:
+                rest = text[position:]
+                if any(form.startswith(rest) for form in self._by_head[head]):
+                    return position
+        return None
+
+
+class Joined:
+    """A text without its line breaks, since encoders wrap what they print, and the way back."""
+
+    def __init__(self, text: str) -> None:
+        self._original = text
+        self.text = text.replace("\n", "").replace("\r", "")
+        self._breaks: list[int] | None = None
+
+    def position(self, index: int) -> int:
+        if len(self.text) == len(self._original):
+            return index
+        if self._breaks is None:
+            breaks = (match.start() for match in _LINE_BREAK.finditer(self._original))
+            self._breaks = [start - count for count, start in enumerate(breaks)]
+        return index + bisect_right(self._breaks, index)
+
+
+class Redactor:
+    """Masks text and JSON-like values. The set of secrets may change while others use it."""
+
+    def __init__(self, secrets: Mapping[str, Secret] | None = None) -> None:
+        self._lock = threading.Lock()
+        self._secrets: dict[str, Secret] = dict(secrets or {})
+        self.patterns = Patterns(self._secrets)
+
+    def replace(self, secrets: Mapping[str, Secret]) -> None:
+        """Know these secrets and no others."""
+        with self._lock:
+            self._secrets = dict(secrets)
+            self.patterns = Patterns(self._secrets)
+
+    def add(self, name: str, secret: Secret) -> None:
+        with self._lock:
+            self._secrets = {**self._secrets, name: secret}
+            self.patterns = Patterns(self._secrets)
+
+    def discard(self, name: str) -> None:
+        with self._lock:
+            self._secrets = {other: secret for other, secret in self._secrets.items() if other != name}
+            self.patterns = Patterns(self._secrets)
+
+    def redact(self, text: str) -> str:
+        if len(text) < SHORTEST:
+            return text
+        spans = self.patterns.spans(text)
+        return _masked(text, merged(spans), len(text))[0] if spans else text
+
+    def redact_value(self, value: Any, depth: int = 0) -> Any:
+        """The same value with each string in it masked, keys included."""
+        if isinstance(value, str):
+            return self.redact(value)
+        if value is None or isinstance(value, bool | float) or (isinstance(value, int) and value in _SMALL):
+            return value
+        if isinstance(value, Secret):
+            return MASK
+        if depth > _DEEPEST:
+            return "[nested too deep]"
+        if isinstance(value, Mapping):
+            return {
+                self.redact_value(key, depth + 1): self.redact_value(item, depth + 1)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple | set | frozenset):
+            items = [self.redact_value(item, depth + 1) for item in value]
+            return tuple(items) if isinstance(value, tuple) else items
+        return self._redact_object(value)
+
+    def stream(self) -> RedactingStream:
+        """For text that comes in chunks."""
+        return RedactingStream(self)
+
+    def __call__(self, logger: object, method: str, event: MutableMapping[str, Any]) -> dict[str, Any]:
+        """A structlog processor; it belongs after the one that formats exceptions."""
+        masked: dict[str, Any] = self.redact_value(event)
+        return masked
+
+    def _redact_object(self, value: object) -> object:
+        """Whatever else there is stays itself, unless what a renderer would show of it holds a secret."""
+        shown = value.decode("utf-8", "replace") if isinstance(value, bytes) else repr(value)
+        masked = self.redact(shown)
+        return value if masked == shown else masked
+
+
+class RedactingStream:
+    """Masks a text as it arrives, holding back only an end that may be the beginning of a secret."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._held = ""
+        # How much at the start of what is held belongs to a secret whose mask has been given out already.
+        self._shown = 0
+
+    def feed(self, chunk: str) -> str:
+        text = self._held + chunk
+        return self._release(text, self._redactor.patterns.settled(text))
+
+    def flush(self) -> str:
+        return self._release(self._held, len(self._held))
+
+    def _release(self, text: str, until: int) -> str:
+        spans = self._redactor.patterns.spans(text)
+        if self._shown:
+            spans.append(Span(0, self._shown, ""))
+        released, beyond = _masked(text, merged(spans), until)
+        self._held, self._shown = text[until:], beyond
+        return released
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Overlapping spans as one, under the label of the longest; a known secret's name goes before a shape."""
+    result: list[Span] = []
+    best = (0, 0)
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        rank = (_rank(span.label), span.end - span.start)
+        if result and span.start < result[-1].end:
+            last = result[-1]
+            label = span.label if rank > best else last.label
+            result[-1] = Span(last.start, max(last.end, span.end), label)
+            best = max(best, rank)
+        else:
+            result.append(span)
+            best = rank
+    return result
+
+
+def _rank(label: str) -> int:
+    if not label:
+        return 2
+    return 0 if label == SHAPE_MASK else 1
+
+
+def _masked(text: str, spans: Iterable[Span], until: int) -> tuple[str, int]:
+    """The text up to `until` with its spans masked, and how far the last of them reaches beyond."""
+    pieces: list[str] = []
+    position = 0
+    for span in spans:
+        if span.start >= until and span.label:
+            break
+        pieces += text[position : span.start], span.label
+        position = span.end
+    pieces.append(text[position:until])
+    return "".join(pieces), max(0, position - until)
+
+
+def _alternatives(heads: list[str]) -> str:
+    """One expression for all heads, shared beginnings taken together: alternatives are tried one by one."""
+    groups: dict[str, list[str]] = {}
+    for head in heads:
+        groups.setdefault(head[:1], []).append(head[1:])
+    options = [re.escape(first) + _alternatives(rests) for first, rests in groups.items() if first]
+    return "(?:" + "|".join(options) + ")" if len(options) > 1 else "".join(options)

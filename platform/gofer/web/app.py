@@ -1,0 +1,75 @@
+"""The app for the network: every route in one list."""
+
+from __future__ import annotations
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from gofer import __version__
+from gofer.errors import GoferError, StoreError
+from gofer.platform import Platform
+from gofer.store import migrations
+from gofer.web.hooks import Hooks
+from gofer.web.metrics import Metrics
+from gofer.web.problems import on_crash, on_gofer_error, on_http_exception, problem
+
+PUBLIC = frozenset({"/", "/healthz", "/readyz", "/metrics", "/hooks/{connection}"})
+"""Routes that anybody may call; every other one must ask who is there. A test walks the table."""
+
+
+def public_app(platform: Platform) -> Starlette:
+    """Build it."""
+    settings = platform.settings
+    hooks = Hooks(
+        intake=platform.intake,
+        refusals=platform.refusals,
+        max_body=settings.max_body,
+        body_timeout=settings.body_timeout,
+    )
+    pages = Pages(platform)
+    return Starlette(
+        routes=[
+            Route("/", pages.front),
+            Route("/healthz", pages.health),
+            Route("/readyz", pages.ready),
+            Route("/metrics", pages.metrics),
+            Route("/hooks/{connection}", hooks.receive, methods=["POST"]),
+        ],
+        exception_handlers={
+            GoferError: on_gofer_error,
+            HTTPException: on_http_exception,
+            Exception: on_crash,
+        },
+    )
+
+
+class Pages:
+    """What tells how the process is doing."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._metrics = Metrics(platform)
+
+    async def front(self, request: Request) -> Response:
+        """A word for whoever finds the address."""
+        return PlainTextResponse(f"Gofer {__version__} is here. See /healthz and /readyz.\n")
+
+    async def health(self, request: Request) -> Response:
+        """The process is alive."""
+        return JSONResponse({"status": "ok", "version": __version__})
+
+    async def ready(self, request: Request) -> Response:
+        """The process can do its work: the database answers and has the tables of this release."""
+        try:
+            version = await self._platform.database.read(migrations.current)
+        except StoreError as error:
+            return problem(503, str(error), code=error.code, retry_after=5)
+        return JSONResponse({"status": "ready", "schema": version})
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus."""
+        return Response(await self._metrics.render(), media_type=CONTENT_TYPE_LATEST)

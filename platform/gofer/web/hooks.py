@@ -1,0 +1,49 @@
+"""`POST /hooks/{connection}`: the door for webhooks."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from gofer import integration
+from gofer.errors import GoferError, NotFound, Refused, Unset
+from gofer.intake.receive import Intake, Refusals
+from gofer.web.body import BodyError, read_body
+from gofer.web.problems import problem, status_of
+
+
+class Hooks:
+    """Answers webhooks: 2xx only after the commit, and a reason for everything else."""
+
+    def __init__(self, *, intake: Intake, refusals: Refusals, max_body: int, body_timeout: float) -> None:
+        self._intake = intake
+        self._refusals = refusals
+        self._max_body = max_body
+        self._body_timeout = body_timeout
+
+    async def receive(self, request: Request) -> Response:
+        """The endpoint."""
+        connection_id: str = request.path_params["connection"]
+        try:
+            body = await read_body(request, at_most=self._max_body, within=self._body_timeout)
+            headers = tuple((name.decode("latin-1"), value) for name, value in request.headers.raw)
+            taken = await self._intake.receive(connection_id, integration.Request(body, headers))
+        except BodyError as error:
+            return self._refuse(request, connection_id, error.status, error, close=True)
+        except NotFound:
+            # An unknown door looks the same as a known one with a wrong key.
+            return self._refuse(request, connection_id, 401, Refused("The request could not be verified."))
+        except Unset as error:
+            return self._refuse(request, connection_id, 503, error)
+        except GoferError as error:
+            return self._refuse(request, connection_id, status_of(error), error)
+        return JSONResponse({"result": taken.result})
+
+    def _refuse(
+        self, request: Request, connection_id: str, status: int, error: GoferError, *, close: bool = False
+    ) -> Response:
+        client = request.client.host if request.client else ""
+        self._refusals.add(connection_id, status, str(error), client)
+        retry_after = getattr(error, "retry_after", None) or (5 if status == 503 else None)
+        detail = "The request could not be verified." if status == 401 else str(error)
+        return problem(status, detail, code=error.code, retry_after=retry_after, close=close)
