@@ -8,19 +8,21 @@ from typing import Any
 
 import asyncpg
 import pytest
-from servers import Server
 from sqlalchemy import Connection, insert, select, text, update
 
 from gofer.errors import StoreUnavailable
 from gofer.store.postgres import PostgresDatabase
 from gofer.store.tables import workspaces
+from servers import Server
 
 
 def touch(*names: str) -> Callable[[Connection], None]:
     def verb(c: Connection) -> None:
         for name in names:
             c.execute(
-                update(workspaces).where(workspaces.c.id == name).values(created_at=workspaces.c.created_at + 1)
+                update(workspaces)
+                .where(workspaces.c.id == name)
+                .values(created_at=workspaces.c.created_at + 1)
             )
             c.execute(text("SELECT pg_sleep(0.2)"))
 
@@ -34,7 +36,9 @@ async def test_a_deadlock_is_tried_again_and_both_succeed(postgres_url: str) -> 
             insert(workspaces), [{"id": name, "name": name, "created_at": 0} for name in ("a", "b")]
         )
     )
-    await store.write(lambda c: c.execute(text(f"ALTER DATABASE {name_of(postgres_url)} SET deadlock_timeout='50ms'")))
+    await store.write(
+        lambda c: c.execute(text(f"ALTER DATABASE {name_of(postgres_url)} SET deadlock_timeout='50ms'"))
+    )
     store = PostgresDatabase(postgres_url)
     await asyncio.gather(store.write(touch("a", "b")), store.write(touch("b", "a")))
     rows = await store.read(lambda c: c.execute(select(workspaces.c.created_at)).scalars().all())
@@ -111,10 +115,14 @@ async def test_a_server_that_refuses_is_a_problem_in_words(
     await store.close()
 
 
-async def test_a_server_without_room_for_another_connection_is_unavailable_not_broken(postgres_url: str) -> None:
+async def test_a_server_without_room_for_another_connection_is_unavailable_not_broken(
+    postgres_url: str,
+) -> None:
     admin = await asyncpg.connect(postgres_url)
     name = name_of(postgres_url)
-    await admin.execute(f"CREATE ROLE crowded LOGIN CONNECTION LIMIT 0; GRANT ALL ON DATABASE {name} TO crowded")
+    await admin.execute(
+        f"CREATE ROLE crowded LOGIN CONNECTION LIMIT 0; GRANT ALL ON DATABASE {name} TO crowded"
+    )
     store = PostgresDatabase(postgres_url.replace("postgres@", "crowded@"))
     try:
         with pytest.raises(StoreUnavailable, match="too many connections"):
