@@ -110,7 +110,11 @@ async def test_nor_can_it_write_an_event(world: World) -> None:
 @pytest.mark.parametrize("verb", ["begin", "placed", "sent", "confirmed", "failed"])
 async def test_nor_can_it_touch_the_ledger(world: World, verb: str) -> None:
     claim = await lost_claim(world)
-    extra = {"placed": {"external_id": "9"}, "sent": {"confirm_after": None}, "failed": {"reason": "x"}}
+    extra: dict[str, dict[str, str | None]] = {
+        "placed": {"external_id": "9"},
+        "sent": {"confirm_after": None},
+        "failed": {"reason": "x"},
+    }
     with pytest.raises(Fenced):
         await world.run(getattr(ledger, verb), claim=claim, part=SOME_PART, **extra.get(verb, {}))
 
