@@ -61,7 +61,7 @@ def test_a_backup_made_under_load_brings_everything_back(
     assert [each["name"] for each in terminal.json("secrets", "list")["secrets"]] == ["signing_key"]
     assert SIGNING_KEY not in terminal.shown
 
-    again = start(data_dir=str(fresh)).wait_until_ready()
+    again = start(at=fresh).wait_until_ready()
     assert hello.post(again.url, id_, "m0").json()["result"] in ("repeat", "redriven")
     assert hello.post(again.url, id_, "after").json() == {"result": "accepted"}
     until(lambda: hello.replies_to("after"))
