@@ -29,22 +29,25 @@ def test_a_backup_made_under_load_brings_everything_back(
     )
     id_ = made["connection"]["id"]
     accepted: list[str] = []
+    answers: set[int] = set()
     enough = threading.Event()
 
     def write() -> None:
         while not enough.is_set():
             name = f"m{len(accepted)}"
-            hello.post(server.url, id_, name)
+            answers.add(hello.post(server.url, id_, name).status_code)
             accepted.append(name)
 
     writer = threading.Thread(target=write)
     writer.start()
     until(lambda: len(accepted) > 5)
+    terminal("key", "rotate")
     before = list(accepted)
     backup = tmp_path / "copy.db"
     assert terminal.json("backup", str(backup), "--with-key")["key_file"] == f"{backup}.key"
     enough.set()
     writer.join()
+    assert answers == {200}
     terminal("restore", str(backup), fails=75)
     terminal("backup", str(backup), fails=2)
     assert server.stop() == 0
