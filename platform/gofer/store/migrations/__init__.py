@@ -40,6 +40,6 @@ def known(revision: str) -> bool:
     return any(each.revision == revision for each in script.walk_revisions())
 
 
-def upgrade(connection: Connection) -> None:
-    """Bring the database to the newest version."""
-    command.upgrade(_config(connection), "head")
+def upgrade(connection: Connection, to: str = "head") -> None:
+    """Bring the database to the newest version, or to an earlier one that it has not reached."""
+    command.upgrade(_config(connection), to)
