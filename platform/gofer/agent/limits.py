@@ -16,7 +16,8 @@ from gofer.agent.prices import MICROS, Price, Prices
 from gofer.agent.state import State
 
 Scope = Literal["day", "conversation"]
-WRAP_UP_TOKENS = 1024
+WRAP_UP_TOKENS = 3000
+"""Models that always think need room for that before the first word."""
 LEAST_TOKENS = 512
 
 
@@ -35,7 +36,7 @@ class LimitSettings(BaseModel):
     day_dollars: float = Field(default=10.0, ge=0)
     """For this agent in one day of the workspace's time zone."""
     conversation_dollars: float = Field(default=0, ge=0)
-    output_tokens: int = Field(default=8192, ge=LEAST_TOKENS)
+    output_tokens: int = Field(default=16_000, ge=LEAST_TOKENS)
     """The most a single answer may have."""
     warn_at: float = Field(default=0.8, gt=0, lt=1)
 

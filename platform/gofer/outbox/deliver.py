@@ -80,9 +80,9 @@ class Outbox:
             await self._give_up(run, part, f"{getattr(error, 'reason', error.code)}: {error}")
         except (Fenced, StoreError):
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             # A line that broke, or an integration's oversight: worth another try, and seen if none helps.
-            log.warning("reply.interrupted", reply=part.id, error=f"{type(error).__name__}: {error}")
+            log.warning("reply.interrupted", reply=part.id, error=type(error).__name__)
             return await self._later(run, part, "interrupted", error)
         return None
 
@@ -121,6 +121,8 @@ class Outbox:
         await self._database.write(partial(ledger.confirmed, claim=run.claim, part=part))
 
     async def _give_up(self, run: Run, part: Part, reason: str) -> None:
+        # An error's text may hold the address it was about, and with some services that holds the token.
+        reason = self._redactor.redact(reason)
         log.error("reply.failed", reply=part.id, reason=reason)
         if part.state is ReplyState.SENT:
             await self._database.write(partial(ledger.confirmed, claim=run.claim, part=part))

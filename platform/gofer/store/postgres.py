@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 TRIES = 5
 SERIALIZATION_FAILURE, DEADLOCK = "40001", "40P01"
-UNAVAILABLE = ("08", "53", "57P")
-"""Classes of SQLSTATE: connection trouble, out of resources, shutting down."""
+UNAVAILABLE = ("08", "25006", "53", "57P")
+"""SQLSTATEs and their classes: connection trouble, read-only after a fail-over, out of resources, shutting down."""
 
 
 class PostgresDatabase:

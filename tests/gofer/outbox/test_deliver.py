@@ -71,7 +71,7 @@ async def test_after_a_fault_at_the_service_there_is_one_complete_reply(
     assert await states(world) == ["sent"]
 
 
-class Crash(Exception):
+class Crash(BaseException):
     """Stands for kill -9 at this point."""
 
 
