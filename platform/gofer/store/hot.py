@@ -28,7 +28,8 @@ def fetch(connection: Connection, statement: Any, values: Values = _NOTHING) -> 
         found = await_only(driver.fetch(compiled.sql, *arguments))
     else:
         found = driver.execute(compiled.sql, arguments).fetchall()
-    return [compiled.row(values) for values in found]
+    # SQLAlchemy has Postgres return the ids of inserted rows although nobody asked.
+    return [compiled.row(values) for values in found] if compiled.returns else []
 
 
 def first(connection: Connection, statement: Any, values: Values = _NOTHING) -> Any:
@@ -70,6 +71,7 @@ class _Compiled:
             given = defaults.get(name, ... if bind.required else bind.effective_value)
             self._binds.append((name, given, bind.type.dialect_impl(dialect).bind_processor(dialect)))
         columns = list(statement.exported_columns.items())
+        self.returns = bool(columns)
         row: Any = namedtuple("Row", [name for name, _ in columns], rename=True)  # type: ignore[misc]
         self._make = row._make
         readers = [column.type.dialect_impl(dialect).result_processor(dialect, None) for _, column in columns]
