@@ -34,7 +34,8 @@ def script(request: Mapping[str, Any]) -> Reply:
         calls(call("write", path="new.txt", content="a private line")),
         say("All done."),
     ]
-    return replies[answered]
+    reply: Reply = replies[answered]
+    return reply
 
 
 class DyingJournal(StoreJournal):

@@ -140,7 +140,8 @@ class Limits:
             if scope is None:
                 return self._go(state, tokens, price.worst(size, tokens))
             over = _scope_halt(scope, self._settings)
-        return await self._wrap_up(state, size, price, over or self._job_halt())
+        begun = Halt(**state.wrapping_up) if state.wrapping_up else None
+        return await self._wrap_up(state, size, price, begun or over or self._job_halt())
 
     async def settle(self, state: State, cost: int) -> None:
         """Tell the ledger what the call that just ended has cost, failed tries included."""

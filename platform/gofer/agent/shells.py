@@ -23,6 +23,7 @@ from gofer.crash import crash_point
 from gofer.errors import Fenced, Temporary
 from gofer.jobs.queue import Claim
 from gofer.outbox.ledger import hold
+from gofer.purging import purged_conversations, remove_shell_files
 from gofer.settings import Settings
 from gofer.store.clock import now
 from gofer.store.database import Database
@@ -198,8 +199,12 @@ class Shells:
         while True:
             try:
                 await self.reap()
+                purged = await self._database.read(purged_conversations)
+                for conversation_id in purged:
+                    await asyncio.to_thread(remove_shell_files, self._directory, conversation_id)
                 for key, shell in list(self._open.items()):
-                    if not self._busy[key].locked() and time.monotonic() - shell.used > LET_GO_AFTER:
+                    unused = time.monotonic() - shell.used > LET_GO_AFTER or key[0] in purged
+                    if unused and not self._busy[key].locked():
                         await self._let_go(key)
             except Exception:
                 log.exception("shells.not_tidied")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,8 +56,10 @@ class Cursor:
     @classmethod
     def parse(cls, value: str) -> Cursor:
         """From `Last-Event-ID`; raises ValueError for anything else."""
-        tx, _, id_ = value.partition(".")
-        return cls(int(tx), int(id_))
+        place = re.fullmatch(r"([0-9]{1,18})\.([0-9]{1,18})", value)
+        if place is None:
+            raise ValueError("not a place in the event log")
+        return cls(int(place[1]), int(place[2]))
 
 
 def record(connection: Connection, kind: str, workspace_id: str, **fields: Any) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from gofer.errors import StoreUnavailable
+from gofer.errors import ConfigError, StoreUnavailable
 from gofer.store.database import Dialect
 
 T = TypeVar("T")
@@ -43,7 +43,10 @@ class PostgresDatabase:
         )
 
     async def start(self) -> None:
-        await self.read(lambda connection: connection.execute(text("SELECT 1")).scalar())
+        try:
+            await self.read(lambda connection: connection.execute(text("SELECT 1")).scalar())
+        except DBAPIError as error:
+            raise ConfigError(f"Postgres refuses GOFER_DATABASE_URL: {error.orig}.") from error
 
     async def close(self) -> None:
         await self._engine.dispose()

@@ -25,8 +25,8 @@ def start(data_dir: Path) -> Iterator[Callable[..., Process]]:
     """Starts processes; whatever still runs at the end is killed."""
     started: list[Process] = []
 
-    def begin(*arguments: str, **settings: str) -> Process:
-        process = Process(data_dir, *arguments, **settings)
+    def begin(*arguments: str, at: Path = data_dir, **settings: str) -> Process:
+        process = Process(at, *arguments, **settings)
         started.append(process)
         return process
 

@@ -29,22 +29,25 @@ def test_a_backup_made_under_load_brings_everything_back(
     )
     id_ = made["connection"]["id"]
     accepted: list[str] = []
+    answers: set[int] = set()
     enough = threading.Event()
 
     def write() -> None:
         while not enough.is_set():
             name = f"m{len(accepted)}"
-            hello.post(server.url, id_, name)
+            answers.add(hello.post(server.url, id_, name).status_code)
             accepted.append(name)
 
     writer = threading.Thread(target=write)
     writer.start()
     until(lambda: len(accepted) > 5)
+    terminal("key", "rotate")
     before = list(accepted)
     backup = tmp_path / "copy.db"
     assert terminal.json("backup", str(backup), "--with-key")["key_file"] == f"{backup}.key"
     enough.set()
     writer.join()
+    assert answers == {200}
     terminal("restore", str(backup), fails=75)
     terminal("backup", str(backup), fails=2)
     assert server.stop() == 0
@@ -61,7 +64,7 @@ def test_a_backup_made_under_load_brings_everything_back(
     assert [each["name"] for each in terminal.json("secrets", "list")["secrets"]] == ["signing_key"]
     assert SIGNING_KEY not in terminal.shown
 
-    again = start(data_dir=str(fresh)).wait_until_ready()
+    again = start(at=fresh).wait_until_ready()
     assert hello.post(again.url, id_, "m0").json()["result"] in ("repeat", "redriven")
     assert hello.post(again.url, id_, "after").json() == {"result": "accepted"}
     until(lambda: hello.replies_to("after"))

@@ -30,7 +30,7 @@ def key_file(tmp_path: Path) -> Path:
 
 
 def test_the_life_of_a_connection_and_its_messages(
-    server: Process | None, terminal: Terminal, hello: Hello, key_file: Path, tmp_path: Path
+    server: Process | None, terminal: Terminal, hello: Hello, key_file: Path, tmp_path: Path, data_dir: Path
 ) -> None:
     made = terminal.json(
         *("connections", "add", "hello", "--name", "kitchen", "--set", f"reply_url={hello.service.url}"),
@@ -74,7 +74,11 @@ def test_the_life_of_a_connection_and_its_messages(
     terminal("connections", "remove", id_, fails=4)
     conversation = taken["conversation_id"]
     assert "kitchen" in terminal("conversations", "list")
+    shell = data_dir / "shells" / f"{conversation}-agent_x"
+    shell.mkdir(parents=True)
+    (shell / "notes.txt").write_text("hi")
     purged = terminal.json("purge", conversation, "--yes")
+    assert not shell.exists()
     assert purged["messages"] >= 2
     assert "purged" in terminal("conversations", "list")
     terminal("deliveries", "show", "1", "--raw", fails=3)

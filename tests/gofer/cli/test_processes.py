@@ -133,7 +133,7 @@ def test_a_long_path_is_no_obstacle_and_systemd_is_told(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
         listener.settimeout(60)
-        server = start(data_dir=str(deep))
+        server = start(at=deep)
         assert listener.recv(100) == b"READY=1"
         assert terminal.json("status")["pid"] == server.process.pid
         server.process.terminate()

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, insert, select, text, update
 
-from gofer.errors import StoreUnavailable
+from gofer.errors import GoferError, StoreUnavailable
 from gofer.store.postgres import PostgresDatabase
 from gofer.store.tables import workspaces
 from servers import Server
@@ -18,36 +18,30 @@ from servers import Server
 
 def touch(*names: str) -> Callable[[Connection], None]:
     def verb(c: Connection) -> None:
+        c.execute(text("SET LOCAL deadlock_timeout = '50ms'"))
         for name in names:
             c.execute(
                 update(workspaces)
                 .where(workspaces.c.id == name)
                 .values(created_at=workspaces.c.created_at + 1)
             )
-            c.execute(text("SELECT pg_sleep(0.2)"))
+            c.execute(text("SELECT pg_sleep(0.1)"))
 
     return verb
 
 
+def name_of(url: str) -> str:
+    return url.partition("?")[0].rpartition("/")[2]
+
+
 async def test_a_deadlock_is_tried_again_and_both_succeed(postgres_url: str) -> None:
     store = PostgresDatabase(postgres_url)
-    await store.write(
-        lambda c: c.execute(
-            insert(workspaces), [{"id": name, "name": name, "created_at": 0} for name in ("a", "b")]
-        )
-    )
-    await store.write(
-        lambda c: c.execute(text(f"ALTER DATABASE {name_of(postgres_url)} SET deadlock_timeout='50ms'"))
-    )
-    store = PostgresDatabase(postgres_url)
+    rows = [{"id": name, "name": name, "created_at": 0} for name in ("a", "b")]
+    await store.write(lambda c: c.execute(insert(workspaces), rows))
     await asyncio.gather(store.write(touch("a", "b")), store.write(touch("b", "a")))
-    rows = await store.read(lambda c: c.execute(select(workspaces.c.created_at)).scalars().all())
+    found = await store.read(lambda c: c.execute(select(workspaces.c.created_at)).scalars().all())
     await store.close()
-    assert list(rows) == [2, 2]
-
-
-def name_of(url: str) -> str:
-    return url.rpartition("/gofer_")[0] and "gofer_" + url.rpartition("/gofer_")[2].partition("?")[0]
+    assert list(found) == [2, 2]
 
 
 async def test_a_serialization_failure_is_tried_again(postgres_url: str) -> None:
@@ -101,16 +95,17 @@ async def test_an_outage_is_said_in_words_and_then_over(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (("postgres@", "nobody@"), "role"),
-        (("/gofer_", "/missing_"), "does not exist"),
-        (("host=/tmp/", "host=/tmp/missing/"), "reached"),
+        (("postgres@", "nobody@"), "GOFER_DATABASE_URL.*nobody.* does not exist"),
+        (("/gofer_", "/missing_"), "GOFER_DATABASE_URL.*missing_.* does not exist"),
+        (("host=/tmp/", "host=/tmp/missing/"), "cannot be reached"),
     ],
+    ids=["role", "database", "host"],
 )
 async def test_a_server_that_refuses_is_a_problem_in_words(
     postgres_url: str, change: tuple[str, str], reason: str
 ) -> None:
     store = PostgresDatabase(postgres_url.replace(*change))
-    with pytest.raises(StoreUnavailable, match=reason):
+    with pytest.raises(GoferError, match=reason):
         await store.start()
     await store.close()
 
