@@ -23,6 +23,7 @@ OnOutput = Callable[[int, bytes], None]
 _READY_WITHIN = 10.0
 _SLOW_SNAPSHOT = 0.02
 _SNAPSHOT_AFTER = 1.0
+_SAVE_AFTER = 0.2
 
 
 class Shell:
@@ -52,6 +53,7 @@ class Shell:
         self._ended_at = 0.0
         self._snapshot_slow = False
         self._later: asyncio.TimerHandle | None = None
+        self._saving: asyncio.TimerHandle | None = None
         self._on_output: OnOutput | None = None
         self.wire = box.wire()
         self.wire.open(self)
@@ -81,6 +83,7 @@ class Shell:
         live = self._journal.live
         self.process = self.box.shell(live.shell) if live.shell else None
         self._ready = self.process is not None
+        self._copy_out()
         if not live.running:
             return False
         self._open_captures(live.number, live.separate)
@@ -149,16 +152,21 @@ class Shell:
         """Copy it out: it is in a tmpfs that ends with PID 1."""
         self.snapshots += 1
         self._snapshot_slow = time.monotonic() - self._ended_at > _SLOW_SNAPSHOT
+        self._copy_out()
+
+    def _copy_out(self) -> None:
         data = self.wire.take_snapshot()
         if data and data != self.snapshot and Snapshot.parse(data):
             self.snapshot = data
-            self._save(data)
+            if self._saving is None:
+                self._saving = self._loop.call_later(_SAVE_AFTER, self._save)
 
-    def _save(self, data: bytes) -> None:
+    def _save(self) -> None:
         """Keep it on disk, for a reboot; a full disk must not take the session down."""
+        self._saving = None
         temporary = self._directory / "snapshot.new"
         with contextlib.suppress(OSError):
-            temporary.write_bytes(data)
+            temporary.write_bytes(self.snapshot or b"")
             temporary.replace(self._directory / "snapshot")
 
     def push(self, event: Event) -> None:
@@ -269,6 +277,9 @@ class Shell:
         """Let go of the wire and the files."""
         if self._later:
             self._later.cancel()
+        if self._saving:
+            self._saving.cancel()
+            self._save()
         for capture in self.captures:
             capture.release()
         self.wire.close()
