@@ -75,7 +75,11 @@ class Peer:
         try:
             python = self._environment()
             done = subprocess.run(
-                [python, "-c", self.script, str(rounds)], capture_output=True, text=True, timeout=300, check=True
+                [python, "-c", self.script, str(rounds)],
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=True,
             )
             return Figures(**json.loads(done.stdout.strip().splitlines()[-1]))
         except subprocess.SubprocessError as error:
@@ -89,8 +93,13 @@ class Peer:
         python = place / "bin" / "python"
         if not (place / ".ready").exists():
             subprocess.run([_interpreter(self.python), "-m", "venv", place], check=True, capture_output=True)
-            install = [python, "-m", "pip", "install", "--quiet", self.package]
-            subprocess.run(install, check=True, capture_output=True, text=True, timeout=600)
+            uv = shutil.which("uv")
+            pip = (
+                [uv, "pip", "install", "--python", str(python)]
+                if uv
+                else [str(python), "-m", "pip", "install"]
+            )
+            subprocess.run([*pip, "--quiet", self.package], check=True, capture_output=True, timeout=600)
             (place / ".ready").touch()
         return python
 
