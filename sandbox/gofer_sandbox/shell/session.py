@@ -49,6 +49,7 @@ class Shell:
         self._loop = asyncio.get_running_loop()
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self.closed = False
         self._ready = False
         self._ended_at = 0.0
         self._snapshot_slow = False
@@ -231,7 +232,10 @@ class Shell:
         return outcome
 
     def _end(self, outcome: Outcome) -> None:
-        """Take the rest of the output, and put down that nothing runs."""
+        """Take the rest of the output, and put down that nothing runs; unless we have let go of it, and it
+        may well run on."""
+        if self.closed:
+            return
         with contextlib.suppress(OSError):
             self.wire.finish()
         self._on_output = None
@@ -274,7 +278,9 @@ class Shell:
         prune(self._directory / "output", self._limits.spools)
 
     def close(self) -> None:
-        """Let go of the wire and the files."""
+        """Let go of the wire and the files; who waits for a command learns that it is out of our hands."""
+        self.closed = True
+        self.push(Lost())
         if self._later:
             self._later.cancel()
         if self._saving:
