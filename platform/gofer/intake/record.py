@@ -164,14 +164,15 @@ def _repeat(connection: Connection, arrival: Arrival) -> Taken | None:
         ).first()
     if earlier is None:
         return None
-    dead = _dead_job(connection, earlier.conversation_id, earlier.message_seq)
-    if dead is None:
+    dead = _dead_jobs(connection, earlier.conversation_id, earlier.message_seq)
+    if not dead:
         return Taken("repeat", earlier.id, earlier.conversation_id, earlier.message_seq)
-    redrive(connection, dead, by=f"delivery:{arrival.parsed.delivery_id}")
-    log.record(
-        connection, "delivery.redriven", arrival.workspace_id, conversation_id=earlier.conversation_id,
-        delivery_id=earlier.id, data={"job": dead},
-    )  # fmt: skip
+    for job_id in dead:
+        redrive(connection, job_id, by=f"delivery:{arrival.parsed.delivery_id}")
+        log.record(
+            connection, "delivery.redriven", arrival.workspace_id, conversation_id=earlier.conversation_id,
+            delivery_id=earlier.id, data={"job": job_id},
+        )  # fmt: skip
     return Taken("redriven", earlier.id, earlier.conversation_id, earlier.message_seq, woke=True)
 
 
@@ -187,19 +188,18 @@ _SAME_BODY = (
 )
 
 
-def _dead_job(connection: Connection, conversation_id: str | None, seq: int | None) -> int | None:
-    """The job that gave up on a message, if its last word was death."""
+def _dead_jobs(connection: Connection, conversation_id: str | None, seq: int | None) -> list[int]:
+    """The jobs that gave up on a message: of each agent that took it up, the last one, if its last word was death."""
     if conversation_id is None or seq is None:
-        return None
+        return []
     query = (
-        select(jobs.c.id, jobs.c.state)
+        select(jobs.c.participant_id, jobs.c.id, jobs.c.state)
         .where(jobs.c.conversation_id == conversation_id, jobs.c.participant_id.is_not(None))
         .where(jobs.c.covers_from < seq, (jobs.c.covers_to >= seq) | jobs.c.covers_to.is_(None))
-        .order_by(jobs.c.id.desc())
-        .limit(1)
+        .order_by(jobs.c.id)
     )
-    row = connection.execute(query).first()
-    return int(row.id) if row is not None and row.state == JobState.DEAD else None
+    last = {row.participant_id: row for row in connection.execute(query)}
+    return [int(row.id) for row in last.values() if row.state == JobState.DEAD]
 
 
 _NEXT_SEQ = (
@@ -218,6 +218,10 @@ def _replaceable(connection: Connection, conversation_id: str, message: Incoming
         messages.c.conversation_id == conversation_id,
         messages.c.external_id == message.replaces,
         messages.c.admitted_at.is_(None),
+        # Given up on without being read: what is said about it now is new.
+        ~select(participants.c.id)
+        .where(participants.c.conversation_id == conversation_id, participants.c.read_seq >= messages.c.seq)
+        .exists(),
     )
     return connection.execute(query).scalar()
 
@@ -299,7 +303,7 @@ def _wake(
 ) -> bool:
     """Let every agent that hears this place take part, and wake those that it addresses."""
     woke = False
-    if message.control == "stop" and _may_stop(connection, arrival, message, conversation_id):
+    if message.control == "stop" and _may_stop(connection, arrival, message, conversation_id, seq):
         return cancel_conversation(connection, conversation_id, by=f"author:{message.author.id}") > 0
     heard = connection.execute(_ROUTES, {"workspace": arrival.workspace_id, "via": arrival.connection_id})
     for route in _first_per_agent(heard.all(), message):
@@ -311,7 +315,9 @@ def _wake(
     return woke
 
 
-def _may_stop(connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str) -> bool:
+def _may_stop(
+    connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str, seq: int
+) -> bool:
     """Whoever is paired here, or asked for what is being done; nobody else's stop stops anything."""
     author = {"who": message.author.id}
     paired = connection.execute(
@@ -319,7 +325,8 @@ def _may_stop(connection: Connection, arrival: Arrival, message: Incoming, conve
     ).first()
     return (
         paired is not None
-        or connection.execute(_ASKED, {**author, "conversation": conversation_id}).first() is not None
+        or connection.execute(_ASKED, {**author, "conversation": conversation_id, "stop": seq}).first()
+        is not None
     )
 
 
@@ -333,6 +340,7 @@ _ASKED = (
     .join(participants, participants.c.conversation_id == messages.c.conversation_id)
     .where(messages.c.conversation_id == bindparam("conversation"), messages.c.author == bindparam("who"))
     .where(messages.c.addressed, messages.c.seq > participants.c.read_seq)
+    .where(messages.c.seq < bindparam("stop"))
 )
 
 _ROUTES = (

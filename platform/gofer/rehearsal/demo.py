@@ -99,7 +99,9 @@ async def two_at_once(stage: Stage) -> AsyncIterator[Step]:
     settled = await _until_quiet(stage)
     replies = [reply for reply in stage.hello.ledger if reply.room == "workshop"]
     well = settled and 1 <= len(replies) <= 2 and replies[-1].to == "m4"
-    yield watch.step("both answered, one run at a time", well, replies[-1].text if replies else "no reply came")
+    yield watch.step(
+        "both answered, one run at a time", well, replies[-1].text if replies else "no reply came"
+    )
 
 
 async def a_lost_answer(stage: Stage) -> AsyncIterator[Step]:
@@ -171,4 +173,3 @@ async def _until_quiet(stage: Stage, patience: float = 20) -> bool:
             return not jobs
         await asyncio.sleep(0.02)
     return False
-

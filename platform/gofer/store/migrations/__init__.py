@@ -49,8 +49,8 @@ def known(revision: str) -> bool:
     return any(each.revision == revision for each in script.walk_revisions())
 
 
-def upgrade(connection: Connection) -> None:
-    """Bring the database to the newest version."""
+def upgrade(connection: Connection, to: str = "head") -> None:
+    """Bring the database to the newest version, or to an earlier one that it has not reached."""
     from alembic import command
 
-    command.upgrade(_config(connection), "head")
+    command.upgrade(_config(connection), to)
