@@ -350,7 +350,7 @@ class Integration:
         """Show that a message reached an agent (a reaction)."""
 
     async def show_progress(self, conversation: str, progress: Progress, shown: str, account: Account) -> str:
-        """Show that work goes on. `shown` is what an earlier call returned: the id of what is to be changed in place."""
+        """Show that work goes on; `shown` is what an earlier call returned: the id of what to change in place."""
         return shown
 
     async def clear_progress(self, conversation: str, shown: str, account: Account) -> None:
