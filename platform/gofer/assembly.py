@@ -16,6 +16,8 @@ from sqlalchemy import Connection, insert
 from gofer import __version__
 from gofer.accounts import Accounts
 from gofer.agent.answer import Answerer, apology
+from gofer.agent.models.keys import ModelKeys
+from gofer.agent.shells import Shells
 from gofer.intake.admit import Admitter
 from gofer.intake.polling import CATCH_UP, POLL, Poller, ensure_inflow
 from gofer.intake.receive import Gate, Intake, Refusals
@@ -39,7 +41,6 @@ from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 from gofer.vault.redaction import Redactor
 from gofer.vault.secret import Secret
-from gofer.vault.stored import all_secrets
 
 log = structlog.get_logger()
 
@@ -61,7 +62,6 @@ async def open_platform(
         await database.write(furnish)
         vault = await _open_vault(settings, database)
         redactor = redactor if redactor is not None else Redactor()
-        redactor.replace(await database.read(partial(all_secrets, vault=vault)))
         http = await stack.enter_async_context(httpx2.AsyncClient(timeout=settings.request_timeout))
         registry = Registry.installed()
         accounts = Accounts(
@@ -78,6 +78,7 @@ async def open_platform(
         platform = Platform(
             settings, owner, database, vault, redactor, registry, accounts, signals, intake, Refusals()
         )
+        await platform.reload_secrets()
         if roles:
             await database.write(partial(_announce, owner=owner, roles=roles))
             stack.push_async_callback(_farewell, platform)
@@ -85,7 +86,10 @@ async def open_platform(
             if database.dialect == "sqlite":
                 await database.write(expire_all_leases)
             await database.write(partial(start_inflow, platform=platform))
-            platform.worker = make_worker(platform)
+            shells = Shells(settings=settings, database=database)
+            await shells.start()
+            stack.push_async_callback(shells.stop)
+            platform.worker = make_worker(platform, http, shells)
             await platform.worker.start()
             stack.push_async_callback(platform.worker.stop)
         if "web" in roles:
@@ -121,13 +125,22 @@ def start_inflow(connection: Connection, platform: Platform) -> int:
     )
 
 
-def make_worker(platform: Platform) -> Worker:
+def make_worker(platform: Platform, http: httpx2.AsyncClient, shells: Shells) -> Worker:
     """A worker with a handler for every kind of job."""
     settings, database, vault = platform.settings, platform.database, platform.vault
     admitter = Admitter(
         database=database, vault=vault, accounts=platform.accounts, redactor=platform.redactor
     )
-    answerer = Answerer(database=database, vault=vault, accounts=platform.accounts, admitter=admitter)
+    answerer = Answerer(
+        settings=settings,
+        database=database,
+        vault=vault,
+        accounts=platform.accounts,
+        admitter=admitter,
+        redactor=platform.redactor,
+        shells=shells,
+        keys=ModelKeys(settings=settings, database=database, vault=vault, http=http),
+    )
     outbox = Outbox(
         database=database,
         vault=vault,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from urllib.parse import urlsplit
 
 from gofer.accounts import Accounts
 from gofer.intake.receive import Intake, Refusals
@@ -14,6 +15,7 @@ from gofer.settings import Settings
 from gofer.store.database import Database
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
+from gofer.vault.secret import Secret
 from gofer.vault.stored import all_secrets
 
 
@@ -37,4 +39,17 @@ class Platform:
     async def reload_secrets(self) -> None:
         """After a secret or connection changed: forget what was read and mask the new value from now on."""
         self.accounts.forget()
-        self.redactor.replace(await self.database.read(partial(all_secrets, vault=self.vault)))
+        stored = await self.database.read(partial(all_secrets, vault=self.vault))
+        self.redactor.replace({**secrets_of_settings(self.settings), **stored})
+
+
+def secrets_of_settings(settings: Settings) -> dict[str, Secret]:
+    """What came by the environment and must not be shown either."""
+    given = {
+        "anthropic_key": settings.anthropic_key,
+        "openai_key": settings.openai_key,
+        "database_password": urlsplit(settings.database_url).password or "",
+        "redis_password": urlsplit(settings.redis_url).password or "",
+        **{f"master_key_{number}": key for number, key in enumerate(settings.master_key.split(","))},
+    }
+    return {name: Secret(value.strip()) for name, value in given.items() if value.strip()}

@@ -73,6 +73,30 @@ class Settings(BaseSettings):
         ge=0,
         description="Seconds finished jobs, their events and old deliveries are kept.",
     )
+    anthropic_key: str = Field(
+        default="",
+        repr=False,
+        description="A key for Anthropic's API; better kept in the vault as anthropic_key.",
+    )
+    anthropic_base_url: str = Field(default="", description="Another address that speaks Anthropic's API.")
+    openai_key: str = Field(
+        default="", repr=False, description="A key for an OpenAI-compatible server; better kept in the vault."
+    )
+    openai_base_url: str = Field(
+        default="", description="An OpenAI-compatible server, e.g. http://127.0.0.1:11434/v1."
+    )
+    sandbox: Literal["bubblewrap", "unconfined", "off"] = Field(
+        default="bubblewrap",
+        description="Where commands run. unconfined is for development: no isolation at all.",
+    )
+    sandbox_hosts: str = Field(
+        default="",
+        description="Hosts a shell may reach, separated by commas; * before a dot for all below. None.",
+    )
+    keep_shells: bool = Field(
+        default=True,
+        description="Whether shells live on while the server is down, to be found again by the next.",
+    )
     timezone: str = Field(default="UTC", description="The workspace's time zone, e.g. Europe/Berlin.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="How much to log."
@@ -121,6 +145,11 @@ class Settings(BaseSettings):
         return None
 
     @property
+    def sandbox_host_list(self) -> tuple[str, ...]:
+        """The hosts a shell may reach."""
+        return tuple(host.strip().lower() for host in self.sandbox_hosts.split(",") if host.strip())
+
+    @property
     def socket_path(self) -> Path:
         """Where a running server listens for the command line."""
         return self.data_dir / "gofer.sock"
@@ -155,6 +184,8 @@ class _FileVariables(PydanticBaseSettingsSource):
         if not path:
             return None, field_name, False
         try:
+            if field_name == "master_key":
+                _refuse_open_file(Path(path))
             return Path(path).read_text(encoding="utf-8").strip(), field_name, False
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{PREFIX}{field_name.upper()}_FILE cannot be read: {error}.") from error
@@ -165,6 +196,12 @@ class _FileVariables(PydanticBaseSettingsSource):
             for name, field in self.settings_cls.model_fields.items()
         }
         return {name: value for name, value in found.items() if value is not None}
+
+
+def _refuse_open_file(path: Path) -> None:
+    """A master key that others can read is none. Containers mount secrets as 0444 where only they see them."""
+    if path.stat().st_mode & 0o077 and not path.resolve().is_relative_to("/run/secrets"):
+        raise ConfigError(f"Others may read the master key in {path}. Run: chmod 600 {path}")
 
 
 def load_settings(**overrides: Any) -> Settings:

@@ -1,1 +1,48 @@
-"""A sandboxed shell that stays alive between commands."""
+"""A sandboxed shell that stays alive between commands, cannot be broken, and cannot get out.
+
+async with Sandbox() as sandbox:
+    result = await sandbox.run("cd src && make", timeout=60)
+    print(result.exit_code, result.output, result.cwd)
+    record = sandbox.record.to_json()       # later: await Sandbox.attach(Record.from_json(record))
+"""
+
+from gofer_sandbox.bubblewrap import Bubblewrap
+from gofer_sandbox.errors import (
+    InvalidInput,
+    IsolationUnavailable,
+    SandboxClosed,
+    SandboxError,
+    SandboxGone,
+    SandboxOwned,
+    StartFailed,
+)
+from gofer_sandbox.levels import Level
+from gofer_sandbox.limits import Limits
+from gofer_sandbox.provider import Box, Capabilities, Feature, Gate, Provider, Report
+from gofer_sandbox.record import Record, Reference
+from gofer_sandbox.result import Page, Result
+from gofer_sandbox.sandbox import Sandbox
+
+__all__ = [
+    "Box",
+    "Bubblewrap",
+    "Capabilities",
+    "Feature",
+    "Gate",
+    "InvalidInput",
+    "IsolationUnavailable",
+    "Level",
+    "Limits",
+    "Page",
+    "Provider",
+    "Record",
+    "Reference",
+    "Report",
+    "Result",
+    "Sandbox",
+    "SandboxClosed",
+    "SandboxError",
+    "SandboxGone",
+    "SandboxOwned",
+    "StartFailed",
+]

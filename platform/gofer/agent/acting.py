@@ -73,7 +73,7 @@ class Acting:
             await self._finish(call, ran, int((time.monotonic() - begin) * 1000))
             return None
         data = {"call_id": call.id, "text": question.text, "choices": list(question.choices)}
-        await self._record("question.asked", {**data, "expires_after": question.expires_after}, parent)
+        await self._record("run.asked", {**data, "expires_after": question.expires_after}, parent)
         return self._asked(call)
 
     def _surroundings(self) -> Surroundings:

@@ -1,27 +1,37 @@
-"""The answer job: read what is unread, have it admitted, answer it.
-
-Until an agent is configured with a model, the answer is the offline one: it says what it is and what it heard.
-"""
+"""The answer job: lend the loop what it needs, run it, and turn its end into the end of the job."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from sqlalchemy import Connection, select
 
 from gofer.accounts import Accounts
+from gofer.agent.agents import Agents, AgentSpec
+from gofer.agent.build import Ports, build
+from gofer.agent.conversation import Covers
+from gofer.agent.models.keys import ModelKeys
+from gofer.agent.outcome import Answered, Asked, Failed, Stopped
+from gofer.agent.outcome import Outcome as End
+from gofer.agent.ports import FilesIn, StoreBlobs, StoreHistory, StoreInbox, StoreJournal, StoreQuestions
+from gofer.agent.prices import load_prices
+from gofer.agent.shells import Shells
+from gofer.agent.spending import StoreLedger, cost_of_job
+from gofer.agent.tools.builtin import builtin_tools
+from gofer.agent.tools.registry import plugin_tools
 from gofer.crash import crash_point
-from gofer.errors import NotFound, Temporary
+from gofer.errors import ConfigError, NotFound, Temporary
 from gofer.intake.admit import Admitter, Read, unread
-from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Retry, Snooze
+from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
+from gofer.settings import Settings
 from gofer.store.database import Database
-from gofer.store.tables import Trust, bindings, messages
+from gofer.store.tables import Trust, agents, bindings, messages
+from gofer.tool import Shell, Tool
 from gofer.vault.envelope import Vault
-
-OFFLINE = "I am Gofer without a model: I can show that your message arrived, and no more. You said: {text}"
+from gofer.vault.redaction import Redactor
 
 SAYINGS = {
     "cancelled": "Stopped, as asked.",
@@ -29,55 +39,158 @@ SAYINGS = {
     "internal": "Something went wrong on my side and trying again did not help. The operator can see the details.",
 }
 GIVEN_UP = "I had to give this up ({reason})."
+WAIT_FOR_PROVIDER = 30.0
 
 
 class Answerer:
     """Answers conversations. `handle` is the handler of answer jobs."""
 
-    def __init__(self, *, database: Database, vault: Vault, accounts: Accounts, admitter: Admitter) -> None:
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        database: Database,
+        vault: Vault,
+        accounts: Accounts,
+        admitter: Admitter,
+        redactor: Redactor,
+        shells: Shells,
+        keys: ModelKeys,
+    ) -> None:
+        self._settings = settings
         self._database = database
         self._vault = vault
         self._accounts = accounts
         self._admitter = admitter
+        self._redactor = redactor
+        self._shells = shells
+        self._keys = keys
+        self._agents = Agents(settings.data_dir / "agents")
 
     async def handle(self, run: Run) -> Outcome:
-        """One run: everything unread gets one answer."""
+        """One run of the loop, from the journal if an earlier worker began it."""
         claim = run.claim
         crash_point("run.started")
         try:
-            found = await self._database.read(
-                partial(unread, vault=self._vault, claim=claim, after=claim.covers_from)
-            )
-            admitted = await self._admitter.admit(claim, found)
+            asker = await self._asker(claim)
+            if asker is None:
+                return Done(included_to=await self._last_unread(claim))
+            return await self._run(run, asker)
         except Temporary as error:
             if error.retry_after is not None:
                 return Snooze(error.retry_after, error.reason)
-            return Retry(error.reason)
+            return Retry(
+                error.reason, drafts=await self._drafts(claim, None, GIVEN_UP.format(reason=error.reason))
+            )
+        except ConfigError as error:
+            return Dead("config", drafts=await self._drafts(claim, None, f"I am not set up right: {error}"))
         except NotFound:
             return Dead("purged")
-        crash_point("run.admitted")
-        if not admitted:
-            return Done(included_to=claim.covers_to)
-        included_to = admitted[-1].seq
-        wanting = [read for read in admitted if read.message.addressed and read.trust is not Trust.STRANGER]
-        if not wanting:
-            return Done(included_to=included_to)
-        drafts = await self._answer(claim, wanting)
-        crash_point("run.answered")
-        return Done(drafts=drafts, included_to=included_to)
 
-    async def _answer(self, claim: Claim, wanting: Sequence[Read]) -> tuple[Draft, ...]:
-        last = wanting[-1]
-        text = OFFLINE.format(text="\n".join(read.message.text for read in wanting))
-        assert last.connection_id is not None
-        connected = await self._accounts.get(last.connection_id)
-        binding = await self._database.read(
-            partial(binding_of, claim=claim, connection_id=last.connection_id)
+    async def _asker(self, claim: Claim) -> Read | None:
+        """The last message from somebody known that wants an answer; without one there is no run at all."""
+        found = await self._database.read(
+            partial(unread, vault=self._vault, claim=claim, after=claim.covers_from)
         )
-        if binding is None:
+        admitted = await self._admitter.admit(claim, found)
+        crash_point("run.admitted")
+        known = [
+            read for read in admitted if read.message.addressed and read.trust in (Trust.OWNER, Trust.MEMBER)
+        ]
+        return known[-1] if known else None
+
+    async def _last_unread(self, claim: Claim) -> int | None:
+        found = await self._database.read(
+            partial(unread, vault=self._vault, claim=claim, after=claim.covers_from)
+        )
+        return found[-1].seq if found else claim.covers_to
+
+    async def _run(self, run: Run, asker: Read) -> Outcome:
+        claim = run.claim
+        spec = await self._spec(claim)
+        catalogue = await self._keys.catalogue(claim.workspace_id)
+        model = catalogue.model(spec.model, fallback=spec.fallback, thinking=spec.thinking)
+        async with self._shells.lend(claim, asker.trust) as shell:
+            ports = self._ports(run, shell)
+            prices = load_prices(self._settings.data_dir / "prices.toml")
+            loop = await build(spec, model, await self._tools(asker), prices, ports)
+            end = await loop.run()
+        crash_point("run.answered")
+        return await self._outcome(claim, asker, end)
+
+    async def _spec(self, claim: Claim) -> AgentSpec:
+        """The agent as its file says now, or as a fresh install has it."""
+        name = await self._database.read(
+            lambda connection: connection.execute(
+                select(agents.c.name).where(agents.c.id == claim.agent_id)
+            ).scalar()
+        )
+        try:
+            return self._agents.get(str(name))
+        except NotFound:
+            return AgentSpec(name=str(name))
+
+    async def _tools(self, asker: Read) -> list[Tool[Any]]:
+        tools = [*builtin_tools(), *plugin_tools()]
+        if asker.connection_id is not None:
+            connected = await self._accounts.get(asker.connection_id)
+            tools += connected.integration.tools(connected.account)
+        return tools
+
+    def _ports(self, run: Run, shell: Shell | None) -> Ports:
+        claim = run.claim
+        database, vault = self._database, self._vault
+        files = FilesIn(database, vault, claim, shell.write if shell is not None else None)
+        return Ports(
+            journal=StoreJournal(database, vault, claim),
+            inbox=StoreInbox(database, vault, admitter=self._admitter, run=run, files=files),
+            history=StoreHistory(database, vault, claim),
+            questions=StoreQuestions(database, vault, claim),
+            ledger=StoreLedger(database=database, claim=claim, timezone=self._settings.timezone),
+            blobs=StoreBlobs(database, vault, str(claim.conversation_id)),
+            covers=Covers(read_seq=claim.covers_from),
+            shell=shell,
+            mask=self._redactor.redact,
+        )
+
+    async def _outcome(self, claim: Claim, asker: Read, end: End) -> Outcome:
+        cost = await self._cost(claim)
+        match end:
+            case Answered(text, included_to):
+                return Done(await self._drafts(claim, asker, text, "final"), included_to, cost)
+            case Asked(call_id, question, _):
+                choices = "".join(f"\n- {choice}" for choice in question.choices)
+                drafts = await self._drafts(claim, asker, question.text + choices, "note")
+                return Wait(
+                    question.text, call_id, asker.message.author.id, question.expires_after, drafts, cost
+                )
+            case Stopped("user.stop", _, text, included_to):
+                return Cancel("cancelled", await self._drafts(claim, asker, text), included_to, cost)
+            case Stopped(_, _, text, included_to):
+                return Done(await self._drafts(claim, asker, text, "final"), included_to, cost)
+            case Failed(reason, _, _, retry_after, waiting) if waiting:
+                return Snooze(retry_after or WAIT_FOR_PROVIDER, reason, cost)
+            case Failed(reason, sentence, included_to, retry_after):
+                return Retry(
+                    reason, retry_after, await self._drafts(claim, asker, sentence), included_to, cost
+                )
+
+    async def _cost(self, claim: Claim) -> float:
+        return await self._database.read(partial(cost_of_job, job_id=claim.id))
+
+    async def _drafts(
+        self, claim: Claim, asker: Read | None, text: str, kind: Any = "error"
+    ) -> tuple[Draft, ...]:
+        """A reply to whoever asked, in parts their service can take."""
+        connection_id = asker.connection_id if asker is not None else claim.connection_id
+        binding = await self._database.read(partial(binding_of, claim=claim, connection_id=connection_id))
+        if binding is None or connection_id is None:
             return ()
+        connected = await self._accounts.get(connection_id)
         parts = tuple(connected.integration.split(text))
-        return (Draft(binding, parts, reply_to=last.message.external_id, facts=last.message.facts),)
+        if asker is None:
+            return (Draft(binding, parts, kind),)
+        return (Draft(binding, parts, kind, asker.message.external_id, asker.message.facts),)
 
 
 def binding_of(connection: Connection, claim: Claim, connection_id: str | None) -> str | None:

@@ -33,7 +33,7 @@ KINDS: Mapping[str, Kind] = {
     # … and after. A call that is refused has only this one.
     "tool.finished": Kind(1, frozenset({"content", "images", "details", "more"})),
     # The run waits for a person.
-    "question.asked": Kind(1, frozenset({"text", "choices"})),
+    "run.asked": Kind(1, frozenset({"text", "choices"})),
     # Declared compaction points, the only places where the prompt's prefix changes.
     "context.cleared": Kind(1),
     "context.checkpoint": Kind(1, frozenset({"summary", "rules"})),

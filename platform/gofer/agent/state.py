@@ -28,7 +28,7 @@ class Call:
     result: dict[str, Any] | None = None
     """The data of its `tool.finished`."""
     asked: dict[str, Any] | None = None
-    """The data of its `question.asked`."""
+    """The data of its `run.asked`."""
 
 
 @dataclass(slots=True)
@@ -264,7 +264,7 @@ _APPLY: dict[str, Callable[[State, Event], None]] = {
     "turn.finished": _turn_finished,
     "tool.started": _tool_started,
     "tool.finished": _tool_finished,
-    "question.asked": _question_asked,
+    "run.asked": _question_asked,
     "context.cleared": _cleared,
     "context.checkpoint": _checkpoint,
     "run.warned": _warned,

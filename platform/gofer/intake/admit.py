@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, select, update
 
 from gofer.accounts import Accounts
 from gofer.errors import NotFound, Permanent
-from gofer.intake.content import open_message, seal_message
-from gofer.integration import Admission, Attachment, Incoming, Role, Unread
+from gofer.integration import Admission, Attachment, File, Incoming, Role, Unread
 from gofer.jobs.queue import Claim
 from gofer.outbox.ledger import hold
 from gofer.store import events as log
+from gofer.store.blobs import put_blob
 from gofer.store.clock import now
+from gofer.store.content import open_message, seal_message
 from gofer.store.database import Database
 from gofer.store.sealing import conversation_key
-from gofer.store.tables import Trust, blobs, conversations, identities, messages, principals
-from gofer.vault.envelope import Vault, aad
+from gofer.store.tables import Trust, conversations, identities, messages, principals
+from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
 
 BLOB_REF = "blob:"
@@ -131,7 +131,7 @@ def _store(connection: Connection, vault: Vault, claim: Claim, read: Read, admis
     if current.trust is not Trust.UNKNOWN:
         return current
     key = conversation_key(connection, vault, conversation_id)
-    kept = [_keep_file(connection, key, conversation_id, file) for file in admission.files]
+    kept = [_keep_file(connection, vault, conversation_id, file) for file in admission.files]
     message = dataclasses.replace(
         current.message,
         text=current.message.text if admission.text is None else admission.text,
@@ -150,29 +150,6 @@ def _store(connection: Connection, vault: Vault, claim: Claim, read: Read, admis
     return Read(read.seq, message, trust, read.connection_id)
 
 
-def _keep_file(connection: Connection, key: Any, conversation_id: str, file: Any) -> Attachment:
-    digest = hashlib.sha256(file.content).hexdigest()
-    known = select(blobs.c.hash).where(blobs.c.conversation_id == conversation_id, blobs.c.hash == digest)
-    if connection.execute(known).first() is None:
-        connection.execute(
-            insert(blobs).values(
-                conversation_id=conversation_id,
-                hash=digest,
-                media_type=file.media_type,
-                size=len(file.content),
-                sealed=key.seal(file.content, aad("blob", conversation_id, digest)),
-                created_at=now(),
-            )
-        )
+def _keep_file(connection: Connection, vault: Vault, conversation_id: str, file: File) -> Attachment:
+    digest = put_blob(connection, vault, conversation_id, file.content, file.media_type)
     return Attachment(BLOB_REF + digest, file.name, file.media_type, len(file.content))
-
-
-def read_blob(connection: Connection, vault: Vault, conversation_id: str, digest: str) -> bytes:
-    """A blob's bytes; raises NotFound."""
-    query = select(blobs.c.sealed).where(blobs.c.conversation_id == conversation_id, blobs.c.hash == digest)
-    sealed = connection.execute(query).scalar()
-    if sealed is None:
-        raise NotFound(f"There is no blob {digest[:12]}….")
-    return conversation_key(connection, vault, conversation_id).open(
-        sealed, aad("blob", conversation_id, digest)
-    )

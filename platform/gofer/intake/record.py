@@ -14,12 +14,13 @@ from typing import Any, Literal
 from sqlalchemy import Connection, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from gofer.intake.content import seal_message
+from gofer.crash import crash_point
 from gofer.integration import Incoming, Parsed
 from gofer.jobs.conclude import lock_conversation
 from gofer.jobs.steer import cancel_conversation, redrive, wake_participant
 from gofer.store import events as log
 from gofer.store.clock import now
+from gofer.store.content import seal_message
 from gofer.store.ids import new_id
 from gofer.store.sealing import conversation_key
 from gofer.store.tables import (
@@ -92,6 +93,7 @@ def take_in(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
         data={"connection": arrival.connection_id, "event": arrival.parsed.event, "source": arrival.source,
               "seq": seq, "addressed": message.addressed},
     )  # fmt: skip
+    crash_point("intake.recorded")
     return Taken("accepted", delivery_id, conversation_id, seq, woke)
 
 

@@ -13,15 +13,18 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, case, func, insert, select, update
 
 from gofer.errors import Fenced
+from gofer.integration import Author, Incoming
 from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import SERVICE, Claim, lock_lane, submit
 from gofer.store import events as log
 from gofer.store.clock import now
+from gofer.store.content import seal_message
 from gofer.store.ids import new_id
 from gofer.store.sealing import conversation_key, seal
 from gofer.store.tables import (
     LIVE,
     JobState,
+    Trust,
     attempts,
     bindings,
     conversations,
@@ -32,7 +35,7 @@ from gofer.store.tables import (
     questions,
     replies,
 )
-from gofer.vault.envelope import Vault
+from gofer.vault.envelope import DataKey, Vault
 
 FIRST_BACKOFF, MOST_BACKOFF = 2.0, 600.0
 
@@ -250,7 +253,46 @@ def _plan_replies(connection: Connection, vault: Vault, claim: Claim, outcome: O
             data={"job": claim.id, "kind": draft.kind, "parts": total},
         )  # fmt: skip
         woke |= ensure_delivery(connection, claim.workspace_id, claim.conversation_id, draft.binding_id)
+        _remember(connection, key, claim, draft)
     return woke
+
+
+def _remember(connection: Connection, key: DataKey, claim: Claim, draft: Draft) -> None:
+    """What an agent says is part of the conversation too: kept as a message that wakes nobody."""
+    if claim.agent_id is None or claim.conversation_id is None:
+        return
+    seq = int(connection.execute(_NEXT_SEQ, {"conversation": claim.conversation_id}).scalar_one())
+    author = Author(agent_author(claim.agent_id), is_bot=True)
+    message = Incoming(
+        conversation="", author=author, text="".join(draft.parts), addressed=False, event="reply"
+    )
+    connection.execute(
+        insert(messages).values(
+            conversation_id=claim.conversation_id,
+            seq=seq,
+            author=author.id,
+            addressed=False,
+            trust=Trust.MEMBER,
+            event=message.event,
+            external_id="",
+            sealed=seal_message(key, claim.conversation_id, seq, message),
+            admitted_at=now(),
+            created_at=now(),
+        )
+    )
+
+
+_NEXT_SEQ = (
+    update(conversations)
+    .where(conversations.c.id == bindparam("conversation"))
+    .values(last_seq=conversations.c.last_seq + 1)
+    .returning(conversations.c.last_seq)
+)
+
+
+def agent_author(agent_id: str) -> str:
+    """How an agent is named as the author of a message."""
+    return f"agent:{agent_id}"
 
 
 def _last_part(connection: Connection, job_id: int, kind: str) -> int:
@@ -349,8 +391,11 @@ ANSWER = "answer"
 def ensure_answer(connection: Connection, participant_id: str) -> bool:
     """Make the participant's next job if it is wanted and has none. The caller holds the conversation's lock."""
     row = connection.execute(_WANTED, {"who": participant_id}).one_or_none()
-    if row is None or connection.execute(_LANE_LIVE, {"lane_": participant_id}).first() is not None:
+    if row is None:
         return False
+    if connection.execute(_LANE_LIVE, {"lane_": participant_id}).first() is not None:
+        # Whoever writes while a question is open is heard: the run goes on and sees what was written.
+        return connection.execute(_STOP_WAITING, {"lane_": participant_id}).rowcount > 0
     submit(
         connection,
         workspace_id=row.workspace_id,
@@ -368,6 +413,11 @@ def ensure_answer(connection: Connection, participant_id: str) -> bool:
     return True
 
 
+_STOP_WAITING = (
+    update(jobs)
+    .where(jobs.c.lane == bindparam("lane_"), in_state(JobState.WAITING))
+    .values(state=JobState.READY, run_at=now())
+)
 _WANTED = (
     select(participants, conversations.c.workspace_id)
     .join(conversations, conversations.c.id == participants.c.conversation_id)
@@ -389,6 +439,7 @@ def _ask(connection: Connection, vault: Vault, claim: Claim, wait: Wait) -> None
         insert(questions).values(
             id=question_id,
             job_id=claim.id,
+            call_id=wait.call_id,
             conversation_id=claim.conversation_id,
             asked_of=wait.asked_of,
             sealed=sealed,
@@ -397,6 +448,6 @@ def _ask(connection: Connection, vault: Vault, claim: Claim, wait: Wait) -> None
         )
     )
     log.record(
-        connection, "question.asked", claim.workspace_id, conversation_id=claim.conversation_id,
+        connection, "job.waiting", claim.workspace_id, conversation_id=claim.conversation_id,
         data={"job": claim.id, "question": question_id},
     )  # fmt: skip

@@ -55,6 +55,8 @@ class Wait:
     """A person has to answer first. The job holds neither lease nor slot until then."""
 
     question: str
+    call_id: str = ""
+    """The tool call that asks."""
     asked_of: str = ""
     expires_after: float | None = None
     drafts: tuple[Draft, ...] = ()

@@ -44,10 +44,11 @@ class Claim:
 def lock_lane(connection: Connection, lane: str) -> None:
     """Hold a lane that has no conversation row to lock, until the transaction ends. SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
-        connection.execute(_ADVISORY, {"key": zlib.crc32(lane.encode())})
+        connection.execute(_ADVISORY, {"key": zlib.crc32(lane.encode()) - 2**31})
 
 
-_ADVISORY = text("SELECT pg_advisory_xact_lock(7301, :key - 2147483648)")
+# Postgres takes two signed 32-bit numbers, and has to be told that this is one.
+_ADVISORY = text("SELECT pg_advisory_xact_lock(7301, CAST(:key AS integer))")
 
 
 def submit(

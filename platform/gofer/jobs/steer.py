@@ -109,32 +109,27 @@ def redrive(connection: Connection, job_id: int, *, by: str) -> JobState:
     return state
 
 
-def answer(connection: Connection, vault: Vault, question_id: str, text: str, *, by: str) -> int:
+def answer(
+    connection: Connection, vault: Vault, question_id: str, text: str, *, by: str, trust: str = "owner"
+) -> int:
     """Answer a Question; its job becomes ready. Returns the job's id."""
     question = connection.execute(select(questions).where(questions.c.id == question_id)).one_or_none()
     if question is None:
         raise NotFound(f"There is no question {question_id}.")
     row = _hold(connection, question.job_id)
+    said = {"text": text, "by": by, "trust": trust}
+    sealed = None
+    if row.conversation_id is not None:
+        sealed = seal(conversation_key(connection, vault, row.conversation_id), said, "answer", question_id)
     settled = connection.execute(
         update(questions)
         .where(questions.c.id == question_id, questions.c.answered_at.is_(None))
-        .values(
-            answered_at=now(),
-            answer=_sealed_answer(connection, vault, row.conversation_id, question_id, text),
-        )
+        .values(answered_at=now(), answer=sealed)
     )
     if settled.rowcount != 1 or row.state != JobState.WAITING:
         raise Conflict("That question is no longer open.")
     _wake_waiting(connection, row.id, "question.answered", {"question": question_id, "by": by})
     return int(row.id)
-
-
-def _sealed_answer(
-    connection: Connection, vault: Vault, conversation_id: str | None, question_id: str, text: str
-) -> bytes | None:
-    if conversation_id is None:
-        return None
-    return seal(conversation_key(connection, vault, conversation_id), text, "answer", question_id)
 
 
 def _wake_waiting(connection: Connection, job_id: int, kind: str, data: dict[str, Any]) -> None:

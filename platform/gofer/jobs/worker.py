@@ -39,7 +39,7 @@ class Run:
 Handler = Callable[[Run], Awaitable[Outcome]]
 """Does one kind of job. Contract: whatever it raises becomes a retry."""
 
-CANCEL_GRACE = 1.0
+CANCEL_GRACE = 1.8
 RENEWALS_PER_LEASE = 3
 TIDY_EVERY = 15
 """Poll intervals between two rounds of tidying."""

@@ -115,17 +115,24 @@ class Anthropic:
         if (error := self._unauthorised(request)) is not None:
             return error
         body = json.loads(await request.body())
-        if found := problems(body, self._signatures):
-            self.refused.append(found)
+        if found := self.check(body):
             return _error(400, "invalid_request_error", "; ".join(found))
-        self.received.append(body)
-        reply = self._next(body)
+        reply = self.next(body)
         if (early := _early(reply)) is not None:
             return early
         stream = self._stream(body, reply)
         return StreamingResponse(
             stream, media_type="text/event-stream", headers={"request-id": "req_rehearsal"}
         )
+
+    def check(self, body: dict[str, Any]) -> list[str]:
+        """What is wrong with a request; it goes into one ledger or the other."""
+        found = problems(body, self._signatures)
+        if found:
+            self.refused.append(found)
+        else:
+            self.received.append(body)
+        return found
 
     def _unauthorised(self, request: Request) -> Response | None:
         sent = request.headers.get("authorization", "").removeprefix("Bearer ") or request.headers.get(
@@ -137,7 +144,8 @@ class Anthropic:
             return _error(400, "invalid_request_error", "anthropic-version: header is required")
         return None
 
-    def _next(self, body: Mapping[str, Any]) -> Reply:
+    def next(self, body: Mapping[str, Any]) -> Reply:
+        """What the script says to a request."""
         self._answered += 1
         if callable(self.script):
             return self.script(body)
@@ -148,7 +156,7 @@ class Anthropic:
     async def _stream(self, body: Mapping[str, Any], reply: Reply) -> AsyncIterator[bytes]:
         self.open_streams += 1
         try:
-            for event in self._events(body, reply):
+            for event in self.events(body, reply):
                 if event == "reset":
                     raise ConnectionResetError
                 if event == "stall":
@@ -158,7 +166,8 @@ class Anthropic:
         finally:
             self.open_streams -= 1
 
-    def _events(self, body: Mapping[str, Any], reply: Reply) -> Iterator[Any]:
+    def events(self, body: Mapping[str, Any], reply: Reply) -> Iterator[Any]:
+        """The stream of one answer, event by event."""
         usage = self._count(body)
         message = {
             "id": f"msg_{self._answered:06}", "type": "message", "role": "assistant", "model": body["model"],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, get_type_hints
@@ -14,6 +15,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 MOST_MARKS = 4
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 UNWANTED = {"temperature", "top_p", "top_k"}
 IMAGE_MAGIC = {
     "image/png": (b"\x89PNG\r\n\x1a\n",),
@@ -198,6 +200,8 @@ def _blocks(messages: list[dict[str, Any]], signatures: Mapping[str, str]) -> It
 def _block(block: Mapping[str, Any], place: str, signatures: Mapping[str, str]) -> Iterator[str]:
     if block["type"] == "text" and not block["text"].strip():
         yield f"{place}: text content blocks must be non-empty"
+    if block["type"] == "tool_use" and not NAME.fullmatch(block["name"]):
+        yield f"{place}.tool_use.name: String should match pattern '{NAME.pattern}'"
     if block["type"] == "image" and block["source"]["type"] == "base64":
         yield from _image(block["source"], place)
     if block["type"] == "thinking" and signatures.get(block["signature"]) != block["thinking"]:

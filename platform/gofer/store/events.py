@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ KINDS: dict[str, str] = {
     "attempt.started": "A worker claimed the job.",
     "attempt.finished": "A worker's try ended; the outcome says how.",
     "attempt.lost": "A worker went silent past its lease; the job goes to another.",
-    "question.asked": "The job waits for a person.",
+    "job.waiting": "The job waits for a person.",
     "question.answered": "The person answered.",
     "question.expired": "Nobody answered in time.",
     "reply.planned": "A reply was put into the ledger.",
@@ -111,13 +111,14 @@ def append(
     kind: str,
     version: int = 1,
     data: Mapping[str, Any] | None = None,
-    sealed: bytes | None = None,
+    seal: Callable[[int], bytes] | None = None,
     parent_id: int | None = None,
 ) -> tuple[int, int]:
     """Append an event of a running job; returns its id and number, raises Fenced when the job has another owner.
 
-    Taking the number updates the job's row first, and that lock is what makes the fence hold: an
-    `INSERT … WHERE EXISTS` would race with a takeover under READ COMMITTED.
+    Words are sealed by `seal`, which is given the number they are bound to. Taking the number updates the job's
+    row first, and that lock is what makes the fence hold: an `INSERT … WHERE EXISTS` would race with a takeover
+    under READ COMMITTED.
     """
     row = connection.execute(_NUMBER, {"job": job_id, "holder": owner, "held": fence}).one_or_none()
     if row is None:
@@ -133,7 +134,7 @@ def append(
         "seq": row.event_seq,
         "fence": fence,
         "data": dict(data or {}),
-        "sealed": sealed,
+        "sealed": seal(row.event_seq) if seal is not None else None,
     }
     event_id = connection.execute(
         _INSERT[connection.dialect.name].returning(events.c.id), values

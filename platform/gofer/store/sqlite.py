@@ -241,6 +241,8 @@ def _engine(path: Path, *, writes: bool) -> Engine:
             dbapi.execute("PRAGMA journal_mode=WAL")
             dbapi.execute("PRAGMA synchronous=FULL")
             dbapi.execute("PRAGMA foreign_keys=ON")
+            # A purged key must not linger in the pages it was on.
+            dbapi.execute("PRAGMA secure_delete=FAST")
         else:
             dbapi.execute("PRAGMA query_only=ON")
         dbapi.execute("PRAGMA temp_store=MEMORY")

@@ -1,7 +1,7 @@
 """The tables: one class per noun of the glossary, one sentence per column that needs one.
 
 Times are seconds since 1970 by the database's clock. Columns called `sealed` hold bytes encrypted with the
-conversation's data key, so that purging the key purges them wherever they are, backups included.
+conversation's data key, so that purging the key purges them wherever they are, later backups included.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any, cast
 from sqlalchemy import (
     JSON,
     BigInteger,
-    Boolean,
     Column,
     ColumnElement,
     ForeignKey,
@@ -61,11 +60,12 @@ FINAL = (JobState.DONE, JobState.DEAD, JobState.CANCELLED)
 
 
 def in_state(*states: JobState) -> ColumnElement[bool]:
-    """A condition on a job's state, spelled out: a bound parameter would hide the partial indexes from planners."""
+    """A condition on a job's state, spelled out: a bound parameter would hide the partial indexes from planners.
+
+    Without a type, because SQLite's dialect compares a Boolean with 1, which hides them as well.
+    """
     quoted = ",".join(f"'{state}'" for state in states)
-    return literal_column(
-        f"job.state = {quoted}" if len(states) == 1 else f"job.state IN ({quoted})", Boolean
-    )
+    return literal_column(f"job.state = {quoted}" if len(states) == 1 else f"job.state IN ({quoted})")
 
 
 class ReplyState(StrEnum):
@@ -81,7 +81,7 @@ class ReplyState(StrEnum):
     """Will not be sent; `reason` says why."""
 
 
-IS_UNSENT: ColumnElement[bool] = literal_column("reply.state IN ('planned','placed')", Boolean)
+IS_UNSENT: ColumnElement[bool] = literal_column("reply.state IN ('planned','placed')")
 """Spelled out for the planner, like `in_state`."""
 
 
@@ -299,7 +299,7 @@ class Message(SQLModel, table=True):
     external_id: str = ""
     """This message's id at the service; replies and edits refer to it."""
     sealed: bytes | None = _bytes(nullable=True)
-    """Text, author's name, attachments and facts, as `gofer.intake.content` writes them."""
+    """Text, author's name, attachments and facts, as `gofer.store.content` writes them."""
     admitted_at: float | None = None
     created_at: float
 
@@ -333,6 +333,8 @@ class Participant(SQLModel, table=True):
     epoch_seq: int = _big()
     """Where its memory of the conversation begins; `/new` moves it."""
     priority: int = 0
+    summary: bytes | None = _bytes(nullable=True)
+    """What is kept of everything its last checkpoint covers, sealed."""
 
 
 class Job(SQLModel, table=True):
@@ -419,6 +421,8 @@ class Question(SQLModel, table=True):
 
     id: str = Field(primary_key=True)
     job_id: int = _big(foreign="job.id", index=True)
+    call_id: str = ""
+    """The tool call that asked it."""
     conversation_id: str | None = Field(default=None, foreign_key="conversation.id", ondelete="CASCADE")
     asked_of: str = ""
     """Who may answer: an author's id, or empty for any member."""
@@ -497,6 +501,40 @@ class Event(SQLModel, table=True):
     at: float
 
 
+class Spend(SQLModel, table=True):
+    """Money set aside for, or paid for, one model call. Outlives its job: budgets and bills need it."""
+
+    __table_args__ = (
+        Index("spend_once", "job_id", "key", unique=True),
+        Index("spend_of_agent", "agent_id", "day"),
+        Index("spend_of_conversation", "conversation_id"),
+    )
+
+    id: int | None = _serial()
+    workspace_id: str
+    agent_id: str
+    conversation_id: str
+    job_id: int = _big()
+    key: str
+    """Which call of the job."""
+    day: str
+    """In the workspace's time zone, such as 2026-11-16."""
+    micros: int = _big()
+    """Millionths of a dollar: the worst case until the call is settled, then what it cost."""
+    settled: bool = False
+
+
+class Shell(SQLModel, table=True):
+    """The sandboxed session of a Conversation and Agent, as the sandbox needs it to attach again."""
+
+    conversation_id: str = Field(foreign_key="conversation.id", primary_key=True, ondelete="CASCADE")
+    agent_id: str = Field(primary_key=True)
+    record: dict[str, Any] = _json()
+    trust: str
+    """Of the run it was made for; it is made anew when that rises."""
+    used_at: float
+
+
 class Schedule(SQLModel, table=True):
     """A job to make again and again."""
 
@@ -553,5 +591,7 @@ attempts = table(Attempt)
 questions = table(Question)
 replies = table(Reply)
 events = table(Event)
+spends = table(Spend)
+shells = table(Shell)
 schedules = table(Schedule)
 workers = table(Worker)

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
-from gofer.vault.disguises import disguises
+from gofer.vault.disguises import SHORTEST, disguises
 from gofer.vault.secret import MASK, Secret
 from gofer.vault.shapes import LONGEST_BLOCK, shaped, unfinished
 
@@ -122,6 +122,8 @@ class Redactor:
             self.patterns = Patterns(self._secrets)
 
     def redact(self, text: str) -> str:
+        if len(text) < SHORTEST:
+            return text
         spans = self.patterns.spans(text)
         return _masked(text, merged(spans), len(text))[0] if spans else text
 

@@ -66,7 +66,7 @@ surroundings = st.text(st.sampled_from("ab {}:\n\"',"), max_size=12)
 encodings = st.sampled_from(sorted(ENCODINGS))
 
 
-unhurried = settings(deadline=None, max_examples=150)
+unhurried = settings(deadline=None, max_examples=100)
 
 
 def redactor(**values: str) -> Redactor:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, func, select
+from sqlalchemy.util import await_only
 
 from gofer.errors import NotFound
-from gofer.store.sealing import conversation_key, seal, unseal
-from gofer.store.sqlite import SqliteDatabase
+from gofer.store.database import Database
+from gofer.store.sealing import conversation_key, conversation_place, seal, unseal
 from gofer.store.tables import conversations, events, master_keys, secrets
 from gofer.vault.canary import check_canary, ciphertext_exists
 from gofer.vault.envelope import Vault, key_id
@@ -66,7 +69,7 @@ def fresh(data_dir: Path) -> Vault:
 
 
 async def test_rotation_wraps_everything_anew_and_retires_the_old_key(
-    database: SqliteDatabase, vault: Vault, data_dir: Path
+    database: Database, vault: Vault, data_dir: Path
 ) -> None:
     await database.write(lambda connection: fill(connection, vault))
     sealed = await database.read(lambda connection: words(connection, vault, "conv_1"))
@@ -85,7 +88,7 @@ async def test_rotation_wraps_everything_anew_and_retires_the_old_key(
 
 
 async def test_rotation_is_an_event_and_doing_it_again_changes_nothing(
-    database: SqliteDatabase, vault: Vault
+    database: Database, vault: Vault
 ) -> None:
     await database.write(lambda connection: fill(connection, vault))
     await rotate_master_key(database, vault)
@@ -99,18 +102,21 @@ async def test_rotation_is_an_event_and_doing_it_again_changes_nothing(
     assert [row.data["secrets"] for row in logged] == [SECRETS]
 
 
-async def test_more_than_one_page_is_rewrapped(database: SqliteDatabase, vault: Vault) -> None:
+async def test_more_than_one_page_is_rewrapped(database: Database, vault: Vault) -> None:
     def many(connection: Connection) -> None:
-        for number in range(1203):
-            add_conversation(connection, vault, f"conv_{number}")
+        add_conversation(connection, vault, "conv_first")
+        row = connection.execute(select(conversations)).one()._mapping
+        ids = [f"conv_{number}" for number in range(500)]
+        rows = [{**row, "id": id_, "data_key": vault.new_data_key(conversation_place(id_))} for id_ in ids]
+        connection.execute(conversations.insert(), rows)
 
     await database.write(many)
     done = await rotate_master_key(database, vault)
-    assert done.conversations == 1203
+    assert done.conversations == 501
     assert await database.read(keys_in_use) == {done.key_id}
 
 
-async def test_keys_from_the_environment_rotate_in_three_steps(database: SqliteDatabase) -> None:
+async def test_keys_from_the_environment_rotate_in_three_steps(database: Database) -> None:
     old, new = (MasterKey.new().export().reveal() for _ in range(2))
     before = Vault(ring_from_value(Secret(old)))
     await database.write(lambda connection: fill(connection, before))
@@ -129,7 +135,7 @@ async def test_keys_from_the_environment_rotate_in_three_steps(database: SqliteD
 
 
 async def test_a_process_that_missed_a_rotation_wraps_with_the_new_key(
-    database: SqliteDatabase, vault: Vault, data_dir: Path
+    database: Database, vault: Vault, data_dir: Path
 ) -> None:
     await database.write(lambda connection: fill(connection, vault))
     unaware = fresh(data_dir)
@@ -139,7 +145,7 @@ async def test_a_process_that_missed_a_rotation_wraps_with_the_new_key(
     assert await database.read(lambda connection: readable(connection, fresh(data_dir)))
 
 
-async def test_another_key_is_refused_at_start(database: SqliteDatabase, vault: Vault) -> None:
+async def test_another_key_is_refused_at_start(database: Database, vault: Vault) -> None:
     await database.write(lambda connection: check_canary(connection, vault))
     wrong = Vault(KeyRing([MasterKey.new()]))
     with pytest.raises(KeyRefused, match=rf"{vault.ring.active.id}.*{wrong.ring.active.id}.*backup"):
@@ -148,14 +154,14 @@ async def test_another_key_is_refused_at_start(database: SqliteDatabase, vault: 
         await database.write(lambda connection: fill(connection, wrong))
 
 
-async def test_a_database_without_its_record_is_refused(database: SqliteDatabase, vault: Vault) -> None:
+async def test_a_database_without_its_record_is_refused(database: Database, vault: Vault) -> None:
     await database.write(lambda connection: fill(connection, vault))
     await database.write(lambda connection: connection.execute(master_keys.delete()) and None)
     with pytest.raises(KeyRefused, match="not whole"):
         await database.write(lambda connection: check_canary(connection, vault))
 
 
-async def test_the_first_start_records_the_key(database: SqliteDatabase, vault: Vault) -> None:
+async def test_the_first_start_records_the_key(database: Database, vault: Vault) -> None:
     assert not await database.read(ciphertext_exists)
     assert not await database.write(lambda connection: check_canary(connection, vault))
     assert not await database.write(lambda connection: check_canary(connection, vault))
@@ -165,7 +171,7 @@ async def test_the_first_start_records_the_key(database: SqliteDatabase, vault: 
 
 
 async def test_a_purged_conversation_cannot_be_read_even_with_the_master_key(
-    database: SqliteDatabase, vault: Vault
+    database: Database, vault: Vault
 ) -> None:
     await database.write(lambda connection: fill(connection, vault))
     assert await database.write(lambda connection: destroy_conversation_key(connection, vault, "conv_1"))
@@ -181,3 +187,61 @@ async def test_a_purged_conversation_cannot_be_read_even_with_the_master_key(
     )
     assert gone.data_key is None
     assert gone.purged_at > 0
+
+
+async def test_rotations_and_writers_at_once_leave_everything_readable(
+    database: Database, vault: Vault, data_dir: Path
+) -> None:
+    """Several processes, each with a ring of its own; on Postgres their transactions truly interleave."""
+    await database.write(lambda connection: fill(connection, vault))
+
+    async def write(process: int) -> None:
+        own = fresh(data_dir)
+        for number in range(6):
+            await database.write(partial(add_conversation, vault=own, id_=f"conv_{process}_{number}"))
+            value = Secret(f"value {process}")
+            await database.write(
+                partial(put_secret, vault=own, workspace_id=WORKSPACE, name=f"s{process}", value=value)
+            )
+
+    async def rotate_often() -> None:
+        own = fresh(data_dir)
+        for _ in range(4):
+            await rotate_master_key(database, own)
+
+    await asyncio.gather(write(0), write(1), rotate_often(), rotate_often())
+    after = fresh(data_dir)
+    assert await database.read(keys_in_use) == {after.ring.active.id}
+    assert await database.read(lambda connection: readable(connection, after))
+
+
+async def test_a_purge_during_a_rotation_is_not_undone(database: Database, vault: Vault) -> None:
+    await database.write(lambda connection: fill(connection, vault))
+    destroy = partial(destroy_conversation_key, vault=vault, conversation_id="conv_2")
+    await asyncio.gather(*(rotate_master_key(database, vault) for _ in range(2)), database.write(destroy))
+    left = select(conversations.c.data_key).where(conversations.c.id == "conv_2")
+    assert await database.read(lambda connection: connection.execute(left).scalar_one()) is None
+
+
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+async def test_a_rotation_waits_for_whoever_is_wrapping(
+    database: Database, vault: Vault, data_dir: Path
+) -> None:
+    await database.write(lambda connection: fill(connection, vault))
+    wrapped, go_on = asyncio.Event(), asyncio.Event()
+
+    def wrap_slowly(connection: Connection) -> None:
+        add_conversation(connection, vault, "conv_slow")
+        wrapped.set()
+        await_only(go_on.wait())
+
+    writer = asyncio.create_task(database.write(wrap_slowly))
+    await wrapped.wait()
+    rotation = asyncio.create_task(rotate_master_key(database, fresh(data_dir)))
+    done, _ = await asyncio.wait({rotation}, timeout=0.3)
+    go_on.set()
+    await writer
+    key_id_after = (await rotation).key_id
+    assert not done
+    assert await database.read(keys_in_use) == {key_id_after}
+    assert await database.read(lambda connection: readable(connection, fresh(data_dir)))

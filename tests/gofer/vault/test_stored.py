@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, select
 
 from gofer.errors import Malformed, NotFound
-from gofer.store.sqlite import SqliteDatabase
+from gofer.store.database import Database
 from gofer.store.tables import secrets
 from gofer.vault.envelope import Vault
 from gofer.vault.errors import Tampered
@@ -35,27 +35,27 @@ def get(connection: Connection, vault: Vault, name: str, owner: str = "con_1") -
     return get_secret(connection, vault, workspace_id=WORKSPACE, owner=owner, name=name).reveal()
 
 
-@pytest.mark.parametrize("value", ["s3cret-value", "ключ 🗝\n", "a\x00b", "x" * 100_000])
-async def test_what_was_put_is_got(database: SqliteDatabase, vault: Vault, value: str) -> None:
-    await database.write(lambda connection: put(connection, vault, "token", value))
-    assert await database.read(lambda connection: get(connection, vault, "token")) == value
+async def test_what_was_put_is_got(database: Database, vault: Vault) -> None:
+    for value in ("s3cret-value", "ключ 🗝\n", "a\x00b", "x" * 100_000):
+        await database.write(partial(put, vault=vault, name="token", value=value))
+        assert await database.read(partial(get, vault=vault, name="token")) == value
 
 
 async def test_nothing_in_the_data_directory_shows_a_value(
-    database: SqliteDatabase, vault: Vault, data_dir: Path
+    database: Database, vault: Vault, data_dir: Path
 ) -> None:
     await database.write(lambda connection: put(connection, vault, "token", "s3cret-value"))
     assert not [path for path in data_dir.iterdir() if path.is_file() and b"s3cret" in path.read_bytes()]
 
 
-async def test_a_second_put_replaces_the_first(database: SqliteDatabase, vault: Vault) -> None:
+async def test_a_second_put_replaces_the_first(database: Database, vault: Vault) -> None:
     for value in ("first-value", "second-value"):
         await database.write(partial(put, vault=vault, name="token", value=value))
     assert await database.read(lambda connection: get(connection, vault, "token")) == "second-value"
     assert len(await database.read(lambda connection: list_secrets(connection, workspace_id=WORKSPACE))) == 1
 
 
-async def test_lists_hold_names_and_times_alone(database: SqliteDatabase, vault: Vault) -> None:
+async def test_lists_hold_names_and_times_alone(database: Database, vault: Vault) -> None:
     await database.write(lambda connection: put(connection, vault, "b", "s3cret-value"))
     await database.write(lambda connection: put(connection, vault, "a", "s3cret-value", owner=""))
     await database.write(
@@ -69,7 +69,7 @@ async def test_lists_hold_names_and_times_alone(database: SqliteDatabase, vault:
     assert await database.read(lambda connection: list_secrets(connection, workspace_id="ws_other")) == []
 
 
-async def test_owners_are_apart(database: SqliteDatabase, vault: Vault) -> None:
+async def test_owners_are_apart(database: Database, vault: Vault) -> None:
     for owner in ("", "con_1", "con_2"):
         await database.write(partial(put, vault=vault, name="t", value=f"value-{owner}", owner=owner))
     found = await database.read(
@@ -80,9 +80,7 @@ async def test_owners_are_apart(database: SqliteDatabase, vault: Vault) -> None:
     assert set(everything) == {"t", "con_1/t", "con_2/t"}
 
 
-async def test_deleting_is_for_good_and_says_when_there_is_nothing(
-    database: SqliteDatabase, vault: Vault
-) -> None:
+async def test_deleting_is_for_good_and_says_when_there_is_nothing(database: Database, vault: Vault) -> None:
     await database.write(lambda connection: put(connection, vault, "token", "s3cret-value"))
 
     def delete(connection: Connection) -> None:
@@ -95,21 +93,18 @@ async def test_deleting_is_for_good_and_says_when_there_is_nothing(
         await database.read(lambda connection: get(connection, vault, "token"))
 
 
-@pytest.mark.parametrize("name", ["", " ", "a b", "-x", "a\x00", "x" * 101, "näme", "../up"])
-async def test_odd_names_are_refused(database: SqliteDatabase, vault: Vault, name: str) -> None:
-    with pytest.raises(Malformed, match="letters, digits"):
-        await database.write(lambda connection: put(connection, vault, name, "s3cret-value"))
-
-
-@pytest.mark.parametrize("value", ["", " \n"])
-async def test_blank_values_are_refused(database: SqliteDatabase, vault: Vault, value: str) -> None:
-    with pytest.raises(Malformed, match="empty"):
-        await database.write(lambda connection: put(connection, vault, "token", value))
+async def test_odd_names_and_blank_values_are_refused(database: Database, vault: Vault) -> None:
+    for name in ("", " ", "a b", "-x", "a\x00", "x" * 101, "näme", "../up"):
+        with pytest.raises(Malformed, match="letters, digits"):
+            await database.write(partial(put, vault=vault, name=name, value="s3cret-value"))
+    for value in ("", " \n"):
+        with pytest.raises(Malformed, match="empty"):
+            await database.write(partial(put, vault=vault, name="token", value=value))
 
 
 @pytest.mark.parametrize("columns", [("sealed",), ("data_key",), ("sealed", "data_key")])
 async def test_columns_moved_to_another_row_are_an_error(
-    database: SqliteDatabase, vault: Vault, columns: tuple[str, ...]
+    database: Database, vault: Vault, columns: tuple[str, ...]
 ) -> None:
     await database.write(lambda connection: put(connection, vault, "mine", "my own value"))
     await database.write(lambda connection: put(connection, vault, "theirs", "their value"))
@@ -126,7 +121,7 @@ async def test_columns_moved_to_another_row_are_an_error(
 
 @pytest.mark.parametrize("change", [{"name": "other"}, {"owner": "con_2"}, {"id": "sec_other"}])
 async def test_a_row_under_another_name_is_an_error(
-    database: SqliteDatabase, vault: Vault, change: dict[str, str]
+    database: Database, vault: Vault, change: dict[str, str]
 ) -> None:
     await database.write(lambda connection: put(connection, vault, "token", "s3cret-value"))
     await database.write(lambda connection: connection.execute(secrets.update().values(**change)) and None)

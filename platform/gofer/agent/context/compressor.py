@@ -98,6 +98,9 @@ class PlainCompressor:
 
     async def _compact(self, state: State, history: Sequence[Said], force: bool) -> list[Point]:
         kept_from = self._cut(state, self._keep // 2 if force else self._keep)
+        if force and kept_from == state.kept_from:
+            # The model says it is too much although we think that it is not: everything answered goes.
+            kept_from = self._cut(state, 0)
         gone = state.rounds[state.kept_from : kept_from]
         if not gone and not history:
             return []

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 
 from gofer.agent.model import Block, Delta, Message, ModelError, ModelEvent, Request, Stop, Turn, Usage
+from gofer.agent.models.calls import call_block
 from gofer.agent.models.errors import classify
-from gofer.strict_json import load_json
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -57,34 +57,18 @@ class Anthropic:
         self._client: AsyncAnthropic | None = None
 
     async def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
-        answer = _Answer(self.name)
+        answer = Answer(self.name)
         try:
             async for event in await self._open(request):
-                for delta in answer.take(event.to_dict()):
+                for delta in answer.take(event.to_dict(warnings=False)):
                     yield delta
         except Exception as error:
             raise classify(error, self.name, answer.usage) from error
         yield answer.turn()
 
     async def _open(self, request: Request) -> Any:
-        client = self._connect()
-        params: dict[str, Any] = {
-            "model": self._model,
-            "max_tokens": request.max_tokens,
-            "system": [{"type": "text", "text": request.system, **MARK}],
-            "messages": marked(sendable(request.messages, self.name)),
-            "diagnostics": {"previous_message_id": request.previous_message_id},
-        }
-        if request.tools:
-            params["tools"] = [
-                {"name": tool.name, "description": tool.description, "input_schema": tool.schema}
-                for tool in request.tools
-            ]
-            params["tools"][-1] |= MARK
-            params["tool_choice"] = {"type": "auto" if request.use_tools else "none"}
-        if self._thinking:
-            params["thinking"] = {"type": "adaptive"}
-        return await client.messages.create(stream=True, **params)
+        params = parameters(request, self._model, thinking=self._thinking)
+        return await self._connect().messages.create(stream=True, **params)
 
     def _connect(self) -> AsyncAnthropic:
         if self._client is None:
@@ -100,6 +84,27 @@ class Anthropic:
                 open_telemetry=False,
             )
         return self._client
+
+
+def parameters(request: Request, model: str, *, thinking: bool = False) -> dict[str, Any]:
+    """The body of a call. Its prefix depends on nothing that changes from turn to turn."""
+    params: dict[str, Any] = {
+        "model": model,
+        "max_tokens": request.max_tokens,
+        "system": [{"type": "text", "text": request.system, **MARK}],
+        "messages": marked(sendable(request.messages, f"anthropic/{model}")),
+        "diagnostics": {"previous_message_id": request.previous_message_id},
+    }
+    if request.tools:
+        params["tools"] = [
+            {"name": tool.name, "description": tool.description, "input_schema": tool.schema}
+            for tool in request.tools
+        ]
+        params["tools"][-1] |= MARK
+        params["tool_choice"] = {"type": "auto" if request.use_tools else "none"}
+    if thinking:
+        params["thinking"] = {"type": "adaptive"}
+    return params
 
 
 def sendable(messages: tuple[Message, ...], model: str) -> list[dict[str, Any]]:
@@ -135,7 +140,7 @@ def marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-class _Answer:
+class Answer:
     """Collects a stream, block by block, from the raw events."""
 
     def __init__(self, name: str) -> None:
@@ -236,24 +241,5 @@ class _Answer:
             return [{key: value for key, value in block.items() if value is not None}]
         if stop != "tool_use":
             return []
-        call: Block = {"type": "tool_use", "id": block["id"], "name": block["name"], "input": {}}
-        try:
-            call["input"] = strict_arguments(
-                "".join(self._raw.get(index, [])) or json.dumps(block.get("input") or {})
-            )
-        except ValueError as error:
-            malformed[block["id"]] = str(error)
-        return [call]
-
-
-def strict_arguments(raw: str) -> dict[str, Any]:
-    """A call's arguments, whole and an object; raises ValueError that tells the model what is wrong."""
-    from gofer.errors import Malformed
-
-    try:
-        parsed = load_json(raw.encode("utf-8", "surrogatepass"))
-    except Malformed as error:
-        raise ValueError(str(error)) from error
-    if not isinstance(parsed, dict):
-        raise ValueError("The arguments must be one JSON object.")
-    return parsed
+        raw = "".join(self._raw.get(index, [])) or json.dumps(block.get("input") or {})
+        return [call_block(block["id"], block["name"], raw, malformed)]

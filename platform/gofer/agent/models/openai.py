@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import httpx2
 
 from gofer.agent.model import Block, Delta, Message, ModelError, ModelEvent, Request, Stop, Turn, Usage
-from gofer.agent.models.anthropic import strict_arguments
+from gofer.agent.models.calls import call_block
 from gofer.agent.models.errors import classify
 from gofer.agent.state import texts
 from gofer.errors import ConfigError
@@ -55,7 +56,7 @@ class OpenAI:
         answer = _Answer(self.name)
         try:
             async for chunk in await self._open(request):
-                for delta in answer.take(chunk.to_dict()):
+                for delta in answer.take(chunk.to_dict(warnings=False)):
                     yield delta
         except ConfigError:
             raise
@@ -173,9 +174,8 @@ class _Answer:
             self._text.append(delta["content"])
             deltas.append(Delta("text", delta["content"]))
         for piece in delta.get("tool_calls") or []:
-            call = self._calls.setdefault(piece["index"], {"id": "", "name": "", "arguments": ""})
+            call = self._calls.setdefault(piece["index"], {"name": "", "arguments": ""})
             function = piece.get("function") or {}
-            call["id"] = piece.get("id") or call["id"]
             call["name"] += function.get("name") or ""
             call["arguments"] += function.get("arguments") or ""
             deltas.append(Delta("call", function.get("arguments") or ""))
@@ -204,13 +204,8 @@ class _Answer:
 
     def _call(self, index: int, malformed: dict[str, str]) -> Block:
         call = self._calls[index]
-        call_id = call["id"] or f"call_{self._id}_{index}"
-        block: Block = {"type": "tool_use", "id": call_id, "name": call["name"], "input": {}}
-        try:
-            block["input"] = strict_arguments(call["arguments"] or "{}")
-        except ValueError as error:
-            malformed[call_id] = str(error)
-        return block
+        # Ids of our own: some servers begin to count anew in every answer, and ids must be unique in a transcript.
+        return call_block(f"call_{uuid4().hex[:24]}", call["name"], call["arguments"] or "{}", malformed)
 
 
 def _usage(counted: dict[str, Any]) -> Usage:

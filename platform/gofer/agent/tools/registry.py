@@ -7,10 +7,14 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import entry_points
 from typing import Any
 
+import structlog
+
 from gofer.agent.model import ToolSpec
 from gofer.agent.tools.policy import Policy
 from gofer.errors import ConfigError
 from gofer.tool import Tool
+
+log = structlog.get_logger()
 
 GROUP = "gofer.tools"
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
@@ -72,11 +76,11 @@ def _without_titles(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def plugin_tools() -> list[Tool[Any]]:
-    """Tools of installed plugins: each entry point is a function that returns them."""
+    """Tools of installed plugins: each entry point is a function that returns them. A broken one costs only itself."""
     found: list[Tool[Any]] = []
     for point in entry_points(group=GROUP):
         try:
             found += point.load()()
-        except Exception as error:
-            raise ConfigError(f"The plugin {point.value} could not give its tools: {error}") from error
+        except Exception as error:  # noqa: BLE001 - a stranger's code may fail in any way
+            log.error("plugin.broken", plugin=point.value, error=f"{type(error).__name__}: {error}")
     return found

@@ -22,7 +22,6 @@ from gofer.agent.tools.registry import Registry
 from gofer.errors import Fenced, GoferError
 from gofer.tool import Blobs, Shell, Tier, Tool, ToolContext, ToolResult
 
-MAX_ARGUMENTS = 1_000_000
 GRACE = 15
 """Seconds in which a tool ends by itself what it may not hold longer."""
 Status = Literal["ok", "error", "malformed", "refused", "unknown", "stopped"]
@@ -95,8 +94,6 @@ class Tools:
             return _refused(
                 "malformed", f"The arguments were not understood, so nothing was run. {call.malformed}"
             )
-        if len(json.dumps(call.input)) > MAX_ARGUMENTS:
-            return _refused("malformed", f"The arguments are too long: at most {MAX_ARGUMENTS} characters.")
         parsed = _parse(tool, call)
         return parsed if isinstance(parsed, Ran) else None
 

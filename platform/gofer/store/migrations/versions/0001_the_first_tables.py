@@ -21,6 +21,25 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_table(
+        "spend",
+        sa.Column(
+            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("workspace_id", sa.String(), nullable=False),
+        sa.Column("agent_id", sa.String(), nullable=False),
+        sa.Column("conversation_id", sa.String(), nullable=False),
+        sa.Column("job_id", sa.BigInteger(), nullable=False),
+        sa.Column("key", sa.String(), nullable=False),
+        sa.Column("day", sa.String(), nullable=False),
+        sa.Column("micros", sa.BigInteger(), nullable=False),
+        sa.Column("settled", sa.Boolean(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_index("spend_of_agent", "spend", ["agent_id", "day"], unique=False)
+    op.create_index("spend_of_conversation", "spend", ["conversation_id"], unique=False)
+    op.create_index("spend_once", "spend", ["job_id", "key"], unique=True)
+
+    op.create_table(
         "worker",
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("host", sa.String(), nullable=False),
@@ -248,6 +267,7 @@ def upgrade() -> None:
         sa.Column("wake_seq", sa.BigInteger(), nullable=False),
         sa.Column("epoch_seq", sa.BigInteger(), nullable=False),
         sa.Column("priority", sa.Integer(), nullable=False),
+        sa.Column("summary", sa.LargeBinary(), nullable=True),
         sa.ForeignKeyConstraint(
             ["agent_id"],
             ["agent.id"],
@@ -291,6 +311,16 @@ def upgrade() -> None:
     op.create_index("ix_route_agent_id", "route", ["agent_id"], unique=False)
     op.create_index("ix_route_connection_id", "route", ["connection_id"], unique=False)
 
+    op.create_table(
+        "shell",
+        sa.Column("conversation_id", sa.String(), nullable=False),
+        sa.Column("agent_id", sa.String(), nullable=False),
+        sa.Column("record", sa.JSON(), nullable=False),
+        sa.Column("trust", sa.String(), nullable=False),
+        sa.Column("used_at", sa.Float(), nullable=False),
+        sa.ForeignKeyConstraint(["conversation_id"], ["conversation.id"], ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("conversation_id", "agent_id"),
+    )
     op.create_table(
         "job",
         sa.Column(
@@ -442,6 +472,7 @@ def upgrade() -> None:
         "question",
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("job_id", sa.BigInteger(), nullable=False),
+        sa.Column("call_id", sa.String(), nullable=False),
         sa.Column("conversation_id", sa.String(), nullable=True),
         sa.Column("asked_of", sa.String(), nullable=False),
         sa.Column("sealed", sa.LargeBinary(), nullable=True),

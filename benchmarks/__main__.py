@@ -1,0 +1,59 @@
+"""`python -m benchmarks [GROUP …] [--quick]`: run the groups, print one table, write `.bench/results.json`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import logging
+import sys
+import time
+from pathlib import Path
+
+import structlog
+
+from benchmarks.report import Row, table, write_json
+
+GROUPS = (
+    "engine_sqlite",
+    "engine_postgres",
+    "webhook",
+    "recovery",
+)
+"""Every group, in the order they run: a module of `benchmarks` with `async def main(quick) -> list[Row]`."""
+
+RESULTS = Path(".bench/results.json")
+
+
+async def run(names: list[str], quick: bool) -> list[Row]:
+    """The rows of the named groups."""
+    rows: list[Row] = []
+    for name in names:
+        began = time.perf_counter()
+        print(f"{name} …", file=sys.stderr, flush=True)
+        rows += await importlib.import_module(f"benchmarks.{name}").main(quick)
+        print(f"{name} took {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+    return rows
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}; all by default")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: is it still in the right order?")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="where the data goes")
+    given = parser.parse_args()
+    unknown = set(given.groups) - set(GROUPS)
+    if unknown:
+        parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    rows = asyncio.run(run(given.groups or list(GROUPS), given.quick))
+    print(table(rows))
+    write_json(given.output, rows)
+    missed = [row for row in rows if row.met is False]
+    print(f"\n{len(rows)} figures, {len(missed)} short of their target; as data in {given.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Gofer's engine under load: the real store, queue and worker; only the handler does nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, insert
+
+from gofer.assembly import SERVICE_SLOTS, open_platform
+from gofer.jobs.outcome import Done, Outcome
+from gofer.jobs.queue import AGENT, SERVICE, submit
+from gofer.jobs.signals import JOBS
+from gofer.jobs.worker import Capacity, Run, Worker
+from gofer.platform import Platform
+from gofer.settings import load_settings
+from gofer.store.clock import now
+from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.tables import conversations
+
+SLOTS = 16
+PAYLOAD = "x" * 1000
+KIND = "nothing"
+
+
+@contextlib.asynccontextmanager
+async def platform(database_url: str = "") -> AsyncIterator[Platform]:
+    """A fresh instance without a worker, in a directory of its own."""
+    with tempfile.TemporaryDirectory(prefix="gofer-bench-") as folder:
+        settings = load_settings(data_dir=Path(folder), database_url=database_url, lease=30)
+        async with open_platform(settings, roles=frozenset()) as opened:
+            yield opened
+
+
+@contextlib.asynccontextmanager
+async def worker(
+    platform: Platform, handle: Callable[[Run], Any], slots: int = SLOTS
+) -> AsyncIterator[Worker]:
+    """A worker whose only kind of job is ours; both pools of slots, as in a real process."""
+    made = Worker(
+        owner=platform.owner,
+        database=platform.database,
+        vault=platform.vault,
+        signals=platform.signals,
+        handlers={KIND: handle},
+        apology=lambda *_: (),
+        capacity=Capacity(slots={AGENT: slots, SERVICE: SERVICE_SLOTS}, lease=30),
+    )
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+def converse(connection: Connection, names: list[str]) -> None:
+    """Conversations whose rows the jobs' ends will lock."""
+    connection.execute(
+        insert(conversations).values(created_at=now()),
+        [
+            {
+                "id": name,
+                "workspace_id": FIRST_WORKSPACE,
+                "kind": "chat",
+                "title": name,
+                "data_key": b"",
+                "last_seq": 0,
+            }
+            for name in names
+        ],
+    )
+
+
+def one(connection: Connection, conversation: str) -> int | None:
+    """A job in a conversation's lane."""
+    return submit(
+        connection,
+        workspace_id=FIRST_WORKSPACE,
+        kind=KIND,
+        lane=conversation,
+        conversation_id=conversation,
+        payload={"text": PAYLOAD},
+    )
+
+
+async def fill(platform: Platform, jobs: int, lanes: int) -> None:
+    """Queue jobs in lanes: the first of each is ready, the others are blocked behind it."""
+    names = [f"c{number}" for number in range(lanes)]
+    await platform.database.write(partial(converse, names=names))
+
+    def some(connection: Connection, numbers: range) -> None:
+        for number in numbers:
+            one(connection, names[number % lanes])
+
+    for begin in range(0, jobs, 500):
+        await platform.database.write(partial(some, numbers=range(begin, min(jobs, begin + 500))))
+
+
+async def drain(platform: Platform, jobs: int) -> float:
+    """Jobs per second from the worker's start until the last one is concluded."""
+    ended = 0
+
+    async def nothing(run: Run) -> Outcome:
+        nonlocal ended
+        ended += 1
+        return Done()
+
+    began = time.perf_counter()
+    async with worker(platform, nothing) as working:
+        while ended < jobs or working.running:
+            await asyncio.sleep(0.002)
+        return jobs / (time.perf_counter() - began)
+
+
+async def starts(platform: Platform, samples: int) -> list[float]:
+    """Milliseconds from the call that makes a job to its handler, one at a time, on an idle worker."""
+    began: dict[str, float] = {}
+    taken: list[float] = []
+
+    async def note(run: Run) -> Outcome:
+        taken.append((time.perf_counter() - began[run.claim.lane]) * 1000)
+        return Done()
+
+    names = [f"s{number}" for number in range(samples)]
+    await platform.database.write(partial(converse, names=names))
+    async with worker(platform, note):
+        await asyncio.sleep(0.3)
+        for name in names:
+            await asyncio.sleep(random.uniform(0.005, 0.02))
+            began[name] = time.perf_counter()
+            await platform.database.write(partial(one, conversation=name))
+            platform.signals.wake(JOBS)
+        while len(taken) < samples:
+            await asyncio.sleep(0.002)
+    return taken

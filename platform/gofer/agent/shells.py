@@ -1,0 +1,304 @@
+"""The shells of conversations: lent to a run, kept between runs, found again after a crash.
+
+A shell outlives the process that made it. Its record in the store says how to find it; the sandbox itself makes
+sure that one process at a time holds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import structlog
+from sqlalchemy import Connection, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gofer.agent.conversation import rank
+from gofer.crash import crash_point
+from gofer.errors import Fenced, Temporary
+from gofer.jobs.queue import Claim
+from gofer.outbox.ledger import hold
+from gofer.settings import Settings
+from gofer.store.clock import now
+from gofer.store.database import Database
+from gofer.store.tables import Trust, shells
+from gofer.tool import CommandResult, Entry, Shell
+from gofer_sandbox import (
+    Bubblewrap,
+    Level,
+    Provider,
+    Record,
+    Report,
+    Result,
+    Sandbox,
+    SandboxError,
+    SandboxOwned,
+    records,
+)
+from gofer_sandbox.files.errors import FileError, FileMissing
+from gofer_sandbox.network import Egress
+from gofer_sandbox.reaper import reap
+from gofer_sandbox.unconfined import Unconfined
+
+log = structlog.get_logger()
+
+MOST_OUTPUT = 10_000_000
+"""Bytes of one command's output that reach the run, which keeps what a model cannot take as a blob."""
+HELD_ELSEWHERE = 2.0
+"""Seconds to wait for a shell that another process of this machine still holds."""
+
+LET_GO_AFTER = 300.0
+"""Seconds after which an unused shell is let go of; it lives on and is found again when it is wanted."""
+TIDY_EVERY = 60.0
+
+_KINDS = {"file": "file", "directory": "dir", "link": "link"}
+
+
+class ConversationShell:
+    """A sandbox as tools see it, opened when the first of them needs it: fulfils `gofer.tool.Shell`."""
+
+    def __init__(self, directory: Path, opening: Callable[[], Awaitable[Sandbox]]) -> None:
+        self.sandbox: Sandbox | None = None
+        self._opening = opening
+        self._turn = asyncio.Lock()
+        self._tag_file = directory / "tag"
+        self._latest: tuple[str, asyncio.Task[Result]] | None = None
+        self.used = time.monotonic()
+
+    async def _sandbox(self) -> Sandbox:
+        async with self._turn:
+            if self.sandbox is None:
+                self.sandbox = await self._opening()
+            return self.sandbox
+
+    async def run(
+        self, command: str, *, timeout: float, tag: str = "", on_output: Callable[[bytes], None] | None = None
+    ) -> CommandResult:
+        sandbox = await self._sandbox()
+        # Which call the command is of, written before it starts: what a later process recovers it by.
+        self._tag_file.write_text(tag)
+        heard = (lambda _stream, data: on_output(data)) if on_output is not None else None
+        task = asyncio.create_task(sandbox.run(command, timeout, on_output=heard))
+        self._latest = (tag, task)
+        # The command is the shell's, not the run's: a run that is handed on leaves it to be recovered.
+        result = await asyncio.shield(task)
+        crash_point("shell.ran")
+        return _converted(sandbox, result)
+
+    async def recover(self, tag: str) -> CommandResult | None:
+        if self._latest is not None and self._latest[0] == tag:
+            return _converted(await self._sandbox(), await asyncio.shield(self._latest[1]))
+        with contextlib.suppress(OSError):
+            if tag and self._tag_file.read_text() == tag:
+                sandbox = await self._sandbox()
+                pending = await sandbox.pending()
+                return None if pending is None else _converted(sandbox, pending)
+        return None
+
+    async def cancel(self) -> None:
+        if self.sandbox is not None:
+            await self.sandbox.cancel()
+
+    async def read(self, path: str, *, limit: int) -> bytes:
+        with _as_os_error(path):
+            return (await (await self._sandbox()).read_bytes(path, limit=limit)).data
+
+    async def write(self, path: str, data: bytes) -> None:
+        with _as_os_error(path):
+            await (await self._sandbox()).write(path, data)
+
+    async def list(self, path: str) -> list[Entry]:
+        with _as_os_error(path):
+            listing = await (await self._sandbox()).list(path)
+        return [Entry(one.name, _KINDS.get(one.kind, "other"), one.size) for one in listing.entries]  # type: ignore[arg-type]
+
+
+def _converted(sandbox: Sandbox, result: Result) -> CommandResult:
+    output, dropped = result.output.encode(), result.dropped
+    if result.full_output is not None:
+        page = sandbox.output(result.number, limit=MOST_OUTPUT)
+        output, dropped = page.data, page.size - len(page.data)
+    notes = list(result.notes)
+    if result.killed:
+        notes.append(f"Ended by force: {', '.join(result.killed)}.")
+    if result.state_lost:
+        notes.append("What this command changed in the shell (variables, directory) is lost.")
+    if result.background_lost:
+        notes.append(f"These background processes are gone: {', '.join(result.background_lost)}.")
+    return CommandResult(
+        output=output,
+        exit_code=result.exit_code,
+        timed_out=result.timed_out,
+        cancelled=result.cancelled,
+        dropped=dropped,
+        note=" ".join(notes),
+    )
+
+
+@contextlib.contextmanager
+def _as_os_error(path: str) -> Iterator[None]:
+    """The sandbox's file errors as the tools' contract has them."""
+    try:
+        yield
+    except FileError as error:
+        number = errno.ENOENT if isinstance(error, FileMissing) else errno.EACCES
+        raise OSError(number, str(error), path) from error
+
+
+class Shells:
+    """Lends each run the shell of its conversation and agent."""
+
+    def __init__(self, *, settings: Settings, database: Database) -> None:
+        self._database = database
+        self._directory = settings.data_dir / "shells"
+        self._kind = settings.sandbox
+        self._hosts = settings.sandbox_host_list
+        self._live_on = settings.keep_shells
+        self._provider = make_provider(settings)
+        self._open: dict[tuple[str, str], ConversationShell] = {}
+        self._busy: dict[tuple[str, str], asyncio.Lock] = {}
+        self._tidying: asyncio.Task[None] | None = None
+        self.report: Report | None = None
+        """What the probe found; None when the sandbox is off."""
+
+    async def start(self) -> None:
+        """Probe the machine, remove what a crash left behind, and go on tidying."""
+        if self._provider is None:
+            log.warning("sandbox.off", meaning="the agent has no shell", fix="unset GOFER_SANDBOX")
+            return
+        self.report = await self._provider.probe()
+        log.info("sandbox.probed", level=self.report.level.name.lower(), words=self.report.words)
+        self._tidying = asyncio.create_task(self._tidy(), name="shells")
+
+    async def stop(self) -> None:
+        """Let go of every shell, by default without ending it: the next process finds them as they are."""
+        if self._tidying is not None:
+            self._tidying.cancel()
+        for key in list(self._open):
+            await self._let_go(key)
+
+    async def _tidy(self) -> None:
+        while True:
+            try:
+                await self.reap()
+                for key, shell in list(self._open.items()):
+                    if not self._busy[key].locked() and time.monotonic() - shell.used > LET_GO_AFTER:
+                        await self._let_go(key)
+            except Exception:
+                log.exception("shells.not_tidied")
+            await asyncio.sleep(TIDY_EVERY)
+
+    async def _let_go(self, key: tuple[str, str]) -> None:
+        shell = self._open.pop(key)
+        if shell.sandbox is not None:
+            with contextlib.suppress(SandboxError):
+                await (shell.sandbox.detach() if self._live_on else shell.sandbox.close())
+
+    async def reap(self) -> list[str]:
+        """End the shells of this data directory that no conversation refers to, or that nobody used for long."""
+        if self._provider is None:
+            return []
+        known = await self._database.read(
+            lambda connection: [row["id"] for row in connection.execute(select(shells.c.record)).scalars()]
+        )
+        # Other installations on this machine have shells too; theirs are not ours to end.
+        others = [
+            one.id for one in records.every() if not Path(one.directory).is_relative_to(self._directory)
+        ]
+        return await reap({self._provider.name: self._provider}, {*known, *others})
+
+    @contextlib.asynccontextmanager
+    async def lend(self, claim: Claim, trust: Trust) -> AsyncIterator[Shell | None]:
+        """The shell, for as long as the run lasts; None where no sandbox can be had."""
+        if self._provider is None or self.report is None or self.report.level < self._minimum:
+            yield None
+            return
+        key = (str(claim.conversation_id), str(claim.agent_id))
+        async with self._busy.setdefault(key, asyncio.Lock()):
+            shell = await self._get(claim, key, trust)
+            try:
+                yield shell
+            finally:
+                shell.used = time.monotonic()
+                await self._keep(claim, shell, trust)
+
+    @property
+    def _minimum(self) -> Level:
+        return Level.NONE if self._kind == "unconfined" else Level.ISOLATED
+
+    async def _get(self, claim: Claim, key: tuple[str, str], trust: Trust) -> ConversationShell:
+        kept = await self._database.read(partial(_kept, key=key))
+        risen = kept is not None and rank(trust.value) > rank(kept[1].value)
+        shell = self._open.get(key)
+        if shell is not None and risen:
+            del self._open[key]
+            if shell.sandbox is not None:
+                await shell.sandbox.close()
+        elif shell is not None:
+            return shell
+        directory = self._directory / f"{key[0]}-{key[1]}"
+        if risen:
+            # What less trusted runs left in memory does not come along; their files do.
+            (directory / "snapshot").unlink(missing_ok=True)
+
+        async def opening() -> Sandbox:
+            sandbox = await self._found_or_made(None if kept is None else kept[0], directory)
+            await self._put(claim, sandbox, trust)
+            return sandbox
+
+        shell = self._open[key] = ConversationShell(directory, opening)
+        return shell
+
+    async def _found_or_made(self, record: Record | None, directory: Path) -> Sandbox:
+        assert self._provider is not None
+        gate = Egress(self._hosts) if self._hosts else None
+        try:
+            if record is not None and await asyncio.to_thread(directory.is_dir):
+                return await Sandbox.restore(record, self._provider, gate=gate)
+            sandbox = Sandbox(self._provider, directory=directory, gate=gate)
+            await sandbox.start()
+        except SandboxOwned as error:
+            raise Temporary(str(error), reason="shell.held", retry_after=HELD_ELSEWHERE) from error
+        return sandbox
+
+    async def _keep(self, claim: Claim, shell: ConversationShell, trust: Trust) -> None:
+        """Store how to find the shell again; a run that has lost its job leaves that to the next."""
+        with contextlib.suppress(SandboxError, Fenced):
+            if shell.sandbox is not None:
+                await self._put(claim, shell.sandbox, trust)
+
+    async def _put(self, claim: Claim, sandbox: Sandbox, trust: Trust) -> None:
+        await self._database.write(partial(_put, claim=claim, record=sandbox.record.to_json(), trust=trust))
+
+
+def make_provider(settings: Settings) -> Provider | None:
+    """The provider that the settings name; None when the sandbox is off."""
+    if settings.sandbox == "off":
+        return None
+    return Unconfined() if settings.sandbox == "unconfined" else Bubblewrap()
+
+
+def _kept(connection: Connection, key: tuple[str, str]) -> tuple[Record, Trust] | None:
+    query = select(shells.c.record, shells.c.trust).where(
+        shells.c.conversation_id == key[0], shells.c.agent_id == key[1]
+    )
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        return None
+    return Record.from_json(row.record["json"]), Trust(row.trust)
+
+
+def _put(connection: Connection, claim: Claim, record: str, trust: Trust) -> None:
+    hold(connection, claim)
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    values = {"record": {"id": Record.from_json(record).id, "json": record}, "trust": trust, "used_at": now()}
+    connection.execute(
+        dialect.insert(shells)
+        .values(conversation_id=claim.conversation_id, agent_id=claim.agent_id, **values)
+        .on_conflict_do_update(index_elements=["conversation_id", "agent_id"], set_=values)
+    )

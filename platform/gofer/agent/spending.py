@@ -1,0 +1,107 @@
+"""The ledger of spending over the store: what is set aside counts as spent until the call is settled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from functools import partial
+from zoneinfo import ZoneInfo
+
+from sqlalchemy import Connection, case, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gofer.agent.limits import Scope
+from gofer.agent.prices import MICROS
+from gofer.jobs.queue import Claim
+from gofer.outbox.ledger import hold
+from gofer.store.clock import now
+from gofer.store.database import Database
+from gofer.store.tables import agents, spends
+
+
+class StoreLedger:
+    """The `Ledger` of one job."""
+
+    def __init__(self, *, database: Database, claim: Claim, timezone: str) -> None:
+        self._database = database
+        self._claim = claim
+        self._timezone = timezone
+
+    async def reserve(self, key: str, amount: int, caps: Mapping[Scope, int]) -> Scope | None:
+        return await self._database.write(
+            partial(
+                reserve, claim=self._claim, key=key, amount=amount, caps=dict(caps), timezone=self._timezone
+            )
+        )
+
+    async def settle(self, key: str, amount: int) -> None:
+        await self._database.write(
+            partial(settle, claim=self._claim, key=key, amount=amount, timezone=self._timezone)
+        )
+
+
+def reserve(
+    connection: Connection, claim: Claim, key: str, amount: int, caps: Mapping[Scope, int], timezone: str
+) -> Scope | None:
+    """Set money aside if every cap allows it; else say which does not."""
+    # Runs of one agent reserve one after the other, else two could both see the last dollar.
+    connection.execute(select(agents.c.id).where(agents.c.id == claim.agent_id).with_for_update())
+    hold(connection, claim)
+    day = today(connection, timezone)
+    for scope, cap in caps.items():
+        if _spent(connection, claim, scope, day, but=key) + amount > cap:
+            return scope
+    _put(connection, claim, key, day, amount, settled=False)
+    return None
+
+
+def settle(connection: Connection, claim: Claim, key: str, amount: int, timezone: str) -> None:
+    """Replace what was set aside by what was paid. Not fenced: what was paid was paid."""
+    settled = connection.execute(
+        update(spends)
+        .where(spends.c.job_id == claim.id, spends.c.key == key)
+        .values(micros=amount, settled=True)
+    )
+    if settled.rowcount == 0:
+        _put(connection, claim, key, today(connection, timezone), amount, settled=True)
+
+
+def today(connection: Connection, timezone: str) -> str:
+    """The workspace's day, by the database's clock."""
+    current = float(connection.execute(select(now())).scalar_one())
+    return datetime.fromtimestamp(current, ZoneInfo(timezone)).date().isoformat()
+
+
+def _spent(connection: Connection, claim: Claim, scope: Scope, day: str, *, but: str) -> int:
+    mine = case(((spends.c.job_id == claim.id) & (spends.c.key == but), 0), else_=spends.c.micros)
+    query = select(func.coalesce(func.sum(mine), 0))
+    if scope == "day":
+        query = query.where(spends.c.agent_id == claim.agent_id, spends.c.day == day)
+    else:
+        query = query.where(spends.c.conversation_id == claim.conversation_id)
+    return int(connection.execute(query).scalar_one())
+
+
+def _put(connection: Connection, claim: Claim, key: str, day: str, amount: int, *, settled: bool) -> None:
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(spends).values(
+        workspace_id=claim.workspace_id,
+        agent_id=claim.agent_id or "",
+        conversation_id=claim.conversation_id or "",
+        job_id=claim.id,
+        key=key,
+        day=day,
+        micros=amount,
+        settled=settled,
+    )
+    connection.execute(
+        statement.on_conflict_do_update(
+            index_elements=["job_id", "key"], set_={"micros": amount, "settled": settled, "day": day}
+        )
+    )
+
+
+def cost_of_job(connection: Connection, job_id: int) -> float:
+    """What a job has cost so far, in dollars."""
+    query = select(func.coalesce(func.sum(spends.c.micros), 0)).where(spends.c.job_id == job_id)
+    return int(connection.execute(query).scalar_one()) / MICROS

@@ -1,0 +1,101 @@
+"""What bubblewrap is told: an empty root, the system read-only, one workspace, and nothing of the host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gofer_sandbox.bubblewrap.etc import GID, HOME, UID
+from gofer_sandbox.limits import Limits
+from gofer_sandbox.shell import scripts
+from gofer_sandbox.shell.state import MAXIMUM
+
+ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": HOME,
+    "USER": "agent",
+    "LOGNAME": "agent",
+    "SHELL": "/bin/bash",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "GIT_TERMINAL_PROMPT": "0",
+    "DEBIAN_FRONTEND": "noninteractive",
+}
+
+_SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+
+
+def isolation() -> list[str]:
+    """Namespaces and privileges; the same for the probe and for every session."""
+    return [
+        "--unshare-all",
+        "--unshare-user",
+        "--disable-userns",
+        "--as-pid-1",
+        "--new-session",
+        "--cap-drop",
+        "ALL",
+        "--clearenv",
+        "--uid",
+        str(UID),
+        "--gid",
+        str(GID),
+        "--hostname",
+        "sandbox",
+    ]
+
+
+def system(etc: Path) -> list[str]:
+    """The host's programs and libraries, read-only, and an /etc that is not the host's."""
+    arguments = ["--ro-bind", "/usr", "/usr", "--ro-bind", str(etc), "/etc"]
+    for name in _SYSTEM:
+        place = Path("/", name)
+        if place.is_symlink():
+            arguments += ["--symlink", os.readlink(place), str(place)]
+        elif place.is_dir():
+            arguments += ["--ro-bind", str(place), str(place)]
+    return arguments
+
+
+def devices(limits: Limits) -> list[str]:
+    """A fresh /proc, a minimal /dev, and tmpfs of known size wherever memory could be filled."""
+    return [
+        *("--proc", "/proc", "--dev", "/dev"),
+        *tmpfs(limits.shm, "/dev/shm", "1777"),  # noqa: S108 a path inside
+        *tmpfs(limits.tmp, "/tmp", "1777"),  # noqa: S108
+        *tmpfs(MAXIMUM, scripts.PRIVATE, "0700"),
+        *("--perms", "0755", "--dir", "/run", "--perms", "0755", "--dir", "/var"),
+        *("--symlink", "/tmp", "/var/tmp"),  # noqa: S108
+    ]
+
+
+def tmpfs(size: int, place: str, mode: str) -> list[str]:
+    """A bounded tmpfs."""
+    return ["--perms", mode, "--size", str(size), "--tmpfs", place]
+
+
+def session(
+    etc: Path,
+    workspace: Path,
+    control: Path,
+    limits: Limits,
+    environment: Mapping[str, str],
+    readonly: Sequence[Path],
+) -> list[str]:
+    """Everything for one session; the roots are made read-only last, when all is in place."""
+    arguments = [*isolation(), *system(etc)]
+    for path in readonly:
+        arguments += ["--ro-bind", str(path), str(path)]
+    arguments += devices(limits)
+    arguments += ["--ro-bind", str(control), scripts.INSIDE, "--bind", str(workspace), HOME, "--chdir", HOME]
+    for name, value in {**ENVIRONMENT, **environment}.items():
+        arguments += ["--setenv", name, value]
+    return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+def keeper() -> list[str]:
+    """The command that is PID 1 inside."""
+    return ["bash", "--noprofile", "--norc", f"{scripts.INSIDE}/keeper"]

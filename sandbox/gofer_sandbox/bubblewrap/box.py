@@ -1,0 +1,101 @@
+"""A living sandbox of bubblewrap's: a pid namespace whose PID 1 is our keeper."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from gofer_sandbox import processes
+from gofer_sandbox.bubblewrap import users
+from gofer_sandbox.bubblewrap.cgroups import Group
+from gofer_sandbox.limits import Limits
+from gofer_sandbox.local import LocalBox
+from gofer_sandbox.provider import Capabilities, Pressure, Process
+from gofer_sandbox.record import Reference
+from gofer_sandbox.runtime import remove_control
+from gofer_sandbox.shell import scripts
+from gofer_sandbox.shell.fifo import FifoWire, Ownership
+
+
+class BubblewrapBox(LocalBox):
+    """Orphans inside become children of PID 1, so what is below it is everything."""
+
+    def __init__(
+        self,
+        session: str,
+        reference: Reference,
+        capabilities: Capabilities,
+        group: Group | None,
+        limits: Limits,
+        monitor: int | None = None,
+    ) -> None:
+        """`monitor` is bubblewrap's own process, which ends right after PID 1, when it is a child of ours."""
+        super().__init__(reference, capabilities, monitor)
+        self._session, self._group, self._limits = session, group, limits
+
+    def wire(self) -> FifoWire:
+        """Over the FIFOs of the control directory."""
+        owner = Ownership(self.reference.uid, self.reference.gid)
+        private = f"/proc/{self.reference.pid}/root{scripts.PRIVATE}"
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        return FifoWire(Path(self.reference.control), owner, lambda: os.open(private, flags))
+
+    def waits(self, shell: Process) -> bool:
+        """While a command runs, the shell's standard input is not the FIFO its lines come from."""
+        return processes.sleeps_alone(shell.pid) and processes.reads_from(shell.pid, f"{scripts.INSIDE}/in")
+
+    async def sweep(self, spare: Callable[[Process], bool]) -> list[Process]:
+        """With the whole group frozen nothing can fork while it is being ended."""
+        if not await self._freeze():
+            return await super().sweep(spare)
+        try:
+            doomed = [process for process in self.processes() if not spare(process)]
+            self.signal(doomed, signal.SIGKILL)
+        finally:
+            self._thaw()
+        return doomed
+
+    async def _freeze(self) -> bool:
+        group = self._group
+        if group is None or not group.freeze(True):
+            return False
+        for _ in range(100):
+            if group.frozen():
+                return True
+            await asyncio.sleep(0.002)
+            group.freeze(True)
+        self._thaw()
+        return False
+
+    def _thaw(self) -> None:
+        if self._group:
+            self._group.freeze(False)
+
+    def pressure(self) -> Pressure:
+        """From the control group, else by counting."""
+        known = self._group.pressure() if self._group else None
+        if known is not None:
+            return known
+        count = sum(1 for _ in processes.descendants(self.reference.pid))
+        return Pressure(processes=int(count >= 0.8 * self._limits.processes))
+
+    async def destroy(self) -> None:
+        """Killing PID 1 of a pid namespace ends everything in it, and it has ended when all have."""
+        self._thaw()
+        await self._end_keeper()
+        self.detach()
+        await clean_up(self._session, self.reference, self._group)
+
+
+async def clean_up(session: str, reference: Reference, group: Group | None) -> None:
+    """Remove what a sandbox that has ended leaves on the host."""
+    if group:
+        await group.remove()
+    if reference.control:
+        control = Path(reference.control)
+        await asyncio.to_thread(remove_control, control)
+        if os.geteuid() == 0:
+            users.release(control.parent / "uids", session, reference.uid)

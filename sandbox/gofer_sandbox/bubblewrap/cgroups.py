@@ -1,0 +1,344 @@
+"""Limits for a session as a whole, by whatever control groups this machine lets us make.
+
+Nothing is assumed from what is mounted: a group is made and its limits written, and only that counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gofer_sandbox.errors import StartFailed
+from gofer_sandbox.limits import Limits
+from gofer_sandbox.provider import Pressure
+
+PREFIX = "gofer-sandbox-"
+_PERIOD = 100_000
+_ROOT = Path("/sys/fs/cgroup")
+
+
+class Group(Protocol):
+    """The control groups of one session."""
+
+    @property
+    def kind(self) -> str:
+        """Which version they are of."""
+
+    def add(self, pid: int) -> None:
+        """Put a process in; what it starts later follows."""
+
+    def freeze(self, frozen: bool) -> bool:
+        """Have everything inside stop or continue at once; False when that is not possible."""
+
+    def frozen(self) -> bool:
+        """Whether everything has stopped."""
+
+    def pressure(self) -> Pressure | None:
+        """How often limits were hit; None when that is not known here."""
+
+    async def remove(self) -> None:
+        """Remove the groups, which must be empty."""
+
+
+class Groups(Protocol):
+    """Where groups can be made."""
+
+    @property
+    def kind(self) -> str:
+        """Which version they are of."""
+
+    def make(self, name: str, limits: Limits) -> Group:
+        """A new group with its limits set."""
+
+    def open(self, name: str) -> Group:
+        """A group that was made earlier."""
+
+    def names(self) -> list[str]:
+        """The sessions that have groups here."""
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_text(str(value))
+
+
+def _number(path: Path, key: str) -> int:
+    """A counter from a file of `key value` lines."""
+    try:
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == key:
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
+async def _remove(places: list[Path]) -> None:
+    """A group can only go once the kernel has let go of its last process, which takes an instant."""
+    for place in places:
+        for attempt in range(50):
+            try:
+                place.rmdir()
+                break
+            except FileNotFoundError:
+                break
+            except OSError:
+                await asyncio.sleep(0.002 * (attempt + 1))
+
+
+def _make(place: Path, settings: dict[str, object], optional: dict[str, object]) -> None:
+    place.mkdir()
+    for name, value in settings.items():
+        _write(place / name, value)
+    for name, value in optional.items():
+        with contextlib.suppress(OSError):
+            _write(place / name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupV1:
+    """One directory in each of several hierarchies."""
+
+    places: dict[str, Path]
+    kind: str = "cgroup v1"
+
+    def add(self, pid: int) -> None:
+        """Put a process in."""
+        for place in self.places.values():
+            _write(place / "cgroup.procs", pid)
+
+    def freeze(self, frozen: bool) -> bool:
+        """Through the freezer hierarchy, where there is one."""
+        place = self.places.get("freezer")
+        if place is None:
+            return False
+        try:
+            _write(place / "freezer.state", "FROZEN" if frozen else "THAWED")
+        except OSError:
+            return False
+        return True
+
+    def frozen(self) -> bool:
+        """Whether everything has stopped."""
+        place = self.places.get("freezer")
+        return place is not None and (place / "freezer.state").read_text().strip() == "FROZEN"
+
+    def pressure(self) -> Pressure | None:
+        """From the pids and memory hierarchies."""
+        return Pressure(
+            processes=_number(self.places["pids"] / "pids.events", "max"),
+            memory=_number(self.places["memory"] / "memory.oom_control", "oom_kill"),
+        )
+
+    async def remove(self) -> None:
+        """Remove every directory."""
+        await _remove(list(self.places.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsV1:
+    """Below our own place in each hierarchy of version 1."""
+
+    parents: dict[str, Path]
+    kind: str = "cgroup v1"
+
+    def make(self, name: str, limits: Limits) -> Group:
+        """A directory in each hierarchy."""
+        group = GroupV1({controller: parent / (PREFIX + name) for controller, parent in self.parents.items()})
+        required: dict[str, dict[str, object]] = {
+            "memory": {"memory.limit_in_bytes": limits.memory},
+            "pids": {"pids.max": limits.processes},
+            "cpu": {"cpu.cfs_period_us": _PERIOD, "cpu.cfs_quota_us": int(limits.cpus * _PERIOD)},
+            "freezer": {},
+        }
+        optional: dict[str, dict[str, object]] = {
+            "memory": {"memory.memsw.limit_in_bytes": limits.memory, "memory.swappiness": 0}
+        }
+        for controller, place in group.places.items():
+            _make(place, required[controller], optional.get(controller, {}))
+        return group
+
+    def open(self, name: str) -> Group:
+        """The same directories again."""
+        return GroupV1({controller: parent / (PREFIX + name) for controller, parent in self.parents.items()})
+
+    def names(self) -> list[str]:
+        """From the pids hierarchy; every session is in it."""
+        return _names(self.parents["pids"])
+
+
+@dataclass(frozen=True, slots=True)
+class GroupV2:
+    """One directory in the unified hierarchy."""
+
+    place: Path
+    kind: str = "cgroup v2"
+
+    def add(self, pid: int) -> None:
+        """Put a process in."""
+        _write(self.place / "cgroup.procs", pid)
+
+    def freeze(self, frozen: bool) -> bool:
+        """Ask the kernel to stop or continue the group."""
+        try:
+            _write(self.place / "cgroup.freeze", int(frozen))
+        except OSError:
+            return False
+        return True
+
+    def frozen(self) -> bool:
+        """Whether everything has stopped."""
+        return _number(self.place / "cgroup.events", "frozen") == 1
+
+    def pressure(self) -> Pressure | None:
+        """From the group's event counters."""
+        return Pressure(
+            processes=_number(self.place / "pids.events", "max"),
+            memory=_number(self.place / "memory.events", "oom_kill"),
+        )
+
+    async def remove(self) -> None:
+        """Remove the directory."""
+        await _remove([self.place])
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsV2:
+    """Below a directory of the unified hierarchy that is delegated to us."""
+
+    parent: Path
+    kind: str = "cgroup v2"
+
+    def make(self, name: str, limits: Limits) -> Group:
+        """A directory with its limits."""
+        place = self.parent / (PREFIX + name)
+        required: dict[str, object] = {
+            "memory.max": limits.memory,
+            "pids.max": limits.processes,
+            "cpu.max": f"{int(limits.cpus * _PERIOD)} {_PERIOD}",
+        }
+        _make(place, required, {"memory.swap.max": 0, "memory.oom.group": 0})
+        return GroupV2(place)
+
+    def open(self, name: str) -> Group:
+        """The same directory again."""
+        return GroupV2(self.parent / (PREFIX + name))
+
+    def names(self) -> list[str]:
+        """The directories of ours."""
+        return _names(self.parent)
+
+
+def _names(parent: Path) -> list[str]:
+    try:
+        return [
+            entry.name.removeprefix(PREFIX) for entry in parent.iterdir() if entry.name.startswith(PREFIX)
+        ]
+    except OSError:
+        return []
+
+
+def find(root: Path = _ROOT, own: str | None = None) -> tuple[Groups | None, str]:
+    """Where groups with all limits can be made, tried for real; else None and why not."""
+    memberships = _memberships(own if own is not None else Path("/proc/self/cgroup").read_text())
+    reasons = []
+    for candidate in (_version_2(root, memberships), _version_1(root, memberships)):
+        if isinstance(candidate, str):
+            reasons.append(candidate)
+        elif reason := _try(candidate):
+            reasons.append(reason)
+        else:
+            return candidate, ""
+    return None, "; ".join(reasons)
+
+
+def _memberships(text: str) -> dict[str, str]:
+    """Our path in each hierarchy, by controller; the unified one under the empty name."""
+    found = {}
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            found[controller] = path
+    return found
+
+
+def _version_1(root: Path, memberships: dict[str, str]) -> Groups | str:
+    parents: dict[str, Path] = {}
+    for controller in ("memory", "pids", "cpu", "freezer"):
+        mounted = next((p for p in (root / controller, root / "cpu,cpuacct") if (p / "tasks").exists()), None)
+        if mounted is None or (mounted.name != controller and controller != "cpu"):
+            if controller == "freezer":
+                continue
+            return f"there is no {controller} hierarchy of version 1"
+        parents[controller] = _below(mounted, memberships.get(controller, "/"))
+    return GroupsV1(parents)
+
+
+def _version_2(root: Path, memberships: dict[str, str]) -> Groups | str:
+    mounted = next(
+        (place for place in (root, root / "unified") if (place / "cgroup.controllers").exists()), None
+    )
+    if mounted is None:
+        return "there is no unified hierarchy"
+    parent = _below(mounted, memberships.get("", "/"))
+    missing = {"memory", "pids", "cpu"} - set((parent / "cgroup.controllers").read_text().split())
+    if missing:
+        return f"the unified hierarchy gives us no {', '.join(sorted(missing))} controller"
+    try:
+        return GroupsV2(_enabled(parent))
+    except OSError as error:
+        return f"the unified hierarchy is not delegated to us ({error.strerror})"
+
+
+def _enabled(parent: Path) -> Path:
+    """A directory whose children have the controllers. Processes may only be in its leaves, so when we are
+    the one in the way we move to a leaf."""
+    control = parent / "cgroup.subtree_control"
+    if {"memory", "pids", "cpu"} <= set(control.read_text().split()):
+        return parent
+    try:
+        _write(control, "+memory +pids +cpu")
+    except OSError:
+        leaf = parent / f"{PREFIX}server"
+        leaf.mkdir(exist_ok=True)
+        _write(leaf / "cgroup.procs", os.getpid())
+        _write(control, "+memory +pids +cpu")
+    return parent
+
+
+def _below(mounted: Path, path: str) -> Path:
+    """Our own place; in a container the path may be the host's, and the mount's root is ours."""
+    place = mounted / path.lstrip("/")
+    return place if place.exists() else mounted
+
+
+def _try(groups: Groups) -> str:
+    """Make a group and remove it; why that is not possible, or nothing."""
+    name = f"probe-{os.getpid()}"
+    try:
+        group = groups.make(name, Limits())
+    except OSError as error:
+        _discard(groups.open(name))
+        return f"{groups.kind}: {error.strerror or error}"
+    _discard(group)
+    return ""
+
+
+def _discard(group: Group) -> None:
+    places = list(group.places.values()) if isinstance(group, GroupV1) else []
+    places += [group.place] if isinstance(group, GroupV2) else []
+    for place in places:
+        with contextlib.suppress(OSError):
+            place.rmdir()
+
+
+def add(group: Group, pid: int) -> None:
+    """Put a process in, or say why the sandbox cannot start."""
+    try:
+        group.add(pid)
+    except OSError as error:
+        raise StartFailed(f"the process could not be put under its limits: {error}") from error

@@ -1,0 +1,176 @@
+"""The default provider: bubblewrap, as root or as anybody."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from gofer_sandbox import processes, runtime
+from gofer_sandbox.bubblewrap import arguments, binary, cgroups, seccomp, users
+from gofer_sandbox.bubblewrap.box import BubblewrapBox, clean_up
+from gofer_sandbox.bubblewrap.probe import Probe
+from gofer_sandbox.bubblewrap.spawn import Spawned, spawn, through_mount
+from gofer_sandbox.errors import IsolationUnavailable, StartFailed
+from gofer_sandbox.levels import Level
+from gofer_sandbox.limits import Limits
+from gofer_sandbox.provider import Box, Capabilities, Report, Spec
+from gofer_sandbox.record import Record, Reference
+from gofer_sandbox.shell import fifo, scripts
+
+
+class Bubblewrap:
+    """Makes sandboxes with `bwrap`. Probes the machine once, before the first."""
+
+    name = "bubblewrap"
+
+    def __init__(
+        self,
+        minimum: Level = Level.ISOLATED,
+        bwrap: Path | None = None,
+        base: Path | None = None,
+        use_cgroups: bool = True,
+    ) -> None:
+        """`minimum` is the least isolation to accept; `bwrap` and `base` (the directory for control files)
+        are found when not given."""
+        self._minimum, self._bwrap, self._use_cgroups = minimum, bwrap, use_cgroups
+        self._given_base = base
+        self._probe: Probe | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def base(self) -> Path:
+        """Where control directories are made."""
+        if self._given_base is None:
+            self._given_base = runtime.directory()
+        return self._given_base
+
+    async def probe(self) -> Report:
+        """Try every feature for real, once."""
+        return (await self._probed()).report
+
+    async def _probed(self) -> Probe:
+        async with self._lock:
+            if self._probe is None:
+                self._probe = await asyncio.to_thread(Probe.run, self.base, self._bwrap, self._use_cgroups)
+        return self._probe
+
+    async def _accepted(self) -> Probe:
+        probe = await self._probed()
+        if probe.report.level < self._minimum or probe.report.level is Level.NONE:
+            wanted = max(self._minimum, Level.ISOLATED)
+            raise IsolationUnavailable(
+                f"the sandbox needs the level {wanted.name} ({wanted.words}), but:\n{probe.report.words}"
+            )
+        return probe
+
+    async def start(self, spec: Spec) -> Box:
+        """Make the control directory and the groups, spawn, and put the keeper under its limits."""
+        probe = await self._accepted()
+        uid, gid = _identity(self.base, spec)
+        group = None
+        reference = Reference(uid=uid, gid=gid, control=str(self.base / spec.id), boot=processes.boot_id())
+        try:
+            control = runtime.make_control(self.base, spec.id, gid)
+            group = probe.groups.make(spec.id, spec.limits) if probe.groups else None
+            spawned = await asyncio.to_thread(_start, probe, spec, control, uid, gid)
+        except BaseException:
+            await clean_up(spec.id, reference, group)
+            raise
+        if group:
+            cgroups.add(group, spawned.monitor)
+            cgroups.add(group, spawned.keeper)
+        return self._box(spec.id, reference, spawned, probe, group, spec.limits)
+
+    def _box(
+        self,
+        session: str,
+        reference: Reference,
+        spawned: Spawned,
+        probe: Probe,
+        group: cgroups.Group | None,
+        limits: Limits,
+    ) -> Box:
+        start = processes.start_time(spawned.keeper)
+        if start is None:
+            raise StartFailed("the sandbox ended as it began")
+        whole = Reference(
+            spawned.keeper, start, reference.boot, reference.uid, reference.gid, reference.control
+        )
+        return BubblewrapBox(session, whole, _capabilities(probe), group, limits, spawned.monitor)
+
+    async def find(self, record: Record) -> Box | None:
+        """Only a process with the same start time in the same boot is the one that was recorded."""
+        reference = record.reference
+        if reference.boot != processes.boot_id() or processes.start_time(reference.pid) != reference.start:
+            return None
+        probe = await self._accepted()
+        group = probe.groups.open(record.id) if probe.groups else None
+        try:
+            box = BubblewrapBox(record.id, reference, _capabilities(probe), group, record.limits)
+        except ProcessLookupError:
+            return None
+        if processes.start_time(reference.pid) != reference.start:
+            box.detach()
+            return None
+        return box
+
+    async def remove(self, record: Record) -> None:
+        """Remove control directory, groups and claim."""
+        probe = await self._probed()
+        group = probe.groups.open(record.id) if probe.groups else None
+        await clean_up(record.id, record.reference, group)
+
+
+def _capabilities(probe: Probe) -> Capabilities:
+    kind = probe.groups.kind if probe.groups else "rlimits"
+    return Capabilities("bubblewrap", probe.report.level, survives_server=True, network=True, limits_by=kind)
+
+
+def _identity(base: Path, spec: Spec) -> tuple[int, int]:
+    """The user a session runs as: one of its own when we are root."""
+    if os.geteuid() != 0:
+        return os.geteuid(), os.getegid()
+    wanted = spec.previous.uid if spec.previous else spec.workspace.stat().st_uid
+    uid = users.claim(base / "uids", spec.id, wanted)
+    return uid, uid
+
+
+def _start(probe: Probe, spec: Spec, control: Path, uid: int, gid: int) -> Spawned:
+    """Everything that blocks: fill the control directory, hand over the workspace, spawn."""
+    _fill(control, spec, fifo.Ownership(uid, gid), by_group=probe.groups is not None)
+    if os.geteuid() != 0:
+        return _spawn(probe, spec, spec.workspace, control, None, [])
+    if spec.workspace.stat().st_uid != uid:
+        users.hand_over(spec.workspace, uid)
+    if binary.reachable_by_others(spec.workspace):
+        return _spawn(probe, spec, spec.workspace, control, uid, [])
+    staging = control / "w"
+    staging.mkdir(mode=0o755)
+    return _spawn(probe, spec, staging, control, None, through_mount(spec.workspace, staging, uid))
+
+
+def _spawn(
+    probe: Probe, spec: Spec, workspace: Path, control: Path, uid: int | None, prefix: list[str]
+) -> Spawned:
+    assert probe.bwrap is not None
+    assert probe.etc is not None
+    options = arguments.session(probe.etc, workspace, control, spec.limits, spec.environment, spec.readonly)
+    return spawn([*prefix, str(probe.bwrap), *options], arguments.keeper(), seccomp.program(), uid)
+
+
+def _fill(control: Path, spec: Spec, owner: fifo.Ownership, by_group: bool) -> None:
+    """Where there are groups they count processes and memory, and the limits of each process stand behind."""
+    limits = spec.limits
+    keeper = scripts.keeper(
+        limits,
+        processes=limits.processes * (4 if by_group else 1) if _counts_by_namespace() else None,
+        address_space=None if by_group else limits.memory,
+    )
+    fifo.prepare(control, keeper, owner, scripts.INSIDE, scripts.PRIVATE)
+
+
+def _counts_by_namespace() -> bool:
+    """Since Linux 5.14 RLIMIT_NPROC counts a user namespace's processes; before, all of the user's."""
+    major, minor = (int(part) for part in os.uname().release.split(".")[:2])
+    return os.geteuid() == 0 or (major, minor) >= (5, 14)

@@ -1,0 +1,110 @@
+"""Starting bubblewrap: with an empty environment, as the session's own user, in a session of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gofer_sandbox.errors import StartFailed
+
+_WITHIN = 20.0
+
+# Used only where a session's user cannot reach its workspace, as below /root: the mount is made in a
+# namespace of its own, seen by nobody else and gone with the last process in it.
+_REACH = (
+    'mount --bind "$1" "$2" && shift 2 && exec setpriv --reuid="$1" --regid="$1" --clear-groups -- "${@:2}"'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """bubblewrap's process, ours to reap, and the one it made PID 1 inside."""
+
+    monitor: int
+    keeper: int
+
+
+def memory_file(name: str, data: bytes = b"") -> int:
+    """A file without a path."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    os.write(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def spawn(
+    bwrap: Sequence[str], command: Sequence[str], filter_program: bytes | None, uid: int | None
+) -> Spawned:
+    """Start bubblewrap, given with its options, and learn its child's pid. `uid` is the user to become, or
+    None."""
+    said = memory_file("said")
+    info, info_end = os.pipe2(os.O_CLOEXEC)
+    passed = [info_end]
+    arguments = [*bwrap, "--info-fd", str(info_end)]
+    if filter_program:
+        passed.append(memory_file("seccomp", filter_program))
+        arguments += ["--seccomp", str(passed[-1])]
+    try:
+        process = _popen([*arguments, *command], passed, said, uid)
+        for fd in passed:
+            os.close(fd)
+        passed = []
+        return Spawned(process.pid, _child(process, info, said))
+    finally:
+        for fd in (info, said, *passed):
+            os.close(fd)
+
+
+def _popen(arguments: list[str], passed: list[int], said: int, uid: int | None) -> subprocess.Popen[bytes]:
+    drop: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
+    try:
+        return subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            env={},
+            pass_fds=passed,
+            start_new_session=True,
+            umask=0o022,
+            **drop,
+        )
+    except OSError as error:
+        raise StartFailed(f"bwrap could not be started: {error}") from error
+
+
+def _child(process: subprocess.Popen[bytes], info: int, said: int) -> int:
+    """What bubblewrap says of its child; when it says nothing it has ended, and said why elsewhere."""
+    data = b""
+    while select.select([info], [], [], _WITHIN)[0]:
+        piece = os.read(info, 4096)
+        data += piece
+        with contextlib.suppress(ValueError):
+            process.returncode = 0  # from here on the box reaps it, by its pid
+            return int(json.loads(data)["child-pid"])
+        if not piece:
+            break
+    process.returncode = None
+    process.kill()
+    process.wait()
+    raise StartFailed(f"bwrap did not start: {words(said)}")
+
+
+def words(said: int) -> str:
+    """What was printed to a memory file."""
+    return os.pread(said, 4096, 0).decode("utf-8", "replace").strip() or "it said nothing"
+
+
+def through_mount(workspace: Path, staging: Path, uid: int) -> list[str]:
+    """A prefix that makes the workspace reachable at `staging` and then becomes the session's user."""
+    return [
+        *("unshare", "--mount", "--propagation", "private", "--", "bash", "-c", _REACH, "bash"),
+        *(str(workspace), str(staging), str(uid)),
+    ]

@@ -1,0 +1,58 @@
+"""A user id of its own for every session, when the server is root."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from pathlib import Path
+
+from gofer_sandbox.errors import StartFailed
+
+FIRST, LAST = 2_000_000_000, 2_000_065_535
+"""Far from what systems, containers and subordinate ranges give out."""
+
+
+def claim(directory: Path, session: str, wanted: int = -1) -> int:
+    """An id no living session has; the wanted one if it is free. The claim is a file, so it is atomic."""
+    if FIRST <= wanted <= LAST and _take(directory, session, wanted):
+        return wanted
+    for _ in range(1000):
+        uid = random.randint(FIRST, LAST)  # noqa: S311 uniqueness comes from the claim, not from chance
+        if _take(directory, session, uid):
+            return uid
+    raise StartFailed("no free user id was found for the session; are thousands of sessions left over?")
+
+
+def _take(directory: Path, session: str, uid: int) -> bool:
+    directory.mkdir(exist_ok=True, mode=0o700)
+    try:
+        fd = os.open(directory / str(uid), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return _holder(directory, uid) == session
+    os.write(fd, session.encode())
+    os.close(fd)
+    return True
+
+
+def _holder(directory: Path, uid: int) -> str:
+    try:
+        return (directory / str(uid)).read_text()
+    except OSError:
+        return ""
+
+
+def release(directory: Path, session: str, uid: int) -> None:
+    """Give an id back, if it is this session's."""
+    if _holder(directory, uid) == session:
+        with contextlib.suppress(FileNotFoundError):
+            (directory / str(uid)).unlink()
+
+
+def hand_over(workspace: Path, uid: int) -> None:
+    """Make everything in a workspace belong to an id; links themselves, never what they point at."""
+    os.chown(workspace, uid, uid, follow_symlinks=False)
+    for parent, directories, files, fd in os.fwalk(workspace, follow_symlinks=False):
+        del parent
+        for name in (*directories, *files):
+            os.chown(name, uid, uid, dir_fd=fd, follow_symlinks=False)

@@ -1,0 +1,94 @@
+"""Watching how much a workspace holds, where no quota does it for us."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gofer_sandbox.limits import MIB, Limits
+
+_SHORTEST = 0.1
+_LONGEST = 5.0
+_SHARE = 10
+"""A look may take one part in this many of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a workspace holds."""
+
+    size: int = 0
+    files: int = 0
+
+
+def measure(workspace: Path) -> Usage:
+    """Count blocks and entries without following links; a directory its owner made unreadable is opened up
+    again, so that nothing hides from the count."""
+    size = files = 0
+    linked: set[int] = set()
+    for _, directories, names, fd in os.fwalk(workspace, follow_symlinks=False, onerror=None):
+        for name in (*directories, *names):
+            with contextlib.suppress(OSError):
+                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                files += 1
+                if status.st_nlink < 2 or status.st_ino not in linked:
+                    size += status.st_blocks * 512
+                if status.st_nlink > 1:
+                    linked.add(status.st_ino)
+        for name in directories:
+            if not os.access(name, os.R_OK | os.X_OK, dir_fd=fd, follow_symlinks=False):
+                _open_up(name, fd)
+    return Usage(size, files)
+
+
+def _open_up(name: str, directory: int) -> None:
+    with contextlib.suppress(OSError):
+        found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            os.chmod(f"/proc/self/fd/{found}", 0o700)
+        finally:
+            os.close(found)
+
+
+class DiskWatch:
+    """Looks at a workspace while a command runs, and says when it holds too much.
+
+    A workspace that is over its limit already may still be worked in, to delete something; it may only not
+    grow any more.
+    """
+
+    def __init__(self, workspace: Path, limits: Limits) -> None:
+        self._workspace, self._limits = workspace, limits
+        self._task: asyncio.Task[None] | None = None
+        self.usage = Usage()
+
+    def begin(self, full: Callable[[str], None]) -> None:
+        """Look from now on, if not doing so already."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._watch(full))
+
+    def end(self) -> None:
+        """Look no more."""
+        if self._task:
+            self._task.cancel()
+            self._task = None
+
+    async def _watch(self, full: Callable[[str], None]) -> None:
+        allowed = Usage(
+            max(self._limits.disk, self.usage.size + MIB), max(self._limits.files, self.usage.files + 100)
+        )
+        while True:
+            began = time.monotonic()
+            self.usage = await asyncio.to_thread(measure, self._workspace)
+            if self.usage.size > allowed.size:
+                full(f"the workspace holds {self.usage.size} bytes, more than its {self._limits.disk}")
+                return
+            if self.usage.files > allowed.files:
+                full(f"the workspace holds {self.usage.files} files, more than its {self._limits.files}")
+                return
+            await asyncio.sleep(min(_LONGEST, max(_SHORTEST, _SHARE * (time.monotonic() - began))))

@@ -1,0 +1,46 @@
+"""Everything this library raises.
+
+SandboxError
+├── InvalidInput            the caller passed something no sandbox could run (also a ValueError)
+├── IsolationUnavailable    the machine gives less isolation than was asked for; says how to fix it
+├── StartFailed             the sandbox did not come up
+├── SandboxClosed           used before it was entered or after it was closed
+├── SandboxOwned            another live process holds this session
+├── SandboxGone             there is nothing alive to attach to; restore instead
+└── files.FileError         a file operation was not possible; its own tree is in `files/errors.py`
+
+The docstring of a class is its message when none is given.
+"""
+
+from __future__ import annotations
+
+
+class SandboxError(Exception):
+    """Something went wrong in the sandbox."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (self.__doc__ or "").strip())
+
+
+class InvalidInput(SandboxError, ValueError):
+    """The input cannot be used."""
+
+
+class IsolationUnavailable(SandboxError):
+    """This machine does not give the isolation that was asked for."""
+
+
+class StartFailed(SandboxError):
+    """The sandbox did not start."""
+
+
+class SandboxClosed(SandboxError):
+    """The sandbox is closed."""
+
+
+class SandboxOwned(SandboxError):
+    """Another live process owns this session."""
+
+
+class SandboxGone(SandboxError):
+    """The sandbox is no longer alive; restore it from its record."""

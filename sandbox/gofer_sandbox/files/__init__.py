@@ -1,0 +1,41 @@
+"""Files of a live sandbox, reached from outside without a process inside and without leaving it."""
+
+from gofer_sandbox.files.confined import BytesPage, ConfinedFiles, Edited, FileLimits, Written
+from gofer_sandbox.files.edits import Edit
+from gofer_sandbox.files.errors import (
+    BinaryFile,
+    EditRefused,
+    FileBusy,
+    FileError,
+    FileMissing,
+    FileRefused,
+    FileTooLarge,
+    InvalidPath,
+    NoSpace,
+    NotAFile,
+)
+from gofer_sandbox.files.listing import Entry, Listing
+from gofer_sandbox.files.text import PageLimits, TextPage
+
+__all__ = [
+    "BinaryFile",
+    "BytesPage",
+    "ConfinedFiles",
+    "Edit",
+    "EditRefused",
+    "Edited",
+    "Entry",
+    "FileBusy",
+    "FileError",
+    "FileLimits",
+    "FileMissing",
+    "FileRefused",
+    "FileTooLarge",
+    "InvalidPath",
+    "Listing",
+    "NoSpace",
+    "NotAFile",
+    "PageLimits",
+    "TextPage",
+    "Written",
+]

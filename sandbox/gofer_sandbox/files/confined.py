@@ -1,0 +1,260 @@
+"""Reading and changing a live sandbox's files from outside, with exactly the rights its session has."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from gofer_sandbox.errors import SandboxGone
+from gofer_sandbox.files import edits as editing
+from gofer_sandbox.files.edits import Edit
+from gofer_sandbox.files.errors import (
+    BinaryFile,
+    FileBusy,
+    FileMissing,
+    FileRefused,
+    FileTooLarge,
+    InvalidPath,
+    explained,
+)
+from gofer_sandbox.files.identity import acting_as
+from gofer_sandbox.files.listing import Entry, Listing, describe, list_directory
+from gofer_sandbox.files.paths import checked, split
+from gofer_sandbox.files.root import Root, closing, open_root, require_regular
+from gofer_sandbox.files.text import SNIFF, PageLimits, TextPage, is_binary, read_page
+
+
+@dataclass(frozen=True, slots=True)
+class FileLimits:
+    """How much one file operation may hold in memory or answer with."""
+
+    read_bytes: int = 16 * 1024 * 1024
+    write_bytes: int = 64 * 1024 * 1024
+    edit_bytes: int = 8 * 1024 * 1024
+    page: PageLimits = field(default_factory=PageLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class BytesPage:
+    """A range of a file's bytes; `size` is the whole file's."""
+
+    path: str
+    data: bytes
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A file was put in place whole."""
+
+    path: str
+    size: int
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """A file was changed; `diff` is unified."""
+
+    path: str
+    size: int
+    diff: str
+
+
+class ConfinedFiles:
+    """The files of one sandbox, given a process that lives in it and the user its session runs as.
+
+    Paths are resolved by the kernel inside the sandbox's own root and mounts, so links lead where they would
+    lead a command inside and never out. The methods block: call them in a worker thread.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        uid: int,
+        gid: int,
+        *,
+        base: str = "/",
+        private: Sequence[str] = ("/run/s",),
+        limits: FileLimits | None = None,
+    ) -> None:
+        """`base` is where relative paths begin; `private` are the sandbox's own mounts, always refused."""
+        if os.geteuid() not in (0, uid):
+            raise FileRefused("/", f"only root or uid {uid} can reach this sandbox's files")
+        try:
+            self._process = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileNotFoundError, ProcessLookupError):
+            raise SandboxGone from None
+        self._uid, self._gid = uid, gid
+        self._base = checked(base)
+        self._private = tuple(private)
+        self._limits = limits or FileLimits()
+
+    def close(self) -> None:
+        """Let go of the process; the object is of no use afterwards."""
+        process, self._process = self._process, -1
+        if process >= 0:
+            os.close(process)
+
+    def __enter__(self) -> ConfinedFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> BytesPage:
+        """Up to `limit` bytes from `offset`; the limit is capped by the library's own."""
+        if offset < 0 or (limit is not None and limit < 0):
+            raise InvalidPath(path, "offset and limit cannot be negative")
+        want = min(self._limits.read_bytes if limit is None else limit, self._limits.read_bytes)
+        with self._entered(path) as (root, whole), closing(root.open_regular(whole)) as fd:
+            return BytesPage(whole, _read(fd, offset, want), offset, os.fstat(fd).st_size)
+
+    def read_text(self, path: str, *, first_line: int = 1, lines: int = 2000) -> TextPage:
+        """A page of lines, counted from 1; BinaryFile where the file is not text."""
+        if first_line < 1 or lines < 1:
+            raise InvalidPath(path, "lines are counted from 1, and at least one must be asked for")
+        with self._entered(path) as (root, whole), closing(root.open_regular(whole)) as fd:
+            if is_binary(os.pread(fd, SNIFF, 0)):
+                size = os.fstat(fd).st_size
+                raise BinaryFile(whole, f"binary file of {size} bytes; read it as bytes or use a command")
+            return read_page(fd, whole, first_line, lines, self._limits.page)
+
+    def write(self, path: str, data: bytes) -> Written:
+        """Put the content in place atomically, making the directories above it; keeps an old file's mode."""
+        if len(data) > self._limits.write_bytes:
+            raise FileTooLarge(
+                str(path), f"{len(data)} bytes; at most {self._limits.write_bytes} can be written"
+            )
+        with self._entered(path) as (root, whole):
+            split(whole)
+            parent, name = root.open_parent(whole, create=True)
+            with closing(parent):
+                before = _replaceable(parent, name, whole)
+                _replace(parent, name, data, before)
+                return Written(whole, len(data), before is None)
+
+    def edit(self, path: str, edits: Sequence[Edit]) -> Edited:
+        """Apply exact edits, all or none; EditRefused says which does not match, and why."""
+        with self._entered(path) as (root, whole):
+            parent, name = root.open_parent(whole, create=False)
+            with closing(parent):
+                info = _replaceable(parent, name, whole)
+                with closing(root.open_regular(whole)) as fd:
+                    opened = os.fstat(fd)
+                    before = self._editable(fd, whole)
+                after = editing.apply(whole, before, edits)
+                if info is None or not _same(info, opened) or not _unchanged(parent, name, opened):
+                    raise FileBusy(whole, "the file changed during the edit; read it again")
+                _replace(parent, name, after, opened)
+                return Edited(whole, len(after), editing.unified_diff(whole, before, after))
+
+    def list(self, path: str, *, limit: int = 1000) -> Listing:
+        """The directory's entries by name, at most `limit` of them."""
+        if limit < 1:
+            raise InvalidPath(path, "at least one entry must be asked for")
+        with (
+            self._entered(path) as (root, whole),
+            closing(root.open(whole, os.O_RDONLY | os.O_DIRECTORY)) as fd,
+        ):
+            return list_directory(fd, whole, limit)
+
+    def stat(self, path: str, *, follow: bool = True) -> Entry:
+        """What the path is; with `follow` false, a link itself."""
+        with self._entered(path) as (root, whole):
+            flags = os.O_PATH if follow else os.O_PATH | os.O_NOFOLLOW
+            with closing(root.open(whole, flags)) as fd:
+                target = os.readlink("", dir_fd=fd) if not follow and _is_link(fd) else None
+                return describe(whole.rstrip("/").rpartition("/")[2] or "/", os.fstat(fd), target)
+
+    @contextmanager
+    def _entered(self, path: str) -> Iterator[tuple[Root, str]]:
+        """Open the root with the server's rights, then act as the session, with errors in plain words."""
+        whole = checked(path, self._base)
+        try:
+            with explained(whole), closing(open_root(self._process)) as fd, acting_as(self._uid, self._gid):
+                yield Root(fd, self._private), whole
+        except FileMissing:
+            os.close(open_root(self._process))  # SandboxGone where it was the mounts that went away meanwhile
+            raise
+
+    def _editable(self, fd: int, path: str) -> bytes:
+        size = os.fstat(fd).st_size
+        limit = self._limits.edit_bytes
+        if size > limit:
+            raise FileTooLarge(
+                path, f"{size} bytes; at most {limit} can be edited, use a command such as sed"
+            )
+        data = _read(fd, 0, limit)
+        if is_binary(data):
+            raise BinaryFile(path, "a binary file cannot be edited as text")
+        return data
+
+
+def _read(fd: int, offset: int, want: int) -> bytes:
+    """Read until enough or the end; a file that grows meanwhile cannot make it more."""
+    pieces = []
+    while want > 0 and (piece := os.pread(fd, min(want, 1 << 20), offset)):
+        pieces.append(piece)
+        offset += len(piece)
+        want -= len(piece)
+    return b"".join(pieces)
+
+
+def _is_link(fd: int) -> bool:
+    return describe("", os.fstat(fd), None).kind == "link"
+
+
+def _same(one: os.stat_result, other: os.stat_result) -> bool:
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+
+def _unchanged(parent: int, name: str, opened: os.stat_result) -> bool:
+    try:
+        now = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    same_content = (now.st_mtime_ns, now.st_size) == (opened.st_mtime_ns, opened.st_size)
+    return _same(now, opened) and same_content
+
+
+def _replaceable(parent: int, name: str, path: str) -> os.stat_result | None:
+    """What stands there now, or None.
+
+    Renaming over a file asks only for rights on its directory, so the file's own are tried here: what a
+    command could not write, this must not replace.
+    """
+    try:
+        info = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        require_regular(info, path)
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
+        os.close(os.open(name, flags, dir_fd=parent))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.ETXTBSY:  # a running program may be replaced, its process keeps the old one
+            return info
+        raise
+    return info
+
+
+def _replace(parent: int, name: str, data: bytes, before: os.stat_result | None) -> None:
+    """Write beside it and rename: readers see the old or the new, and another hard link keeps the old."""
+    temporary = f".{secrets.token_hex(8)}.part"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(temporary, flags, 0o600, dir_fd=parent)
+    try:
+        with closing(fd):
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fchmod(fd, 0o644 if before is None else before.st_mode & 0o777)
+        os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except BaseException:
+        os.unlink(temporary, dir_fd=parent)
+        raise

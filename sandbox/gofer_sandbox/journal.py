@@ -1,0 +1,91 @@
+"""What a session leaves on disk for the process that comes after: who owns it, and which command runs."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from gofer_sandbox.errors import SandboxOwned
+
+_SIZE = 1024
+
+
+@dataclass(slots=True)
+class Live:
+    """The command that runs or ran last."""
+
+    number: int = 0
+    running: bool = False
+    separate: bool = False
+    started: float = 0.0
+    """Wall time."""
+    clock: int = 0
+    """The box's clock when it was submitted."""
+    deadline: float = 0.0
+    """Wall time."""
+    shell: int = 0
+    """What the user's shell calls itself."""
+
+    def line(self) -> bytes:
+        """As JSON; by hand, for it is written twice with every command."""
+        return (
+            b'{"number":%d,"running":%s,"separate":%s,"started":%.6f,"clock":%d,"deadline":%.6f,"shell":%d}'
+            % (
+                self.number,
+                b"true" if self.running else b"false",
+                b"true" if self.separate else b"false",
+                self.started,
+                self.clock,
+                self.deadline,
+                self.shell,
+            )
+        )
+
+
+class Journal:
+    """One open file: its lock says who owns the session, its content which command runs.
+
+    The kernel drops the lock with the process, so an owner killed at any instant is never mistaken for a
+    living one. The content is overwritten in place by one write each time, before a command is sent and
+    after its result is known.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Take the session, or raise SandboxOwned."""
+        self._fd = os.open(directory / "live", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise SandboxOwned(f"another process is using the session in {directory}") from None
+        self.live = self._read()
+
+    def _read(self) -> Live:
+        with contextlib.suppress(ValueError, TypeError):
+            return Live(**json.loads(os.pread(self._fd, _SIZE, 0)))
+        return Live()
+
+    def write(self) -> None:
+        """Put down what `live` says now."""
+        os.pwrite(self._fd, self.live.line().ljust(_SIZE), 0)
+
+    def close(self) -> None:
+        """Let another process take the session."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def owned(directory: Path) -> bool:
+    """Whether a living process holds the session."""
+    try:
+        Journal(directory).close()
+    except SandboxOwned:
+        return True
+    except FileNotFoundError:
+        return False
+    return False

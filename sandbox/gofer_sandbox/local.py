@@ -1,0 +1,125 @@
+"""What boxes on this machine have in common: processes seen and ended from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Sequence
+
+from gofer_sandbox import processes
+from gofer_sandbox.files import ConfinedFiles
+from gofer_sandbox.provider import Capabilities, Pressure, Process
+from gofer_sandbox.record import Reference
+
+
+class LocalBox:
+    """A keeper process and everything it leads to. Nothing inside has to help."""
+
+    home = "/workspace"
+
+    def __init__(self, reference: Reference, capabilities: Capabilities, child: int | None) -> None:
+        """`child` is the process to reap in the end, when it is a child of ours."""
+        self.reference, self.capabilities = reference, capabilities
+        self._child = child
+        self._loop = asyncio.get_running_loop()
+        self._handle = os.pidfd_open(reference.pid)
+        self._callback: Callable[[], None] | None = None
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(self._handle, self._on_end)
+
+    def _on_end(self) -> None:
+        self._loop.remove_reader(self._handle)
+        if not self._ended.done():
+            self._ended.set_result(None)
+        if self._callback:
+            self._callback()
+            self._callback = None
+
+    def alive(self) -> bool:
+        """The keeper's descriptor tells, whatever its number means by now."""
+        return not self._ended.done()
+
+    def on_death(self, callback: Callable[[], None]) -> None:
+        """Call back once."""
+        self._callback = callback
+
+    def clock(self) -> int:
+        """The kernel's own."""
+        return processes.clock()
+
+    def processes(self) -> list[Process]:
+        """Everything below the keeper."""
+        return processes.below(self.reference.pid) if self.alive() else []
+
+    def background(self, shell: Process | None) -> list[Process]:
+        """Two small reads tell that there is nothing, which is the usual case."""
+        if shell and processes.is_alone(self.reference.pid, shell.pid):
+            return []
+        return [process for process in self.processes() if shell is None or process.pid != shell.pid]
+
+    def shell(self, inner: int) -> Process | None:
+        """The child of the keeper that has that number inside."""
+        for pid in processes.children(self.reference.pid):
+            if processes.inner_pid(pid) == inner:
+                return processes.describe(pid)
+        return None
+
+    def signal(self, targets: Sequence[Process], number: int) -> None:
+        """Through descriptors, so that a reused pid is never hit."""
+        processes.send(targets, number)
+
+    async def sweep(self, spare: Callable[[Process], bool]) -> list[Process]:
+        """Stop all before ending any: a stopped process keeps its place under the limit, so that the others
+        cannot become more."""
+        stopped: dict[tuple[int, int], Process] = {}
+        for _ in range(50):
+            found = [process for process in self.processes() if not spare(process)]
+            fresh = [process for process in found if (process.pid, process.start) not in stopped]
+            if not fresh:
+                break
+            self.signal(fresh, signal.SIGSTOP)
+            stopped |= {(process.pid, process.start): process for process in fresh}
+            await asyncio.sleep(0)
+        self.signal(list(stopped.values()), signal.SIGKILL)
+        return list(stopped.values())
+
+    def pressure(self) -> Pressure:
+        """Nothing is counted here."""
+        return Pressure()
+
+    def files(self) -> ConfinedFiles:
+        """As the session's own user, within its own root."""
+        reference = self.reference
+        return ConfinedFiles(reference.pid, reference.uid, reference.gid, base=self.home)
+
+    async def _end_keeper(self) -> None:
+        """Kill it, wait until it has gone, and leave no zombie."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        if self._child == self.reference.pid:
+            await self._reap()
+        await asyncio.wait_for(asyncio.shield(self._ended), 30)
+        await self._reap()
+
+    async def _reap(self) -> None:
+        while self._child is not None:
+            if _reaped(self._child):
+                self._child = None
+            else:
+                await asyncio.sleep(0.0005)
+
+    def detach(self) -> None:
+        """Close the descriptor."""
+        if self._handle >= 0:
+            self._loop.remove_reader(self._handle)
+            os.close(self._handle)
+            self._handle = -1
+
+
+def _reaped(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True

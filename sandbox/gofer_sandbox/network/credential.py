@@ -1,0 +1,81 @@
+"""A secret header that is added on the way out and never shown."""
+
+from __future__ import annotations
+
+import base64
+from typing import NoReturn
+
+from gofer_sandbox.errors import InvalidInput
+
+
+class Credential:
+    """A header with a secret value. It prints as stars and cannot be pickled or copied into a log."""
+
+    __slots__ = ("_secrets", "_value", "header")
+
+    def __init__(self, header: str, value: str, *secrets: str) -> None:
+        """`secrets` are the parts of the value that must never come back, if it is more than one secret."""
+        if not value or not value.isascii() or not value.isprintable():
+            raise InvalidInput("a credential must be printable ASCII and not empty")
+        if not header.replace("-", "").isalnum() or not header.isascii():
+            raise InvalidInput(f"{header!r} is not a header's name")
+        self.header = header
+        self._value = value
+        self._secrets = tuple(dict.fromkeys(part.encode() for part in (value, *secrets) if part))
+
+    @classmethod
+    def bearer(cls, token: str) -> Credential:
+        """`Authorization: Bearer …`"""
+        return cls("Authorization", f"Bearer {token}", token)
+
+    @classmethod
+    def basic(cls, user: str, password: str) -> Credential:
+        """`Authorization: Basic …`, as git over HTTP wants it."""
+        packed = base64.b64encode(f"{user}:{password}".encode()).decode()
+        return cls("Authorization", f"Basic {packed}", packed, password)
+
+    def reveal(self) -> bytes:
+        """The header's value; for the request to the upstream alone."""
+        return self._value.encode()
+
+    @property
+    def secrets(self) -> tuple[bytes, ...]:
+        """What must be masked wherever it comes back."""
+        return self._secrets
+
+    def __repr__(self) -> str:
+        return f"Credential({self.header}: ***)"
+
+    __str__ = __repr__
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a credential is not written down")
+
+
+class Mask:
+    """Replaces secrets in a stream by as many stars, also when one is split between pieces."""
+
+    def __init__(self, secrets: tuple[bytes, ...]) -> None:
+        self._secrets = sorted(secrets, key=len, reverse=True)
+        self._keep = max((len(secret) for secret in secrets), default=1) - 1
+        self._held = b""
+        self.found = False
+
+    def feed(self, data: bytes) -> bytes:
+        """What can be passed on; up to a secret's length is held back until more is known."""
+        data = self._masked(self._held + data)
+        cut = max(0, len(data) - self._keep)
+        self._held = data[cut:]
+        return data[:cut]
+
+    def rest(self) -> bytes:
+        """What was held back."""
+        rest, self._held = self._held, b""
+        return rest
+
+    def _masked(self, data: bytes) -> bytes:
+        for secret in self._secrets:
+            if secret in data:
+                self.found = True
+                data = data.replace(secret, b"*" * len(secret))
+        return data

@@ -1,0 +1,75 @@
+"""Connecting to a name: resolve it here, check every address, and dial the checked one."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from functools import cache
+from socket import SOCK_STREAM
+
+from gofer_sandbox.network.addresses import refused
+from gofer_sandbox.network.errors import Refused
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+_TRIED = 4
+
+
+async def system_resolve(host: str, port: int) -> list[str]:
+    """The addresses the machine's resolver gives, in its order."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+@cache
+def default_tls() -> ssl.SSLContext:
+    """The system's trust; made once, since reading the certificates takes a while."""
+    return ssl.create_default_context()
+
+
+class Dialer:
+    """Opens connections to names on behalf of a sandbox.
+
+    The name is looked up once and the very address that was checked is dialled, so an answer that changes
+    between check and use (DNS rebinding) gains nothing.
+    """
+
+    def __init__(self, resolve: Resolve, patience: float, tls: ssl.SSLContext | None) -> None:
+        self._resolve = resolve
+        self._patience = patience
+        self._tls = tls
+
+    async def connect(self, host: str, port: int, *, secure: bool, allow_private: bool) -> Connection:
+        """A connection, or Refused with the reason."""
+        try:
+            async with asyncio.timeout(self._patience):
+                return await self._dial(host, port, secure, allow_private)
+        except TimeoutError:
+            raise Refused("the host did not answer in time", status=504) from None
+
+    async def _dial(self, host: str, port: int, secure: bool, allow_private: bool) -> Connection:
+        tls = (self._tls or default_tls()) if secure else None
+        failure = "no address"
+        for address in (await self._addresses(host, port, allow_private))[:_TRIED]:
+            try:
+                name = host if secure else None
+                return await asyncio.open_connection(address, port, ssl=tls, server_hostname=name)
+            except ssl.SSLError as error:
+                failure = f"its TLS certificate or handshake failed ({error.reason or 'unknown'})"
+            except OSError as error:
+                failure = error.strerror or type(error).__name__
+        raise Refused(f"could not connect: {failure}", status=502)
+
+    async def _addresses(self, host: str, port: int, allow_private: bool) -> list[str]:
+        try:
+            found = await self._resolve(host, port)
+        except OSError:
+            raise Refused("the name could not be resolved", status=502) from None
+        reasons = {address: refused(address) for address in found}
+        allowed = [address for address in found if allow_private or reasons[address] is None]
+        if not allowed:
+            why = next(iter(reasons.values()), None)
+            raise Refused(f"its address is {why}" if why else "the name has no address")
+        return allowed

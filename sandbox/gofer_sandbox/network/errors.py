@@ -1,0 +1,26 @@
+"""What can go wrong with a sandbox's network."""
+
+from __future__ import annotations
+
+from gofer_sandbox.errors import SandboxError
+
+
+class EgressUnavailable(SandboxError):
+    """The proxy could not be put into the sandbox's network namespace."""
+
+
+class Refused(Exception):
+    """One request is refused: the status and the sentence its program gets, and the caller's report.
+
+    It never leaves this package.
+    """
+
+    def __init__(
+        self, reason: str, *, status: int = 403, host: str = "", port: int = 0, path: str = ""
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.status = status
+        self.host = host
+        self.port = port
+        self.path = path

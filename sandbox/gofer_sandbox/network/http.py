@@ -1,0 +1,150 @@
+"""HTTP/1.1 over asyncio streams: h11 reads the protocol, this counts the bytes and keeps the time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import TypeAlias
+
+import h11
+
+from gofer_sandbox.network.errors import Refused
+from gofer_sandbox.network.limits import EgressLimits, Meter
+
+BLOCK = 64 * 1024
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+
+_HOP_BY_HOP = {
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
+    b"trailer", b"transfer-encoding", b"upgrade", b"expect",
+}  # fmt: skip
+
+
+class Peer:
+    """One side of an HTTP conversation: the program in the sandbox, or the upstream."""
+
+    def __init__(
+        self,
+        role: type[h11.CLIENT] | type[h11.SERVER],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        meter: Meter,
+        limits: EgressLimits,
+    ) -> None:
+        self.http = h11.Connection(role, max_incomplete_event_size=limits.header_bytes)
+        self.reader = reader
+        self.writer = writer
+        self.meter = meter
+        self.limits = limits
+
+    async def receive(self, patience: float | None = None) -> h11.Event | None:
+        """The next event, None when there is none in this cycle; Refused for what is not HTTP."""
+        while True:
+            try:
+                event = self.http.next_event()
+            except h11.RemoteProtocolError as error:
+                raise self._malformed(error) from None
+            if event is h11.PAUSED:
+                return None
+            if isinstance(event, h11.Event):
+                return event
+            if self.http.they_are_waiting_for_100_continue:
+                await self.send(h11.InformationalResponse(status_code=100, headers=[]))
+            async with asyncio.timeout(patience or self.limits.idle_seconds):
+                data = await self.reader.read(BLOCK)
+            self.meter.count(len(data))
+            self.http.receive_data(data)
+
+    def _malformed(self, error: h11.RemoteProtocolError) -> Refused:
+        if self.http.our_role is h11.CLIENT:
+            return Refused(f"the upstream's answer is not valid HTTP: {error}", status=502)
+        return Refused(f"not valid HTTP: {error}", status=error.error_status_hint)
+
+    async def send(self, *events: h11.Event) -> None:
+        """Write events out; waits while the other side is slow, but not for ever."""
+        for event in events:
+            data = self.http.send(event)
+            if data:
+                self.writer.write(data)
+        async with asyncio.timeout(self.limits.idle_seconds):
+            await self.writer.drain()
+
+    async def close(self) -> None:
+        """Close, whatever state the other side is in."""
+        self.writer.close()
+        try:
+            async with asyncio.timeout(1):
+                await self.writer.wait_closed()
+        except (OSError, TimeoutError):
+            self.writer.transport.abort()
+
+
+def end_to_end(headers: Iterable[tuple[bytes, bytes]], *dropped: bytes) -> Headers:
+    """Headers without those that speak of one connection only, and without the named ones."""
+    listed = [(bytes(name), bytes(value)) for name, value in headers]
+    named = {
+        token.strip().lower()
+        for name, value in listed
+        if name == b"connection"
+        for token in value.split(b",")
+    }
+    unwanted = _HOP_BY_HOP | named | set(dropped)
+    return [(name, value) for name, value in listed if name not in unwanted]
+
+
+def framing(request: h11.Request) -> Headers:
+    """How the body's length is told to the upstream; Refused where the request tells it twice."""
+    names = [name for name, _ in request.headers]
+    if b"transfer-encoding" not in names:
+        return []
+    if b"content-length" in names:
+        raise Refused("a request with two lengths", status=400)
+    return [(b"transfer-encoding", b"chunked")]
+
+
+async def relay_body(source: Peer, sink: Peer) -> None:
+    """Pass a body on as it comes, to its end."""
+    while True:
+        event = await source.receive()
+        if isinstance(event, h11.Data):
+            await sink.send(h11.Data(data=bytes(event.data)))
+        elif isinstance(event, h11.EndOfMessage):
+            await sink.send(h11.EndOfMessage())
+            return
+        else:
+            raise ConnectionResetError("the body was cut off")
+
+
+async def drain(peer: Peer, limit: int, patience: float) -> None:
+    """Read away a body, so that closing does not reset the connection before the answer was read."""
+    try:
+        async with asyncio.timeout(patience):
+            while limit > 0 and peer.http.their_state in (h11.IDLE, h11.SEND_BODY):
+                event = await peer.receive()
+                limit -= len(event.data) if isinstance(event, h11.Data) else 0
+    except (OSError, TimeoutError, Refused):
+        return
+
+
+async def answer(peer: Peer, status: int, text: str) -> None:
+    """A plain answer of our own, the last on its connection; nothing where one was already begun."""
+    if peer.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+        return
+    body = f"{text}\n".encode()
+    headers = [
+        ("Content-Type", "text/plain; charset=utf-8"),
+        ("Content-Length", str(len(body))),
+        ("Connection", "close"),
+    ]
+    await peer.send(
+        h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase),
+        h11.Data(data=body),
+        h11.EndOfMessage(),
+    )
+
+
+def _reason(status: int) -> bytes:
+    return {400: b"Bad Request", 403: b"Forbidden", 502: b"Bad Gateway", 504: b"Gateway Timeout"}.get(
+        status, b""
+    )

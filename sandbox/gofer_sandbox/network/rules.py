@@ -1,0 +1,119 @@
+"""What a sandbox may reach, as data."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from gofer_sandbox.errors import InvalidInput
+from gofer_sandbox.network.credential import Credential
+
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_METHOD = re.compile(r"[A-Z]{1,20}")
+_NEVER = {"CONNECT", "TRACE"}
+
+
+def host_name(text: str) -> str | None:
+    """The name in its one spelling, or None where it is not a host's name or an IPv4 address."""
+    lower = text.lower()
+    return lower.removesuffix(".") if len(lower) <= 254 and _HOST.fullmatch(lower) else None
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedHost:
+    """Hosts the forward proxy connects to.
+
+    `pattern` is a name, `*.name` for all names below it (not itself), or `*` for every public host.
+    `allow_private` permits private and loopback addresses for these hosts alone: for tests and development.
+    """
+
+    pattern: str
+    ports: tuple[int, ...] = (443, 80)
+    allow_private: bool = False
+
+    def __post_init__(self) -> None:
+        bare = self.pattern.removeprefix("*.")
+        if self.pattern != "*" and host_name(bare) != bare:
+            raise InvalidInput(f"{self.pattern!r} is not a host name in lower case, nor '*.name', nor '*'")
+        if not self.ports or not all(0 < port < 65536 for port in self.ports):
+            raise InvalidInput(f"the ports of {self.pattern!r} must be between 1 and 65535")
+
+    def matches(self, host: str, port: int) -> bool:
+        """Whether a name in its one spelling, at that port, is meant."""
+        return port in self.ports and self._names(host)
+
+    def _names(self, host: str) -> bool:
+        if self.pattern.startswith("*."):
+            return host.endswith(self.pattern[1:]) and host != self.pattern[2:]
+        return self.pattern in ("*", host)
+
+
+@dataclass(frozen=True, slots=True)
+class GitAccess:
+    """What git may do with a repository.
+
+    `push` are patterns of full ref names; `*` stands for anything, slashes included. Whether a push is forced
+    cannot be seen in it: protect such branches at the upstream.
+    """
+
+    fetch: bool = True
+    push: tuple[str, ...] = ()
+    deletes: bool = False
+    tags: bool = False
+    push_options: bool = False
+
+    def __post_init__(self) -> None:
+        for pattern in self.push:
+            if not pattern.startswith("refs/"):
+                raise InvalidInput(f"{pattern!r} must be a full ref name such as refs/heads/work/*")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One upstream behind the reverse proxy, reached inside as `http://127.0.0.1:<port>/<name>/<path>`.
+
+    `paths` are allowed with everything below them. With `git` given, only git's smart HTTP is spoken, the
+    paths are repositories (with or without `.git`), and `methods` follow from it. `allow_private` permits
+    private and loopback upstreams: for tests and development.
+    """
+
+    name: str
+    upstream: str
+    paths: tuple[str, ...]
+    methods: tuple[str, ...] = ("GET", "HEAD")
+    credential: Credential | None = None
+    git: GitAccess | None = None
+    allow_private: bool = False
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise InvalidInput(f"{self.name!r} is not a rule's name: lower-case letters, digits and dashes")
+        parts = urlsplit(self.upstream)
+        if parts.scheme not in ("http", "https") or not parts.hostname or host_name(parts.hostname) is None:
+            raise InvalidInput(f"{self.upstream!r} is not an http or https URL")
+        if parts.path or parts.query or parts.fragment or parts.username is not None:
+            raise InvalidInput(f"{self.upstream!r} must be scheme, host and port only; paths go in `paths`")
+        for path in self.paths:
+            if not path.startswith("/") or "//" in path or "%" in path:
+                raise InvalidInput(f"{path!r} must begin with one slash and be written without escapes")
+        for method in self.methods:
+            if not _METHOD.fullmatch(method) or method in _NEVER:
+                raise InvalidInput(f"method {method!r} cannot be allowed")
+
+    @property
+    def host(self) -> str:
+        """The upstream's name."""
+        return urlsplit(self.upstream).hostname or ""
+
+    @property
+    def secure(self) -> bool:
+        """Whether the upstream is spoken to with TLS."""
+        return self.upstream.startswith("https:")
+
+    @property
+    def port(self) -> int:
+        """The upstream's port."""
+        return urlsplit(self.upstream).port or (443 if self.secure else 80)

@@ -1,0 +1,93 @@
+"""Accepting a sandbox's connections and serving them one request after another, within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Protocol
+
+import h11
+
+from gofer_sandbox.network.errors import Refused
+from gofer_sandbox.network.http import Peer, answer, drain
+from gofer_sandbox.network.limits import EgressLimits, Meter
+from gofer_sandbox.network.refusals import Refusals
+
+
+class Handler(Protocol):
+    """One of the two proxies."""
+
+    name: str
+
+    async def handle(self, client: Peer, request: h11.Request) -> None:
+        """Serve one request, or raise Refused."""
+
+
+class Service:
+    """One listening socket and its connections."""
+
+    def __init__(self, handler: Handler, limits: EgressLimits, meter: Meter, refusals: Refusals) -> None:
+        self._handler = handler
+        self._limits = limits
+        self._meter = meter
+        self._refusals = refusals
+        self._connections: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, listening: socket.socket) -> None:
+        """Begin to accept; takes the socket over."""
+        listening.setblocking(False)
+        self._server = await asyncio.start_server(self._accept, sock=listening)
+
+    async def close(self) -> None:
+        """Stop accepting and end every connection."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        meter = Meter(self._limits.connection_bytes, self._meter)
+        client = Peer(h11.SERVER, reader, writer, meter, self._limits)
+        crowded = len(self._connections) >= self._limits.connections
+        task = asyncio.get_running_loop().create_task(self._serve(client, crowded))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, client: Peer, crowded: bool) -> None:
+        try:
+            async with asyncio.timeout(self._limits.connection_seconds):
+                if crowded:
+                    await self._refuse(client, None, Refused("too many connections at once", status=503))
+                else:
+                    await self._requests(client)
+        except (OSError, TimeoutError, h11.LocalProtocolError, h11.RemoteProtocolError):
+            pass  # the other side went away or fell silent: there is nobody to tell
+        finally:
+            await client.close()
+
+    async def _requests(self, client: Peer) -> None:
+        """Serve requests until one is refused or the connection is used up."""
+        while True:
+            request: h11.Request | None = None
+            try:
+                event = await client.receive(self._limits.header_seconds)
+                if not isinstance(event, h11.Request):
+                    return
+                request = event
+                await self._handler.handle(client, request)
+            except Refused as refusal:
+                await self._refuse(client, request, refusal)
+                return
+            if client.http.our_state is not h11.DONE or client.http.their_state is not h11.DONE:
+                return
+            client.http.start_next_cycle()
+
+    async def _refuse(self, client: Peer, request: h11.Request | None, refusal: Refused) -> None:
+        method = request.method.decode("ascii", "replace") if request else ""
+        self._refusals.add(
+            self._handler.name, method, refusal.host, refusal.port, refusal.path, refusal.reason
+        )
+        await answer(client, refusal.status, f"Refused by the sandbox: {refusal.reason}")
+        await drain(client, 1024 * 1024, 2)

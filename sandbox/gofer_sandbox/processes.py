@@ -1,0 +1,160 @@
+"""Processes of this machine, named so that a reused pid is never taken for the old one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from gofer_sandbox.provider import Process
+
+TICKS = os.sysconf("SC_CLK_TCK")
+_COMMAND_SHOWN = 200
+
+
+def clock() -> int:
+    """Now, in the unit of a process's start time."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS)
+
+
+def _read(path: str) -> bytes:
+    """A small file of the kernel's; it is read with every command, so without ceremony."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
+
+
+def boot_id() -> str:
+    """Which boot of the machine this is."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def stat(pid: int) -> tuple[int, int] | None:
+    """A process's parent and start time; None when it is gone or only a zombie."""
+    try:
+        data = _read(f"/proc/{pid}/stat")
+    except OSError:
+        return None
+    fields = data[data.rindex(b")") + 2 :].split()
+    return None if fields[0] in b"ZX" else (int(fields[1]), int(fields[19]))
+
+
+def start_time(pid: int) -> int | None:
+    """When a process began; None when it is gone."""
+    found = stat(pid)
+    return found[1] if found else None
+
+
+def command_line(pid: int) -> str:
+    """How a process was called, cut to what is worth showing."""
+    try:
+        data = _read(f"/proc/{pid}/cmdline")
+    except OSError:
+        return ""
+    text = data.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+    return text if len(text) <= _COMMAND_SHOWN else text[: _COMMAND_SHOWN - 1] + "…"
+
+
+def describe(pid: int) -> Process | None:
+    """A process as it is now."""
+    found = stat(pid)
+    return Process(pid, found[0], found[1], command_line(pid)) if found else None
+
+
+def children(pid: int) -> list[int]:
+    """The direct children of a process, whichever of its threads made them."""
+    found: list[int] = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+        for thread in threads:
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())
+    except (OSError, ValueError):
+        pass
+    return found
+
+
+def is_alone(parent: int, child: int) -> bool:
+    """Whether a process of one thread has that one child, of one thread too, and that none."""
+    try:
+        return _read(f"/proc/{parent}/task/{parent}/children").split() == [b"%d" % child] and not _read(
+            f"/proc/{child}/task/{child}/children"
+        )
+    except OSError:
+        return False
+
+
+def sleeps_alone(pid: int) -> bool:
+    """Whether a process waits for something and has no children."""
+    try:
+        data = _read(f"/proc/{pid}/stat")
+    except OSError:
+        return False
+    return data[data.rindex(b")") + 2 :][:1] == b"S" and not children(pid)
+
+
+def reads_from(pid: int, path: str) -> bool:
+    """Whether a process's standard input is that file, by the name it has where the process lives."""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/0") == path
+    except OSError:
+        return False
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Everything below a process, parents before children."""
+    waiting = children(pid)
+    seen = {pid}
+    while waiting:
+        one = waiting.pop(0)
+        if one not in seen:
+            seen.add(one)
+            yield one
+            waiting += children(one)
+
+
+def below(pid: int) -> list[Process]:
+    """Everything below a process, described."""
+    return [found for one in descendants(pid) if (found := describe(one))]
+
+
+def inner_pid(pid: int) -> int | None:
+    """What a process is called in the innermost pid namespace it is in."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
+            if line.startswith(b"NSpid:"):
+                return int(line.split()[-1])
+    except OSError:
+        pass
+    return None
+
+
+def send(processes: Iterable[Process], number: int) -> None:
+    """Signal those processes that are still the ones described."""
+    for process in processes:
+        with contextlib.suppress(OSError):
+            handle = os.pidfd_open(process.pid)
+            try:
+                if start_time(process.pid) == process.start:
+                    signal.pidfd_send_signal(handle, number)
+            finally:
+                os.close(handle)
+
+
+def without_families(processes: Sequence[Process], roots: set[tuple[int, int]]) -> list[Process]:
+    """Those processes that neither are one of the roots nor descend from one."""
+    spared: set[int] = set()
+    kept = []
+    for process in processes:
+        if (process.pid, process.start) in roots or process.parent in spared:
+            spared.add(process.pid)
+        else:
+            kept.append(process)
+    return kept

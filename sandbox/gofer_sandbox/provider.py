@@ -1,0 +1,253 @@
+"""What a provider of sandboxes must give.
+
+The shell's protocol (`shell/`) is the same everywhere: frames and output come out of a `Wire`, commands go
+in. A provider makes the box the shell lives in, watches its processes and ends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from gofer_sandbox.files import BytesPage, Edit, Edited, Listing, TextPage, Written
+from gofer_sandbox.levels import Level
+from gofer_sandbox.limits import Limits
+from gofer_sandbox.record import Record, Reference
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One thing that was tried, and what to do where it failed."""
+
+    name: str
+    ok: bool
+    detail: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a probe found."""
+
+    provider: str
+    level: Level
+    features: tuple[Feature, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The level in plain words, then whatever failed with its fix."""
+        lines = [f"{self.provider}: {self.level.words}"]
+        for feature in self.features:
+            if not feature.ok:
+                lines.append(
+                    f"- {feature.name}: {feature.detail}" + (f"\n  {feature.fix}" if feature.fix else "")
+                )
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What one sandbox can do."""
+
+    provider: str
+    level: Level
+    survives_server: bool
+    """Commands go on while no server is there, and `attach` finds them."""
+    network: bool
+    """Whether egress rules can be enforced."""
+    limits_by: str
+    """"cgroup v2", "cgroup v1", "rlimits", "engine" or "nothing"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a new sandbox shall be."""
+
+    id: str
+    directory: Path
+    """On disk: `workspace`, `snapshot` and `output` live in it."""
+    limits: Limits
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What the shell starts with, besides the defaults. Never secrets."""
+    readonly: Sequence[Path] = ()
+    """Further host paths to show, read-only, at the same place."""
+    previous: Reference | None = None
+    """What this sandbox was before, when it is made again."""
+
+    @property
+    def workspace(self) -> Path:
+        """The directory the sandbox sees as /workspace."""
+        return self.directory / "workspace"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process inside."""
+
+    pid: int
+    """As the machine that runs the library numbers it, or as the provider does."""
+    parent: int
+    start: int
+    """In the machine's clock ticks since boot, comparable with `Box.clock`."""
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """How often the limits were hit since the sandbox began."""
+
+    processes: int = 0
+    memory: int = 0
+
+
+class Files(Protocol):
+    """Blocking access to the files inside; `files/` has the words for what they return and raise."""
+
+    def read_text(self, path: str, *, first_line: int = 1, lines: int = 2000) -> TextPage:
+        """A page of lines."""
+
+    def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> BytesPage:
+        """A range of bytes."""
+
+    def write(self, path: str, data: bytes) -> Written:
+        """Put a file in place, whole or not at all."""
+
+    def edit(self, path: str, edits: Sequence[Edit]) -> Edited:
+        """Apply exact edits, all or none."""
+
+    def list(self, path: str, *, limit: int = 1000) -> Listing:
+        """A directory's entries."""
+
+    def close(self) -> None:
+        """Let go of the sandbox."""
+
+
+class Listener(Protocol):
+    """Where a wire delivers what comes out of the sandbox. Contract: neither call raises."""
+
+    def frame(self, frame: bytes) -> None:
+        """One status frame, without its terminator."""
+
+    def output(self, stream: int, data: bytes) -> None:
+        """A piece of the running command's output; stream 1 or 2."""
+
+    def background(self, number: int, data: bytes) -> None:
+        """A piece of what a command that has ended left running still prints."""
+
+
+class Wire(Protocol):
+    """How commands get in and frames and output get out. FIFOs on this machine; a stream elsewhere."""
+
+    def open(self, listener: Listener) -> None:
+        """Begin to deliver."""
+
+    def submit(self, number: int, command: bytes, separate: bool, snapshot: bool) -> None:
+        """Hand one command to the shell, and have it leave a snapshot after the status."""
+
+    def resume(self, number: int, separate: bool) -> None:
+        """Go on reading the output of a command that another process submitted."""
+
+    def finish(self) -> bool:
+        """Deliver the rest of the command's output; True when something still holds it open."""
+
+    def status(self) -> bytes:
+        """The last status the shell left, also if its frame was lost with an earlier server."""
+
+    def take_snapshot(self) -> bytes | None:
+        """The snapshot the shell left, unread and untrusted."""
+
+    def ask_snapshot(self) -> None:
+        """Have an idle shell leave a snapshot."""
+
+    def put_state(self, state: bytes, options: bytes) -> None:
+        """What the next shell shall begin with, and the options it sets last."""
+
+    def go(self, death: int) -> None:
+        """Let the keeper start the next shell after that death."""
+
+    def close(self) -> None:
+        """Stop delivering and let go of everything."""
+
+
+class Box(Protocol):
+    """One living sandbox: its processes, its files, its wire."""
+
+    reference: Reference
+    capabilities: Capabilities
+    home: str
+    """The workspace, as the sandbox sees it."""
+
+    def wire(self) -> Wire:
+        """A new wire to it; one at a time."""
+
+    def alive(self) -> bool:
+        """Whether PID 1 inside still runs."""
+
+    def files(self) -> Files:
+        """Access to its files; one at a time, to be closed."""
+
+    def on_death(self, callback: Callable[[], None]) -> None:
+        """Call back, once, when PID 1 inside has ended."""
+
+    def clock(self) -> int:
+        """Now, in the unit of `Process.start`."""
+
+    def processes(self) -> list[Process]:
+        """Everything inside but PID 1; parents before children."""
+
+    def background(self, shell: Process | None) -> list[Process]:
+        """Everything inside but PID 1 and the shell; quick when there is nothing, for every command asks."""
+
+    def shell(self, inner: int) -> Process | None:
+        """The process that calls itself `inner`, a child of PID 1."""
+
+    def waits(self, shell: Process) -> bool:
+        """Whether the shell does nothing but wait for its next line; False where that cannot be seen."""
+
+    def signal(self, processes: Sequence[Process], number: int) -> None:
+        """Signal those that are still what they were."""
+
+    async def sweep(self, spare: Callable[[Process], bool]) -> list[Process]:
+        """End, all at once, every process inside but PID 1 and the spared; [] where that is not possible."""
+
+    def pressure(self) -> Pressure:
+        """How often limits were hit."""
+
+    async def destroy(self) -> None:
+        """End it with everything inside, leaving no process and no zombie; keep the spec's directory."""
+
+    def detach(self) -> None:
+        """Let go without ending it."""
+
+
+class Provider(Protocol):
+    """Makes sandboxes of one kind."""
+
+    name: str
+
+    async def probe(self) -> Report:
+        """Try every feature for real; the answer may be kept for the provider's life."""
+
+    async def start(self, spec: Spec) -> Box:
+        """A new sandbox, its keeper about to start the first shell."""
+
+    async def find(self, record: Record) -> Box | None:
+        """The living sandbox of a record, now owned by this process; None when it is gone."""
+
+    async def remove(self, record: Record) -> None:
+        """Remove what a session that is gone left behind, save its directory."""
+
+
+class Gate(Protocol):
+    """What opens a sandbox's network, from outside."""
+
+    environment: Mapping[str, str]
+    """What programs inside need to find it; known before it opens. No secrets."""
+
+    async def open(self, reference: Reference) -> None:
+        """Begin to serve that sandbox; called again when the sandbox was made again."""
+
+    async def close(self) -> None:
+        """Serve nothing more."""

@@ -1,0 +1,61 @@
+"""Removing what a crash left, and only that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from gofer_sandbox import records
+from gofer_sandbox.errors import SandboxOwned
+from gofer_sandbox.journal import Journal
+from gofer_sandbox.provider import Provider
+from gofer_sandbox.record import Record
+
+
+async def reap(
+    providers: Mapping[str, Provider], keep: Collection[str], now: float | None = None
+) -> list[str]:
+    """End and remove the sessions nobody owns: those whose id is not to be kept, and those idle too long.
+
+    A session is owned while the process that started or attached to it lives, which its lock tells. What is
+    ended is found by pid, start time and boot, so nothing else can be hit. Returns the ids.
+    """
+    removed = []
+    for record in list(records.every()):
+        provider = providers.get(record.provider)
+        due = record.id not in keep or _expired(record, now or time.time())
+        if provider and due and await _remove(record, provider):
+            removed.append(record.id)
+    return removed
+
+
+def _expired(record: Record, now: float) -> bool:
+    """The journal is written with every command, so its time is that of the last use."""
+    try:
+        last = (Path(record.directory) / "live").stat().st_mtime
+    except OSError:
+        last = record.last_used
+    return now - last > record.limits.idle
+
+
+async def _remove(record: Record, provider: Provider) -> bool:
+    directory = Path(record.directory)
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            owned = Journal(directory)
+        except SandboxOwned:
+            return False
+        owned.close()
+    box = await provider.find(record)
+    if box:
+        await box.destroy()
+    else:
+        await provider.remove(record)
+    records.remove(record.id)
+    if record.ephemeral:
+        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+    return True

@@ -1,0 +1,393 @@
+"""The sandbox a caller holds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from gofer_sandbox import records
+from gofer_sandbox.bubblewrap import Bubblewrap
+from gofer_sandbox.errors import InvalidInput, SandboxClosed, SandboxGone
+from gofer_sandbox.files import BytesPage, Edit, Edited, Listing, TextPage, Written
+from gofer_sandbox.journal import Journal, Live
+from gofer_sandbox.limits import Limits
+from gofer_sandbox.output import page
+from gofer_sandbox.provider import Capabilities, Files, Gate, Provider, Spec
+from gofer_sandbox.record import Record
+from gofer_sandbox.result import Page, Result
+from gofer_sandbox.search import find_command, grep_command
+from gofer_sandbox.session import Session
+from gofer_sandbox.shell.session import OnOutput
+
+T = TypeVar("T")
+
+COMMAND_MAXIMUM = 16 * 1024 * 1024
+
+
+class Sandbox:
+    """A shell that stays alive between commands.
+
+    async with Sandbox() as sandbox:
+        result = await sandbox.run("cd /tmp && make", timeout=60)
+    """
+
+    def __init__(
+        self,
+        provider: Provider | None = None,
+        *,
+        directory: Path | str | None = None,
+        limits: Limits | None = None,
+        environment: Mapping[str, str] | None = None,
+        readonly: Sequence[Path | str] = (),
+        gate: Gate | None = None,
+    ) -> None:
+        """`directory` is where the workspace is kept; without one it is a temporary one that goes with the
+        sandbox. `readonly` are further host paths to show inside. `environment` must hold no secrets, for
+        whatever runs inside can read it. `gate` opens the network; without one there is none."""
+        self._provider: Provider = provider or Bubblewrap()
+        self._directory = None if directory is None else Path(directory).absolute()
+        self._limits = limits or Limits()
+        self._environment = _environment(environment or {})
+        self._readonly = tuple(Path(path) for path in readonly)
+        self._gate = gate
+        self._id = secrets.token_hex(8)
+        self._created = time.time()
+        self._ephemeral = directory is None
+        self._session: Session | None = None
+        self._journal: Journal | None = None
+        self._lock = asyncio.Lock()
+        self._pending: asyncio.Task[Result] | None = None
+
+    # Lifecycle
+
+    async def __aenter__(self) -> Sandbox:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Make the sandbox and its first shell."""
+        if self._session is not None:
+            raise InvalidInput("the sandbox is already started")
+        self._directory = _prepare(self._directory)
+        self._journal = Journal(self._directory)
+        self._journal.live = Live()
+        await self._start(self._new_session(None), None)
+
+    def _new_session(self, previous: Record | None) -> Session:
+        assert self._directory is not None
+        assert self._journal is not None
+        spec = Spec(
+            id=self._id,
+            directory=self._directory,
+            limits=self._limits,
+            environment={**self._environment, **(self._gate.environment if self._gate else {})},
+            readonly=self._readonly,
+            previous=previous.reference if previous else None,
+        )
+        return Session(self._provider, spec, self._journal, self._gate)
+
+    async def _start(self, session: Session, snapshot: bytes | None) -> None:
+        try:
+            await session.start(snapshot)
+        except BaseException:
+            await session.destroy()
+            self._let_go()
+            raise
+        self._session = session
+        records.put(self.record)
+
+    @classmethod
+    async def attach(
+        cls, record: Record, provider: Provider | None = None, *, gate: Gate | None = None
+    ) -> Sandbox:
+        """Take over a living session whose process has gone; SandboxGone when it does not live.
+
+        A command that still runs, or ended meanwhile, is seen through: `pending` gives its result.
+        """
+        sandbox = cls._of(record, provider, gate)
+        box = await sandbox._provider.find(record)
+        if box is None:
+            sandbox._let_go(keep=True)
+            raise SandboxGone(f"session {record.id} is not alive any more; restore it")
+        session = sandbox._new_session(record)
+        running = await session.take_over(box, _saved(Path(record.directory)))
+        sandbox._session = session
+        if running:
+            sandbox._pending = asyncio.create_task(sandbox._resume())
+        return sandbox
+
+    @classmethod
+    async def restore(
+        cls, record: Record, provider: Provider | None = None, *, gate: Gate | None = None
+    ) -> Sandbox:
+        """Bring a session back: attach to it if it lives, else make it again from its files and snapshot.
+
+        The first result then says what was lost.
+        """
+        with contextlib.suppress(SandboxGone):
+            return await cls.attach(record, provider, gate=gate)
+        sandbox = cls._of(record, provider, gate)
+        await sandbox._provider.remove(record)
+        session = sandbox._new_session(record)
+        session.news.recreated = True
+        session.news.background_lost += record.background
+        assert sandbox._journal is not None
+        live = sandbox._journal.live
+        if live.running:
+            session.news.notes.append(
+                f"command {live.number} was running when the sandbox was lost; how it ended is unknown"
+            )
+            live.running = False
+        sandbox._ephemeral, ephemeral = False, sandbox._ephemeral
+        await sandbox._start(session, _saved(Path(record.directory)))
+        sandbox._ephemeral = ephemeral
+        return sandbox
+
+    @classmethod
+    def _of(cls, record: Record, provider: Provider | None, gate: Gate | None) -> Sandbox:
+        """A sandbox with a record's properties that owns its session, not yet joined to anything alive."""
+        sandbox = cls(
+            provider,
+            directory=record.directory,
+            limits=record.limits,
+            environment=record.environment,
+            readonly=record.readonly,
+            gate=gate,
+        )
+        sandbox._id, sandbox._created, sandbox._ephemeral = record.id, record.created, record.ephemeral
+        if sandbox._provider.name != record.provider:
+            raise InvalidInput(
+                f"session {record.id} is of {record.provider}, not of {sandbox._provider.name}"
+            )
+        if not Path(record.directory).is_dir():
+            raise SandboxGone(f"the directory of session {record.id} is gone")
+        sandbox._journal = Journal(Path(record.directory))
+        return sandbox
+
+    async def close(self) -> None:
+        """End the session with everything in it. Nothing outlives this."""
+        session = self._leave()
+        if session:
+            await session.destroy()
+            records.remove(self._id)
+            self._let_go()
+
+    async def detach(self) -> None:
+        """Let go of the session without ending it; another process may attach."""
+        session = self._leave()
+        if session:
+            await session.detach()
+            self._let_go(keep=True)
+
+    def _leave(self) -> Session | None:
+        session, self._session = self._session, None
+        if self._pending:
+            self._pending.cancel()
+        return session
+
+    def _let_go(self, keep: bool = False) -> None:
+        if self._journal:
+            self._journal.close()
+            self._journal = None
+        if self._ephemeral and self._directory and not keep:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _alive(self) -> Session:
+        if self._session is None:
+            raise SandboxClosed
+        return self._session
+
+    # What it is
+
+    @property
+    def id(self) -> str:
+        """The session's name."""
+        return self._id
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this sandbox can do."""
+        return self._alive().box.capabilities
+
+    @property
+    def workspace(self) -> Path:
+        """The host's side of /workspace."""
+        if self._directory is None:
+            raise SandboxClosed
+        return self._directory / "workspace"
+
+    @property
+    def record(self) -> Record:
+        """What to keep, to find or restore this session; a new one after every command."""
+        session, journal = self._alive(), self._journal
+        assert journal is not None
+        live = journal.live
+        return Record(
+            id=self._id,
+            provider=self._provider.name,
+            reference=session.box.reference,
+            directory=str(self._directory),
+            limits=self._limits,
+            level=session.box.capabilities.level,
+            created=self._created,
+            last_used=live.started or self._created,
+            last_command=live.number,
+            running=live.running,
+            deadline=live.deadline if live.running else None,
+            background=tuple(process.command for process in session.background),
+            ephemeral=self._ephemeral,
+            environment=dict(self._environment),
+            readonly=tuple(str(path) for path in self._readonly),
+        )
+
+    # Commands
+
+    async def run(
+        self,
+        command: str | bytes,
+        timeout: float = 120.0,
+        *,
+        separate: bool = False,
+        on_output: OnOutput | None = None,
+    ) -> Result:
+        """Run a command in the shell. `separate` keeps standard error apart; `on_output` gets each piece of
+        output with its stream's number as it comes. Commands given at once run one after the other."""
+        data, seconds = _command(command), min(_timeout(timeout), self._limits.seconds)
+        async with self._lock:
+            return await self._alive().run(data, seconds, separate, on_output)
+
+    async def _resume(self) -> Result:
+        async with self._lock:
+            return await self._alive().resume()
+
+    async def pending(self) -> Result | None:
+        """The result of the command that ran when this process attached; None when there was none."""
+        return await asyncio.shield(self._pending) if self._pending else None
+
+    async def cancel(self) -> bool:
+        """End the running command, whose `run` then returns; False when none runs."""
+        session = self._alive()
+        if not session.running:
+            return False
+        session.shell.stop("cancelled by the caller")
+        return True
+
+    async def snapshot(self) -> bytes | None:
+        """The shell's state as of now, as `restore` would use it. Evaluate it inside a sandbox only."""
+        async with self._lock:
+            return await self._alive().shell.take_snapshot()
+
+    # Files
+
+    async def read(self, path: str, *, first_line: int = 1, lines: int = 2000) -> TextPage:
+        """A page of a text file's lines, counted from 1. Relative paths begin in the workspace."""
+        return await self._files(lambda files: files.read_text(path, first_line=first_line, lines=lines))
+
+    async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> BytesPage:
+        """A range of a file's bytes."""
+        return await self._files(lambda files: files.read_bytes(path, offset=offset, limit=limit))
+
+    async def write(self, path: str, data: str | bytes) -> Written:
+        """Put a file in place, whole or not at all, making the directories above it."""
+        content = data.encode() if isinstance(data, str) else data
+        if not isinstance(content, bytes):
+            raise InvalidInput(f"content must be text or bytes, not {type(data).__name__}")
+        return await self._files(lambda files: files.write(path, content))
+
+    async def edit(self, path: str, edits: Sequence[Edit]) -> Edited:
+        """Replace texts that each occur exactly once; all or none."""
+        return await self._files(lambda files: files.edit(path, edits))
+
+    async def list(self, path: str = ".", *, limit: int = 1000) -> Listing:
+        """A directory's entries."""
+        return await self._files(lambda files: files.list(path, limit=limit))
+
+    async def _files(self, work: Callable[[Files], T]) -> T:
+        box = self._alive().box
+
+        def do() -> T:
+            with contextlib.closing(box.files()) as files:
+                return work(files)
+
+        return await asyncio.to_thread(do)
+
+    async def find(self, name: str, path: str = ".", *, limit: int = 1000) -> Result:
+        """Files whose name matches a pattern, found inside, under the limits."""
+        return await self.run(find_command(name, path, limit))
+
+    async def grep(
+        self, pattern: str, path: str = ".", *, limit: int = 1000, ignore_case: bool = False
+    ) -> Result:
+        """Lines that match an extended regular expression, found inside, under the limits."""
+        return await self.run(grep_command(pattern, path, limit, ignore_case))
+
+    def output(self, number: int, offset: int = 0, limit: int = 65536, *, stream: int = 1) -> Page:
+        """A part of the output that a command's result left out; a negative offset counts from the end."""
+        if stream not in (1, 2):
+            raise InvalidInput("stream must be 1 for output or 2 for errors")
+        directory = self.workspace.parent / "output"
+        return page(directory / f"{int(number)}.{'out' if stream == 1 else 'err'}", offset, limit)
+
+
+def _prepare(directory: Path | None) -> Path:
+    """A directory with what a session keeps in it; open to pass through, for the session's own user must."""
+    if directory is None:
+        directory = Path(tempfile.mkdtemp(prefix="gofer-sandbox-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o711)
+    (directory / "workspace").mkdir(mode=0o700, exist_ok=True)
+    (directory / "output").mkdir(mode=0o700, exist_ok=True)
+    return directory
+
+
+def _saved(directory: Path) -> bytes | None:
+    """The last snapshot that was kept."""
+    try:
+        return (directory / "snapshot").read_bytes()
+    except OSError:
+        return None
+
+
+def _command(command: object) -> bytes:
+    if not isinstance(command, (str, bytes)):
+        raise InvalidInput(f"a command must be text or bytes, not {type(command).__name__}")
+    try:
+        data = command.encode() if isinstance(command, str) else command
+    except UnicodeEncodeError as error:
+        raise InvalidInput("the command is not valid text: it has lone surrogates") from error
+    if b"\0" in data:
+        raise InvalidInput("the command has a NUL byte in it; bash cannot run that")
+    if len(data) > COMMAND_MAXIMUM:
+        raise InvalidInput(f"the command has {len(data)} bytes, but at most {COMMAND_MAXIMUM} can be run")
+    return data
+
+
+def _timeout(timeout: object) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise InvalidInput(f"timeout must be a number of seconds, not {type(timeout).__name__}")
+    if not math.isfinite(timeout) or timeout <= 0:
+        raise InvalidInput(f"timeout must be more than zero seconds, not {timeout}")
+    return float(timeout)
+
+
+def _environment(environment: Mapping[str, str]) -> dict[str, str]:
+    for name, value in environment.items():
+        if not isinstance(name, str) or not name.isidentifier() or not name.isascii():
+            raise InvalidInput(f"not a variable's name: {name!r}")
+        if not isinstance(value, str) or "\0" in value:
+            raise InvalidInput(f"the value of {name} must be text without NUL")
+    return dict(environment)

@@ -1,0 +1,205 @@
+"""A session from its box to its results: what the shell cannot do for itself is done here.
+
+When a limit was hit, what hit it is ended; when the workspace grows too large, the command is; when the box
+is lost, it is made again from its files and the last snapshot.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+from gofer_sandbox.disk import DiskWatch
+from gofer_sandbox.errors import StartFailed
+from gofer_sandbox.journal import Journal
+from gofer_sandbox.provider import Box, Gate, Pressure, Process, Provider, Spec
+from gofer_sandbox.result import Result
+from gofer_sandbox.shell.command import Outcome
+from gofer_sandbox.shell.ladder import Step
+from gofer_sandbox.shell.session import OnOutput, Shell
+
+
+@dataclass(slots=True)
+class News:
+    """What the next result has to say besides its own command."""
+
+    notes: list[str] = field(default_factory=list)
+    killed: list[str] = field(default_factory=list)
+    background_lost: list[str] = field(default_factory=list)
+    recreated: bool = False
+
+
+class Session:
+    """One box at a time, and the shell in it."""
+
+    def __init__(self, provider: Provider, spec: Spec, journal: Journal, gate: Gate | None) -> None:
+        self._provider, self._spec, self._journal, self._gate = provider, spec, journal, gate
+        self._disk = DiskWatch(spec.workspace, spec.limits)
+        self._pressure = Pressure()
+        self._shell: Shell | None = None
+        self._box: Box | None = None
+        self.background: list[Process] = []
+        self.news = News()
+
+    @property
+    def box(self) -> Box:
+        """The living box."""
+        assert self._box is not None
+        return self._box
+
+    @property
+    def shell(self) -> Shell:
+        """The shell in it."""
+        assert self._shell is not None
+        return self._shell
+
+    @property
+    def running(self) -> bool:
+        """Whether a command runs."""
+        return self._journal.live.running
+
+    # Lifecycle
+
+    async def start(self, snapshot: bytes | None) -> None:
+        """Make the box, bring up a shell with that state, and open the gate to the network."""
+        self._box = await self._provider.start(self._spec)
+        self._shell = self._new_shell(self._box, snapshot)
+        if not await self._shell.begin():
+            raise StartFailed("the sandbox started, but no shell came up in it")
+        await self._opened()
+
+    async def take_over(self, box: Box, snapshot: bytes | None) -> bool:
+        """Go on with a living box; True when a command is still to be awaited."""
+        self._box = box
+        self._shell = self._new_shell(box, snapshot)
+        await self._opened()
+        running = self._shell.take_over()
+        self._note_background()
+        return running
+
+    def _new_shell(self, box: Box, snapshot: bytes | None) -> Shell:
+        shell = Shell(box, box.home, self._spec.limits, self._journal, self._spec.directory, snapshot)
+        shell.on_tick = self._watch_disk
+        return shell
+
+    def _watch_disk(self) -> None:
+        """A command that is still running after the first tick may fill the disk; a shorter one hardly."""
+        self._disk.begin(lambda why: self.shell.stop(why, Step.FORCE))
+
+    async def _opened(self) -> None:
+        if self._gate:
+            await self._gate.open(self.box.reference)
+        self._pressure = self.box.pressure()
+
+    async def detach(self) -> None:
+        """Let go of everything that is still alive."""
+        await self._close_shell()
+        if self._box:
+            self._box.detach()
+
+    async def destroy(self) -> None:
+        """End everything that is still alive."""
+        await self._close_shell()
+        if self._box:
+            await self._box.destroy()
+
+    async def _close_shell(self) -> None:
+        self._disk.end()
+        if self._shell:
+            self._shell.close()
+        if self._gate:
+            await self._gate.close()
+
+    # Commands
+
+    async def run(self, command: bytes, timeout: float, separate: bool, on_output: OnOutput | None) -> Result:
+        """Run a command, within the limits."""
+        began = time.monotonic()
+        if self.background:
+            await self._relieve()
+        try:
+            outcome = await self.shell.run(command, timeout, separate, on_output)
+        finally:
+            self._disk.end()
+        return await self._result(outcome, began)
+
+    async def resume(self) -> Result:
+        """See through the command that ran when this process took over."""
+        began = time.monotonic()
+        return await self._result(await self.shell.resume(), began)
+
+    async def _result(self, outcome: Outcome, began: float) -> Result:
+        captures = self.shell.captures
+        full = [capture.close() for capture in captures]
+        if outcome.lost:
+            await self._make_again(outcome)
+        else:
+            self._note_background()
+            if outcome.exit_code or self.background:
+                await self._relieve()
+        if any(full):
+            self.shell.prune_outputs()
+        news, self.news = self.news, News()
+        return Result(
+            number=outcome.number,
+            exit_code=outcome.exit_code,
+            output=captures[0].text() if captures else "",
+            errors=captures[1].text() if len(captures) > 1 else "",
+            cwd=outcome.cwd,
+            duration=time.monotonic() - began,
+            timed_out=outcome.timed_out,
+            cancelled=outcome.stopped,
+            killed=tuple(outcome.killed + news.killed),
+            restarted=outcome.restarted,
+            recreated=news.recreated,
+            state_lost=outcome.state_lost,
+            background=tuple(process.command for process in self.background),
+            background_lost=tuple(news.background_lost),
+            kept=sum(capture.kept for capture in captures),
+            dropped=sum(capture.dropped for capture in captures),
+            full_output=next((path for path in full if path), None),
+            notes=tuple(outcome.notes + news.notes),
+        )
+
+    def _note_background(self) -> None:
+        self.background = self.box.background(self.shell.process)
+        self.shell.spared = {(process.pid, process.start) for process in self.background}
+
+    # When things go wrong
+
+    async def _relieve(self) -> None:
+        """When a limit was hit since the last look: a fork bomb outlives the command that set it off."""
+        now = self.box.pressure()
+        if now == self._pressure:
+            return
+        if now.memory > self._pressure.memory:
+            self.news.notes.append("the session ran out of memory, and the process that used most was killed")
+        if now.processes > self._pressure.processes:
+            await self._sweep()
+        self._pressure = self.box.pressure()
+
+    async def _sweep(self) -> None:
+        """End what the last command started; if that is not enough, all but the shell."""
+        shell, since = self.shell.process, self._journal.live.clock
+        ended = await self.box.sweep(lambda process: process == shell or process.start < since)
+        if len(self.box.processes()) > self._spec.limits.processes // 2:
+            ended += await self.box.sweep(lambda process: process == shell)
+        self.news.notes.append(f"the session had too many processes: {len(ended)} were killed")
+        self.news.killed += sorted({process.command for process in ended})
+        self._note_background()
+
+    async def _make_again(self, outcome: Outcome) -> None:
+        """The box is lost or answers nothing: end it and make another from its files and last snapshot."""
+        snapshot = self.shell.snapshot
+        outcome.state_lost = True
+        if outcome.exit_code is None and (outcome.timed_out or outcome.stopped):
+            outcome.exit_code = 137
+        self.news.recreated = True
+        self.news.background_lost += [process.command for process in self.background]
+        self.news.notes.append("the sandbox was lost and made again from its files and last snapshot")
+        if self.box.pressure().memory > self._pressure.memory:
+            self.news.notes.append("it ran out of memory")
+        self.background = []
+        await self.destroy()
+        self._spec = replace(self._spec, previous=self.box.reference)
+        await self.start(snapshot)

@@ -1,0 +1,341 @@
+"""The wire on one machine: named FIFOs in a directory the sandbox sees read-only.
+
+Named, not anonymous: they outlive the server. A shell that prints to a full FIFO waits until a new server has
+opened it, and frames wait in the status FIFO, which the keeper holds open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gofer_sandbox.provider import Listener
+from gofer_sandbox.shell import scripts
+from gofer_sandbox.shell.state import MAXIMUM
+
+_CHUNK = 128 * 1024
+_CHUNKS_AT_ONCE = 8
+_DEFAULT_PIPE = 64 * 1024
+_PIPE = 256 * 1024
+_FRAME_MAXIMUM = 64 * 1024
+_JUNK_AT_ONCE = 200
+_PAUSE = 0.05
+_BACKGROUND_CHUNK = 64 * 1024
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_WRITE = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_BOTH = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_FRAME = re.compile(rb"(?:D\d+ \d+ .*|X\d+ \d+ .*|R\d+|P)\Z", re.S)
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Who inside may use the files of the control directory."""
+
+    uid: int
+    gid: int
+
+    def fifo(self, path: Path) -> None:
+        """Make a FIFO only the session and the server can open."""
+        os.mkfifo(path, 0o600)
+        if os.geteuid() == 0:
+            os.chown(path, self.uid, self.gid)
+
+    def write(self, path: Path, text: str | bytes) -> None:
+        """Write a file the session can read."""
+        data = text.encode() if isinstance(text, str) else text
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+        try:
+            write_all(fd, data)
+            if os.geteuid() == 0:
+                os.fchown(fd, -1, self.gid)
+        finally:
+            os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write every byte."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def prepare(control: Path, keeper: str, owner: Ownership, inside: str, private: str) -> None:
+    """Fill a new control directory."""
+    owner.fifo(control / "in")
+    owner.fifo(control / "st")
+    files = {
+        "keeper": keeper,
+        "rc": scripts.rc(inside),
+        "d": scripts.done(inside, private),
+        "s": scripts.SNAPSHOT,
+        "x": scripts.snapshot(inside, private),
+        "c": "",
+        "state": "",
+        "options": "",
+    }
+    for name, text in files.items():
+        owner.write(control / name, text)
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """One end of the running command's output; `hold` keeps it from ending before the command has begun."""
+
+    path: str
+    number: int
+    reader: int
+    hold: int = -1
+    held: bool = False
+    wide: bool = False
+
+    @classmethod
+    def open(cls, path: str, number: int) -> _Stream:
+        return cls(path, number, os.open(path, _READ), os.open(path, _WRITE))
+
+    def widen(self) -> None:
+        """Give the FIFO more room; worth its cost only for a lot of output."""
+        if not self.wide:
+            self.wide = True
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self.reader, fcntl.F_SETPIPE_SZ, _PIPE)
+
+    def release(self) -> None:
+        if self.hold >= 0:
+            os.close(self.hold)
+            self.hold = -1
+
+    def close(self) -> None:
+        self.release()
+        os.close(self.reader)
+
+
+class FifoWire:
+    """Commands and frames through FIFOs."""
+
+    def __init__(
+        self,
+        control: Path,
+        owner: Ownership,
+        private: Callable[[], int],
+        inside: str = scripts.INSIDE,
+    ) -> None:
+        """`private` opens, as a directory descriptor, what the sandbox calls its private directory."""
+        self._control, self._owner, self._open_private, self._inside = control, owner, private, inside
+        self._loop = asyncio.get_running_loop()
+        self._status = os.open(control / "st", _BOTH)
+        self._input = os.open(control / "in", _BOTH)
+        self._private = -1
+        self._partial = b""
+        self._junk = 0
+        self._pipe = self._latest_pipe()
+        self._made: set[str] = set()
+        self._streams: list[_Stream] = []
+        self._background: set[_Stream] = set()
+        self._listener: Listener | None = None
+        self._closed = False
+        self._command = os.open(control / "c", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def open(self, listener: Listener) -> None:
+        """Begin to deliver frames."""
+        self._listener = listener
+        self._loop.add_reader(self._status, self._on_status)
+
+    # Commands
+
+    def submit(self, number: int, command: bytes, separate: bool, snapshot: bool) -> None:
+        """Put the command in its file, open its output, and give the shell its three short lines."""
+        self._junk = 0
+        os.ftruncate(self._command, 0)
+        os.lseek(self._command, 0, os.SEEK_SET)
+        write_all(self._command, command)
+        script = self._open_streams(number, separate, create=True)
+        lines = f'\\. {self._inside}/{script}\n\\. {self._inside}/d {number} "$?"\n'
+        if snapshot:
+            lines += f"\\. {self._inside}/x\n"
+        os.write(self._input, lines.encode())
+
+    def resume(self, number: int, separate: bool) -> None:
+        """Read on where another process stopped."""
+        self._open_streams(number, separate, create=False)
+
+    def _open_streams(self, number: int, separate: bool, create: bool) -> str:
+        script = f"{'t' if separate else 'r'}{self._pipe}"
+        names = [f"o{self._pipe}", f"e{self._pipe}"][: 2 if separate else 1]
+        if create and script not in self._made:
+            self._make_streams(script, names)
+        self._streams = [_Stream.open(f"{self._control}/{name}", number) for name in names]
+        for index, stream in enumerate(self._streams, 1):
+            self._loop.add_reader(stream.reader, self._on_output, index, stream)
+        return script
+
+    def _make_streams(self, script: str, names: list[str]) -> None:
+        self._made.add(script)
+        for name in names:
+            with contextlib.suppress(FileExistsError):
+                self._owner.fifo(self._control / name)
+        text = scripts.run(names[0], names[1] if len(names) > 1 else None, self._inside)
+        self._owner.write(self._control / script, text)
+
+    def _latest_pipe(self) -> int:
+        numbers = [int(name[1:]) for name in os.listdir(self._control) if re.fullmatch(r"[rt]\d+", name)]
+        return max(numbers, default=1)
+
+    # Output
+
+    def _on_output(self, index: int, stream: _Stream) -> None:
+        assert self._listener is not None
+        for _ in range(_CHUNKS_AT_ONCE):
+            try:
+                data = os.read(stream.reader, _CHUNK)
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            if len(data) == _DEFAULT_PIPE:
+                stream.widen()
+            self._listener.output(index, data)
+
+    def finish(self) -> bool:
+        """Everything the command wrote before its status is in the FIFO by now."""
+        held = False
+        for index, stream in enumerate(self._streams, 1):
+            self._loop.remove_reader(stream.reader)
+            stream.release()
+            stream.held = not self._drained(index, stream)
+            held = held or stream.held
+        for stream in self._streams:
+            if stream.held:
+                self._leave_open(stream)
+            else:
+                stream.close()
+        self._streams = []
+        if held:
+            self._pipe += 1
+        return held
+
+    def _drained(self, index: int, stream: _Stream) -> bool:
+        """Whether the stream came to its end; at most what the FIFO can hold is read to find out."""
+        assert self._listener is not None
+        budget = 2 * _PIPE
+        while budget > 0:
+            try:
+                data = os.read(stream.reader, _CHUNK)
+            except BlockingIOError:
+                return False
+            if not data:
+                return True
+            self._listener.output(index, data)
+            budget -= len(data)
+        return False
+
+    def _leave_open(self, stream: _Stream) -> None:
+        """Something still running holds it: read on for it, slowly, so that it neither blocks nor floods."""
+        self._background.add(stream)
+        self._loop.add_reader(stream.reader, self._on_background, stream)
+
+    def _on_background(self, stream: _Stream) -> None:
+        assert self._listener is not None
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(stream.reader, _BACKGROUND_CHUNK)
+            self._loop.remove_reader(stream.reader)
+            if data:
+                self._listener.background(stream.number, data)
+                self._loop.call_later(_PAUSE, self._read_background_again, stream)
+            else:
+                self._background.discard(stream)
+                stream.close()
+                self._discard_fifo(stream.path)
+
+    def _read_background_again(self, stream: _Stream) -> None:
+        if not self._closed:
+            self._loop.add_reader(stream.reader, self._on_background, stream)
+
+    def _discard_fifo(self, path: str) -> None:
+        """Nobody holds it any more and no command will get it again."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    # Frames
+
+    def _on_status(self) -> None:
+        assert self._listener is not None
+        try:
+            data = self._partial + os.read(self._status, _CHUNK)
+        except BlockingIOError:
+            return
+        *frames, self._partial = data.split(b"\0")
+        if len(self._partial) > _FRAME_MAXIMUM:
+            self._partial = b""
+        for frame in frames:
+            found = _FRAME.search(frame)
+            self._junk += 1
+            if found:
+                self._listener.frame(found.group(0))
+        if self._junk > _JUNK_AT_ONCE and not self._closed:
+            self._loop.remove_reader(self._status)
+            self._loop.call_later(_PAUSE, self._read_status_again)
+
+    def _read_status_again(self) -> None:
+        if not self._closed:
+            self._loop.add_reader(self._status, self._on_status)
+
+    # State
+
+    def status(self) -> bytes:
+        """The status file, without its terminator."""
+        data = self._read_private("d", _FRAME_MAXIMUM)
+        return data[:-1] if data and data.endswith(b"\0") else b""
+
+    def take_snapshot(self) -> bytes | None:
+        """The snapshot file."""
+        return self._read_private("s", MAXIMUM)
+
+    def ask_snapshot(self) -> None:
+        """Let an idle shell leave one."""
+        os.write(self._input, f"\\. {self._inside}/x\n".encode())
+
+    def _read_private(self, name: str, maximum: int) -> bytes | None:
+        try:
+            if self._private < 0:
+                self._private = self._open_private()
+            fd = os.open(name, _READ, dir_fd=self._private)
+        except OSError:
+            return None
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return None
+            return os.read(fd, maximum)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def put_state(self, state: bytes, options: bytes) -> None:
+        """Both files are whole before the keeper is told to go on."""
+        self._owner.write(self._control / "state", state)
+        self._owner.write(self._control / "options", options)
+
+    def go(self, death: int) -> None:
+        """The keeper takes what the dead shell left unread, then this."""
+        with contextlib.suppress(BlockingIOError):  # full of junk: the keeper empties it and asks again
+            os.write(self._input, b": %d\n" % death)
+
+    def close(self) -> None:
+        """Let go of every descriptor; what is inside goes on."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._status)
+        for stream in (*self._streams, *self._background):
+            self._loop.remove_reader(stream.reader)
+            stream.close()
+        for fd in (self._status, self._input, self._command, self._private):
+            if fd >= 0:
+                os.close(fd)

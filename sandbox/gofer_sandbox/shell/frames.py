@@ -1,0 +1,55 @@
+"""What the shell and its keeper say, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A command ended."""
+
+    number: int
+    exit_code: int
+    cwd: str
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The shell ended; the keeper waits. `unread` is a line the dead shell never read."""
+
+    death: int
+    exit_code: int
+    unread: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A shell is ready; `pid` is what it calls itself."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapped:
+    """A snapshot was left."""
+
+
+Frame = Done | Died | Ready | Snapped
+
+
+def parse(data: bytes) -> Frame | None:
+    """The frame, or None: whoever is inside can write anything to the status FIFO."""
+    kind, rest = data[:1], data[1:]
+    try:
+        if kind == b"D":
+            number, code, cwd = rest.split(b" ", 2)
+            return Done(int(number), int(code), cwd.decode("utf-8", "replace"))
+        if kind == b"X":
+            death, code, unread = rest.split(b" ", 2)
+            return Died(int(death), int(code), unread)
+        if kind == b"R":
+            return Ready(int(rest))
+    except ValueError:
+        return None
+    return Snapped() if data == b"P" else None

@@ -1,0 +1,108 @@
+"""What runs inside: the keeper, the user's shell and the few lines that join them to the server.
+
+Nothing here parses output. A command is a file that is sourced; its status goes through a FIFO of its own and
+is left in a file as well; its output has a FIFO of its own. What goes into the shell's standard input are
+three short lines: one that runs the command, one that reports, one that leaves a snapshot. They are lines of
+their own because an error or an interrupt in an interactive bash returns to the next line.
+
+Builtins are called with a backslash (no alias) and through `builtin` (no function). A user who redefines
+`builtin` itself only makes his own shell unable to report; it is then replaced, as after any other death.
+"""
+
+from __future__ import annotations
+
+from gofer_sandbox.limits import Limits
+
+INSIDE = "/run/s"
+"""The control directory as the sandbox sees it: read-only, made of files and FIFOs of the server."""
+PRIVATE = "/run/p"
+"""A small tmpfs of the session's own, where the shell leaves its status and its snapshot."""
+
+
+def keeper(limits: Limits, processes: int | None, address_space: int | None, control: str = INSIDE) -> str:
+    """PID 1: it sets limits nobody inside can raise, then starts a shell whenever the server says so.
+
+    With the news goes each line the dead shell had not read, which tells whether it ever began its command.
+    The answer is a line that would do nothing in a shell, should it ever reach one.
+    It repeats the news of a shell's death until it gets the matching `go`: neither a server that dies between
+    reading and answering nor a stale answer can start a shell without its state.
+    """
+    ulimits = [
+        "-c 0",
+        f"-n {limits.open_files}",
+        f"-f {limits.file_size // 1024}",
+        *([f"-u {processes}"] if processes else []),
+        *([f"-v {address_space // 1024}"] if address_space else []),
+    ]
+    return f"""
+exec >/dev/null 2>&1
+{"; ".join(f"ulimit {one}" for one in ulimits)}
+trap : HUP INT QUIT TERM USR1 USR2 ALRM PIPE
+exec 0<>{control}/in 8<>{control}/st
+death=0 status=0 answer=
+while :; do
+  until read -r -t 1 answer && [[ $answer == ": $death" ]]; do
+    printf 'X%s %s %s\\0' "$death" "$status" "$answer" >&8
+  done
+  bash --noprofile --rcfile {control}/rc --noediting -i 8>&-
+  status=$?
+  death=$((death + 1))
+  printf 'X%s %s \\0' "$death" "$status" >&8
+done
+"""
+
+
+def rc(control: str = INSIDE) -> str:
+    """What every user shell begins with; options come last, for `set -e` must not see the lines above."""
+    return f"""
+PS1= PS2= PS0=
+unset PROMPT_COMMAND MAILCHECK TMOUT HISTFILE
+set +o history +H
+shopt -u checkwinsize
+[ -r {control}/state ] && . {control}/state
+\\builtin trap '\\builtin kill -INT $$' USR2
+\\builtin trap '\\builtin . {control}/x' EXIT
+FUNCNEST=2000
+\\builtin printf 'R%s\\0' "$$" >{control}/st
+\\builtin . {control}/options
+"""
+
+
+def run(fifo: str, errors: str | None, control: str = INSIDE) -> str:
+    """Source the command with its output joined to its FIFOs; opened for both, so that a writer waits for a
+    server that is away instead of dying."""
+    second = f"2<>{control}/{errors}" if errors else "2>&1"
+    return f"\\builtin . {control}/c </dev/null 1<>{control}/{fifo} {second}\n"
+
+
+def done(control: str = INSIDE, private: str = PRIVATE) -> str:
+    """Called with the command's number and status: leave the status in a file, then wake the server."""
+    return f"""
+\\builtin printf 'D%s %s %s\\0' "$1" "$2" "$PWD" >|{private}/d
+\\builtin printf 'D%s %s %s\\0' "$1" "$2" "$PWD" >{control}/st
+"""
+
+
+SNAPSHOT = r"""
+\builtin printf 'S%s\0' "$PWD"
+\builtin declare -p
+\builtin printf '\0'
+\builtin declare -f
+\builtin printf '\0'
+\builtin alias -p
+\builtin printf '\0'
+\builtin shopt -p
+\builtin umask -p
+\builtin printf '\0'
+\builtin set +o
+\builtin printf '\0E'
+"""
+
+
+def snapshot(control: str = INSIDE, private: str = PRIVATE) -> str:
+    """Leave a snapshot, then wake the server. Also the EXIT trap, so that what the last command changed
+    before its `exit` is kept too."""
+    return f"""
+\\builtin . {control}/s >|{private}/s 2>/dev/null
+\\builtin printf 'P\\0' >{control}/st
+"""

@@ -1,0 +1,274 @@
+"""A shell as the server sees it: one command at a time, whatever becomes of the shell meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from gofer_sandbox.journal import Journal
+from gofer_sandbox.limits import Limits
+from gofer_sandbox.output import BackgroundLog, Capture, prune
+from gofer_sandbox.provider import Box, Process
+from gofer_sandbox.shell import frames
+from gofer_sandbox.shell.command import TICK, Event, Lost, Outcome, Run, Stop, Tick
+from gofer_sandbox.shell.ladder import Ladder, Step
+from gofer_sandbox.shell.state import Snapshot
+
+OnOutput = Callable[[int, bytes], None]
+
+_READY_WITHIN = 10.0
+_SLOW_SNAPSHOT = 0.02
+_SNAPSHOT_AFTER = 1.0
+
+
+class Shell:
+    """Speaks with one box over its wire, whose Listener it is."""
+
+    def __init__(
+        self, box: Box, home: str, limits: Limits, journal: Journal, directory: Path, snapshot: bytes | None
+    ) -> None:
+        self.box, self.snapshot = box, snapshot
+        self.captures: list[Capture] = []
+        self.process: Process | None = None
+        """The user's shell, while there is one."""
+        self.spared: set[tuple[int, int]] = set()
+        """Processes that ran before the command and are none of its business, by pid and start."""
+        self.on_tick: Callable[[], None] = lambda: None
+        """Called now and then while a command runs."""
+        self.snapshots = 0
+        self.unread = False
+        """Whether the last shell died without having read the command it was given."""
+        self.background_log = BackgroundLog(directory / "output", limits.spool)
+        self._home, self._limits, self._journal, self._directory = home, limits, journal, directory
+        self._outputs = f"{directory}/output/"
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[Event] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._ready = False
+        self._ended_at = 0.0
+        self._snapshot_slow = False
+        self._later: asyncio.TimerHandle | None = None
+        self._on_output: OnOutput | None = None
+        self.wire = box.wire()
+        self.wire.open(self)
+        box.on_death(lambda: self.push(Lost()))
+
+    # Coming up
+
+    async def begin(self) -> bool:
+        """Start the first shell, with the state of an earlier one if there is any."""
+        self._put_state()
+        self.wire.go(0)
+        return await self._until_ready()
+
+    async def _until_ready(self) -> bool:
+        """Wait for a shell; False when the box is lost or nothing came up."""
+        timer = self._loop.call_later(_READY_WITHIN, self.push, TICK)
+        try:
+            while not self._ready:
+                if isinstance(await self.next(), (Lost, Tick)):
+                    return False
+        finally:
+            timer.cancel()
+        return True
+
+    def take_over(self) -> bool:
+        """Go on where another process stopped; True when a command is still to be awaited."""
+        live = self._journal.live
+        self.process = self.box.shell(live.shell) if live.shell else None
+        self._ready = self.process is not None
+        if not live.running:
+            return False
+        self._open_captures(live.number, live.separate)
+        for capture in self.captures:
+            capture.recover()
+        with contextlib.suppress(FileNotFoundError):
+            self.wire.resume(live.number, live.separate)
+        left = frames.parse(self.wire.status())
+        if isinstance(left, frames.Done) and left.number == live.number:
+            self.push(left)
+        return True
+
+    # What comes in
+
+    def frame(self, frame: bytes) -> None:
+        """Take one frame from the wire."""
+        event = frames.parse(frame)
+        if isinstance(event, frames.Snapped):
+            self._take_snapshot()
+        elif isinstance(event, frames.Died):
+            self._on_death(event)
+        elif isinstance(event, frames.Ready):
+            self._on_ready(event)
+        if event is not None:
+            self.push(event)
+
+    def output(self, stream: int, data: bytes) -> None:
+        """Take a piece of output from the wire."""
+        self.captures[stream - 1].add(data)
+        if self._on_output:
+            try:
+                self._on_output(stream, data)
+            except Exception:  # noqa: BLE001 a listener's fault must not cost the command its result
+                self._on_output = None
+
+    def background(self, number: int, data: bytes) -> None:
+        """Take a piece of what a finished command's processes still print."""
+        self.background_log.add(number, data)
+
+    def _on_ready(self, event: frames.Ready) -> None:
+        self._ready = True
+        self.process = self.box.shell(event.pid)
+        self._journal.live.shell = event.pid
+        self._journal.write()
+
+    def _on_death(self, event: frames.Died) -> None:
+        """Give the keeper the state for the next shell; if the last did not even come up, none."""
+        if event.unread:
+            self.unread = self.unread or event.unread.startswith(b"\\. ")
+        else:
+            if not self._ready and event.death > 1:
+                self.snapshot = None
+            self._put_state()
+        self._ready = False
+        self.process = None
+        self.wire.go(event.death)
+
+    def _put_state(self) -> None:
+        snapshot = Snapshot.parse(self.snapshot) if self.snapshot else None
+        if snapshot:
+            self.wire.put_state(snapshot.state(self._home), snapshot.option_lines())
+        else:
+            self.wire.put_state(b"", b"")
+
+    def _take_snapshot(self) -> None:
+        """Copy it out: it is in a tmpfs that ends with PID 1."""
+        self.snapshots += 1
+        self._snapshot_slow = time.monotonic() - self._ended_at > _SLOW_SNAPSHOT
+        data = self.wire.take_snapshot()
+        if data and data != self.snapshot and Snapshot.parse(data):
+            self.snapshot = data
+            self._save(data)
+
+    def _save(self, data: bytes) -> None:
+        """Keep it on disk, for a reboot; a full disk must not take the session down."""
+        temporary = self._directory / "snapshot.new"
+        with contextlib.suppress(OSError):
+            temporary.write_bytes(data)
+            temporary.replace(self._directory / "snapshot")
+
+    def push(self, event: Event) -> None:
+        """Have whoever waits act on an event."""
+        self._events.append(event)
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def next(self) -> Event:
+        """The next event."""
+        while not self._events:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._events.popleft()
+
+    # Commands
+
+    async def run(
+        self, command: bytes, timeout: float, separate: bool, on_output: OnOutput | None
+    ) -> Outcome:
+        """Submit a command and see it through."""
+        if self._later:
+            self._later.cancel()
+        self._events.clear()
+        live = self._journal.live
+        live.number += 1
+        self.captures = []
+        if not self.box.alive() or not (self._ready or await self._until_ready()):
+            return Outcome(live.number, lost=True)
+        self._open_captures(live.number, separate)
+        self._on_output = on_output
+        live.running, live.separate, live.started = True, separate, time.time()
+        live.deadline, live.clock = live.started + timeout, self.box.clock()
+        self._journal.write()
+        self.submit(command)
+        return await self._see_through(timeout, command)
+
+    def submit(self, command: bytes) -> None:
+        """Hand the command that the journal says runs to the shell."""
+        self.unread = False
+        live = self._journal.live
+        try:
+            self.wire.submit(live.number, command, live.separate, snapshot=not self._snapshot_slow)
+        except BlockingIOError:
+            self.stop("the shell's input was full of something else", Step.REPLACE)
+
+    async def resume(self) -> Outcome:
+        """See through a command another process submitted; its deadline still holds."""
+        return await self._see_through(max(0.001, self._journal.live.deadline - time.time()), None)
+
+    async def _see_through(self, timeout: float, command: bytes | None) -> Outcome:
+        live = self._journal.live
+        outcome = Outcome(live.number)
+        ladder = Ladder(self.box, lambda: self.process, live.clock, self.spared)
+        try:
+            await Run(self, ladder, outcome, timeout, command).until_end()
+        finally:
+            self._end(outcome)
+        return outcome
+
+    def _end(self, outcome: Outcome) -> None:
+        """Take the rest of the output, and put down that nothing runs."""
+        with contextlib.suppress(OSError):
+            self.wire.finish()
+        self._on_output = None
+        self._journal.live.running = False
+        self._journal.write()
+        self._ended_at = time.monotonic()
+        if self._snapshot_slow and self._ready:
+            self._later = self._loop.call_later(_SNAPSHOT_AFTER, self._ask_snapshot)
+
+    def stop(self, reason: str, step: Step = Step.ASK) -> None:
+        """Have the running command ended."""
+        self.push(Stop(reason, step))
+
+    def _open_captures(self, number: int, separate: bool) -> None:
+        names = [f"{number}.out", f"{number}.err"][: 2 if separate else 1]
+        cap, spool = self._limits.output // len(names), self._limits.spool // len(names)
+        self.captures = [Capture(self._outputs + name, cap, spool) for name in names]
+
+    def _ask_snapshot(self) -> None:
+        self._ended_at = time.monotonic()
+        with contextlib.suppress(OSError):
+            self.wire.ask_snapshot()
+
+    async def take_snapshot(self) -> bytes | None:
+        """A snapshot as of now; the last one when the shell gives none."""
+        seen = self.snapshots
+        self._events.clear()
+        self._ask_snapshot()
+        timer = self._loop.call_later(_READY_WITHIN, self.push, TICK)
+        try:
+            while self.snapshots == seen:
+                if isinstance(await self.next(), (Lost, Tick)):
+                    break
+        finally:
+            timer.cancel()
+        return self.snapshot
+
+    def prune_outputs(self) -> None:
+        """Hold what is kept on disk to its bound."""
+        prune(self._directory / "output", self._limits.spools)
+
+    def close(self) -> None:
+        """Let go of the wire and the files."""
+        if self._later:
+            self._later.cancel()
+        for capture in self.captures:
+            capture.release()
+        self.wire.close()

@@ -1,0 +1,140 @@
+"""No sandbox at all: the same shell as this user, on this machine, with its files and its network.
+
+For development where isolation cannot be had. It is never chosen for the caller and says so at every start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from gofer_sandbox import processes, runtime
+from gofer_sandbox.errors import IsolationUnavailable
+from gofer_sandbox.levels import Level
+from gofer_sandbox.local import LocalBox
+from gofer_sandbox.provider import Box, Capabilities, Feature, Process, Report, Spec
+from gofer_sandbox.record import Record, Reference
+from gofer_sandbox.shell import fifo, scripts
+
+_MARK = "GOFER_SANDBOX_SESSION"
+_WARNING = "UNCONFINED: session %s has no isolation; whatever runs in it can do all that you can"
+_log = logging.getLogger(__name__)
+
+
+class UnconfinedBox(LocalBox):
+    """Its processes are told by a mark in their environment, for orphans here become init's children."""
+
+    def __init__(self, session: str, reference: Reference, home: str, child: int | None) -> None:
+        capabilities = Capabilities("unconfined", Level.NONE, True, network=False, limits_by="rlimits")
+        super().__init__(reference, capabilities, child)
+        self.home = home
+        self._mark = f"{_MARK}={session}".encode()
+
+    def wire(self) -> fifo.FifoWire:
+        """Over the FIFOs of the control directory, whose place is the same for the shell."""
+        control = Path(self.reference.control)
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        owner = fifo.Ownership(self.reference.uid, self.reference.gid)
+        return fifo.FifoWire(control, owner, lambda: os.open(control / "p", flags), str(control))
+
+    def processes(self) -> list[Process]:
+        """Every process that carries the mark, save the keeper."""
+        found = []
+        for name in os.listdir("/proc"):
+            if name.isdigit() and int(name) != self.reference.pid and self._marked(int(name)):
+                found.append(processes.describe(int(name)))
+        return [process for process in found if process]
+
+    def _marked(self, pid: int) -> bool:
+        try:
+            return self._mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
+
+    def background(self, shell: Process | None) -> list[Process]:
+        """There is no short way to tell."""
+        return [process for process in self.processes() if shell is None or process.pid != shell.pid]
+
+    def waits(self, shell: Process) -> bool:
+        """While a command runs, the shell's standard input is not the FIFO its lines come from."""
+        return processes.sleeps_alone(shell.pid) and processes.reads_from(
+            shell.pid, f"{self.reference.control}/in"
+        )
+
+    async def destroy(self) -> None:
+        """End the keeper first, so that nothing is restarted, then everything with the mark."""
+        await self._end_keeper()
+        for _ in range(50):
+            if not await self.sweep(lambda _: False):
+                break
+        self.detach()
+        await asyncio.to_thread(runtime.remove_control, Path(self.reference.control))
+
+
+class Unconfined:
+    """Makes shells that are not sandboxes."""
+
+    name = "unconfined"
+
+    async def probe(self) -> Report:
+        """There is nothing to try."""
+        isolation = Feature("isolation", False, "this provider has none", "use bubblewrap or docker")
+        return Report(self.name, Level.NONE, (isolation,))
+
+    async def start(self, spec: Spec) -> Box:
+        """Spawn the keeper as an ordinary process."""
+        if sys.platform != "linux":
+            raise IsolationUnavailable(
+                f"sandboxes need Linux; {sys.platform} has neither isolation nor /proc"
+            )
+        _log.warning(_WARNING, spec.id)
+        uid, gid = os.geteuid(), os.getegid()
+        control = runtime.make_control(runtime.directory(), spec.id, gid)
+        (control / "p").mkdir(mode=0o700)
+        inside = str(control)
+        keeper = scripts.keeper(spec.limits, None, spec.limits.memory, inside)
+        fifo.prepare(control, keeper, fifo.Ownership(uid, gid), inside, f"{inside}/p")
+        process = await asyncio.to_thread(_spawn, spec, control)
+        start = processes.start_time(process.pid) or 0
+        reference = Reference(process.pid, start, processes.boot_id(), uid, gid, inside)
+        return UnconfinedBox(spec.id, reference, str(spec.workspace), process.pid)
+
+    async def find(self, record: Record) -> Box | None:
+        """Only a process with the same start time in the same boot is the one that was recorded."""
+        reference = record.reference
+        if reference.boot != processes.boot_id() or processes.start_time(reference.pid) != reference.start:
+            return None
+        _log.warning(_WARNING, record.id)
+        return UnconfinedBox(record.id, reference, f"{record.directory}/workspace", None)
+
+    async def remove(self, record: Record) -> None:
+        """Remove the control directory."""
+        if record.reference.control:
+            await asyncio.to_thread(runtime.remove_control, Path(record.reference.control))
+
+
+def _spawn(spec: Spec, control: Path) -> subprocess.Popen[bytes]:
+    environment = {
+        "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+        "HOME": str(spec.workspace),
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "PAGER": "cat",
+        _MARK: spec.id,
+        **spec.environment,
+    }
+    process = subprocess.Popen(
+        ["bash", "--noprofile", "--norc", str(control / "keeper")],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        cwd=spec.workspace,
+        start_new_session=True,
+    )
+    process.returncode = 0  # the box reaps it, by its pid
+    return process

@@ -1,0 +1,157 @@
+"""Spending is bounded before each call, every run ends, and every stop has a code and a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.conftest import Make
+from agent.ports import ListInbox, ada
+from gofer.agent.agents import AgentSpec
+from gofer.agent.conversation import Covers
+from gofer.agent.limits import LimitSettings
+from gofer.agent.model import Usage
+from gofer.agent.outcome import Answered, Stopped
+from gofer.agent.prices import MICROS, load_prices
+from gofer.agent.state import fold
+from gofer.errors import ConfigError
+from gofer.rehearsal.anthropic import Reply, call, calls, say
+
+
+def endless(request: Any) -> Reply:
+    """Always has another thing to do, unless it may not."""
+    if request["tool_choice"]["type"] == "none":
+        return say("This is how far I got.")
+    turn = len(request["messages"])
+    return calls(call("bash", command=f"echo {turn}"), call("todo", items=[{"text": "x" * 400 + str(turn)}]))
+
+
+def with_limits(**limits: Any) -> AgentSpec:
+    return AgentSpec(name="gofer", limits=LimitSettings(**limits))
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        ({"steps": 6}, "limit.steps"),
+        ({"job_dollars": 0.15}, "budget.job"),
+        ({"tokens": 20_000}, "limit.tokens"),
+        ({"day_dollars": 0.2}, "budget.day"),
+        ({"conversation_dollars": 0.2}, "budget.conversation"),
+    ],
+)
+async def test_a_run_that_would_never_end_wraps_up_and_stops(
+    direct: Make, limits: dict[str, Any], code: str
+) -> None:
+    world, service = direct(endless, spec=with_limits(**limits))
+    outcome = await world.run()
+    assert isinstance(outcome, Stopped)
+    assert outcome.code == code
+    assert outcome.text == f"This is how far I got.\n\n{outcome.sentence}"
+    assert service.refused == []
+    spent = fold(world.journal.events).spent
+    caps = [limits.get(name, 99) for name in ("job_dollars", "day_dollars", "conversation_dollars")]
+    assert spent <= min(caps) * MICROS
+    assert spent == world.ledger.total
+
+
+async def test_the_user_is_warned_and_the_model_is_told_before_the_end(direct: Make) -> None:
+    world, service = direct(endless, spec=with_limits(steps=10))
+    await world.run()
+    assert len(world.journal.all("run.warned")) == 1
+    assert "80%" in world.journal.last("run.warned")["sentence"]
+    assert str(service.received[-2]["messages"]).count("About a tenth") == 1
+
+
+async def test_a_day_that_is_used_up_stops_before_the_first_call(direct: Make) -> None:
+    world, service = direct(say("Never."))
+    world.ledger.others = 10 * MICROS
+    outcome = await world.run()
+    assert isinstance(outcome, Stopped)
+    assert outcome.code == "budget.day"
+    assert service.received == []
+
+
+async def test_an_unknown_price_with_a_cap_refuses_to_start(direct: Make) -> None:
+    world, service = direct(say("Hello."), model="claude-of-the-future")
+    outcome = await world.run()
+    assert isinstance(outcome, Stopped)
+    assert outcome.code == "price.unknown"
+    assert "prices.toml" in outcome.sentence
+    assert service.received == []
+    world, _ = direct(
+        say("Hello."), model="claude-of-the-future", spec=with_limits(job_dollars=0, day_dollars=0)
+    )
+    assert isinstance(await world.run(), Answered)
+
+
+async def test_background_work_has_a_smaller_budget(direct: Make) -> None:
+    covers = Covers(read_seq=0, background=True, prompt="Tidy up.", trust="owner")
+    world, service = direct(
+        endless, covers=covers, inbox=ListInbox(), spec=with_limits(background_dollars=0.05)
+    )
+    outcome = await world.run()
+    assert isinstance(outcome, Stopped)
+    assert outcome.code == "budget.job"
+    assert fold(world.journal.events).spent <= 0.05 * MICROS
+    assert "Tidy up." in str(service.received[0]["messages"])
+
+
+async def test_a_tool_that_hangs_is_given_up_by_the_time_limit(direct: Make) -> None:
+    world, service = direct(calls(call("bash", command="sleep 60", timeout=1)), say("It hung."))
+    assert await world.run() == Answered("It hung.", included_to=1)
+    result = service.received[1]["messages"][-1]["content"][0]
+    assert "timed out" in result["content"][0]["text"]
+
+
+async def test_the_working_time_of_the_job_bounds_a_command(direct: Make) -> None:
+    def script(request: Any) -> Reply:
+        return (
+            endless(request)
+            if request["tool_choice"]["type"] == "none"
+            else calls(call("bash", command="sleep 60"))
+        )
+
+    world, _ = direct(script, spec=with_limits(active_minutes=1 / 60))
+    outcome = await world.run()
+    assert isinstance(outcome, Stopped)
+    assert outcome.code == "limit.time"
+
+
+def test_prices_follow_the_kind_of_token() -> None:
+    price = load_prices().of("anthropic/claude-sonnet-5-5")
+    assert price is not None
+    million = 1_000_000
+    assert price.cost(Usage(input=million)) == 2 * MICROS
+    assert price.cost(Usage(cache_read=million)) == MICROS // 5
+    assert price.cost(Usage(cache_write=million)) == 2_500_000
+    assert price.cost(Usage(cache_write_1h=million)) == 4 * MICROS
+    assert price.cost(Usage(output=million)) == 10 * MICROS
+    assert price.cost(Usage(input=1)) == 2
+
+
+def test_a_user_extends_the_prices_with_a_file(tmp_path: Any) -> None:
+    mine = tmp_path / "prices.toml"
+    mine.write_text(
+        '["local/*"]\ninput = 0\noutput = 0\n["anthropic/claude-sonnet-5-5"]\ninput = 9\noutput = 9\n'
+    )
+    prices = load_prices(mine)
+    assert prices.of("local/llama") is not None
+    assert prices.of("anthropic/claude-sonnet-5-5").input == 9  # type: ignore[union-attr]
+    mine.write_text('["local/x"]\ninput = -1\noutput = 0\n')
+    with pytest.raises(ConfigError, match=r"\[local/x\] input"):
+        load_prices(mine)
+
+
+async def test_a_second_model_steps_in_and_both_prices_count(rehearse: Make) -> None:
+    from gofer.agent.models.steady import Fallback
+    from gofer.rehearsal.anthropic import fault
+
+    first, broken = await rehearse([fault("overloaded")] * 9)
+    second, working = await rehearse(say("I am the other one."), model="claude-haiku-4-5")
+    first.model = Fallback(first.model, second.model)
+    first.inbox.messages = [ada("Anybody there?")]
+    assert await first.run() == Answered("I am the other one.", included_to=1)
+    assert first.journal.last("turn.finished")["model"] == "anthropic/claude-haiku-4-5"
+    assert working.refused == []

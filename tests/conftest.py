@@ -1,0 +1,180 @@
+"""What every test may ask for: a clean database of each kind, its URL, keys, and a world to act in."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import asyncpg
+import pytest
+from sqlmodel import SQLModel
+
+from gofer.settings import Settings
+from gofer.store.database import Database
+from gofer.store.open import database_for, migrate
+from gofer.vault.envelope import Vault
+from gofer.vault.keyring import open_ring
+from servers import Server, shared, turn
+from world import World
+
+T = TypeVar("T")
+
+TEMPLATE = "gofer_template"
+
+
+def now_and_here(work: Callable[[], Awaitable[T]]) -> T:
+    """Run async work from a fixture that is not async, whatever loop the test has."""
+    found: list[T] = []
+
+    def run() -> None:
+        async def main() -> None:
+            found.append(await work())
+
+        asyncio.run(main())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+async def _migrated(url: str, data_dir: Path) -> None:
+    database = database_for(Settings(data_dir=data_dir, database_url=url))
+    await database.start()
+    await migrate(database, backup_to=None)
+    await database.close()
+
+
+async def _on_server(server: Server, name: str, *statements: str) -> None:
+    connection = await asyncpg.connect(server.postgres_url(name))
+    for statement in statements:
+        await connection.execute(statement)
+    await connection.close()
+
+
+@pytest.fixture(scope="session")
+def run_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this test run share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if hasattr(request.config, "workerinput") else base
+
+
+@pytest.fixture(scope="session")
+def postgres(run_dir: Path) -> Iterator[Server]:
+    """One PostgreSQL for the whole run, with a migrated template in it."""
+    with turn(run_dir):
+        server, fresh = shared("postgres", run_dir)
+        if fresh:
+            now_and_here(lambda: _on_server(server, "postgres", f"CREATE DATABASE {TEMPLATE}"))
+            now_and_here(lambda: _migrated(server.postgres_url(TEMPLATE), run_dir))
+    yield server
+    server.leave()
+
+
+@pytest.fixture(scope="session")
+def _own_postgres_url(postgres: Server, request: pytest.FixtureRequest, run_dir: Path) -> str:
+    name = f"gofer_{getattr(request.config, 'workerinput', {}).get('workerid', 'main')}"
+    with turn(run_dir):  # a template must not be in use while it is copied
+        now_and_here(lambda: _on_server(postgres, "postgres", f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}"))
+    return postgres.postgres_url(name)
+
+
+_CLEAN = "".join(f'DELETE FROM "{table.name}";' for table in reversed(SQLModel.metadata.sorted_tables))
+_ALONE = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+    "AND pid <> pg_backend_pid()"
+)
+
+
+@pytest.fixture
+def postgres_url(_own_postgres_url: str) -> str:
+    """A PostgreSQL database with all tables and no rows."""
+
+    async def clean() -> None:
+        connection = await asyncpg.connect(_own_postgres_url)
+        await connection.execute(_ALONE)
+        await connection.execute(_CLEAN)
+        await connection.close()
+
+    now_and_here(clean)
+    return _own_postgres_url
+
+
+@pytest.fixture
+def blank_postgres_url(postgres: Server, postgres_url: str) -> Iterator[str]:
+    """A PostgreSQL database without tables."""
+    name = f"{postgres_url.rpartition('/gofer_')[2].partition('?')[0]}_blank"
+    now_and_here(lambda: _on_server(postgres, "postgres", f"CREATE DATABASE {name}"))
+    yield postgres.postgres_url(name)
+    now_and_here(lambda: _on_server(postgres, "postgres", f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture(scope="session")
+def _sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("template")
+    now_and_here(lambda: _migrated(f"sqlite:///{folder}/gofer.db", folder))
+    return folder / "gofer.db"
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """A data directory as Gofer would make it."""
+    path = tmp_path / "data"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def sqlite_url(_sqlite_template: Path, data_dir: Path) -> str:
+    """A SQLite file with all tables and no rows."""
+    shutil.copy(_sqlite_template, data_dir / "gofer.db")
+    return f"sqlite:///{data_dir}/gofer.db"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """What `GOFER_DATABASE_URL` would be: each test that asks for it runs on both databases."""
+    url: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+    return url
+
+
+@pytest.fixture
+async def database(database_url: str, data_dir: Path) -> AsyncIterator[Database]:
+    """An open store, empty but for its tables, on both databases."""
+    database = database_for(Settings(data_dir=data_dir, database_url=database_url))
+    await database.start()
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+def vault(data_dir: Path) -> Vault:
+    """A vault with a fresh master key."""
+    return Vault(open_ring(data_dir, ciphertext_exists=False))
+
+
+@pytest.fixture
+async def world(database: Database, vault: Vault) -> World:
+    """A furnished store on both databases, and short words for what happens in it."""
+    return await World.made(database, vault)
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Awaitable[Any]]:
+    """Wait until a condition (async or not) holds; fails after a while. Never assert how long it took."""
+    return _eventually
+
+
+async def _eventually(condition: Callable[[], Any], within: float = 20) -> Any:
+    async with asyncio.timeout(within):
+        while True:
+            value = condition()
+            if asyncio.iscoroutine(value):
+                value = await value
+            if value:
+                return value
+            await asyncio.sleep(0.01)

@@ -1,0 +1,64 @@
+"""The documentation against the code: what is there is documented, and what is documented is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from sqlmodel import SQLModel
+
+from gofer.registry import Registry
+from gofer.store import tables
+from gofer.store.events import KINDS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def read(*parts: str) -> str:
+    return DOCS.joinpath(*parts).read_text(encoding="utf-8")
+
+
+def models() -> list[type[SQLModel]]:
+    found = [value for value in vars(tables).values() if isinstance(value, type) and issubclass(value, SQLModel)]
+    return [model for model in found if hasattr(model, "__table__")]
+
+
+@pytest.mark.parametrize("model", models(), ids=lambda model: model.__name__)
+def test_every_table_is_a_word_of_the_glossary(model: type[SQLModel]) -> None:
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", model.__name__).lower()
+    assert words in read("glossary.md").lower()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_event_is_documented(kind: str) -> None:
+    assert f"| `{kind}` | {KINDS[kind]} |" in read("architecture.md")
+
+
+@pytest.mark.parametrize("name", sorted(Registry.installed().integrations))
+def test_every_integration_has_a_page_with_its_settings_and_secrets(name: str) -> None:
+    integration = Registry.installed().integrations[name]
+    page = read("integrations", f"{name}.md")
+    for setting in integration.settings.model_fields:
+        assert f"`{setting}`" in page, setting
+    for secret in integration.secrets:
+        assert f"`{secret.name}`" in page, secret.name
+    for heading in ("Set-up", "Verify", "Limits", "Troubleshooting", "Removal"):
+        assert f"## {heading}" in page, heading
+
+
+def test_every_decision_is_listed() -> None:
+    listed = read("decisions", "README.md")
+    for record in (DOCS / "decisions").glob("0*.md"):
+        assert record.name in listed
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_platform_does_not_shadow_the_standard_library() -> None:
+    assert not (ROOT / "platform" / "__init__.py").exists()

@@ -1,0 +1,16 @@
+"""The same network tests, once more without root."""
+
+import pytest
+
+from sandbox.ordinary_user import rerun
+
+
+@pytest.mark.parametrize(
+    ("name", "only"),
+    [
+        ("test_network_forward.py", ""),
+        ("test_network_git.py", "clones_and_pushes or HEAD:refs/heads/main or cuts_off or made_by_hand"),
+    ],
+)
+def test_network_as_ordinary_user(name: str, only: str) -> None:
+    rerun(name, only)
