@@ -162,7 +162,13 @@ class Answerer:
                 choices = "".join(f"\n- {choice}" for choice in question.choices)
                 drafts = await self._drafts(claim, asker, question.text + choices, "note")
                 return Wait(
-                    question.text, call_id, asker.message.author.id, question.expires_after, drafts, cost
+                    question.text,
+                    call_id,
+                    asker.message.author.id,
+                    question.expires_after,
+                    drafts,
+                    cost,
+                    question.choices,
                 )
             case Stopped("user.stop", _, text, included_to):
                 return Cancel("cancelled", await self._drafts(claim, asker, text), included_to, cost)

@@ -168,7 +168,7 @@ class Loop:
 
     async def _start_turn(self, said: Sequence[Said], input_: list[Block], notes: list[Note], go: Go) -> None:
         state = self._record.state
-        strangers = any(one.trust in ("stranger", "unknown") for one in said)
+        strangers = any(one.has_strangers_words for one in said)
         input_ = input_ + [note(one.text) for one in go.notes]
         data = {
             "turn": state.turns + 1,

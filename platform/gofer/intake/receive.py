@@ -130,7 +130,7 @@ class Intake:
         if taken.woke:
             self._signals.wake(JOBS)
         self._signals.wake(EVENTS)
-        return taken
+        return dataclasses.replace(taken, external_id=parsed.delivery_id)
 
     def _parse(self, connected: Connected, request: Request) -> Parsed:
         try:
@@ -155,15 +155,25 @@ class Intake:
         return body if masked == text else masked.encode("utf-8", errors="surrogateescape")
 
 
-async def polled(intake: Intake, connected: Connected, requests: list[Request], source: Source) -> int:
-    """Take in what a poll or a catch-up brought, in order; returns how many were new."""
-    new = 0
+@dataclass(frozen=True, slots=True)
+class Polled:
+    """What became of a batch."""
+
+    new: int = 0
+    last: str | None = None
+    """The service's id of the last of them that is stored, now or before."""
+
+
+async def polled(intake: Intake, connected: Connected, requests: list[Request], source: Source) -> Polled:
+    """Take in what a poll or a catch-up brought, in order."""
+    new, last = 0, None
     for request in requests:
         try:
             taken = await intake.take(connected, request, source)
             new += taken.result == "accepted"
+            last = taken.external_id
         except Malformed as error:
             # It will be as malformed next time; the poll must go on.
             log.warning("intake.skipped", connection=connected.account.id, error=str(error))
         await asyncio.sleep(0)
-    return new
+    return Polled(new, last)

@@ -7,6 +7,7 @@ there and then. Dead and cancelled jobs move on too, with one honest sentence fo
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,10 +149,10 @@ def _settle(
         data={"outcome": ended, "reason": reason, "state": state, "cost": outcome.cost},
     )
     woke = state is JobState.READY
-    if isinstance(outcome, Wait):
-        _ask(connection, vault, claim, outcome)
+    asked = _ask(connection, vault, claim, outcome) if isinstance(outcome, Wait) else {}
     if final or isinstance(outcome, Wait):
-        woke |= _plan_replies(connection, vault, claim, outcome)
+        drafts = () if isinstance(outcome, Snooze) else outcome.drafts
+        woke |= plan_replies(connection, vault, claim, drafts, asked)
     if final:
         woke |= _move_on(connection, claim, included_to)
     return Concluded(state, woke)
@@ -222,9 +223,14 @@ def _included_to(connection: Connection, claim: Claim, outcome: Outcome) -> int 
     return int(connection.execute(query).scalar_one())
 
 
-def _plan_replies(connection: Connection, vault: Vault, claim: Claim, outcome: Outcome) -> bool:
-    """Put every part into the ledger and see that somebody sends it."""
-    drafts: tuple[Draft, ...] = () if isinstance(outcome, Snooze) else outcome.drafts
+def plan_replies(
+    connection: Connection,
+    vault: Vault,
+    claim: Claim,
+    drafts: tuple[Draft, ...],
+    asked: Mapping[str, Any] | None = None,
+) -> bool:
+    """Put every part into the ledger and see that somebody sends it. The caller holds the conversation's lock."""
     if not drafts or claim.conversation_id is None:
         return False
     key = conversation_key(connection, vault, claim.conversation_id)
@@ -233,7 +239,7 @@ def _plan_replies(connection: Connection, vault: Vault, claim: Claim, outcome: O
         first = 1 + _last_part(connection, claim.id, draft.kind)
         total = first - 1 + len(draft.parts)
         for part, text in enumerate(draft.parts, first):
-            content = {"text": text, "facts": dict(draft.facts)}
+            content = {"text": text, "facts": dict(draft.facts), **((asked or {}) if part == total else {})}
             connection.execute(
                 _PLAN,
                 {
@@ -252,8 +258,8 @@ def _plan_replies(connection: Connection, vault: Vault, claim: Claim, outcome: O
             connection, "reply.planned", claim.workspace_id, conversation_id=claim.conversation_id,
             data={"job": claim.id, "kind": draft.kind, "parts": total},
         )  # fmt: skip
-        woke |= ensure_delivery(connection, claim.workspace_id, claim.conversation_id, draft.binding_id)
         _remember(connection, key, claim, draft)
+        woke |= ensure_delivery(connection, claim.workspace_id, claim.conversation_id, draft.binding_id)
     return woke
 
 
@@ -314,7 +320,12 @@ def ensure_delivery(connection: Connection, workspace_id: str, conversation_id: 
     if connection.execute(_LANE_LIVE, {"lane_": lane}).first() is not None:
         # One that only waits to repeat an old edit must not keep a new reply waiting.
         return connection.execute(_HURRY, {"lane_": lane}).rowcount > 0
-    connection_id = connection.execute(_BOUND_TO, {"binding": binding_id}).scalar_one()
+    bound = connection.execute(_BOUND_TO, {"binding": binding_id}).one()
+    if bound.conversation_id != conversation_id:
+        # A word to an owner about somebody else's conversation: the lane belongs to the place it is said in.
+        lock_conversation(connection, bound.conversation_id)
+        if connection.execute(_LANE_LIVE, {"lane_": lane}).first() is not None:
+            return False
     submit(
         connection,
         workspace_id=workspace_id,
@@ -323,8 +334,8 @@ def ensure_delivery(connection: Connection, workspace_id: str, conversation_id: 
         pool=SERVICE,
         payload={"binding_id": binding_id},
         max_attempts=12,
-        conversation_id=conversation_id,
-        connection_id=connection_id,
+        conversation_id=bound.conversation_id,
+        connection_id=bound.connection_id,
     )
     return True
 
@@ -335,7 +346,9 @@ _HURRY = (
     .where(jobs.c.lane == bindparam("lane_"), in_state(JobState.SCHEDULED), jobs.c.reason == CONFIRMING)
     .values(state=JobState.READY)
 )
-_BOUND_TO = select(bindings.c.connection_id).where(bindings.c.id == bindparam("binding"))
+_BOUND_TO = select(bindings.c.connection_id, bindings.c.conversation_id).where(
+    bindings.c.id == bindparam("binding")
+)
 
 
 def _move_on(connection: Connection, claim: Claim, included_to: int | None) -> bool:
@@ -386,9 +399,13 @@ _PROMOTE = (
 
 ANSWER = "answer"
 """The kind of job in which an agent answers a conversation."""
+RECEPTION = "reception"
+"""The kind of job in which the platform itself answers: a command, a pressed button."""
+APPROVAL = "approval"
+"""The kind of job in which an owner is asked whether to let somebody in, or to listen somewhere."""
 
 
-def ensure_answer(connection: Connection, participant_id: str) -> bool:
+def ensure_answer(connection: Connection, participant_id: str, *, delay: float = 0) -> bool:
     """Make the participant's next job if it is wanted and has none. The caller holds the conversation's lock."""
     row = connection.execute(_WANTED, {"who": participant_id}).one_or_none()
     if row is None:
@@ -402,6 +419,7 @@ def ensure_answer(connection: Connection, participant_id: str) -> bool:
         kind=ANSWER,
         lane=participant_id,
         priority=row.priority,
+        delay=delay,
         conversation_id=row.conversation_id,
         participant_id=participant_id,
         agent_id=row.agent_id,
@@ -428,12 +446,14 @@ _WOKEN_BY = select(messages.c.connection_id).where(
 )
 
 
-def _ask(connection: Connection, vault: Vault, claim: Claim, wait: Wait) -> None:
+def _ask(connection: Connection, vault: Vault, claim: Claim, wait: Wait) -> dict[str, Any]:
+    """Keep the question; returns what its last part carries out, so that a press can be told from another."""
     question_id = new_id("q")
-    sealed = None
+    sealed = choices = None
     if claim.conversation_id is not None:
         key = conversation_key(connection, vault, claim.conversation_id)
         sealed = seal(key, wait.question, "question", question_id)
+        choices = seal(key, list(wait.choices), "choices", question_id) if wait.choices else None
     expires = None if wait.expires_after is None else now() + wait.expires_after
     connection.execute(
         insert(questions).values(
@@ -443,6 +463,7 @@ def _ask(connection: Connection, vault: Vault, claim: Claim, wait: Wait) -> None
             conversation_id=claim.conversation_id,
             asked_of=wait.asked_of,
             sealed=sealed,
+            choices=choices,
             asked_at=now(),
             expires_at=expires,
         )
@@ -451,3 +472,4 @@ def _ask(connection: Connection, vault: Vault, claim: Claim, wait: Wait) -> None
         connection, "job.waiting", claim.workspace_id, conversation_id=claim.conversation_id,
         data={"job": claim.id, "question": question_id},
     )  # fmt: skip
+    return {"question": question_id, "choices": list(wait.choices)}

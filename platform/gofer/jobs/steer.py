@@ -155,11 +155,11 @@ def expire_questions(connection: Connection) -> int:
     return len(overdue)
 
 
-def wake_participant(connection: Connection, participant_id: str, seq: int) -> bool:
+def wake_participant(connection: Connection, participant_id: str, seq: int, *, delay: float = 0) -> bool:
     """Note that a message wants the participant and make its job unless it has one. Conversation locked."""
     connection.execute(
         update(participants)
         .where(participants.c.id == participant_id, participants.c.wake_seq < seq)
         .values(wake_seq=seq)
     )
-    return ensure_answer(connection, participant_id)
+    return ensure_answer(connection, participant_id, delay=delay)

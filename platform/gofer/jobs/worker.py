@@ -34,6 +34,8 @@ class Run:
     claim: Claim
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when somebody asked to stop; a handler may end in its own way within the grace, else it is cancelled."""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the process is about to end; what can be put down at once should be."""
 
 
 Handler = Callable[[Run], Awaitable[Outcome]]
@@ -100,6 +102,8 @@ class Worker:
         """Claim no more; give what runs its time, then hand it back without costing it a try."""
         self._stopping = True
         await _cancel([task for task in self._loops if task.get_name() != "renew"])
+        for run, _, _ in self._running.values():
+            run.stopping.set()
         tasks = [task for _, task, _ in self._running.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=self._capacity.stop_within)
