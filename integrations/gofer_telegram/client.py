@@ -16,7 +16,7 @@ from gofer.errors import Permanent, Temporary
 from gofer.integration import Account
 from gofer_telegram.settings import Settings
 
-REFUSED_TOKEN = (  # noqa: S105 - words, not a value
+REFUSED = (
     "Telegram refuses the bot token. Ask @BotFather for the current one (/mybots, API Token) and store it: "
     "gofer secrets set {connection} token"
 )
@@ -135,7 +135,7 @@ class Client:
         if status >= 500:
             return Temporary(f"Telegram: {status} {description}")
         if status in (401, 404):
-            return Rejected(REFUSED_TOKEN.format(connection=self._account.id), reason="token_refused")
+            return Rejected(REFUSED.format(connection=self._account.id), reason="token_refused")
         moved = parameters.get("migrate_to_chat_id")
         reason = next((name for words, name in _REASONS if words in description.lower()), "rejected")
         return Rejected(description, reason=reason, moved_to=moved if isinstance(moved, int) else None)

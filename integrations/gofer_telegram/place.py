@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from gofer.errors import Permanent
 from gofer_telegram.node import Node
@@ -28,13 +29,13 @@ class Place:
         return self.chat < 0
 
     @property
-    def sending(self) -> dict[str, int]:
+    def sending(self) -> dict[str, Any]:
         """Parameters to send there: General is meant when no topic is named."""
         topic = {} if self.thread in (None, GENERAL) else {"message_thread_id": self.thread or 0}
         return {"chat_id": self.chat, **topic}
 
     @property
-    def acting(self) -> dict[str, int]:
+    def acting(self) -> dict[str, Any]:
         """Parameters to type there: General has to be named."""
         topic = {} if self.thread is None else {"message_thread_id": self.thread}
         return {"chat_id": self.chat, **topic}

@@ -66,7 +66,7 @@ async def complete(outgoing: Outgoing, external_id: str, client: Client) -> None
 
 
 async def _edit(
-    target: dict[str, int], rendered: Rendered, keyboard: dict[str, Any] | None, client: Client
+    target: dict[str, Any], rendered: Rendered, keyboard: dict[str, Any] | None, client: Client
 ) -> None:
     try:
         await client.call(
@@ -82,7 +82,7 @@ async def _edit(
             raise
 
 
-async def _attach(outgoing: Outgoing, target: dict[str, int], client: Client) -> None:
+async def _attach(outgoing: Outgoing, target: dict[str, Any], client: Client) -> None:
     """Turn the placed message into one with a file: what is replaced cannot be there twice."""
     media = {"type": "document", "media": "attach://answer", "caption": FILE_FOLLOWS}
     await client.call(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gofer.integration import Incoming, Progress
 from gofer_telegram.buttons import stop_keyboard
 from gofer_telegram.client import Client, Rejected
@@ -25,7 +27,7 @@ async def show_progress(conversation: str, progress: Progress, shown: str, clien
     """Type; once it takes long, keep one silent message with a Stop button up to date."""
     place = place_of(conversation)
     await client.call("sendChatAction", **place.acting, action="typing")
-    if progress.seconds < client.settings.progress_after:
+    if not shown and progress.seconds < client.settings.progress_after:
         return shown
     text, keyboard = _line(progress), stop_keyboard()
     if not shown:
@@ -50,7 +52,7 @@ async def clear_progress(shown: str, client: Client) -> None:
     await _unless_gone("deleteMessage", shown, client)
 
 
-async def _unless_gone(method: str, shown: str, client: Client, **parameters: object) -> None:
+async def _unless_gone(method: str, shown: str, client: Client, **parameters: Any) -> None:
     chat, _, message = shown.rpartition(":")
     try:
         await client.call(method, chat_id=int(chat), message_id=int(message), **parameters)

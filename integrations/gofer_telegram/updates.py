@@ -129,6 +129,7 @@ def _said(message: Node, place: Place, author: Author, bot: Bot) -> Incoming | s
         kind=_kind(place),
         title=_title(message.node("chat")),
         private=not place.is_group,
+        event="command" if command else "message",
         trigger=trigger or "any",
         external_id=number,
         reply_to=str(message.node("reply_to_message").number("message_id") or ""),
