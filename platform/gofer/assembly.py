@@ -15,11 +15,17 @@ from sqlalchemy import Connection, insert
 
 from gofer import __version__
 from gofer.accounts import Accounts
+from gofer.agent.agents import Agents
 from gofer.agent.answer import Answerer, apology
 from gofer.agent.models.keys import ModelKeys
+from gofer.agent.roster import Roster
 from gofer.agent.shells import Shells
 from gofer.intake.admit import Admitter
+<<<<<<< HEAD
 from gofer.intake.polling import CATCH_UP, POLL, SET_UP, Poller, ensure_inflow
+=======
+from gofer.intake.polling import CATCH_UP, POLL, Poller
+>>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
 from gofer.intake.receive import Gate, Intake, Refusals
 from gofer.jobs.conclude import ANSWER, APPROVAL, DELIVER, RECEPTION
 from gofer.jobs.queue import AGENT, SERVICE, waiting
@@ -58,34 +64,11 @@ async def open_platform(
     """Open everything, and close it in order. Roles: web, worker, or none for a command."""
     prepare_data_dir(settings)
     async with contextlib.AsyncExitStack() as stack:
-        database = database_for(settings)
-        await database.start()
-        stack.push_async_callback(database.close)
-        await migrate(database, backup_to=settings.data_dir / "backups")
-        await database.write(furnish)
-        vault = await _open_vault(settings, database)
-        redactor = redactor if redactor is not None else Redactor()
-        http = await stack.enter_async_context(httpx2.AsyncClient(timeout=settings.request_timeout))
-        registry = Registry.installed()
-        accounts = Accounts(
-            database=database, vault=vault, registry=registry, public_url=settings.public_url, http=http
-        )
-        signals = _signals(settings, database)
-        await signals.start()
-        stack.push_async_callback(signals.close)
-        gate = Gate(settings.max_waiting)
-        intake = Intake(
-            database=database, vault=vault, accounts=accounts, signals=signals, gate=gate, redactor=redactor
-        )
-        owner = new_id("proc")
-        platform = Platform(
-            settings, owner, database, vault, redactor, registry, accounts, signals, intake, Refusals()
-        )
-        await platform.reload_secrets()
+        platform = await _open(settings, roles, redactor if redactor is not None else Redactor(), stack)
         if roles:
-            await database.write(partial(_announce, owner=owner, roles=roles))
-            stack.push_async_callback(_farewell, platform)
+            await _present(platform, stack)
         if "worker" in roles:
+<<<<<<< HEAD
             if database.dialect == "sqlite":
                 await database.write(expire_all_leases)
             await database.write(partial(start_inflow, platform=platform))
@@ -98,10 +81,75 @@ async def open_platform(
             platform.worker = make_worker(platform, http, shells, presence)
             await platform.worker.start()
             stack.push_async_callback(platform.worker.stop)
+=======
+            await _work(platform, stack)
+>>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
         if "web" in roles:
-            watching = asyncio.create_task(_watch_load(platform), name="watch-load")
-            stack.callback(watching.cancel)
+            stack.callback(asyncio.create_task(_watch_load(platform), name="watch-load").cancel)
         yield platform
+
+
+async def _open(
+    settings: Settings, roles: frozenset[str], redactor: Redactor, stack: contextlib.AsyncExitStack
+) -> Platform:
+    """The parts every process needs."""
+    database = database_for(settings)
+    await database.start()
+    stack.push_async_callback(database.close)
+    await migrate(database, backup_to=settings.data_dir / "backups")
+    await database.write(furnish)
+    vault = await _open_vault(settings, database)
+    http = await stack.enter_async_context(httpx2.AsyncClient(timeout=settings.request_timeout))
+    registry = Registry.installed()
+    accounts = Accounts(
+        database=database, vault=vault, registry=registry, public_url=settings.public_url, http=http
+    )
+    signals = _signals(settings, database)
+    await signals.start()
+    stack.push_async_callback(signals.close)
+    gate = Gate(settings.max_waiting)
+    intake = Intake(
+        database=database, vault=vault, accounts=accounts, signals=signals, gate=gate, redactor=redactor
+    )
+    platform = Platform(
+        settings=settings,
+        owner=new_id("proc"),
+        database=database,
+        vault=vault,
+        redactor=redactor,
+        registry=registry,
+        accounts=accounts,
+        http=http,
+        signals=signals,
+        intake=intake,
+        refusals=Refusals(),
+        roles=roles,
+    )
+    await platform.reload_secrets()
+    return platform
+
+
+async def _present(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
+    """Be known as a process, and keep the agents like their files say."""
+    agents = Agents(platform.settings.data_dir / "agents")
+    roster = Roster(agents=agents, database=platform.database, workspace_id=FIRST_WORKSPACE)
+    await roster.sync()
+    stack.callback(asyncio.create_task(roster.watch(), name="agents").cancel)
+    await platform.database.write(partial(_announce, owner=platform.owner, roles=platform.roles))
+    stack.push_async_callback(_farewell, platform)
+
+
+async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
+    """Claim jobs."""
+    if platform.database.dialect == "sqlite":
+        await platform.database.write(expire_all_leases)
+    await platform.database.write(platform.start_inflow)
+    shells = Shells(settings=platform.settings, database=platform.database)
+    await shells.start()
+    stack.push_async_callback(shells.stop)
+    platform.worker = make_worker(platform, shells)
+    await platform.worker.start()
+    stack.push_async_callback(platform.worker.stop)
 
 
 async def _open_vault(settings: Settings, database: Database) -> Vault:
@@ -120,6 +168,7 @@ def _signals(settings: Settings, database: Database) -> Signals:
     return PostgresSignals(settings.database_url) if database.dialect == "postgresql" else LocalSignals()
 
 
+<<<<<<< HEAD
 def start_inflow(connection: Connection, platform: Platform) -> int:
     """See that every connection that has to be polled or caught up with is."""
     integrations = platform.registry.integrations.items()
@@ -132,6 +181,9 @@ def start_inflow(connection: Connection, platform: Platform) -> int:
 
 
 def make_worker(platform: Platform, http: httpx2.AsyncClient, shells: Shells, presence: Presence) -> Worker:
+=======
+def make_worker(platform: Platform, shells: Shells) -> Worker:
+>>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
     """A worker with a handler for every kind of job."""
     settings, database, vault = platform.settings, platform.database, platform.vault
     admitter = Admitter(
@@ -149,7 +201,8 @@ def make_worker(platform: Platform, http: httpx2.AsyncClient, shells: Shells, pr
         admitter=admitter,
         redactor=platform.redactor,
         shells=shells,
-        keys=ModelKeys(settings=settings, database=database, vault=vault, http=http),
+        keys=ModelKeys(settings=settings, database=database, vault=vault, http=platform.http),
+        agents=Agents(settings.data_dir / "agents"),
     )
     outbox = Outbox(
         database=database,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import urlsplit
 
+import httpx2
+from sqlalchemy import Connection
+
 from gofer.accounts import Accounts
+from gofer.intake.polling import ensure_inflow
 from gofer.intake.receive import Intake, Refusals
 from gofer.jobs.signals import Signals
 from gofer.jobs.worker import Worker
@@ -31,16 +36,31 @@ class Platform:
     redactor: Redactor
     registry: Registry
     accounts: Accounts
+    http: httpx2.AsyncClient
     signals: Signals
     intake: Intake
     refusals: Refusals
     worker: Worker | None = None
+    roles: frozenset[str] = frozenset()
+    url: str = ""
+    """Where it listens for webhooks, once it does."""
+    started_at: float = field(default_factory=time.time)
 
     async def reload_secrets(self) -> None:
         """After a secret or connection changed: forget what was read and mask the new value from now on."""
         self.accounts.forget()
         stored = await self.database.read(partial(all_secrets, vault=self.vault))
         self.redactor.replace({**secrets_of_settings(self.settings), **stored})
+
+    def start_inflow(self, connection: Connection) -> int:
+        """See that every connection that has to be polled or caught up with is."""
+        integrations = self.registry.integrations.items()
+        return ensure_inflow(
+            connection,
+            polling=frozenset(name for name, integration in integrations if integration.can_poll),
+            catching_up=frozenset(name for name, integration in integrations if integration.can_catch_up),
+            public=bool(self.settings.public_url),
+        )
 
 
 def secrets_of_settings(settings: Settings) -> dict[str, Secret]:

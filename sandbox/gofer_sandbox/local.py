@@ -12,12 +12,15 @@ from gofer_sandbox import processes
 from gofer_sandbox.files import ConfinedFiles
 from gofer_sandbox.provider import Capabilities, Pressure, Process
 from gofer_sandbox.record import Reference
+from gofer_sandbox.shell import scripts
 
 
 class LocalBox:
     """A keeper process and everything it leads to. Nothing inside has to help."""
 
     home = "/workspace"
+    inside = scripts.INSIDE
+    """The control directory, as the shell calls it."""
 
     def __init__(self, reference: Reference, capabilities: Capabilities, child: int | None) -> None:
         """`child` is the process to reap in the end, when it is a child of ours."""
@@ -65,6 +68,11 @@ class LocalBox:
             if processes.inner_pid(pid) == inner:
                 return processes.describe(pid)
         return None
+
+    def waits(self, shell: Process) -> bool:
+        """While a command runs, the shell's standard input is not the FIFO its lines come from. What it may
+        hang in otherwise is opening a file that somebody inside has put a FIFO in place of."""
+        return processes.waits_outside(shell.pid, f"{self.inside}/in")
 
     def signal(self, targets: Sequence[Process], number: int) -> None:
         """Through descriptors, so that a reused pid is never hit."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +14,9 @@ from gofer_sandbox.provider import Process
 
 TICKS = os.sysconf("SC_CLK_TCK")
 _COMMAND_SHOWN = 200
+_READ_CALLS, _OPEN_CALLS = {"x86_64": ((b"0",), (b"2", b"257")), "aarch64": ((b"63",), (b"56",))}.get(
+    platform.machine(), ((), ())
+)
 
 
 def clock() -> int:
@@ -91,21 +95,16 @@ def is_alone(parent: int, child: int) -> bool:
         return False
 
 
-def sleeps_alone(pid: int) -> bool:
-    """Whether a process waits for something and has no children."""
+def waits_outside(pid: int, path: str) -> bool:
+    """Whether a process whose standard input is the file of that name, as it would call it, is in the middle
+    of reading it or of opening something."""
     try:
-        data = _read(f"/proc/{pid}/stat")
-    except OSError:
+        call, first = _read(f"/proc/{pid}/syscall").split()[:2]
+        if os.readlink(f"/proc/{pid}/fd/0") != path:
+            return False
+    except (OSError, ValueError):
         return False
-    return data[data.rindex(b")") + 2 :][:1] == b"S" and not children(pid)
-
-
-def reads_from(pid: int, path: str) -> bool:
-    """Whether a process's standard input is that file, by the name it has where the process lives."""
-    try:
-        return os.readlink(f"/proc/{pid}/fd/0") == path
-    except OSError:
-        return False
+    return call in _OPEN_CALLS or (call in _READ_CALLS and first == b"0x0")
 
 
 def descendants(pid: int) -> Iterator[int]:

@@ -204,7 +204,7 @@ class Box(Protocol):
         """The process that calls itself `inner`, a child of PID 1."""
 
     def waits(self, shell: Process) -> bool:
-        """Whether the shell does nothing but wait for its next line; False where that cannot be seen."""
+        """Whether the shell waits without running a command; False where that cannot be seen."""
 
     def signal(self, processes: Sequence[Process], number: int) -> None:
         """Signal those that are still what they were."""
@@ -226,6 +226,10 @@ class Provider(Protocol):
     """Makes sandboxes of one kind."""
 
     name: str
+
+    @property
+    def base(self) -> Path:
+        """Where what belongs to this machine's sessions is kept: control files and records."""
 
     async def probe(self) -> Report:
         """Try every feature for real; the answer may be kept for the provider's life."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 from gofer_sandbox import records
@@ -16,19 +16,17 @@ from gofer_sandbox.provider import Provider
 from gofer_sandbox.record import Record
 
 
-async def reap(
-    providers: Mapping[str, Provider], keep: Collection[str], now: float | None = None
-) -> list[str]:
-    """End and remove the sessions nobody owns: those whose id is not to be kept, and those idle too long.
+async def reap(provider: Provider, keep: Collection[str], now: float | None = None) -> list[str]:
+    """End and remove a provider's sessions nobody owns: those whose id is not to be kept, and those idle for
+    too long.
 
     A session is owned while the process that started or attached to it lives, which its lock tells. What is
     ended is found by pid, start time and boot, so nothing else can be hit. Returns the ids.
     """
     removed = []
-    for record in list(records.every()):
-        provider = providers.get(record.provider)
+    for record in list(records.every(provider.base)):
         due = record.id not in keep or _expired(record, now or time.time())
-        if provider and due and await _remove(record, provider):
+        if record.provider == provider.name and due and await _remove(record, provider):
             removed.append(record.id)
     return removed
 
@@ -55,7 +53,7 @@ async def _remove(record: Record, provider: Provider) -> bool:
         await box.destroy()
     else:
         await provider.remove(record)
-    records.remove(record.id)
+    records.remove(provider.base, record.id)
     if record.ephemeral:
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
     return True

@@ -108,7 +108,7 @@ class Sandbox:
             self._let_go()
             raise
         self._session = session
-        records.put(self.record)
+        records.put(self._provider.base, self.record)
 
     @classmethod
     async def attach(
@@ -183,7 +183,7 @@ class Sandbox:
         session = self._leave()
         if session:
             await session.destroy()
-            records.remove(self._id)
+            records.remove(self._provider.base, self._id)
             self._let_go()
 
     async def detach(self) -> None:
@@ -268,11 +268,17 @@ class Sandbox:
         output with its stream's number as it comes. Commands given at once run one after the other."""
         data, seconds = _command(command), min(_timeout(timeout), self._limits.seconds)
         async with self._lock:
-            return await self._alive().run(data, seconds, separate, on_output)
+            return self._noted(await self._alive().run(data, seconds, separate, on_output))
+
+    def _noted(self, result: Result) -> Result:
+        """A sandbox that was made again is another process now: let a reaper know."""
+        if result.recreated:
+            records.put(self._provider.base, self.record)
+        return result
 
     async def _resume(self) -> Result:
         async with self._lock:
-            return await self._alive().resume()
+            return self._noted(await self._alive().resume())
 
     async def pending(self) -> Result | None:
         """The result of the command that ran when this process attached; None when there was none."""

@@ -31,7 +31,7 @@ class UnconfinedBox(LocalBox):
     def __init__(self, session: str, reference: Reference, home: str, child: int | None) -> None:
         capabilities = Capabilities("unconfined", Level.NONE, True, network=False, limits_by="rlimits")
         super().__init__(reference, capabilities, child)
-        self.home = home
+        self.home, self.inside = home, reference.control
         self._mark = f"{_MARK}={session}".encode()
 
     def wire(self) -> fifo.FifoWire:
@@ -59,12 +59,6 @@ class UnconfinedBox(LocalBox):
         """There is no short way to tell."""
         return [process for process in self.processes() if shell is None or process.pid != shell.pid]
 
-    def waits(self, shell: Process) -> bool:
-        """While a command runs, the shell's standard input is not the FIFO its lines come from."""
-        return processes.sleeps_alone(shell.pid) and processes.reads_from(
-            shell.pid, f"{self.reference.control}/in"
-        )
-
     async def destroy(self) -> None:
         """End the keeper first, so that nothing is restarted, then everything with the mark."""
         await self._end_keeper()
@@ -80,6 +74,11 @@ class Unconfined:
 
     name = "unconfined"
 
+    @property
+    def base(self) -> Path:
+        """Where control directories are made."""
+        return runtime.directory()
+
     async def probe(self) -> Report:
         """There is nothing to try."""
         isolation = Feature("isolation", False, "this provider has none", "use bubblewrap or docker")
@@ -93,7 +92,7 @@ class Unconfined:
             )
         _log.warning(_WARNING, spec.id)
         uid, gid = os.geteuid(), os.getegid()
-        control = runtime.make_control(runtime.directory(), spec.id, gid)
+        control = runtime.make_control(self.base, spec.id, gid)
         (control / "p").mkdir(mode=0o700)
         inside = str(control)
         keeper = scripts.keeper(spec.limits, None, spec.limits.memory, inside)

@@ -13,8 +13,8 @@ import pytest
 
 from agent.ports import LocalShell, World
 from gofer.agent.model import Model, ModelError, ModelEvent, Request
-from gofer.agent.models.anthropic import Anthropic as AnthropicModel
 from gofer.agent.models.anthropic import Answer, parameters
+from gofer.agent.models.anthropic import Anthropic as AnthropicModel
 from gofer.agent.models.breaker import Breakers
 from gofer.agent.models.steady import Steady
 from gofer.rehearsal.anthropic import Anthropic, Reply, Script

@@ -148,7 +148,7 @@ async def test_a_second_model_steps_in_and_both_prices_count(rehearse: Make) -> 
     from gofer.agent.models.steady import Fallback
     from gofer.rehearsal.anthropic import fault
 
-    first, broken = await rehearse([fault("overloaded")] * 9)
+    first, _ = await rehearse([fault("overloaded")] * 9)
     second, working = await rehearse(say("I am the other one."), model="claude-haiku-4-5")
     first.model = Fallback(first.model, second.model)
     first.inbox.messages = [ada("Anybody there?")]

@@ -36,7 +36,8 @@ def script(request: Mapping[str, Any]) -> Reply:
         calls(call("todo", items=[{"text": "finish"}]), call("bash", command="echo y >>log")),
         say("All done."),
     ]
-    return replies[answered]
+    reply: Reply = replies[answered]
+    return reply
 
 
 async def _world(direct: Make) -> tuple[World, Any]:

@@ -21,7 +21,9 @@ def read(*parts: str) -> str:
 
 
 def models() -> list[type[SQLModel]]:
-    found = [value for value in vars(tables).values() if isinstance(value, type) and issubclass(value, SQLModel)]
+    found = [
+        value for value in vars(tables).values() if isinstance(value, type) and issubclass(value, SQLModel)
+    ]
     return [model for model in found if hasattr(model, "__table__")]
 
 
@@ -54,7 +56,9 @@ def test_every_decision_is_listed() -> None:
         assert record.name in listed
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
+@pytest.mark.parametrize(
+    "page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix()
+)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target

@@ -46,7 +46,8 @@ def rerun(name: str, only: str = "") -> None:
         "pytest_asyncio.plugin",
     ]
     command += ["-c", str(ROOT / "pyproject.toml"), "-o", "asyncio_default_fixture_loop_scope=function"]
-    command += ["-k", only, str(Path(__file__).parent / name)]
+    # The suite's own conftest is the platform's, which this user's path does not have.
+    command += ["--confcutdir", str(Path(__file__).parent), "-k", only, str(Path(__file__).parent / name)]
     result = _as_user(command, environment, home)
     shutil.rmtree(home, ignore_errors=True)
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]

@@ -209,6 +209,19 @@ async def test_a_silent_tunnel_is_closed(site: Site, server: Upstream) -> None:
     assert said.endswith("closed")
 
 
+async def test_a_client_that_goes_away_frees_its_place(site: Site, server: Upstream) -> None:
+    """Half a body and then nothing: neither side is waited for."""
+    egress = await site.open(allowing(server, connections=1))
+    url = f"http://ok.test:{server.port}/"
+    (site.box.workspace / "raw").write_text(
+        f"POST {url} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf"
+    )
+    await site.sh("exec 3<>/dev/tcp/127.0.0.1/3128; cat raw >&3; sleep 0.1; exec 3>&-")
+    await asyncio.sleep(0.1)
+    assert await site.sh(f"curl {url}") == "hello"
+    assert egress.refusals == ()
+
+
 async def test_closing_ends_everything_and_it_can_be_opened_again(site: Site, server: Upstream) -> None:
     egress = await site.open(allowing(server))
     url = f"http://ok.test:{server.port}"

@@ -14,7 +14,7 @@ from gofer_sandbox.errors import InvalidInput
 from gofer_sandbox.network import AllowedHost, Credential, GitAccess, Rule
 from gofer_sandbox.network.addresses import is_own, refused
 from gofer_sandbox.network.credential import Mask
-from gofer_sandbox.network.dial import Dialer, system_resolve
+from gofer_sandbox.network.dial import Dialer, SystemResolver
 from gofer_sandbox.network.errors import Refused
 from gofer_sandbox.network.rules import host_name
 
@@ -65,7 +65,7 @@ def test_this_machine_s_own_addresses_are_refused() -> None:
 )
 async def test_loopback_in_other_spellings_is_refused_after_resolution(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        dialer = Dialer(system_resolve, 5, None)
+        dialer = Dialer(SystemResolver(), 5, None)
         with pytest.raises(Refused, match="loopback"):
             await dialer.connect(host, listening.getsockname()[1], secure=False, allow_private=False)
 

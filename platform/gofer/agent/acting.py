@@ -56,7 +56,7 @@ class Acting:
         if refusal is not None:
             await self._finish(call, refusal, 0)
         elif call.started and call.tier != Tier.READ:
-            await self._finish(call, await self._tools.recover(call) or _unknown(), 0)
+            await self._finish(call, await self._tools.recover(call, self._surroundings()) or _unknown(), 0)
         else:
             return await self._run(call)
         return None

@@ -54,6 +54,8 @@ class AgentSpec(BaseModel):
     thinking: bool = False
     instructions: str = ""
     tools: tuple[str, ...] = ("*",)
+    max_running: int | None = Field(default=None, ge=1)
+    """Jobs of it that run at once, over all workers."""
     limits: LimitSettings = LimitSettings()
     context: ContextSettings = ContextSettings()
     fetch: FetchSettings = FetchSettings()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from gofer.accounts import Accounts
 from gofer.agent.agents import Agents, AgentSpec
@@ -27,8 +27,9 @@ from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome, Retry, Snooze
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.settings import Settings
+from gofer.store import tables
 from gofer.store.database import Database
-from gofer.store.tables import Trust, agents, bindings, messages
+from gofer.store.tables import Trust, bindings, messages
 from gofer.tool import Shell, Tool
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
@@ -40,6 +41,9 @@ SAYINGS = {
 }
 GIVEN_UP = "I had to give this up ({reason})."
 WAIT_FOR_PROVIDER = 30.0
+
+
+_NAME = select(tables.agents.c.name).where(tables.agents.c.id == bindparam("agent"))
 
 
 class Answerer:
@@ -56,6 +60,7 @@ class Answerer:
         redactor: Redactor,
         shells: Shells,
         keys: ModelKeys,
+        agents: Agents,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -65,7 +70,7 @@ class Answerer:
         self._redactor = redactor
         self._shells = shells
         self._keys = keys
-        self._agents = Agents(settings.data_dir / "agents")
+        self._agents = agents
 
     async def handle(self, run: Run) -> Outcome:
         """One run of the loop, from the journal if an earlier worker began it."""
@@ -121,9 +126,7 @@ class Answerer:
     async def _spec(self, claim: Claim) -> AgentSpec:
         """The agent as its file says now, or as a fresh install has it."""
         name = await self._database.read(
-            lambda connection: connection.execute(
-                select(agents.c.name).where(agents.c.id == claim.agent_id)
-            ).scalar()
+            lambda connection: connection.execute(_NAME, {"agent": claim.agent_id}).scalar()
         )
         try:
             return self._agents.get(str(name))

@@ -207,10 +207,9 @@ class Shells:
             lambda connection: [row["id"] for row in connection.execute(select(shells.c.record)).scalars()]
         )
         # Other installations on this machine have shells too; theirs are not ours to end.
-        others = [
-            one.id for one in records.every() if not Path(one.directory).is_relative_to(self._directory)
-        ]
-        return await reap({self._provider.name: self._provider}, {*known, *others})
+        everybodys = records.every(self._provider.base)
+        others = [one.id for one in everybodys if not Path(one.directory).is_relative_to(self._directory)]
+        return await reap(self._provider, {*known, *others})
 
     @contextlib.asynccontextmanager
     async def lend(self, claim: Claim, trust: Trust) -> AsyncIterator[Shell | None]:

@@ -10,7 +10,7 @@ from gofer.agent.model import Block
 
 MAX_TEXT = 100_000
 _HEADER = re.compile(r"^(\s*)\[#", re.M)
-_TAG = re.compile(r"<(?=/?\s*(?:quoted|note|summary)\b)", re.I)
+_TAG = re.compile(r"<(?=\s*/?\s*(?:quoted|note|summary)\b)", re.I)
 # Characters that hide or reorder text: bidi controls, joiners, tags, fillers, variation selectors.
 _HIDDEN = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"

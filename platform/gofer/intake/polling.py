@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, and_, select
 
 from gofer.accounts import Accounts, Connected
 from gofer.connecting import set_up_connection
@@ -21,7 +21,7 @@ from gofer.errors import NotFound, Permanent, Refused, Temporary
 from gofer.intake.receive import Intake, polled
 from gofer.integration import Request
 from gofer.jobs.outcome import Dead, Done, Outcome, Retry, Snooze
-from gofer.jobs.queue import SERVICE, submit
+from gofer.jobs.queue import SERVICE, lock_lane, submit
 from gofer.jobs.worker import Run
 from gofer.store.clock import now
 from gofer.store.database import Database
@@ -51,7 +51,11 @@ class Poller:
     async def poll(self, run: Run) -> Outcome:
         """Ask for updates again and again; each batch is stored before the next is asked for."""
         connection_id = str(run.claim.payload["connection_id"])
+<<<<<<< HEAD
         last = await self._database.read(partial(last_delivery, connection_id=connection_id))
+=======
+        run.endless = True
+>>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
         try:
             while not run.cancelled.is_set():
                 # Looked up anew each time: its token may have been rotated, its settings changed.
@@ -131,6 +135,7 @@ FORGOTTEN_AFTER = 6 * 86400.0
 
 
 def last_delivery(connection: Connection, connection_id: str) -> str | None:
+<<<<<<< HEAD
     """The service's id of the last delivery stored, by our order of arrival; None after a long silence.
 
     Asking for what comes after an id confirms everything before it. One that is too high would confirm away what
@@ -139,13 +144,22 @@ def last_delivery(connection: Connection, connection_id: str) -> str | None:
     query = select(deliveries.c.external_id).where(
         deliveries.c.connection_id == connection_id, deliveries.c.received_at > now() - FORGOTTEN_AFTER
     )
+=======
+    """The service's id of the last delivery stored, by our order of arrival: ids outside may restart at random."""
+    query = select(deliveries.c.external_id).where(_came_by_itself(connection_id))
+>>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
     return connection.execute(query.order_by(deliveries.c.id.desc()).limit(1)).scalar()
 
 
 def last_time(connection: Connection, connection_id: str) -> float | None:
     """When the last delivery came."""
-    query = select(deliveries.c.received_at).where(deliveries.c.connection_id == connection_id)
+    query = select(deliveries.c.received_at).where(_came_by_itself(connection_id))
     return connection.execute(query.order_by(deliveries.c.id.desc()).limit(1)).scalar()
+
+
+def _came_by_itself(connection_id: str) -> ColumnElement[bool]:
+    # A replay says nothing about how far the service has got.
+    return and_(deliveries.c.connection_id == connection_id, deliveries.c.source != "replay")
 
 
 def ensure_inflow(
@@ -168,6 +182,7 @@ def ensure_inflow(
 
 def _ensure(connection: Connection, workspace_id: str, kind: str, connection_id: str) -> bool:
     lane = f"{kind}:{connection_id}"
+    lock_lane(connection, lane)  # two processes may start at once
     live = select(jobs.c.id).where(jobs.c.lane == lane, in_state(*LIVE)).limit(1)
     if connection.execute(live).first() is not None:
         return False

@@ -18,6 +18,7 @@ from gofer.intake.record import Arrival, Source, Taken, take_in
 from gofer.integration import Parsed, Request
 from gofer.jobs.signals import EVENTS, JOBS, Signals
 from gofer.store.database import Database
+from gofer.store.ids import new_id
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
 
@@ -101,10 +102,17 @@ class Intake:
         connected.integration.verify(request, connected.account)
         return await self.take(connected, request, "webhook")
 
-    async def take(self, connected: Connected, request: Request, source: Source) -> Taken:
-        """A request that is known to be genuine: verified, polled by ourselves, or replayed by the owner."""
+    async def take(
+        self, connected: Connected, request: Request, source: Source, *, again: bool = False
+    ) -> Taken:
+        """A request that is known to be genuine: verified, polled by ourselves, or replayed by the owner.
+
+        With `again` it counts as new although it came before.
+        """
         integration = connected.integration
         parsed = self._parse(connected, request)
+        if again:
+            parsed = dataclasses.replace(parsed, delivery_id=f"{parsed.delivery_id[:400]}~{new_id('again')}")
         hidden = SECRET_HEADERS | integration.secret_headers
         headers = tuple(
             (name, value.decode("latin-1")) for name, value in request.headers if name not in hidden
@@ -118,7 +126,7 @@ class Intake:
             body=self._masked(request.body),
             body_hash=hashlib.sha256(request.body).hexdigest(),
             headers=headers,
-            same_body_window=integration.same_body_window,
+            same_body_window=0 if again else integration.same_body_window,
         )
         crash_point("intake.before_record")
         self.gate.inside += 1

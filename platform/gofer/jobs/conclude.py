@@ -1,19 +1,25 @@
 """The end of a run: one transaction under the conversation's lock, so that no message falls between two jobs.
 
 The reply goes to the ledger, `read_seq` moves on, and if somebody wants the agent meanwhile the next job is made
-there and then. Dead and cancelled jobs move on too, with one honest sentence for the person who waits.
+there and then. Dead and cancelled jobs move on too, with one honest sentence for the person who waits. Runs that
+end at the same moment are ended together: many jobs, one commit.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
+<<<<<<< HEAD
 from collections.abc import Mapping
+=======
+from collections.abc import Callable, Mapping, Sequence
+>>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, case, func, insert, select, update
 
-from gofer.errors import Fenced
+from gofer.errors import Fenced, NotFound
 from gofer.integration import Author, Incoming
 from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import SERVICE, Claim, lock_lane, submit
@@ -23,6 +29,8 @@ from gofer.store.content import seal_message
 from gofer.store.ids import new_id
 from gofer.store.sealing import conversation_key, seal
 from gofer.store.tables import (
+    FINAL,
+    IS_UNSENT,
     LIVE,
     JobState,
     Trust,
@@ -69,29 +77,49 @@ def lock_conversation(connection: Connection, conversation_id: str) -> None:
 _LOCK = select(conversations.c.id).where(conversations.c.id == bindparam("conversation")).with_for_update()
 
 
-def conclude(connection: Connection, vault: Vault, claim: Claim, outcome: Outcome) -> Concluded:
+Apology = Callable[[Connection, Claim, str], tuple[Draft, ...]]
+"""What to say in the chat about a job that ends without an answer. Asked under the lock, so that it speaks to
+everything the job ends with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A run that is over."""
+
+    claim: Claim
+    outcome: Outcome
+    apology: Apology | None = None
+    """Finds the words when the outcome brings none."""
+
+
+def conclude(
+    connection: Connection, vault: Vault, claim: Claim, outcome: Outcome, apology: Apology | None = None
+) -> Concluded:
     """End a run with its outcome; raises Fenced, changing nothing, when the job has another owner by now."""
-    _lock(connection, claim.conversation_id, claim.lane)
-    return _settle(connection, vault, claim, outcome, owner=claim.owner)
+    (concluded,) = conclude_all(connection, vault, [Ending(claim, outcome, apology)])
+    if concluded is None:
+        raise Fenced
+    return concluded
 
 
-def conclude_lost(connection: Connection, vault: Vault, claim: Claim, draft_for: Any) -> Concluded | None:
+def conclude_all(connection: Connection, vault: Vault, endings: Sequence[Ending]) -> list[Concluded | None]:
+    """End several runs in one transaction; None, changing nothing, for each whose job has another owner by now."""
+    _lock(connection, [ending.claim for ending in endings])
+    return _settle(connection, vault, endings)
+
+
+def conclude_lost(connection: Connection, vault: Vault, claim: Claim, apology: Apology) -> Concluded | None:
     """End a run whose worker went silent: back to ready, or dead when it has used up its tries.
 
     None when it is no longer lost: its worker renewed or ended it in the meantime.
     """
-    _lock(connection, claim.conversation_id, claim.lane)
+    _lock(connection, [claim])
     still = connection.execute(_STILL_LOST, {"job": claim.id, "held": claim.fence}).first()
     if still is None:
         return None
-    outcome: Outcome
-    if claim.cancel_requested:
-        outcome = Cancel("cancelled", drafts=draft_for(connection, claim, "cancelled"))
-    elif claim.attempts >= claim.max_attempts:
-        outcome = Dead("worker.lost", drafts=draft_for(connection, claim, "worker.lost"))
-    else:
-        outcome = Retry("worker.lost", after=0)
-    return _settle(connection, vault, claim, outcome, owner=claim.owner, lost=True)
+    outcome: Outcome = Cancel("cancelled") if claim.cancel_requested else Retry("worker.lost", after=0)
+    (concluded,) = _settle(connection, vault, [Ending(claim, outcome, apology)], lost=True)
+    return concluded
 
 
 _STILL_LOST = (
@@ -102,52 +130,155 @@ _STILL_LOST = (
 )
 
 
-def _lock(connection: Connection, conversation_id: str | None, lane: str) -> None:
-    if conversation_id is not None:
-        lock_conversation(connection, conversation_id)
-    else:
+def _lock(connection: Connection, claims: Sequence[Claim]) -> None:
+    """Take every lock the ends need, always in the same order, so that two batches never wait for each other."""
+    if connection.dialect.name != "postgresql":
+        return
+    conversation_ids = {claim.conversation_id for claim in claims if claim.conversation_id is not None}
+    connection.execute(_LOCK_ALL, {"conversations": sorted(conversation_ids)})
+    for lane in sorted({claim.lane for claim in claims if claim.conversation_id is None}):
         lock_lane(connection, lane)
 
 
+_LOCK_ALL = (
+    select(conversations.c.id)
+    .where(conversations.c.id.in_(bindparam("conversations", expanding=True)))
+    .order_by(conversations.c.id)
+    .with_for_update()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How one run ends, decided before anything is written."""
+
+    ending: Ending
+    claim: Claim
+    outcome: Outcome
+    state: JobState
+    delay: float
+    name: str
+    reason: str
+    covers_to: int | None
+    event_seq: int
+
+    @property
+    def final(self) -> bool:
+        return self.state in FINAL
+
+
 def _settle(
-    connection: Connection, vault: Vault, claim: Claim, outcome: Outcome, *, owner: str, lost: bool = False
-) -> Concluded:
-    outcome = _exhausted(claim, outcome)
+    connection: Connection, vault: Vault, endings: Sequence[Ending], *, lost: bool = False
+) -> list[Concluded | None]:
+    held = _held(connection, [ending.claim for ending in endings])
+    ends = [
+        _end(connection, ending, held[ending.claim.id], lost=lost)
+        for ending in endings
+        if ending.claim.id in held
+    ]
+    if ends:
+        _write_ends(connection, ends, lost=lost)
+    woke = {end.claim.id for end in ends if end.state is JobState.READY}
+    woke |= {end.claim.id for end in ends if _say(connection, vault, end)}
+    woke |= _move_on(connection, [end for end in ends if end.final])
+    states = {end.claim.id: end.state for end in ends}
+    return [
+        Concluded(states[ending.claim.id], ending.claim.id in woke) if ending.claim.id in states else None
+        for ending in endings
+    ]
+
+
+def _held(connection: Connection, claims: Sequence[Claim]) -> dict[int, Any]:
+    """The jobs that are still ours, locked."""
+    rows = connection.execute(_RUNNING, {"jobs": sorted(claim.id for claim in claims)}).all()
+    found = {row.id: row for row in rows}
+    return {
+        claim.id: found[claim.id]
+        for claim in claims
+        if claim.id in found and (found[claim.id].owner, found[claim.id].fence) == (claim.owner, claim.fence)
+    }
+
+
+_RUNNING = (
+    select(jobs.c.id, jobs.c.owner, jobs.c.fence, jobs.c.event_seq, jobs.c.cancel_requested, jobs.c.covers_to)
+    .where(jobs.c.id.in_(bindparam("jobs", expanding=True)), in_state(JobState.RUNNING))
+    .order_by(jobs.c.id)
+    .with_for_update()
+)
+
+
+def _end(connection: Connection, ending: Ending, job: Any, *, lost: bool) -> _End:
+    claim = ending.claim
+    outcome = _hurried(connection, claim, _exhausted(claim, ending.outcome))
     state, delay, name = _next_state(claim, outcome)
-    reason = "" if isinstance(outcome, Done | Wait) else outcome.reason
-    final = state in (JobState.DONE, JobState.DEAD, JobState.CANCELLED)
-    included_to = _included_to(connection, claim, outcome) if final else None
-    row = connection.execute(
-        _END,
-        {
-            "job": claim.id,
-            "holder": owner,
-            "held": claim.fence,
-            "to_state": state,
-            "in_seconds": delay,
-            "used": claim.attempts - (1 if isinstance(outcome, Snooze | Wait) else 0),
-            "why": reason,
-            "is_final": final,
-            "to_seq": included_to if included_to is not None else claim.covers_to,
-        },
-    ).one_or_none()
-    if row is None:
-        raise Fenced
-    ended = "lost" if lost and not final else name
+    final = state in FINAL
+    if job.cancel_requested and not final:
+        # A run that pauses while somebody asks to stop it goes back at once, for a worker to end it as asked.
+        state, delay = JobState.READY, 0
+    return _End(
+        ending=ending,
+        claim=claim,
+        outcome=outcome,
+        state=state,
+        delay=delay,
+        name="lost" if lost and not final else name,
+        reason="" if isinstance(outcome, Done | Wait) else outcome.reason,
+        covers_to=_covers_to(connection, claim, outcome, job.covers_to) if final else job.covers_to,
+        event_seq=job.event_seq + 1,
+    )
+
+
+def _write_ends(connection: Connection, ends: Sequence[_End], *, lost: bool) -> None:
+    connection.execute(
+        _END_JOB,
+        [
+            {
+                "job": end.claim.id,
+                "to_state": end.state,
+                "in_seconds": end.delay,
+                "used": end.claim.attempts - (1 if isinstance(end.outcome, Snooze | Wait) else 0),
+                "why": end.reason,
+                "is_final": end.final,
+                "to_seq": end.covers_to,
+                "numbered": end.event_seq,
+            }
+            for end in ends
+        ],
+    )
     connection.execute(
         _END_ATTEMPT,
-        {"job": claim.id, "held": claim.fence, "how": ended, "why": reason, "paid": outcome.cost},
+        [
+            {
+                "job": end.claim.id,
+                "held": end.claim.fence,
+                "how": end.name,
+                "why": end.reason,
+                "paid": end.outcome.cost,
+            }
+            for end in ends
+        ],
     )
-    log.record(
+    log.record_many(
         connection,
-        "attempt.lost" if lost else "attempt.finished",
-        claim.workspace_id,
-        conversation_id=claim.conversation_id,
-        job_id=claim.id,
-        seq=row.event_seq,
-        fence=claim.fence,
-        data={"outcome": ended, "reason": reason, "state": state, "cost": outcome.cost},
+        [
+            {
+                "kind": "attempt.lost" if lost else "attempt.finished",
+                "workspace_id": end.claim.workspace_id,
+                "conversation_id": end.claim.conversation_id,
+                "job_id": end.claim.id,
+                "seq": end.event_seq,
+                "fence": end.claim.fence,
+                "data": {
+                    "outcome": end.name,
+                    "reason": end.reason,
+                    "state": end.state,
+                    "cost": end.outcome.cost,
+                },
+            }
+            for end in ends
+        ],
     )
+<<<<<<< HEAD
     woke = state is JobState.READY
     asked = _ask(connection, vault, claim, outcome) if isinstance(outcome, Wait) else {}
     if final or isinstance(outcome, Wait):
@@ -156,16 +287,14 @@ def _settle(
     if final:
         woke |= _move_on(connection, claim, included_to)
     return Concluded(state, woke)
+=======
+>>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
 
 
-_END = (
+# Many at once, so without RETURNING: `_held` has checked the fence and holds the rows.
+_END_JOB = (
     update(jobs)
-    .where(
-        jobs.c.id == bindparam("job"),
-        jobs.c.owner == bindparam("holder"),
-        jobs.c.fence == bindparam("held"),
-        in_state(JobState.RUNNING),
-    )
+    .where(jobs.c.id == bindparam("job"))
     .values(
         state=bindparam("to_state"),
         run_at=now() + bindparam("in_seconds"),
@@ -173,11 +302,10 @@ _END = (
         reason=bindparam("why"),
         owner=None,
         lease_until=None,
-        event_seq=jobs.c.event_seq + 1,
+        event_seq=bindparam("numbered"),
         covers_to=bindparam("to_seq"),
         finished_at=case((bindparam("is_final"), now()), else_=None),
     )
-    .returning(jobs.c.event_seq)
 )
 
 _END_ATTEMPT = (
@@ -211,18 +339,34 @@ def _next_state(claim: Claim, outcome: Outcome) -> tuple[JobState, float, str]:
             return JobState.DEAD, 0, "dead"
 
 
-def _included_to(connection: Connection, claim: Claim, outcome: Outcome) -> int | None:
-    """How far a finished job has read: as it says, or everything there was when it was given up."""
-    if claim.participant_id is None or isinstance(outcome, Retry | Snooze | Wait):
-        return None
-    if outcome.included_to is not None:
-        return outcome.included_to
-    if claim.covers_to is not None:
-        return claim.covers_to
+def _hurried(connection: Connection, claim: Claim, outcome: Outcome) -> Outcome:
+    """A delivery must not sleep until an old edit is to be repeated while a new reply waits."""
+    if isinstance(outcome, Snooze) and outcome.reason == CONFIRMING and _unsent(connection, claim):
+        return dataclasses.replace(outcome, after=0)
+    return outcome
+
+
+def _unsent(connection: Connection, claim: Claim) -> bool:
+    binding_id = claim.payload.get("binding_id", "")
+    return connection.execute(_ANY_UNSENT, {"binding": binding_id}).first() is not None
+
+
+_ANY_UNSENT = select(replies.c.id).where(replies.c.binding_id == bindparam("binding"), IS_UNSENT).limit(1)
+
+
+def _covers_to(connection: Connection, claim: Claim, outcome: Outcome, fixed: int | None) -> int | None:
+    """How far a finished job has read: as the run says; or as was fixed when it was stopped or first ended; or
+    everything there is."""
+    if claim.participant_id is None:
+        return fixed
+    told = getattr(outcome, "included_to", None)
+    if told is not None or fixed is not None:
+        return fixed if told is None else told
     query = select(conversations.c.last_seq).where(conversations.c.id == claim.conversation_id)
     return int(connection.execute(query).scalar_one())
 
 
+<<<<<<< HEAD
 def plan_replies(
     connection: Connection,
     vault: Vault,
@@ -231,9 +375,29 @@ def plan_replies(
     asked: Mapping[str, Any] | None = None,
 ) -> bool:
     """Put every part into the ledger and see that somebody sends it. The caller holds the conversation's lock."""
+=======
+def _say(connection: Connection, vault: Vault, end: _End) -> bool:
+    """Put what is to be said into the ledger: the answer, the question, or the apology."""
+    claim, outcome = end.claim, end.outcome
+    if isinstance(outcome, Snooze) or not (end.final or end.state is JobState.WAITING):
+        return False
+    drafts = outcome.drafts
+    if isinstance(outcome, Wait):
+        _ask(connection, vault, claim, outcome)
+    elif end.ending.apology is not None and not drafts and not isinstance(outcome, Done):
+        drafts = end.ending.apology(connection, claim, end.reason)
+    return _plan_replies(connection, vault, claim, drafts)
+
+
+def _plan_replies(connection: Connection, vault: Vault, claim: Claim, drafts: tuple[Draft, ...]) -> bool:
+    """Put every part into the ledger and see that somebody sends it."""
+>>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
     if not drafts or claim.conversation_id is None:
         return False
-    key = conversation_key(connection, vault, claim.conversation_id)
+    try:
+        key = conversation_key(connection, vault, claim.conversation_id)
+    except NotFound:
+        return False  # purged while it ran: there is nobody left to tell
     woke = False
     for draft in drafts:
         first = 1 + _last_part(connection, claim.id, draft.kind)
@@ -269,8 +433,9 @@ def _remember(connection: Connection, key: DataKey, claim: Claim, draft: Draft) 
         return
     seq = int(connection.execute(_NEXT_SEQ, {"conversation": claim.conversation_id}).scalar_one())
     author = Author(agent_author(claim.agent_id), is_bot=True)
+    event = "note" if draft.kind == "note" else "reply"
     message = Incoming(
-        conversation="", author=author, text="".join(draft.parts), addressed=False, event="reply"
+        conversation="", author=author, text="".join(draft.parts), addressed=False, event=event
     )
     connection.execute(
         insert(messages).values(
@@ -351,15 +516,36 @@ _BOUND_TO = select(bindings.c.connection_id, bindings.c.conversation_id).where(
 )
 
 
-def _move_on(connection: Connection, claim: Claim, included_to: int | None) -> bool:
-    """Free the lane: the next blocked job takes it, or the participant's next job if somebody wants it."""
-    if claim.participant_id is not None and included_to is not None:
-        connection.execute(_READ_TO, {"who": claim.participant_id, "seq_": included_to})
-    if promote(connection, claim.lane):
-        return True
-    if claim.participant_id is None:
-        return False
-    return ensure_answer(connection, claim.participant_id)
+def _move_on(connection: Connection, ends: Sequence[_End]) -> set[int]:
+    """Free the lanes: the next blocked job takes each, or the participant's next job if somebody wants it.
+
+    Returns the ended jobs that made room for another.
+    """
+    if not ends:
+        return set()
+    read = [
+        {"who": end.claim.participant_id, "seq_": end.covers_to}
+        for end in ends
+        if end.claim.participant_id is not None and end.covers_to is not None
+    ]
+    if read:
+        connection.execute(_READ_TO, read)
+    lanes = _promoted(connection, _PROMOTE_NEXT, {"ended": [end.claim.id for end in ends]})
+    moved = {end.claim.id for end in ends if end.claim.lane in lanes}
+    return moved | {
+        end.claim.id for end in ends if end.claim.id not in moved and _next(connection, end.claim)
+    }
+
+
+def _next(connection: Connection, claim: Claim) -> bool:
+    """Make the job that follows in a lane nobody waits for: its participant is wanted, or its ledger not empty."""
+    if claim.participant_id is not None:
+        return ensure_answer(connection, claim.participant_id)
+    if claim.kind == DELIVER and claim.conversation_id is not None and _unsent(connection, claim):
+        # Planned after the delivery's last look.
+        binding_id = str(claim.payload["binding_id"])
+        return ensure_delivery(connection, claim.workspace_id, claim.conversation_id, binding_id)
+    return False
 
 
 _READ_TO = (
@@ -371,30 +557,59 @@ _READ_TO = (
 
 def promote(connection: Connection, lane: str) -> bool:
     """Give a free lane to its first blocked job. The caller holds the lane's lock."""
-    row = connection.execute(_PROMOTE, {"lane_": lane}).first()
-    if row is None:
-        return False
-    log.record(
-        connection, "job.promoted", row.workspace_id, job_id=row.id, seq=row.event_seq,
-        conversation_id=row.conversation_id, data={"lane": lane},
-    )  # fmt: skip
-    return True
+    return bool(_promoted(connection, _PROMOTE, {"lane_": lane}))
 
 
-_FIRST_BLOCKED = (
-    select(jobs.c.id)
-    .where(jobs.c.lane == bindparam("lane_"), in_state(JobState.BLOCKED))
-    .order_by(jobs.c.lane, jobs.c.id)
-    .limit(1)
-)
-_PROMOTE = (
-    update(jobs)
-    .where(jobs.c.id == _FIRST_BLOCKED.scalar_subquery())
-    .values(
-        state=case((jobs.c.run_at > now(), JobState.SCHEDULED.value), else_=JobState.READY.value),
-        event_seq=jobs.c.event_seq + 1,
+def _promoted(connection: Connection, statement: Any, values: Mapping[str, Any]) -> set[str]:
+    """Run one of the promoting statements; returns the lanes that have a live job again."""
+    rows = connection.execute(statement, values).all()
+    log.record_many(
+        connection,
+        [
+            {
+                "kind": "job.promoted",
+                "workspace_id": row.workspace_id,
+                "conversation_id": row.conversation_id,
+                "job_id": row.id,
+                "seq": row.event_seq,
+                "data": {"lane": row.lane},
+            }
+            for row in rows
+        ],
     )
-    .returning(jobs.c.id, jobs.c.workspace_id, jobs.c.conversation_id, jobs.c.event_seq)
+    return {row.lane for row in rows}
+
+
+_blocked = jobs.alias("blocked")
+
+
+def _first_blocked(lane: Any) -> Any:
+    # By lane as well, so that the index alone gives the first, however many wait behind it.
+    return (
+        select(_blocked.c.id)
+        .where(_blocked.c.lane == lane, in_state(JobState.BLOCKED, of="blocked"))
+        .order_by(_blocked.c.lane, _blocked.c.id)
+        .limit(1)
+        .scalar_subquery()
+    )
+
+
+def _promote(first: Any) -> Any:
+    return (
+        update(jobs)
+        .where(jobs.c.id.in_(first))
+        .values(
+            state=case((jobs.c.run_at > now(), JobState.SCHEDULED.value), else_=JobState.READY.value),
+            event_seq=jobs.c.event_seq + 1,
+        )
+        .returning(jobs.c.id, jobs.c.workspace_id, jobs.c.lane, jobs.c.conversation_id, jobs.c.event_seq)
+    )
+
+
+_ended = jobs.alias("ended")
+_PROMOTE = _promote(_first_blocked(bindparam("lane_")))
+_PROMOTE_NEXT = _promote(
+    select(_first_blocked(_ended.c.lane)).where(_ended.c.id.in_(bindparam("ended", expanding=True)))
 )
 
 ANSWER = "answer"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import islice, takewhile
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
@@ -95,13 +96,13 @@ def _run_due(connection: Connection, schedule: Any) -> int:
 
 
 def _due_times(schedule: Any) -> tuple[list[float], float]:
-    """The times that have passed since the last look, and the first one that has not."""
-    passed = [schedule.next_at]
-    for moment in ticks(schedule.cron, schedule.timezone, schedule.next_at):
-        if moment > schedule.current:
-            return passed[-MOST_CAUGHT_UP:], moment
-        passed = [*passed[-MOST_CAUGHT_UP:], moment]
-    return passed, float("inf")
+    """The last times that have come since the last look, and the first one that has not."""
+    current = datetime.fromtimestamp(schedule.current, ZoneInfo(schedule.timezone))
+    # Backwards from now (itself included), so that a schedule of every minute costs no more after a year away.
+    backwards = CronSim(schedule.cron, current + timedelta(microseconds=1), reverse=True)
+    recent = (moment.timestamp() for moment in islice(backwards, MOST_CAUGHT_UP))
+    passed = [*takewhile(lambda moment: moment >= schedule.next_at, recent)] or [schedule.next_at]
+    return passed[::-1], next(ticks(schedule.cron, schedule.timezone, schedule.current), float("inf"))
 
 
 ON_TIME = 60.0

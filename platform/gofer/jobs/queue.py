@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,9 +126,26 @@ def claim(
     connection: Connection, *, owner: str, lease: float, limit: int, pool: str, max_running: int | None = None
 ) -> list[Claim]:
     """Take up to `limit` ready jobs, in order, within every cap."""
-    if max_running is None and not _capped(connection):
+    # Caps bound the work of agents; an errand such as sending an answer must not wait for one.
+    if pool != AGENT or (max_running is None and not _capped(connection)):
         return _claim(connection, owner, lease, limit, pool, frozenset(), frozenset())
     return _claim_within_caps(connection, owner, lease, limit, pool, max_running)
+
+
+def claim_each(
+    connection: Connection,
+    *,
+    owner: str,
+    lease: float,
+    limits: Mapping[str, int],
+    max_running: int | None = None,
+) -> dict[str, list[Claim]]:
+    """Take ready jobs for several pools of slots at once."""
+    return {
+        pool: claim(connection, owner=owner, lease=lease, limit=limit, pool=pool, max_running=max_running)
+        for pool, limit in limits.items()
+        if limit > 0
+    }
 
 
 CLAIM_COLUMNS = (
@@ -235,7 +252,7 @@ def _claim_within_caps(
     lock_lane(connection, "caps")
     taken: list[Claim] = []
     while len(taken) < limit:
-        if max_running is not None and pool == AGENT and _running(connection, AGENT) >= max_running:
+        if max_running is not None and _running(connection, pool) >= max_running:
             break
         full_agents, full_connections = _full(connection, agents), _full(connection, connections)
         one = _claim(connection, owner, lease, 1, pool, full_agents, full_connections)
@@ -263,17 +280,21 @@ def _full(connection: Connection, capped: Any) -> frozenset[str]:
     return frozenset(connection.execute(query).scalars())
 
 
-def renew(connection: Connection, *, owner: str, lease: float) -> dict[int, tuple[int, bool]]:
-    """Prolong every lease of a process in one statement; returns each held job's fence and cancel request.
+def renew(
+    connection: Connection, *, owner: str, lease: float, held: Collection[int]
+) -> dict[int, tuple[int, bool]]:
+    """Prolong the leases of the jobs in hand in one statement; returns the fence and cancel request of each.
 
-    What is missing from the answer is no longer held: its run must stop.
+    What is missing from the answer is no longer held: its run must stop. What is not in hand any more, because
+    its end could not be written, is left to run out and go to another worker.
     """
-    rows = connection.execute(_RENEW, {"by": owner, "for_seconds": lease})
+    rows = connection.execute(_RENEW, {"by": owner, "for_seconds": lease, "in_hand": list(held)})
     return {row.id: (row.fence, row.cancel_requested) for row in rows}
 
 
 _RENEW = (
     update(jobs)
+    .where(jobs.c.id.in_(bindparam("in_hand", expanding=True)))
     .where(jobs.c.owner == bindparam("by"), in_state(JobState.RUNNING))
     .values(lease_until=now() + bindparam("for_seconds"))
     .returning(jobs.c.id, jobs.c.fence, jobs.c.cancel_requested)

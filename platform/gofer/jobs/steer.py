@@ -12,7 +12,7 @@ from gofer.jobs.queue import lock_lane
 from gofer.store import events as log
 from gofer.store.clock import now
 from gofer.store.sealing import conversation_key, seal
-from gofer.store.tables import FINAL, LIVE, JobState, in_state, jobs, participants, questions
+from gofer.store.tables import FINAL, LIVE, JobState, conversations, in_state, jobs, participants, questions
 from gofer.vault.envelope import Vault
 
 
@@ -47,13 +47,16 @@ def cancel(connection: Connection, job_id: int, *, by: str) -> JobState:
     """Ask a job to stop. Returns the state it is in now.
 
     A running job stops at its worker's next look, a moment away. One that waits becomes ready, so that a worker
-    ends it the same way and says so in the chat; one that is blocked has not begun and ends here.
+    ends it the same way and says so in the chat; one that is blocked has not begun and ends here. What is said
+    from now on is not meant by the stop and will have a job of its own.
     """
     row = _hold(connection, job_id)
     was = JobState(row.state)
     if was in FINAL:
         raise Conflict(f"Job {job_id} has already ended ({was}).")
     values: dict[str, Any] = {"cancel_requested": True}
+    if row.participant_id is not None and row.covers_to is None:
+        values |= {"covers_to": _LAST_SEQ}
     if was is JobState.BLOCKED:
         values |= {"state": JobState.CANCELLED, "reason": "cancelled", "finished_at": now()}
     elif was is not JobState.RUNNING:
@@ -69,12 +72,17 @@ def cancel(connection: Connection, job_id: int, *, by: str) -> JobState:
     return JobState(values.get("state", was))
 
 
+_LAST_SEQ = (
+    select(conversations.c.last_seq).where(conversations.c.id == jobs.c.conversation_id).scalar_subquery()
+)
+
+
 def cancel_conversation(connection: Connection, conversation_id: str, *, by: str) -> int:
     """Ask every agent at work in a conversation to stop; returns how many were. The caller holds its lock."""
     query = select(jobs.c.id).where(
         jobs.c.conversation_id == conversation_id,
         jobs.c.kind == ANSWER,
-        in_state(*LIVE),
+        in_state(*LIVE, JobState.BLOCKED),
         ~jobs.c.cancel_requested,
     )
     ids = list(connection.execute(query).scalars())
@@ -149,8 +157,13 @@ def expire_questions(connection: Connection) -> int:
     ).all()
     for question in overdue:
         row = _hold(connection, question.job_id)
-        connection.execute(update(questions).where(questions.c.id == question.id).values(answered_at=now()))
-        if row.state == JobState.WAITING:
+        closed = connection.execute(
+            update(questions)
+            .where(questions.c.id == question.id, questions.c.answered_at.is_(None))
+            .values(answered_at=now())
+        )
+        # Answered in the meantime, the job may be waiting for something else by now.
+        if closed.rowcount == 1 and row.state == JobState.WAITING:
             _wake_waiting(connection, row.id, "question.expired", {"question": question.id})
     return len(overdue)
 

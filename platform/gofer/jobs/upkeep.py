@@ -5,13 +5,18 @@ There is no leader: every worker runs these in small batches, and the locks keep
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, func, select, update
 
-from gofer.jobs.conclude import conclude_lost, ensure_answer, ensure_delivery, lock_conversation, promote
-from gofer.jobs.outcome import Draft
+from gofer.jobs.conclude import (
+    Apology,
+    conclude_lost,
+    ensure_answer,
+    ensure_delivery,
+    lock_conversation,
+    promote,
+)
 from gofer.jobs.queue import CLAIM_COLUMNS, Claim, claim_of, lock_lane
 from gofer.store.clock import now
 from gofer.store.tables import (
@@ -29,9 +34,6 @@ from gofer.store.tables import (
 from gofer.vault.envelope import Vault
 
 BATCH = 100
-
-Apology = Callable[[Connection, Claim, str], tuple[Draft, ...]]
-"""What to say in the chat about a job that ends without an answer."""
 
 
 def lost_jobs(connection: Connection) -> list[Claim]:
@@ -66,7 +68,7 @@ _other = jobs.alias("other")
 
 
 def _free_blocked(connection: Connection) -> int:
-    live = select(_other.c.id).where(_other.c.lane == jobs.c.lane, _other.c.state.in_(LIVE))
+    live = select(_other.c.id).where(_other.c.lane == jobs.c.lane, in_state(*LIVE, of="other"))
     rows = connection.execute(
         select(jobs.c.lane, jobs.c.conversation_id)
         .where(in_state(JobState.BLOCKED), ~live.exists())

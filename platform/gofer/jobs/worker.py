@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,13 +15,12 @@ import structlog
 from gofer.crash import crash_point
 from gofer.errors import Fenced, StoreError
 from gofer.jobs import queue, upkeep
-from gofer.jobs.conclude import Concluded, conclude
+from gofer.jobs.conclude import Apology, Concluded, Ending, conclude_all
 from gofer.jobs.cron import tick
-from gofer.jobs.outcome import Cancel, Dead, Draft, Outcome, Retry, Snooze
+from gofer.jobs.outcome import Cancel, Dead, Outcome, Retry, Snooze
 from gofer.jobs.queue import Claim
 from gofer.jobs.signals import EVENTS, JOBS, Signals
 from gofer.jobs.steer import expire_questions
-from gofer.jobs.upkeep import Apology
 from gofer.store.database import Database
 from gofer.vault.envelope import Vault
 
@@ -34,15 +34,26 @@ class Run:
     claim: Claim
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when somebody asked to stop; a handler may end in its own way within the grace, else it is cancelled."""
+<<<<<<< HEAD
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the process is about to end; what can be put down at once should be."""
+=======
+    endless: bool = False
+    """Set by a handler that goes on until it is stopped: a process that ends need not wait for it."""
+>>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
 
 
 Handler = Callable[[Run], Awaitable[Outcome]]
 """Does one kind of job. Contract: whatever it raises becomes a retry."""
 
-CANCEL_GRACE = 1.8
+CANCEL_GRACE = 1.5
+STUBBORN_AFTER = 0.3
+"""Seconds a cancelled handler has to end before its job goes on without it; both together are below two."""
 RENEWALS_PER_LEASE = 3
+BETWEEN_LOOKS = 0.05
+"""Seconds between two looks for cancels and due jobs, however often there is something new."""
+MOST_TOGETHER = 64
+"""Runs whose ends share a transaction."""
 TIDY_EVERY = 15
 """Poll intervals between two rounds of tidying."""
 
@@ -57,6 +68,14 @@ class Capacity:
     stop_within: float = 20
     max_running: int | None = None
     keep_finished: float = 30 * 86400
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ending:
+    """A run that is over and waits for its end to be written."""
+
+    ending: Ending
+    concluded: asyncio.Future[Concluded]
 
 
 class Worker:
@@ -83,7 +102,9 @@ class Worker:
         self._running: dict[int, tuple[Run, asyncio.Task[None], str]] = {}
         self._stopping = False
         self._loops: list[asyncio.Task[None]] = []
-        self._freed = {pool: signals.subscribe(JOBS) for pool in capacity.slots}
+        self._freed = signals.subscribe(JOBS)
+        self._endings: list[_Ending] = []
+        self._ending: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to claim."""
@@ -92,8 +113,8 @@ class Worker:
             "look": self._look_loop,
             "upkeep": self._upkeep_loop,
             "tidy": self._tidy_loop,
+            "claim": self._claim_loop,
         }
-        loops |= {f"claim-{pool}": partial(self._claim_loop, pool) for pool in self._capacity.slots}
         self._loops = [
             asyncio.create_task(self._forever(name, loop), name=name) for name, loop in loops.items()
         ]
@@ -102,13 +123,18 @@ class Worker:
         """Claim no more; give what runs its time, then hand it back without costing it a try."""
         self._stopping = True
         await _cancel([task for task in self._loops if task.get_name() != "renew"])
+<<<<<<< HEAD
         for run, _, _ in self._running.values():
             run.stopping.set()
+=======
+        await _cancel([task for run, task, _ in self._running.values() if run.endless])
+>>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
         tasks = [task for _, task, _ in self._running.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=self._capacity.stop_within)
         await _cancel([task for _, task, _ in self._running.values()])
         await _cancel(self._loops)
+        self._signals.unsubscribe(JOBS, self._freed)
 
     @property
     def running(self) -> int:
@@ -131,124 +157,159 @@ class Worker:
 
     # Claiming and running.
 
-    async def _claim_loop(self, pool: str) -> None:
-        freed = self._freed[pool]
+    async def _claim_loop(self) -> None:
         while not self._stopping:
-            free = self._capacity.slots[pool] - sum(1 for *_, held in self._running.values() if held == pool)
-            claims = await self._claim(pool, free) if free > 0 else []
-            for claim in claims:
-                self._begin(claim, pool)
-            if not claims or len(claims) == free:
-                await freed.wait(self._jittered())
+            held = Counter(pool for *_, pool in self._running.values())
+            free = {pool: slots - held[pool] for pool, slots in self._capacity.slots.items()}
+            for pool, claimed in (await self._claim(free)).items():
+                for claim in claimed:
+                    self._begin(claim, pool)
+            await self._freed.wait(self._jittered())
 
-    async def _claim(self, pool: str, free: int) -> list[Claim]:
-        claims = await self._database.write(
-            partial(
-                queue.claim,
-                owner=self.owner,
-                lease=self._capacity.lease,
-                limit=free,
-                pool=pool,
-                max_running=self._capacity.max_running,
+    async def _claim(self, free: Mapping[str, int]) -> dict[str, list[Claim]]:
+        if not any(room > 0 for room in free.values()):
+            return {}
+        claiming = asyncio.ensure_future(
+            self._database.write(
+                partial(
+                    queue.claim_each,
+                    owner=self.owner,
+                    lease=self._capacity.lease,
+                    limits=free,
+                    max_running=self._capacity.max_running,
+                )
             )
         )
-        if claims:
+        try:
+            claims = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            # Stopping in mid-claim: what was claimed all the same must be handed back like the rest.
+            with contextlib.suppress(StoreError):
+                for pool, claimed in (await claiming).items():
+                    for claim in claimed:
+                        self._begin(claim, pool)
+            raise
+        if any(claims.values()):
             crash_point("job.claimed")
         return claims
 
     def _begin(self, claim: Claim, pool: str) -> None:
         run = Run(claim)
-        task = asyncio.create_task(self._run(run, pool), name=f"job-{claim.id}")
+        task = asyncio.create_task(self._run(run), name=f"job-{claim.id}")
         self._running[claim.id] = (run, task, pool)
 
-    async def _run(self, run: Run, pool: str) -> None:
+    async def _run(self, run: Run) -> None:
         claim = run.claim
         bound = {"job": claim.id, "attempt": claim.fence, "kind": claim.kind}
         with structlog.contextvars.bound_contextvars(**bound):
             try:
-                outcome = await self._outcome(run)
+                outcome, apology = await self._outcome(run)
                 crash_point("job.concluding")
-                await self._conclude(claim, outcome)
+                await self._conclude(claim, outcome, apology)
                 crash_point("job.concluded")
             except Fenced:
                 log.warning("job.fenced")
             except StoreError as error:
                 # The lease runs out and another worker, or this one, takes it up from its journal.
                 log.warning("job.not_concluded", error=str(error))
+            except Exception:
+                log.exception("job.not_concluded")
             finally:
                 self._running.pop(claim.id, None)
-                self._freed[pool].set()
+                self._freed.set()
 
-    async def _outcome(self, run: Run) -> Outcome:
+    async def _outcome(self, run: Run) -> tuple[Outcome, Apology | None]:
+        """What became of a run, and who finds the words if its handler did not."""
         claim = run.claim
         handler = self._handlers.get(claim.kind)
-        if handler is None:
-            return Dead("unknown_kind")
         if claim.cancel_requested:
-            return await self._cancelled(claim)
+            return Cancel("cancelled"), self._apology
+        if handler is None:
+            return Dead("unknown_kind"), self._apology
         try:
-            outcome = await handler(run)
+            return await _handled(handler, run), None
         except asyncio.CancelledError:
             if run.cancelled.is_set():
-                return await self._cancelled(claim)
-            return Snooze(0, "worker.stopped")
+                return Cancel("cancelled"), self._apology
+            return Snooze(0, "worker.stopped"), None
         except (Fenced, StoreError):
             raise
         except Exception as error:
             log.exception("job.failed", error=type(error).__name__)
-            return Retry("internal", drafts=await self._apologise(claim, "internal"))
-        return outcome
+            return Retry("internal"), self._apology
 
-    async def _cancelled(self, claim: Claim) -> Cancel:
-        return Cancel("cancelled", drafts=await self._apologise(claim, "cancelled"))
-
-    async def _apologise(self, claim: Claim, reason: str) -> tuple[Draft, ...]:
-        return await self._database.read(lambda connection: self._apology(connection, claim, reason))
-
-    async def _conclude(self, claim: Claim, outcome: Outcome) -> Concluded:
-        # A shutdown must not tear the end off a run that is done.
-        writing = asyncio.ensure_future(
-            self._database.write(lambda connection: conclude(connection, self._vault, claim, outcome))
-        )
+    async def _conclude(self, claim: Claim, outcome: Outcome, apology: Apology | None) -> None:
+        ending = _Ending(Ending(claim, outcome, apology), asyncio.get_running_loop().create_future())
+        self._endings.append(ending)
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end_together(), name="endings")
         try:
-            concluded = await asyncio.shield(writing)
+            concluded = await asyncio.shield(ending.concluded)
         except asyncio.CancelledError:
-            concluded = await writing
+            # A shutdown must not tear the end off a run that is done.
+            concluded = await ending.concluded
         log.info("job.concluded", state=concluded.state, outcome=type(outcome).__name__.lower())
-        if concluded.woke:
+
+    async def _end_together(self) -> None:
+        """Write the ends of all runs that are over, in one transaction; more gather while it commits."""
+        while self._endings:
+            batch, self._endings = self._endings[:MOST_TOGETHER], self._endings[MOST_TOGETHER:]
+            await self._end(batch)
+        self._ending = None
+
+    async def _end(self, batch: list[_Ending]) -> None:
+        try:
+            concluded = await self._database.write(
+                partial(conclude_all, vault=self._vault, endings=[end.ending for end in batch])
+            )
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits for it
+            if len(batch) == 1:
+                batch[0].concluded.set_exception(error)
+                return
+            for end in batch:
+                await self._end([end])
+            return
+        for end, result in zip(batch, concluded, strict=True):
+            if result is None:
+                end.concluded.set_exception(Fenced())
+            else:
+                end.concluded.set_result(result)
+        if any(result is not None and result.woke for result in concluded):
             self._signals.wake(JOBS)
         self._signals.wake(EVENTS)
-        return concluded
 
     # Leases, cancels and upkeep.
 
     async def _renew_loop(self) -> None:
         while True:
             await asyncio.sleep(self._capacity.lease / RENEWALS_PER_LEASE)
-            if self._running:
+            in_hand = dict(self._running)
+            if in_hand:
                 held = await self._database.write(
-                    partial(queue.renew, owner=self.owner, lease=self._capacity.lease)
+                    partial(queue.renew, owner=self.owner, lease=self._capacity.lease, held=in_hand)
                 )
-                self._let_go_of_lost(held)
-
-    def _let_go_of_lost(self, held: Mapping[int, tuple[int, bool]]) -> None:
-        for job_id, (run, task, _) in list(self._running.items()):
-            fence, _cancel_requested = held.get(job_id, (None, False))
-            if fence != run.claim.fence and not task.done():
-                task.cancel()
+                _let_go_of_lost(in_hand, held)
 
     async def _look_loop(self) -> None:
         """Notice cancels and due jobs soon: at each wake-up and each poll."""
         woken = self._signals.subscribe(JOBS)
-        while True:
-            if self._running:
-                for job_id in await self._database.read(partial(queue.cancels, owner=self.owner)):
-                    self._cancel(job_id)
-            promoted, following = await self._database.write(queue.stage)
-            if promoted:
-                self._signals.wake(JOBS)
-            pause = self._jittered()
-            await woken.wait(pause if following is None else min(pause, following + 0.001))
+        try:
+            while True:
+                await woken.wait(await self._look())
+                await asyncio.sleep(BETWEEN_LOOKS)
+        finally:
+            self._signals.unsubscribe(JOBS, woken)
+
+    async def _look(self) -> float:
+        """Look once; returns the seconds until the next look is due."""
+        if self._running:
+            for job_id in await self._database.read(partial(queue.cancels, owner=self.owner)):
+                self._cancel(job_id)
+        promoted, following = await self._database.write(queue.stage)
+        if promoted:
+            self._signals.wake(JOBS)
+        pause = self._jittered()
+        return pause if following is None else min(pause, following + 0.001)
 
     def _cancel(self, job_id: int) -> None:
         run, task, _ = self._running.get(job_id, (None, None, None))
@@ -284,6 +345,30 @@ class Worker:
             await database.write(partial(upkeep.seen, worker_id=self.owner))
             # As long as there is much to prune, go on with it; the pause lets others write.
             await asyncio.sleep(self._jittered() * (1 if any(pruned.values()) else TIDY_EVERY))
+
+
+async def _handled(handler: Handler, run: Run) -> Outcome:
+    """What a handler answers. One that does not end when it is cancelled is left behind; the fence stops its writes."""
+    working = asyncio.ensure_future(handler(run))
+    try:
+        await asyncio.wait([working])
+    except asyncio.CancelledError:
+        working.cancel()
+        await asyncio.wait([working], timeout=STUBBORN_AFTER)
+        if not working.done():
+            log.error("job.abandoned")
+            raise
+    return working.result()
+
+
+def _let_go_of_lost(
+    in_hand: Mapping[int, tuple[Run, asyncio.Task[None], str]], held: Mapping[int, tuple[int, bool]]
+) -> None:
+    """Stop what was in hand when the renewal was asked for and is held no more."""
+    for job_id, (run, task, _) in in_hand.items():
+        fence, _cancel_requested = held.get(job_id, (None, False))
+        if fence != run.claim.fence and not task.done():
+            task.cancel()
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

@@ -10,7 +10,8 @@ import binascii
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, get_type_hints
+from itertools import pairwise
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -37,8 +38,7 @@ def problems(request: Mapping[str, Any], signatures: Mapping[str, str]) -> list[
 def _params(request: Mapping[str, Any]) -> Iterator[str]:
     from anthropic.types.message_create_params import MessageCreateParamsStreaming
 
-    known = set(get_type_hints(MessageCreateParamsStreaming))
-    for name in sorted(set(request) - known):
+    for name in sorted(set(request) - set(MessageCreateParamsStreaming.__annotations__)):
         yield f"{name}: unknown parameter"
     for name in ("model", "max_tokens", "messages"):
         if name not in request:
@@ -135,7 +135,7 @@ def _order(messages: list[dict[str, Any]]) -> Iterator[str]:
         yield "messages: first message must use the user role"
     if messages[-1]["role"] != "user":
         yield "This model does not support assistant message prefill."
-    for before, after in zip(messages, messages[1:], strict=False):
+    for before, after in pairwise(messages):
         if before["role"] == after["role"]:
             yield f"messages: two {after['role']} messages in a row"
     for index, message in enumerate(messages):

@@ -8,7 +8,22 @@ import socket
 from collections.abc import AsyncIterator
 
 import uvicorn
+from starlette.requests import Request
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+
+class _Droppable(HttpToolsProtocol):
+    """Lets an app hang up in the middle, as networks do."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["transport"] = self.transport  # type: ignore[typeddict-unknown-key]
+
+
+def hang_up(request: Request) -> None:
+    """Close the connection without an answer."""
+    request.scope["transport"].abort()
 
 
 @contextlib.asynccontextmanager
@@ -16,7 +31,13 @@ async def serve(app: ASGIApp) -> AsyncIterator[str]:
     """Yields the base URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1, ws="none", access_log=False
+        app,
+        http=_Droppable,
+        log_level="critical",
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+        ws="none",
+        access_log=False,
     )
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]

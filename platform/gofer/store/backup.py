@@ -49,18 +49,51 @@ def check_database(path: Path) -> None:
         raise ConfigError(f"{path} is damaged: {verdict}.")
 
 
-def restore_database(backup: Path, target: Path) -> Path | None:
-    """Put a backup in the place of the database, which nobody may have open. Returns where the old one went."""
+def copy_key(source: Path, backup: Path) -> Path:
+    """Put the master key beside a backup, for this user alone."""
+    target = key_beside(backup)
+    if target.exists():
+        raise ConfigError(f"{target} exists already. Give a name that is free.")
+    descriptor = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(source.read_bytes())
+        file.flush()
+        os.fsync(file.fileno())
+    return target
+
+
+def key_beside(backup: Path) -> Path:
+    """Where the master key of a backup is, if it was asked for."""
+    return backup.with_name(backup.name + ".key")
+
+
+def key_needed(backup: Path) -> str | None:
+    """The fingerprint of the master key that opens a backup; None when it holds nothing sealed."""
     check_database(backup)
+    with closing(sqlite3.connect(f"file:{backup}?mode=ro", uri=True)) as connection:
+        row = connection.execute("SELECT id FROM master_key WHERE active").fetchone()
+    return str(row[0]) if row else None
+
+
+def restore_database(backup: Path, target: Path) -> Path | None:
+    """Put a backup in the place of the database, which nobody may have open. Returns where the old one went.
+
+    The copy is whole before the old file is touched, so a full disk or a kill leaves one or the other.
+    """
+    fresh = target.with_name(target.name + ".restoring")
+    fresh.unlink(missing_ok=True)
+    copy_database(backup, fresh)
     aside = None
     if target.exists():
         aside = _free_name(target)
+        os.link(target, aside)
         # The old write-ahead log belongs to the old file and would corrupt the new one.
-        for suffix in ("", "-wal", "-shm"):
+        for suffix in ("-wal", "-shm"):
             part = target.with_name(target.name + suffix)
             if part.exists():
                 part.rename(aside.with_name(aside.name + suffix))
-    copy_database(backup, target)
+    fresh.replace(target)
+    _sync(target.parent)
     return aside
 
 

@@ -14,7 +14,7 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -248,6 +248,16 @@ def _engine(path: Path, *, writes: bool) -> Engine:
         dbapi.execute("PRAGMA temp_store=MEMORY")
 
     return engine
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold a database file without opening it; raises StoreBusy when a process has it."""
+    descriptor = _take_lock(path)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _take_lock(path: Path) -> int:

@@ -59,13 +59,13 @@ LIVE = (JobState.READY, JobState.RUNNING, JobState.SCHEDULED, JobState.WAITING)
 FINAL = (JobState.DONE, JobState.DEAD, JobState.CANCELLED)
 
 
-def in_state(*states: JobState) -> ColumnElement[bool]:
+def in_state(*states: JobState, of: str = "job") -> ColumnElement[bool]:
     """A condition on a job's state, spelled out: a bound parameter would hide the partial indexes from planners.
 
     Without a type, because SQLite's dialect compares a Boolean with 1, which hides them as well.
     """
     quoted = ",".join(f"'{state}'" for state in states)
-    return literal_column(f"job.state = {quoted}" if len(states) == 1 else f"job.state IN ({quoted})")
+    return literal_column(f"{of}.state = {quoted}" if len(states) == 1 else f"{of}.state IN ({quoted})")
 
 
 class ReplyState(StrEnum):

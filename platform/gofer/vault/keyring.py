@@ -113,6 +113,14 @@ class KeyRing:
             self._adopt(keys)
         return keys[0]
 
+    def put_in_front(self, other: KeyRing) -> None:
+        """Take in another ring's keys, in the file first; a restored database is sealed with one of them."""
+        path = self._file("add a key")
+        with self._lock, _locked(path):
+            keys = list(_by_fingerprint([*other._keys.values(), *_read(path)]).values())
+            _write(path, keys)
+            self._adopt(keys)
+
     def retire_behind(self, key_id: str) -> tuple[str, ...]:
         """Take the keys that come after `key_id` out of the file; call it once nothing stored needs them.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import socket
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import uvicorn
@@ -50,7 +51,29 @@ class PromptHeads(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """A server that leaves signals to whoever runs it."""
+    """A server that leaves signals to whoever runs it, and does nothing while nothing happens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Take no more requests, and end."""
+        self.should_exit = True
+        self._stopping.set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets)
+        self.ready.set()
+
+    async def main_loop(self) -> None:
+        """Only the date header wants a tick; uvicorn's own loop would look ten times a second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._stopping.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -78,3 +101,18 @@ def make_server(app: ASGIApp, **where: Any) -> Server:
         **where,
     )
     return Server(config)
+
+
+@contextlib.asynccontextmanager
+async def listening(app: ASGIApp, bound: socket.socket) -> AsyncIterator[Server]:
+    """Serve an app on a bound socket for as long as the block lasts."""
+    server = make_server(app)
+    serving = asyncio.create_task(server.serve(sockets=[bound]))
+    ready = asyncio.create_task(server.ready.wait())
+    await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
+    ready.cancel()
+    try:
+        yield server
+    finally:
+        server.stop()
+        await serving

@@ -43,10 +43,6 @@ class BubblewrapBox(LocalBox):
         flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
         return FifoWire(Path(self.reference.control), owner, lambda: os.open(private, flags))
 
-    def waits(self, shell: Process) -> bool:
-        """While a command runs, the shell's standard input is not the FIFO its lines come from."""
-        return processes.sleeps_alone(shell.pid) and processes.reads_from(shell.pid, f"{scripts.INSIDE}/in")
-
     async def sweep(self, spare: Callable[[Process], bool]) -> list[Process]:
         """With the whole group frozen nothing can fork while it is being ended."""
         if not await self._freeze():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from socket import SOCK_STREAM
+from socket import SOCK_STREAM, getaddrinfo
 
 from gofer_sandbox.network.addresses import refused
 from gofer_sandbox.network.errors import Refused
@@ -17,10 +18,18 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _TRIED = 4
 
 
-async def system_resolve(host: str, port: int) -> list[str]:
-    """The addresses the machine's resolver gives, in its order."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+class SystemResolver:
+    """The machine's own resolver, in a few threads of its own: a sandbox that asks for slow names must not
+    take up the threads everything else shares."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(4, "gofer-sandbox-resolve")
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        """Its addresses, in the resolver's order."""
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._threads, lambda: getaddrinfo(host, port, type=SOCK_STREAM))
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 @cache
@@ -52,10 +61,14 @@ class Dialer:
     async def _dial(self, host: str, port: int, secure: bool, allow_private: bool) -> Connection:
         tls = (self._tls or default_tls()) if secure else None
         failure = "no address"
-        for address in (await self._addresses(host, port, allow_private))[:_TRIED]:
+        addresses = (await self._addresses(host, port, allow_private))[:_TRIED]
+        for address in addresses:
             try:
-                name = host if secure else None
-                return await asyncio.open_connection(address, port, ssl=tls, server_hostname=name)
+                async with asyncio.timeout(self._patience / len(addresses)):
+                    name = host if secure else None
+                    return await asyncio.open_connection(address, port, ssl=tls, server_hostname=name)
+            except TimeoutError:
+                failure = "no answer in time"
             except ssl.SSLError as error:
                 failure = f"its TLS certificate or handshake failed ({error.reason or 'unknown'})"
             except OSError as error:

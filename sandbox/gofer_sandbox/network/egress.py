@@ -6,7 +6,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from gofer_sandbox.network.dial import Dialer, Resolve, system_resolve
+from gofer_sandbox.network.dial import Dialer, Resolve, SystemResolver
 from gofer_sandbox.network.forward import ForwardProxy
 from gofer_sandbox.network.limits import EgressLimits, Meter
 from gofer_sandbox.network.listeners import listen_inside
@@ -30,7 +30,7 @@ class Egress:
         *,
         limits: EgressLimits | None = None,
         on_refusal: Callable[[Refusal], None] | None = None,
-        resolve: Resolve = system_resolve,
+        resolve: Resolve | None = None,
         tls: ssl.SSLContext | None = None,
         forward_port: int = 3128,
         reverse_port: int = 3129,
@@ -40,7 +40,7 @@ class Egress:
         self._ports = (forward_port, reverse_port)
         self._refusals = Refusals(on_refusal)
         self._meter = Meter(self._limits.total_bytes)
-        dialer = Dialer(resolve, self._limits.connect_seconds, tls)
+        dialer = Dialer(resolve or SystemResolver(), self._limits.connect_seconds, tls)
         allowed = [AllowedHost(host) if isinstance(host, str) else host for host in hosts]
         self._forward = ForwardProxy(allowed, dialer)
         self._reverse = ReverseProxy(dialer, reverse_port)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import h11
 
 from gofer_sandbox.network.errors import Refused
-from gofer_sandbox.network.http import Headers, Peer
+from gofer_sandbox.network.http import BodyCutOff, Headers, Peer
 
 Responder = Callable[[Peer, Peer, h11.Response], Awaitable[None]]
 
@@ -36,7 +36,8 @@ async def exchange(
     download = asyncio.ensure_future(_receive(client, upstream, respond))
     try:
         await asyncio.wait({upload, download}, return_when=asyncio.FIRST_COMPLETED)
-        if upload.done() and isinstance(error := upload.exception(), Refused | TimeoutError):
+        # An upstream that stops reading may still have answered; a client that goes away wants no answer.
+        if upload.done() and isinstance(error := upload.exception(), Refused | TimeoutError | BodyCutOff):
             raise error
         await download
     finally:

@@ -21,6 +21,10 @@ _HOP_BY_HOP = {
 }  # fmt: skip
 
 
+class BodyCutOff(ConnectionError):
+    """One side went away before its body was complete."""
+
+
 class Peer:
     """One side of an HTTP conversation: the program in the sandbox, or the upstream."""
 
@@ -56,7 +60,9 @@ class Peer:
             self.meter.count(len(data))
             self.http.receive_data(data)
 
-    def _malformed(self, error: h11.RemoteProtocolError) -> Refused:
+    def _malformed(self, error: h11.RemoteProtocolError) -> Exception:
+        if self.http.our_role is h11.SERVER and self.reader.at_eof():
+            return BodyCutOff()
         if self.http.our_role is h11.CLIENT:
             return Refused(f"the upstream's answer is not valid HTTP: {error}", status=502)
         return Refused(f"not valid HTTP: {error}", status=error.error_status_hint)
@@ -113,7 +119,7 @@ async def relay_body(source: Peer, sink: Peer) -> None:
             await sink.send(h11.EndOfMessage())
             return
         else:
-            raise ConnectionResetError("the body was cut off")
+            raise BodyCutOff
 
 
 async def drain(peer: Peer, limit: int, patience: float) -> None:

@@ -16,7 +16,7 @@ from gofer_sandbox.network.credential import Mask
 from gofer_sandbox.network.dial import Dialer
 from gofer_sandbox.network.errors import Refused
 from gofer_sandbox.network.exchange import closing, exchange, request_head
-from gofer_sandbox.network.http import Headers, Peer, drain, end_to_end, framing, relay_body
+from gofer_sandbox.network.http import BodyCutOff, Headers, Peer, drain, end_to_end, framing, relay_body
 from gofer_sandbox.network.paths import decoded, git_service, permitted, split_target
 from gofer_sandbox.network.rules import GitAccess, Rule
 
@@ -158,7 +158,7 @@ class Answer:
             if safe := mask.feed(bytes(event.data)):
                 await client.send(h11.Data(data=safe))
         if not isinstance(event, h11.EndOfMessage):
-            raise ConnectionResetError("the upstream's answer was cut off")
+            raise BodyCutOff
         if rest := mask.rest():
             await client.send(h11.Data(data=rest))
         await client.send(h11.EndOfMessage())

@@ -167,7 +167,7 @@ class Run:
         return ended
 
     def _look_at_shell(self) -> None:
-        """A shell that waits for its next line without having reported cannot report: replace it."""
+        """A shell that waits without running the command and without having reported: replace it."""
         process = self._shell.process
         waits = process is not None and self._shell.box.waits(process)
         self._silent = self._silent + 1 if waits else 0

@@ -155,36 +155,28 @@ class FifoWire:
         os.ftruncate(self._command, 0)
         os.lseek(self._command, 0, os.SEEK_SET)
         write_all(self._command, command)
-        script = self._open_streams(number, separate, create=True)
-        lines = f'\\. {self._inside}/{script}\n\\. {self._inside}/d {number} "$?"\n'
-        if snapshot:
-            lines += f"\\. {self._inside}/x\n"
-        os.write(self._input, lines.encode())
+        names = self._open_streams(number, separate, create=True)
+        os.write(self._input, scripts.lines(number, names, snapshot, self._inside).encode())
 
     def resume(self, number: int, separate: bool) -> None:
         """Read on where another process stopped."""
         self._open_streams(number, separate, create=False)
 
-    def _open_streams(self, number: int, separate: bool, create: bool) -> str:
-        script = f"{'t' if separate else 'r'}{self._pipe}"
+    def _open_streams(self, number: int, separate: bool, create: bool) -> list[str]:
         names = [f"o{self._pipe}", f"e{self._pipe}"][: 2 if separate else 1]
-        if create and script not in self._made:
-            self._make_streams(script, names)
+        for name in names:
+            if create and name not in self._made:
+                self._made.add(name)
+                with contextlib.suppress(FileExistsError):
+                    self._owner.fifo(self._control / name)
         self._streams = [_Stream.open(f"{self._control}/{name}", number) for name in names]
         for index, stream in enumerate(self._streams, 1):
             self._loop.add_reader(stream.reader, self._on_output, index, stream)
-        return script
-
-    def _make_streams(self, script: str, names: list[str]) -> None:
-        self._made.add(script)
-        for name in names:
-            with contextlib.suppress(FileExistsError):
-                self._owner.fifo(self._control / name)
-        text = scripts.run(names[0], names[1] if len(names) > 1 else None, self._inside)
-        self._owner.write(self._control / script, text)
+        return names
 
     def _latest_pipe(self) -> int:
-        numbers = [int(name[1:]) for name in os.listdir(self._control) if re.fullmatch(r"[rt]\d+", name)]
+        """The one in use: a FIFO is only made when something still holds the one before."""
+        numbers = [int(name[1:]) for name in os.listdir(self._control) if re.fullmatch(r"o\d+", name)]
         return max(numbers, default=1)
 
     # Output
@@ -299,7 +291,7 @@ class FifoWire:
 
     def ask_snapshot(self) -> None:
         """Let an idle shell leave one."""
-        os.write(self._input, f"\\. {self._inside}/x\n".encode())
+        os.write(self._input, scripts.snapshot_line(self._inside).encode())
 
     def _read_private(self, name: str, maximum: int) -> bytes | None:
         try:
@@ -319,8 +311,16 @@ class FifoWire:
 
     def put_state(self, state: bytes, options: bytes) -> None:
         """Both files are whole before the keeper is told to go on."""
+        self._tidy()
         self._owner.write(self._control / "state", state)
         self._owner.write(self._control / "options", options)
+
+    def _tidy(self) -> None:
+        """A shell would hang in opening a FIFO that somebody put where it leaves its status."""
+        for name in "ds" if self._private >= 0 else "":
+            with contextlib.suppress(OSError):
+                if stat.S_ISFIFO(os.stat(name, dir_fd=self._private, follow_symlinks=False).st_mode):
+                    os.unlink(name, dir_fd=self._private)
 
     def go(self, death: int) -> None:
         """The keeper takes what the dead shell left unread, then this."""

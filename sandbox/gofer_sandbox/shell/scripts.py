@@ -1,15 +1,15 @@
 """What runs inside: the keeper, the user's shell and the few lines that join them to the server.
 
 Nothing here parses output. A command is a file that is sourced; its status goes through a FIFO of its own and
-is left in a file as well; its output has a FIFO of its own. What goes into the shell's standard input are
-three short lines: one that runs the command, one that reports, one that leaves a snapshot. They are lines of
-their own because an error or an interrupt in an interactive bash returns to the next line.
+is left in a file as well; its output has a FIFO of its own.
 
 Builtins are called with a backslash (no alias) and through `builtin` (no function). A user who redefines
 `builtin` itself only makes his own shell unable to report; it is then replaced, as after any other death.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from gofer_sandbox.limits import Limits
 
@@ -23,6 +23,7 @@ def keeper(limits: Limits, processes: int | None, address_space: int | None, con
     """PID 1: it sets limits nobody inside can raise, then starts a shell whenever the server says so.
 
     With the news goes each line the dead shell had not read, which tells whether it ever began its command.
+    A keeper that never heard from a server ends: its server died before it could record it.
     The answer is a line that would do nothing in a shell, should it ever reach one.
     It repeats the news of a shell's death until it gets the matching `go`: neither a server that dies between
     reading and answering nor a stale answer can start a shell without its state.
@@ -39,9 +40,10 @@ exec >/dev/null 2>&1
 {"; ".join(f"ulimit {one}" for one in ulimits)}
 trap : HUP INT QUIT TERM USR1 USR2 ALRM PIPE
 exec 0<>{control}/in 8<>{control}/st
-death=0 status=0 answer=
+death=0 status=0 answer= waited=0
 while :; do
   until read -r -t 1 answer && [[ $answer == ": $death" ]]; do
+    ((death || ++waited < 60)) || exit
     printf 'X%s %s %s\\0' "$death" "$status" "$answer" >&8
   done
   bash --noprofile --rcfile {control}/rc --noediting -i 8>&-
@@ -68,11 +70,21 @@ FUNCNEST=2000
 """
 
 
-def run(fifo: str, errors: str | None, control: str = INSIDE) -> str:
-    """Source the command with its output joined to its FIFOs; opened for both, so that a writer waits for a
-    server that is away instead of dying."""
-    second = f"2<>{control}/{errors}" if errors else "2>&1"
-    return f"\\builtin . {control}/c </dev/null 1<>{control}/{fifo} {second}\n"
+def lines(number: int, fifos: Sequence[str], snapshot: bool, control: str = INSIDE) -> str:
+    """What the shell reads for one command: run it, report, leave a snapshot.
+
+    They are lines of their own because an error or an interrupt in an interactive bash returns to the next
+    line. The output's FIFOs are opened for both directions, so that a writer waits for a server that is away
+    instead of dying.
+    """
+    errors = f"2<>{control}/{fifos[1]}" if len(fifos) > 1 else "2>&1"
+    run = f"\\. {control}/c </dev/null 1<>{control}/{fifos[0]} {errors}\n"
+    return run + f'\\. {control}/d {number} "$?"\n' + (snapshot_line(control) if snapshot else "")
+
+
+def snapshot_line(control: str = INSIDE) -> str:
+    """The line that leaves a snapshot."""
+    return f"\\. {control}/x\n"
 
 
 def done(control: str = INSIDE, private: str = PRIVATE) -> str:

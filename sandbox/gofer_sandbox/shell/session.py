@@ -129,7 +129,7 @@ class Shell:
     def _on_death(self, event: frames.Died) -> None:
         """Give the keeper the state for the next shell; if the last did not even come up, none."""
         if event.unread:
-            self.unread = self.unread or event.unread.startswith(b"\\. ")
+            self.unread = self.unread or b"</dev/null 1<>" in event.unread
         else:
             if not self._ready and event.death > 1:
                 self.snapshot = None

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shlex
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ DEFAULT_TIMEOUT = 120
 MAX_TIMEOUT = 1800
 _HOME = "/tmp/.gofer-background"  # noqa: S108 - inside the sandbox, which has a /tmp of its own
 _PAGE = 16_000
+
+T = TypeVar("T")
 
 NO_SHELL = ToolResult(
     "There is no shell: this machine cannot isolate commands. `gofer doctor` says what is missing.",
@@ -28,15 +30,22 @@ class BashArguments(Arguments):
         min_length=1, max_length=200_000, description="What to run; bash, several lines allowed."
     )
     timeout: int = Field(
-        DEFAULT_TIMEOUT, ge=1, le=MAX_TIMEOUT, description="Seconds until it is ended, with its children."
+        default=DEFAULT_TIMEOUT,
+        ge=1,
+        le=MAX_TIMEOUT,
+        description="Seconds until it is ended, with its children.",
     )
-    background: bool = Field(False, description="Start it and return at once with a job id; see bash_job.")
+    background: bool = Field(
+        default=False, description="Start it and return at once with a job id; see bash_job."
+    )
 
 
 class JobArguments(Arguments):
     action: Literal["output", "kill", "list"]
-    job: str = Field("", pattern=r"^[a-z0-9]{0,32}$", description="The id that bash gave.")
-    offset: int = Field(0, ge=0, description="Bytes of output to skip; the last result said where to go on.")
+    job: str = Field(default="", pattern=r"^[a-z0-9]{0,32}$", description="The id that bash gave.")
+    offset: int = Field(
+        default=0, ge=0, description="Bytes of output to skip; the last result said where to go on."
+    )
 
 
 async def bash(arguments: BashArguments, context: ToolContext) -> ToolResult:
@@ -57,12 +66,12 @@ async def _run(arguments: BashArguments, context: ToolContext, shell: Shell) -> 
     running = asyncio.ensure_future(
         shell.run(arguments.command, timeout=timeout, tag=context.call_id, on_output=on_output)
     )
-    return await _unless_stopped(running, context.stopping, shell)
+    return await unless_stopped(running, context.stopping, shell)
 
 
-async def _unless_stopped(
-    running: asyncio.Future[CommandResult], stopping: Callable[[], Awaitable[None]] | None, shell: Shell
-) -> CommandResult:
+async def unless_stopped(
+    running: asyncio.Future[T], stopping: Callable[[], Awaitable[None]] | None, shell: Shell
+) -> T:
     """Wait for a command, ending it when somebody stops the run.
 
     A mere cancellation leaves the command alone: it means that this worker goes away, and another will reattach.
@@ -112,10 +121,11 @@ async def _start(command: str, shell: Shell, call_id: str) -> ToolResult:
     """Start a command whose output and exit code outlive us, as files in the shell."""
     job = "".join(char for char in call_id.lower() if char.isalnum())[-12:]
     base = f"{_HOME}/{job}"
+    inner = f"echo $$ >{base}.pid; bash {base}.sh >{base}.log 2>&1 </dev/null; echo $? >{base}.rc"
     script = (
-        f"mkdir -p {_HOME} && printf %s {shlex.quote(command)} >{base}.sh && "
-        f"setsid bash -c 'bash {base}.sh >{base}.log 2>&1 </dev/null; echo $? >{base}.rc' "
-        f"</dev/null >/dev/null 2>&1 & echo $! >{base}.pid"
+        f"mkdir -p {_HOME}; printf %s {shlex.quote(command)} >{base}.sh\n"
+        f"setsid bash -c {shlex.quote(inner)} </dev/null >/dev/null 2>&1 &\n"
+        f"for i in 1 2 3 4 5 6 7 8 9; do [ -e {base}.pid ] && break; sleep 0.05; done"
     )
     result = await shell.run(script, timeout=20)
     if result.exit_code:

@@ -28,7 +28,7 @@ _TEXT = ("text/", "application/json", "application/xml", "application/xhtml", "a
 
 class FetchArguments(Arguments):
     url: str = Field(min_length=1, max_length=4000, description="http or https.")
-    raw: bool = Field(False, description="The source instead of the readable text.")
+    raw: bool = Field(default=False, description="The source instead of the readable text.")
 
 
 @dataclass(frozen=True, slots=True)

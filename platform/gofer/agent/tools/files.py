@@ -20,8 +20,8 @@ _KEPT = re.compile(r"output:([A-Za-z0-9_-]{8,128})")
 
 class ReadArguments(Arguments):
     path: str = Field(min_length=1, max_length=4096)
-    offset: int = Field(1, ge=1, description="First line to show.")
-    limit: int = Field(PAGE_LINES, ge=1, le=5000, description="How many lines.")
+    offset: int = Field(default=1, ge=1, description="First line to show.")
+    limit: int = Field(default=PAGE_LINES, ge=1, le=5000, description="How many lines.")
 
 
 class WriteArguments(Arguments):
@@ -42,7 +42,7 @@ class EditArguments(Arguments):
 
 
 class ListArguments(Arguments):
-    path: str = Field(".", min_length=1, max_length=4096)
+    path: str = Field(default=".", min_length=1, max_length=4096)
 
 
 async def read(arguments: ReadArguments, context: ToolContext) -> ToolResult:

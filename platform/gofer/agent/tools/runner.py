@@ -16,9 +16,11 @@ from pydantic import BaseModel, ValidationError
 
 from gofer.agent.model import Block, ToolSpec
 from gofer.agent.state import Call
+from gofer.agent.tools.bash import command_result, unless_stopped
 from gofer.agent.tools.output import Mask, fit
 from gofer.agent.tools.policy import Policy
 from gofer.agent.tools.registry import Registry
+from gofer.agent.transcript import OUTCOME_UNKNOWN
 from gofer.errors import Fenced, GoferError
 from gofer.tool import Blobs, Shell, Tier, Tool, ToolContext, ToolResult
 
@@ -122,15 +124,17 @@ class Tools:
             for image in result.images
         ]
 
-    async def recover(self, call: Call) -> Ran | None:
+    async def recover(self, call: Call, around: Surroundings) -> Ran | None:
         """The true outcome of a command that was under way when its worker died, if the shell knows it."""
         if call.tier != Tier.EXEC or self._shell is None:
             return None
-        from gofer.agent.tools.bash import command_result
-
         with contextlib.suppress(OSError, GoferError):
-            if (found := await self._shell.recover(call.id)) is not None:
-                return Ran(await fit(command_result(found), self._mask, self._blobs), "ok")
+            recovering = asyncio.ensure_future(self._shell.recover(call.id))
+            found = await unless_stopped(recovering, around.stopping, self._shell)
+            if found is not None:
+                known = found.exit_code is not None or found.timed_out or found.cancelled
+                result = command_result(found) if known else _unknown_with(command_result(found).content)
+                return Ran(await fit(result, self._mask, self._blobs), "ok" if known else "unknown")
         return None
 
     def _context(self, call: Call, around: Surroundings) -> ToolContext:
@@ -160,6 +164,10 @@ def _parse(tool: Tool[Any], call: Call) -> BaseModel | Ran:
     except (ValueError, RecursionError) as error:
         return _refused("malformed", f"Wrong arguments for {tool.name}, so nothing was run. {error}")
     return parsed
+
+
+def _unknown_with(output: str) -> ToolResult:
+    return ToolResult(f"{OUTCOME_UNKNOWN}\nWhat it had printed:\n{output}", is_error=True)
 
 
 def _refused(status: Status, text: str) -> Ran:

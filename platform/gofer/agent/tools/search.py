@@ -16,13 +16,13 @@ _SKIP = r"\( -name .git -o -name node_modules -o -name .venv -o -name __pycache_
 
 class FindArguments(Arguments):
     pattern: str = Field(min_length=1, max_length=500, description="A glob on the name, such as *.py")
-    path: str = Field(".", min_length=1, max_length=4096)
+    path: str = Field(default=".", min_length=1, max_length=4096)
 
 
 class GrepArguments(Arguments):
     pattern: str = Field(min_length=1, max_length=2000, description="An extended regular expression.")
-    path: str = Field(".", min_length=1, max_length=4096)
-    glob: str = Field("", max_length=200, description="Only in files with such names, as *.py")
+    path: str = Field(default=".", min_length=1, max_length=4096)
+    glob: str = Field(default="", max_length=200, description="Only in files with such names, as *.py")
     ignore_case: bool = False
 
 
@@ -40,7 +40,7 @@ async def grep(arguments: GrepArguments, context: ToolContext) -> ToolResult:
 
 
 def _path(path: str) -> str:
-    return shlex.quote(path if path.startswith("/") else f"./{path}")
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 async def _search(command: str, context: ToolContext) -> ToolResult:

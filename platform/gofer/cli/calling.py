@@ -1,0 +1,120 @@
+"""How every command reaches the platform: an HTTP client to the control API.
+
+While a server runs, over the Unix socket in the data directory; without one, in this process, which then holds
+the store's lock for as long as the command takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gofer.cli.exits import Failed
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from gofer.settings import Settings
+
+T = TypeVar("T")
+
+BASE = "http://gofer/api/v1"
+PATIENCE = 5.0
+"""Seconds to wait for a process that is just starting, or for another command to finish."""
+LONGEST_ANSWER = 3600.0
+"""Seconds a backup of a big store may take."""
+
+
+def call(method: str, path: str, **request: Any) -> Any:
+    """One request to the control API; its JSON, or Failed."""
+    return with_api(lambda api: api.ask(method, path, **request))
+
+
+class Api:
+    """The control API as commands see it."""
+
+    def __init__(self, client: httpx2.AsyncClient) -> None:
+        self._client = client
+
+    async def ask(self, method: str, path: str, **request: Any) -> Any:
+        """The JSON answer; raises Failed with the problem's own words."""
+        import httpx2
+
+        try:
+            response = await self._client.request(method, path, **request)
+        except httpx2.TransportError as error:
+            raise Failed(f"The server went away before it answered ({type(error).__name__}).", 75) from error
+        if response.is_error:
+            raise Failed.by_problem(response.status_code, _json(response))
+        return response.json()
+
+
+def _json(response: httpx2.Response) -> dict[str, Any]:
+    try:
+        value = response.json()
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def with_api(do: Callable[[Api], Awaitable[T]]) -> T:
+    """Run something that asks several things over one connection."""
+
+    async def work() -> T:
+        from gofer.settings import load_settings
+
+        async with open_api(load_settings()) as api:
+            return await do(api)
+
+    return asyncio.run(work())
+
+
+@contextlib.asynccontextmanager
+async def open_api(settings: Settings) -> AsyncIterator[Api]:
+    """The API of the running server, or of a platform opened here and now."""
+    import httpx2
+
+    async with contextlib.AsyncExitStack() as stack:
+        transport = await _transport(settings, stack)
+        client = httpx2.AsyncClient(
+            transport=transport, base_url=BASE, timeout=httpx2.Timeout(LONGEST_ANSWER, connect=5)
+        )
+        yield Api(await stack.enter_async_context(client))
+
+
+async def _transport(settings: Settings, stack: contextlib.AsyncExitStack) -> httpx2.AsyncBaseTransport:
+    """Wherever the store is open; a process that is starting or ending is given a moment."""
+    import httpx2
+
+    from gofer.errors import StoreBusy
+    from gofer.web.unix_socket import reachable, somebody_listens
+
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        if somebody_listens(settings.socket_path):
+            name = stack.enter_context(reachable(settings.socket_path))
+            return httpx2.AsyncHTTPTransport(uds=name)
+        try:
+            return await _open_here(settings, stack)
+        except StoreBusy:
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(0.1)
+
+
+async def _open_here(settings: Settings, stack: contextlib.AsyncExitStack) -> httpx2.AsyncBaseTransport:
+    import httpx2
+
+    from gofer.assembly import open_platform
+    from gofer.logs import set_up_logs
+    from gofer.vault.redaction import Redactor
+    from gofer.web.control import control_app
+
+    redactor = Redactor()
+    # What a server tells its log is not what somebody who typed a command wants to read.
+    set_up_logs(settings.model_copy(update={"log_level": "error"}), redactor)
+    platform = await stack.enter_async_context(open_platform(settings, roles=frozenset(), redactor=redactor))
+    return httpx2.ASGITransport(app=control_app(platform), raise_app_exceptions=False)

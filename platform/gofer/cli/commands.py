@@ -1,0 +1,61 @@
+"""Every command, in one list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import typer
+
+from gofer.cli import (
+    backup,
+    connections,
+    conversations,
+    deliveries,
+    demo,
+    instance,
+    jobs,
+    key,
+    questions,
+    schedules,
+    secrets,
+    serve,
+)
+
+app = typer.Typer(
+    name="gofer",
+    help="Gofer takes work from where people talk and has an agent do it.",
+    epilog="Begin with `gofer demo`, then `gofer serve`. Settings are GOFER_* variables: docs/operations.md.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "serve": serve.serve,
+    "web": serve.web,
+    "worker": serve.worker,
+    "demo": demo.demo,
+    "status": instance.status,
+    "doctor": instance.doctor,
+    "version": instance.version,
+    "replay": deliveries.replay,
+    "backup": backup.backup,
+    "restore": backup.restore,
+    "purge": conversations.purge,
+}
+for name, command in COMMANDS.items():
+    app.command(name)(command)
+
+NOUNS = {
+    "connections": connections.app,
+    "secrets": secrets.app,
+    "key": key.app,
+    "jobs": jobs.app,
+    "deliveries": deliveries.app,
+    "conversations": conversations.app,
+    "questions": questions.app,
+    "schedules": schedules.app,
+}
+for name, noun in NOUNS.items():
+    app.add_typer(noun, name=name)

@@ -1,0 +1,233 @@
+"""`gofer connections`: the configured accounts of integrations."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from gofer.cli.calling import Api, call, with_api
+from gofer.cli.exits import FAILED, USAGE, Failed
+from gofer.cli.reading import may_prompt, prompt_secret, read_secret
+from gofer.cli.showing import AsJson, ago, facts, show, table
+
+app = typer.Typer(
+    help="Connections: the configured accounts of integrations.", no_args_is_help=True, rich_markup_mode=None
+)
+
+Id = Annotated[str, typer.Argument(help="The connection's id.", show_default=False)]
+Set = Annotated[list[str] | None, typer.Option("--set", help="A setting, as name=value. Repeatable.")]
+SecretFile = Annotated[
+    list[str] | None,
+    typer.Option("--secret-file", help="A secret, as name=path; name=- reads it from stdin. Repeatable."),
+]
+
+
+@app.command("list")
+def list_connections(as_json: AsJson = False) -> None:
+    """List connections.
+
+    \b
+    gofer connections list
+    """
+    found = call("GET", "/connections")
+    show(found, as_json, lambda: _print(found["connections"]))
+
+
+def _print(connections: list[dict[str, Any]]) -> None:
+    table(
+        ("connection", "integration", "name", "state", "webhook"),
+        [
+            (
+                each["id"],
+                each["integration"],
+                each["name"],
+                "on" if each["enabled"] else "off",
+                each["hook_url"] or each["hook_path"],
+            )
+            for each in connections
+        ],
+        empty="No connections yet. `gofer connections integrations` shows what can be connected.",
+    )
+
+
+@app.command()
+def integrations(as_json: AsJson = False) -> None:
+    """List what can be connected, with its settings and secrets.
+
+    \b
+    gofer connections integrations
+    """
+    found = call("GET", "/integrations")
+    show(found, as_json, lambda: _print_integrations(found))
+
+
+def _print_integrations(found: dict[str, Any]) -> None:
+    table(
+        ("integration", "settings", "secrets", "summary"),
+        [
+            (
+                each["name"],
+                ", ".join(each["settings"].get("properties", {})),
+                ", ".join(secret["name"] for secret in each["secrets"]),
+                each["summary"],
+            )
+            for each in found["integrations"]
+        ],
+    )
+    for name, why in found["broken"].items():
+        print(f"{name} could not be loaded: {why}")
+
+
+@app.command()
+def add(
+    integration: Annotated[str, typer.Argument(help="Which integration.", show_default=False)],
+    name: Annotated[str, typer.Option(help="What you call it.")] = "",
+    settings: Set = None,
+    secret_files: SecretFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Connect an account. Secrets come from files or stdin, or are asked for on a terminal.
+
+    \b
+    gofer connections add hello --set reply_url=https://example.org/replies
+    gofer connections add hello --set reply_url=http://127.0.0.1:9/ --secret-file signing_key=key.txt
+    """
+    wish = {"integration": integration, "name": name, "settings": _settings(settings)}
+    secrets = _secrets(secret_files)
+
+    async def work(api: Api) -> Any:
+        missing = await _missing(api, integration, secrets) if may_prompt() else {}
+        return await api.ask("POST", "/connections", json={**wish, "secrets": {**secrets, **missing}})
+
+    made = with_api(work)
+    show(made, as_json, lambda: _print_one(made))
+    _insist_on_health(made)
+
+
+def _settings(given: list[str] | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for each in given or ():
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise Failed(f"--set wants name=value, not {each!r}.", USAGE)
+        try:
+            found[name] = json.loads(value) if value[:1] in ("[", "{") else value
+        except ValueError:
+            raise Failed(f"The value of {name} begins like JSON but is none.", USAGE) from None
+    return found
+
+
+def _secrets(given: list[str] | None) -> dict[str, str]:
+    found = {}
+    for each in given or ():
+        name, equals, path = each.partition("=")
+        if not equals or not name or not path:
+            # What was typed may be the secret itself, so it is not repeated.
+            raise Failed(
+                "--secret-file wants name=path (or name=- for stdin); never the value itself.", USAGE
+            )
+        found[name] = read_secret(path)
+    return found
+
+
+async def _missing(api: Api, integration: str, given: dict[str, str]) -> dict[str, str]:
+    """The secrets that nobody gave and Gofer cannot make up, asked of whoever sits at the terminal."""
+    known = (await api.ask("GET", "/integrations"))["integrations"]
+    fields: list[dict[str, Any]] = next(
+        (each["secrets"] for each in known if each["name"] == integration), []
+    )
+    wanted = [field for field in fields if not field["generated"] and field["name"] not in given]
+    return {field["name"]: prompt_secret(f"{field['name']} ({field['help']})") for field in wanted}
+
+
+def _print_one(found: dict[str, Any]) -> None:
+    connection = found["connection"]
+    facts(
+        [
+            ("connection", connection["id"]),
+            ("integration", connection["integration"]),
+            ("name", connection["name"]),
+            ("state", "on" if connection["enabled"] else "off"),
+            ("settings", connection["settings"]),
+            ("secrets", ", ".join(found["secrets"])),
+            ("webhook", connection["hook_url"] or connection["hook_path"]),
+            ("deliveries", found["deliveries"]),
+            ("last delivery", ago(found["last_delivery_at"])),
+        ]
+    )
+    if health := found.get("health"):
+        facts([("health", health["line"])] + ([("fix", health["fix"])] if health["fix"] else []))
+
+
+def _insist_on_health(found: dict[str, Any]) -> None:
+    """It is made, but does not work yet: a script should know."""
+    if found.get("health") and not found["health"]["ok"]:
+        raise Failed(f"The connection is kept, but its service says: {found['health']['line']}", FAILED)
+
+
+@app.command("show")
+def show_connection(id: Id, as_json: AsJson = False) -> None:
+    """Show a connection; the names of its secrets, never their values.
+
+    \b
+    gofer connections show hello_k3v9
+    """
+    found = call("GET", f"/connections/{id}")
+    show(found, as_json, lambda: _print_one(found))
+
+
+@app.command("set")
+def set_settings(
+    id: Id, settings: Annotated[list[str], typer.Argument(help="name=value …")], as_json: AsJson = False
+) -> None:
+    """Change settings of a connection.
+
+    \b
+    gofer connections set hello_k3v9 reply_url=https://example.org/replies
+    """
+    _change(id, {"settings": _settings(settings)}, as_json)
+
+
+@app.command()
+def enable(id: Id, as_json: AsJson = False) -> None:
+    """Switch a connection on."""
+    _change(id, {"enabled": True}, as_json)
+
+
+@app.command()
+def disable(id: Id, as_json: AsJson = False) -> None:
+    """Switch a connection off: its webhooks are refused, its conversations stay."""
+    _change(id, {"enabled": False}, as_json)
+
+
+def _change(id: str, wish: dict[str, Any], as_json: bool) -> None:
+    changed = call("PATCH", f"/connections/{id}", json=wish)
+    show(changed, as_json, lambda: _print_one(changed))
+    _insist_on_health(changed)
+
+
+@app.command("test")
+def check(id: Id, as_json: AsJson = False) -> None:
+    """Ask the service how the connection is doing; exit code 1 when it is not well.
+
+    \b
+    gofer connections test hello_k3v9
+    """
+    found = call("POST", f"/connections/{id}/test")
+    health = found["health"]
+    show(found, as_json, lambda: facts([("health", health["line"]), ("fix", health["fix"])]))
+    if not health["ok"]:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def remove(id: Id, as_json: AsJson = False) -> None:
+    """Remove a connection that has no conversations.
+
+    \b
+    gofer connections remove hello_k3v9
+    """
+    gone = call("DELETE", f"/connections/{id}")
+    show(gone, as_json, lambda: print(f"{id} is removed."))

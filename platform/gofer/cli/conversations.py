@@ -1,0 +1,60 @@
+"""`gofer conversations` and `gofer purge`: where people talk, and forgetting what they said."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gofer.cli.calling import call
+from gofer.cli.reading import confirm
+from gofer.cli.showing import AsJson, ago, show, table
+
+app = typer.Typer(help="Conversations: where people talk.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("list")
+def list_conversations(
+    connection: Annotated[str, typer.Option(help="Only of this connection.")] = "",
+    limit: Annotated[int, typer.Option(help="At most so many.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List conversations, the newest first.
+
+    \b
+    gofer conversations list
+    """
+    asked = {"connection": connection} if connection else {}
+    found = call("GET", "/conversations", params={**asked, "limit": limit})
+    rows = [
+        (
+            each["id"],
+            each["kind"],
+            "(purged)" if each["purged_at"] else each["title"],
+            each["connection_id"],
+            each["last_seq"],
+            ago(each["created_at"]),
+        )
+        for each in found["conversations"]
+    ]
+    columns = ("conversation", "kind", "title", "connection", "messages", "began")
+    show(found, as_json, lambda: table(columns, rows, empty="No conversations."))
+
+
+def purge(
+    conversation: Annotated[str, typer.Argument(help="The conversation's id.", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Destroy what was said in a conversation: its key, messages, files, payloads. It cannot be undone.
+
+    Backups made before still hold it: delete them, too.
+
+    \b
+    gofer purge conv_k3v9 --yes
+    """
+    if not yes:
+        confirm(f"Destroy what was said in {conversation}, for good?")
+    done = call("POST", f"/conversations/{conversation}/purge")
+    said = f"{done['messages']} messages, {done['deliveries']} deliveries and {done['blobs']} files of"
+    show(done, as_json, lambda: print(f"{said} {conversation} are gone. Delete backups made before this."))

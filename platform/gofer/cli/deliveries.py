@@ -1,0 +1,154 @@
+"""`gofer deliveries` and `gofer replay`: what came in, and taking it in again."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gofer.cli.calling import call
+from gofer.cli.exits import USAGE, Failed
+from gofer.cli.showing import AsJson, ago, facts, show, table
+
+app = typer.Typer(help="Deliveries: what came in.", no_args_is_help=True, rich_markup_mode=None)
+
+Id = Annotated[int, typer.Argument(help="The delivery's number.", show_default=False)]
+Again = Annotated[bool, typer.Option("--again", help="Take it in as new although it came before.")]
+
+
+@app.command("list")
+def list_deliveries(
+    connection: Annotated[str, typer.Option(help="Only of this connection.")] = "",
+    limit: Annotated[int, typer.Option(help="At most so many.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List deliveries, the newest first.
+
+    \b
+    gofer deliveries list --connection hello_k3v9
+    """
+    asked = {"connection": connection} if connection else {}
+    found = call("GET", "/deliveries", params={**asked, "limit": limit})
+    rows = [
+        (
+            each["id"],
+            each["connection_id"],
+            each["event"],
+            each["source"],
+            each["conversation_id"],
+            each["note"],
+            ago(each["received_at"]),
+        )
+        for each in found["deliveries"]
+    ]
+    columns = ("delivery", "connection", "event", "via", "conversation", "note", "came")
+    show(found, as_json, lambda: table(columns, rows, empty="No deliveries."))
+
+
+@app.command("show")
+def show_delivery(
+    id: Id,
+    raw: Annotated[bool, typer.Option("--raw", help="Print headers and body as a file for replay.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a delivery with its headers and body, secrets masked.
+
+    \b
+    gofer deliveries show 7
+    gofer deliveries show 7 --raw > captured.http
+    """
+    found = call("GET", f"/deliveries/{id}")
+    if raw:
+        if found["body"] is None:
+            raise Failed(f"The content of delivery {id} is not kept.", 3)
+        print(_captured(found), end="")
+        return
+    show(found, as_json, lambda: _print_one(found))
+
+
+def _captured(found: dict[str, Any]) -> str:
+    head = "".join(f"{name}: {value}\n" for name, value in found["headers"])
+    return f"{head}\n{found['body']}"
+
+
+def _print_one(found: dict[str, Any]) -> None:
+    facts(list(found["delivery"].items()))
+    print()
+    facts([(name, value) for name, value in found["headers"]])
+    facts([("body", found["body"])])
+
+
+@app.command("replay")
+def replay_stored(id: Id, again: Again = False, as_json: AsJson = False) -> None:
+    """Take a stored delivery in again: if its job died, that job runs again.
+
+    \b
+    gofer deliveries replay 7
+    gofer deliveries replay 7 --again
+    """
+    _say(call("POST", f"/deliveries/{id}/replay", json={"again": again}), as_json)
+
+
+def replay(
+    what: Annotated[str, typer.Argument(help="A captured file, or a delivery's number.", show_default=False)],
+    to: Annotated[str, typer.Option(help="The connection to take it in for; needed with a file.")] = "",
+    header: Annotated[
+        list[str] | None, typer.Option("--header", "-H", help="A header to add, as name: value. Repeatable.")
+    ] = None,
+    again: Again = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send a captured payload through intake again, on your word instead of a signature.
+
+    A file holds a body alone (beginning with { or [), or header lines, an empty line and the body.
+
+    \b
+    gofer replay captured.http --to hello_k3v9
+    gofer replay issue_comment.json --to github_x8w2 -H 'x-github-event: issue_comment'
+    gofer replay 7
+    """
+    if what.isdigit() and not Path(what).exists():
+        _say(call("POST", f"/deliveries/{what}/replay", json={"again": again}), as_json)
+        return
+    if not to:
+        raise Failed("Say which connection takes it in: --to CONNECTION.", USAGE)
+    headers, body = _read(what)
+    asked = {
+        "headers": [*headers, *(_header(line) for line in header or ())],
+        "body": base64.b64encode(body).decode(),
+        "again": again,
+    }
+    _say(call("POST", f"/connections/{to}/replay", json=asked), as_json)
+
+
+def _read(path: str) -> tuple[list[tuple[str, str]], bytes]:
+    try:
+        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise Failed(f"{path} cannot be read: {error.strerror}.", USAGE) from None
+    if content.lstrip()[:1] in (b"{", b"["):
+        return [], content
+    head, _, body = content.replace(b"\r\n", b"\n", 64).partition(b"\n\n")
+    return [_header(line) for line in head.decode("latin-1").splitlines()], body
+
+
+def _header(line: str) -> tuple[str, str]:
+    name, colon, value = line.partition(":")
+    if not colon or not name.strip():
+        raise Failed(f"{line[:60]!r} is not a header; write name: value.", USAGE)
+    return name.strip().lower(), value.strip()
+
+
+MEANINGS = {
+    "accepted": "Taken in as delivery {delivery_id}.",
+    "repeat": "It came before (delivery {delivery_id}), so nothing was done. Add --again to take it in as new.",
+    "redriven": "It came before and its job had died; that job runs again.",
+    "noted": "Kept as delivery {delivery_id}; it is no message, so there is nothing to answer.",
+}
+
+
+def _say(taken: dict[str, Any], as_json: bool) -> None:
+    show(taken, as_json, lambda: print(MEANINGS[taken["result"]].format(**taken)))

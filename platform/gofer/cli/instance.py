@@ -1,0 +1,131 @@
+"""`gofer status`, `gofer doctor`, `gofer version`: the instance as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+
+from gofer.cli.calling import Api, call, open_api
+from gofer.cli.exits import FAILED
+from gofer.cli.showing import AsJson, ago, facts, plain, show, table
+
+SIGNS = {"ok": "ok  ", "note": "note", "warning": "warn", "error": "FAIL"}
+
+
+def version(as_json: AsJson = False) -> None:
+    """Print the version."""
+    from gofer import __version__
+
+    show({"version": __version__}, as_json, lambda: print(__version__))
+
+
+def status(
+    refusals: Annotated[
+        bool, typer.Option("--refusals", help="The last requests that were refused.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show how the instance is doing.
+
+    \b
+    gofer status
+    gofer status --refusals
+    """
+    if refusals:
+        found = call("GET", "/refusals")
+        show(found, as_json, lambda: _print_refusals(found["refusals"]))
+    else:
+        found = call("GET", "/status")
+        show(found, as_json, lambda: _print_status(found))
+
+
+def _print_refusals(refusals: list[dict[str, Any]]) -> None:
+    rows = [
+        (ago(each["at"]), each["status"], each["connection"], each["client"], each["reason"])
+        for each in refusals
+    ]
+    table(("when", "status", "connection", "from", "why"), rows, empty="None since the server started.")
+
+
+def _print_status(found: dict[str, Any]) -> None:
+    jobs = ", ".join(f"{count} {state}" for state, count in sorted(found["jobs"].items())) or "none open"
+    facts(
+        [
+            (
+                "server",
+                f"pid {found['pid']}, started {ago(found['started_at'])}"
+                if found["serving"]
+                else "not running",
+            ),
+            ("address", found["url"]),
+            ("version", found["version"]),
+            ("database", found["database"]),
+            ("data", found["data_dir"]),
+            ("connections", found["connections"]),
+            ("conversations", found["conversations"]),
+            ("jobs", jobs),
+            ("refused", sum(found["refused"].values())),
+        ]
+    )
+    if len(found["processes"]) > 1:
+        rows = [
+            (each["id"], each["host"], each["pid"], each["roles"], ago(each["seen_at"]))
+            for each in found["processes"]
+        ]
+        table(("process", "host", "pid", "roles", "seen"), rows)
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Check everything that can be checked; each line says how to mend it. Exit code 1 when something is wrong.
+
+    \b
+    gofer doctor
+    gofer doctor --json
+    """
+    import asyncio
+
+    findings = asyncio.run(_examine())
+    show({"findings": findings}, as_json, lambda: _print_findings(findings))
+    if any(each["severity"] == "error" for each in findings):
+        raise typer.Exit(FAILED)
+
+
+async def _examine() -> list[dict[str, Any]]:
+    """First what can be seen from outside, then what the platform says, if it can be opened at all."""
+    from gofer.doctor import Finding, look_around
+    from gofer.errors import GoferError
+    from gofer.settings import load_settings
+    from gofer.web.unix_socket import somebody_listens
+
+    try:
+        settings = load_settings()
+    except GoferError as error:
+        return [dataclasses.asdict(Finding("settings", "error", str(error)))]
+    serving = somebody_listens(settings.socket_path)
+    findings = [dataclasses.asdict(each) for each in look_around(settings, serving=serving)]
+    path = settings.sqlite_path
+    if path is not None and not path.exists():
+        # Looking must not make anything.
+        return [
+            *findings,
+            dataclasses.asdict(Finding("database", "note", "There is none yet.", "gofer serve")),
+        ]
+    try:
+        async with open_api(settings) as api:
+            return [*findings, *await _ask(api)]
+    except GoferError as error:
+        return [*findings, dataclasses.asdict(Finding("platform", "error", str(error)))]
+
+
+async def _ask(api: Api) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await api.ask("GET", "/doctor"))["findings"]
+    return found
+
+
+def _print_findings(findings: list[dict[str, Any]]) -> None:
+    for each in findings:
+        print(f"{SIGNS[each['severity']]}  {plain(each['check'])}: {plain(each['line'])}")
+        if each["fix"] and each["severity"] != "ok":
+            print(f"      fix: {plain(each['fix'])}")

@@ -1,0 +1,143 @@
+"""`gofer jobs`: what is to be done, is being done and was done."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from gofer.cli.calling import call
+from gofer.cli.showing import AsJson, ago, facts, plain, show, table
+
+app = typer.Typer(
+    help="Jobs: what is to be done, is being done and was done.", no_args_is_help=True, rich_markup_mode=None
+)
+
+Id = Annotated[int, typer.Argument(help="The job's number.", show_default=False)]
+
+
+@app.command("list")
+def list_jobs(
+    state: Annotated[str, typer.Option(help="Only in these states, e.g. dead or ready,running.")] = "",
+    kind: Annotated[str, typer.Option(help="Only of this kind, e.g. answer or deliver.")] = "",
+    conversation: Annotated[str, typer.Option(help="Only of this conversation.")] = "",
+    connection: Annotated[str, typer.Option(help="Only of this connection.")] = "",
+    limit: Annotated[int, typer.Option(help="At most so many.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, the newest first.
+
+    \b
+    gofer jobs list
+    gofer jobs list --state dead --json
+    """
+    asked = {"state": state, "kind": kind, "conversation": conversation, "connection": connection}
+    found = call("GET", "/jobs", params={**_given(asked), "limit": limit})
+    show(found, as_json, lambda: _print(found["jobs"]))
+
+
+def _given(asked: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in asked.items() if value}
+
+
+def _print(jobs: list[dict[str, Any]]) -> None:
+    table(
+        ("job", "kind", "state", "tries", "reason", "conversation", "made"),
+        [
+            (
+                job["id"],
+                job["kind"],
+                job["state"],
+                f"{job['attempts']}/{job['max_attempts']}",
+                job["reason"],
+                job["conversation_id"],
+                ago(job["created_at"]),
+            )
+            for job in jobs
+        ],
+        empty="No jobs.",
+    )
+
+
+@app.command("show")
+def show_job(id: Id, as_json: AsJson = False) -> None:
+    """Show a job with its attempts, events and replies.
+
+    \b
+    gofer jobs show 42
+    """
+    found = call("GET", f"/jobs/{id}")
+    show(found, as_json, lambda: _print_one(found))
+
+
+def _print_one(found: dict[str, Any]) -> None:
+    job = found["job"]
+    names = (
+        "id",
+        "kind",
+        "state",
+        "reason",
+        "lane",
+        "conversation_id",
+        "connection_id",
+        "agent_id",
+        "payload",
+    )
+    facts([(name, job[name]) for name in names])
+    print("\nAttempts")
+    table(
+        ("fence", "try", "worker", "began", "seconds", "outcome", "reason"),
+        [
+            (
+                each["fence"],
+                each["number"],
+                each["owner"],
+                ago(each["started_at"]),
+                f"{each['ended_at'] - each['started_at']:.2f}" if each["ended_at"] else "-",
+                each["outcome"] or "running",
+                each["reason"],
+            )
+            for each in found["attempts"]
+        ],
+    )
+    print("\nEvents")
+    for event in found["events"]:
+        print(f"{event['seq']:>4}  {event['kind']:<22}  {plain(event['data'])}")
+    if found["replies"]:
+        print("\nReplies")
+        table(
+            ("part", "kind", "state", "tries", "at the service", "reason"),
+            [
+                (
+                    f"{each['part']}/{each['parts']}",
+                    each["kind"],
+                    each["state"],
+                    each["tries"],
+                    each["external_id"],
+                    each["reason"],
+                )
+                for each in found["replies"]
+            ],
+        )
+
+
+@app.command()
+def cancel(id: Id, as_json: AsJson = False) -> None:
+    """Ask a job to stop. A running one stops within two seconds.
+
+    \b
+    gofer jobs cancel 42
+    """
+    done = call("POST", f"/jobs/{id}/cancel")
+    show(done, as_json, lambda: print(f"Job {id} was asked to stop; it is {done['state']}."))
+
+
+@app.command()
+def redrive(id: Id, as_json: AsJson = False) -> None:
+    """Run a dead or cancelled job again, with at least one more try.
+
+    \b
+    gofer jobs redrive 42
+    """
+    done = call("POST", f"/jobs/{id}/redrive")
+    show(done, as_json, lambda: print(f"Job {id} is {done['state']} again."))

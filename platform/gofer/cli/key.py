@@ -1,0 +1,36 @@
+"""`gofer key`: the master key that everything is sealed with."""
+
+from __future__ import annotations
+
+import typer
+
+from gofer.cli.calling import call
+from gofer.cli.showing import AsJson, facts, show
+
+app = typer.Typer(
+    help="The master key that everything is sealed with.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.command("show")
+def show_key(as_json: AsJson = False) -> None:
+    """Show which key is in use, by fingerprint, and where it is kept. Never the key.
+
+    \b
+    gofer key show
+    """
+    found = call("GET", "/key")
+    pairs = [("in use", found["in_use"]), ("known", ", ".join(found["ring"]))]
+    show(found, as_json, lambda: facts([*pairs, ("kept in", found["file"] or "GOFER_MASTER_KEY")]))
+
+
+@app.command()
+def rotate(as_json: AsJson = False) -> None:
+    """Make a new master key and wrap everything with it, while serving. Back up the key file afterwards.
+
+    \b
+    gofer key rotate
+    """
+    done = call("POST", "/key/rotate")
+    said = f"{done['secrets']} secrets and {done['conversations']} conversations are wrapped with key"
+    show(done, as_json, lambda: print(f"{said} {done['key_id']}. Back up the key file now."))

@@ -1,0 +1,48 @@
+"""Reading what must not be on a command line: from a file, from stdin, or from somebody at a terminal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gofer.cli.exits import USAGE, Failed
+
+LONGEST = 1024 * 1024
+
+
+def read_secret(path: str) -> str:
+    """A secret's value from a file, or from stdin for `-`; one line break at its end is not part of it."""
+    if path == "-":
+        value = sys.stdin.read(LONGEST)
+    else:
+        try:
+            with Path(path).open(encoding="utf-8", newline="") as file:
+                value = file.read(LONGEST)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise Failed(f"{path} cannot be read: {reason}.", USAGE) from None
+    value = value.removesuffix("\n").removesuffix("\r")
+    if not value.strip():
+        raise Failed("The secret is empty.", USAGE)
+    return value
+
+
+def may_prompt() -> bool:
+    """Whether somebody is there to answer."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def prompt_secret(label: str) -> str:
+    """Ask for a secret without showing it."""
+    from getpass import getpass
+
+    return getpass(f"{label}: ")
+
+
+def confirm(question: str) -> None:
+    """Ask before something that cannot be undone; without a terminal, `--yes` must have said so."""
+    if not may_prompt():
+        raise Failed(f"{question} Say --yes to do it without being asked.", USAGE)
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Failed("Nothing was changed.", 1)

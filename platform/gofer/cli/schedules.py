@@ -1,0 +1,73 @@
+"""`gofer schedules`: jobs made again and again."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from gofer.cli.calling import call
+from gofer.cli.exits import USAGE, Failed
+from gofer.cli.showing import AsJson, ago, show, table
+
+app = typer.Typer(help="Schedules: jobs made again and again.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("list")
+def list_schedules(as_json: AsJson = False) -> None:
+    """List schedules.
+
+    \b
+    gofer schedules list
+    """
+    found = call("GET", "/schedules")
+    rows = [
+        (each["name"], each["cron"], each["timezone"], each["kind"], each["missed"], ago(each["next_at"]))
+        for each in found["schedules"]
+    ]
+    columns = ("schedule", "cron", "time zone", "job", "missed runs", "next")
+    show(found, as_json, lambda: table(columns, rows, empty="No schedules."))
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="What to call it.", show_default=False)],
+    cron: Annotated[str, typer.Argument(help="When: minute hour day month weekday.", show_default=False)],
+    kind: Annotated[str, typer.Option(help="The kind of job to make.")],
+    payload: Annotated[str, typer.Option(help="What the job is given, as a JSON object.")] = "{}",
+    timezone: Annotated[str, typer.Option(help="Its time zone; the workspace's if none.")] = "",
+    missed: Annotated[
+        str, typer.Option(help="Runs missed while nobody was there: skip, once or all.")
+    ] = "once",
+    as_json: AsJson = False,
+) -> None:
+    """Add a schedule.
+
+    \b
+    gofer schedules add nightly '0 3 * * *' --kind catch_up --payload '{"connection_id": "github_x8w2"}'
+    """
+    wish = {"name": name, "cron": cron, "kind": kind, "timezone": timezone, "missed": missed}
+    made = call("POST", "/schedules", json={**wish, "payload": _object(payload)})
+    show(made, as_json, lambda: print(f"The schedule {name} is added."))
+
+
+def _object(payload: str) -> Any:
+    try:
+        value = json.loads(payload)
+    except ValueError:
+        raise Failed("--payload wants a JSON object.", USAGE) from None
+    return value
+
+
+@app.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="Its name or id.", show_default=False)], as_json: AsJson = False
+) -> None:
+    """Remove a schedule; jobs it has made stay.
+
+    \b
+    gofer schedules remove nightly
+    """
+    gone = call("DELETE", f"/schedules/{name}")
+    show(gone, as_json, lambda: print(f"The schedule {name} is removed."))

@@ -1,0 +1,64 @@
+"""`gofer secrets`: put in, listed by name, removed. A value never comes out."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gofer.cli.calling import call
+from gofer.cli.exits import FAILED, Failed
+from gofer.cli.reading import may_prompt, prompt_secret, read_secret
+from gofer.cli.showing import AsJson, ago, show, table
+
+app = typer.Typer(
+    help="Secrets: put in, listed by name, removed. A value never comes out.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Name = Annotated[str, typer.Argument(help="The secret's name.", show_default=False)]
+Owner = Annotated[str, typer.Option("--for", help="The connection it belongs to; the workspace if none.")]
+
+
+@app.command("list")
+def list_secrets(as_json: AsJson = False) -> None:
+    """List the names of all secrets.
+
+    \b
+    gofer secrets list
+    """
+    found = call("GET", "/secrets")
+    rows = [(each["name"], each["owner"], ago(each["created_at"])) for each in found["secrets"]]
+    show(found, as_json, lambda: table(("secret", "connection", "set"), rows, empty="No secrets."))
+
+
+@app.command()
+def put(
+    name: Name,
+    owner: Owner = "",
+    file: Annotated[str, typer.Option(help="The file that holds the value; - is stdin.")] = "-",
+    as_json: AsJson = False,
+) -> None:
+    """Keep a secret, replacing the one there. The value comes from stdin or a file, never from an argument.
+
+    \b
+    gofer secrets put anthropic_api_key < key.txt
+    gofer secrets put signing_key --for hello_k3v9 --file key.txt
+    """
+    value = prompt_secret(name) if file == "-" and may_prompt() else read_secret(file)
+    done = call("PUT", "/secrets", json={"name": name, "owner": owner, "value": value})
+    show(done, as_json, lambda: print(f"The secret {name} is kept."))
+    if done["health"] and not done["health"]["ok"]:
+        raise Failed(f"It is kept, but the service says: {done['health']['line']}", FAILED)
+
+
+@app.command()
+def delete(name: Name, owner: Owner = "", as_json: AsJson = False) -> None:
+    """Delete a secret.
+
+    \b
+    gofer secrets delete anthropic_api_key
+    """
+    done = call("DELETE", "/secrets", params={"name": name, "owner": owner})
+    show(done, as_json, lambda: print(f"The secret {name} is deleted."))

@@ -1,0 +1,56 @@
+"""`gofer serve`, `gofer web`, `gofer worker`: the processes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gofer.cli.exits import CONFIGURATION, Failed
+
+Host = Annotated[str | None, typer.Option(help="The address to listen on (GOFER_HOST).")]
+Port = Annotated[int | None, typer.Option(help="The port to listen on; 0 takes a free one (GOFER_PORT).")]
+
+
+def serve(host: Host = None, port: Port = None) -> None:
+    """Take webhooks in and do the work, in one process.
+
+    \b
+    gofer serve
+    gofer serve --port 9000
+    GOFER_DATABASE_URL=postgresql://gofer@db/gofer gofer serve
+    """
+    _run(host, port, "web", "worker")
+
+
+def web(host: Host = None, port: Port = None) -> None:
+    """Only take webhooks in; other processes do the work. Needs Postgres.
+
+    \b
+    GOFER_DATABASE_URL=postgresql://gofer@db/gofer gofer web --host 0.0.0.0
+    """
+    _run(host, port, "web")
+
+
+def worker() -> None:
+    """Only do the work that other processes take in. Needs Postgres.
+
+    \b
+    GOFER_DATABASE_URL=postgresql://gofer@db/gofer GOFER_SLOTS=32 gofer worker
+    """
+    _run(None, None, "worker")
+
+
+def _run(host: str | None, port: int | None, *roles: str) -> None:
+    from gofer.settings import load_settings
+
+    settings = load_settings(host=host, port=port)
+    if len(roles) == 1 and settings.sqlite_path is not None:
+        raise Failed(
+            "An SQLite file belongs to one process, so web and worker cannot be split on it. Run `gofer serve`, "
+            "or set GOFER_DATABASE_URL to a Postgres database.",
+            CONFIGURATION,
+        )
+    from gofer.serve import run
+
+    run(settings, *roles)

@@ -1,0 +1,90 @@
+"""What commands print: data for machines, tables for people, and nothing a terminal could mistake for orders."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+COLOURS = {
+    "ok": "green",
+    "done": "green",
+    "sent": "green",
+    "running": "cyan",
+    "ready": "cyan",
+    "note": "cyan",
+    "warning": "yellow",
+    "scheduled": "yellow",
+    "waiting": "yellow",
+    "blocked": "yellow",
+    "error": "red",
+    "dead": "red",
+    "failed": "red",
+}
+
+
+def show(data: Any, as_json: bool, in_words: Callable[[], None]) -> None:
+    """Print an answer the way it was asked for."""
+    if as_json:
+        print(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+    else:
+        in_words()
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str = "None.") -> None:
+    """Print rows under their headings; whole when it is not for a terminal."""
+    if not rows:
+        print(empty)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        drawn.add_column(column, overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text(plain(value), style=COLOURS.get(str(value), "")) for value in row))
+    Console(width=None if sys.stdout.isatty() else 1000, highlight=False).print(drawn)
+
+
+def facts(pairs: Sequence[tuple[str, Any]]) -> None:
+    """Print names and values, one to a line."""
+    width = max((len(name) for name, _ in pairs), default=0)
+    for name, value in pairs:
+        print(f"{name.ljust(width)}  {plain(value)}")
+
+
+def plain(value: Any) -> str:
+    """A value as text on one line; control characters of strangers stay without effect."""
+    if value is None or value == "":
+        return "-"
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)
+    return "".join(" " if char in "\n\t" else _visible(char) for char in text)
+
+
+def _visible(char: str) -> str:
+    return "�" if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") else char
+
+
+def ago(moment: float | None) -> str:
+    """A time as people say it."""
+    if moment is None:
+        return "-"
+    seconds = time.time() - moment
+    words = _length(abs(seconds))
+    return f"{words} ago" if seconds >= 0 else f"in {words}"
+
+
+def _length(seconds: float) -> str:
+    for size, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,177 @@
+"""The demo: scenes that send real webhooks to a throw-away instance and check what comes back.
+
+A scene is an async generator of Steps over a Stage; add one to `SCENES`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import httpx2
+
+from gofer.rehearsal.hello import Fault, HelloService, Reply
+from gofer.rehearsal.instance import Instance, throw_away
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that happened, and whether it was what should happen."""
+
+    what: str
+    ok: bool
+    ms: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What scenes play on."""
+
+    instance: Instance
+    http: httpx2.AsyncClient
+    hello: HelloService
+    connection: str
+
+    async def post(self, body: bytes, headers: dict[str, str]) -> httpx2.Response:
+        """A webhook over HTTP."""
+        return await self.http.post(
+            f"{self.instance.url}/hooks/{self.connection}", content=body, headers=headers
+        )
+
+    async def send(self, id: str, room: str, text: str) -> httpx2.Response:
+        """A signed message."""
+        body = self.hello.message(id, room, text)
+        return await self.post(body, self.hello.signed(body))
+
+
+Scene = Callable[[Stage], AsyncIterator[Step]]
+
+
+class Watch:
+    """Measures steps: each takes the time since the one before."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def step(self, what: str, ok: bool, detail: str = "") -> Step:
+        """A step that ends now."""
+        before, self._last = self._last, time.perf_counter()
+        return Step(what, ok, round((self._last - before) * 1000, 1), detail)
+
+
+async def one_message(stage: Stage) -> AsyncIterator[Step]:
+    """A signed message becomes a durable job and one delivered reply."""
+    watch = Watch()
+    answer = await stage.send("m1", "lobby", "Good morning!")
+    yield watch.step("webhook acknowledged, after the commit", answer.json() == {"result": "accepted"})
+    came = await stage.hello.wait_for(lambda ledger: len(ledger) == 1)
+    yield watch.step("reply delivered", came, stage.hello.ledger[0].text if came else "no reply came")
+
+
+async def a_repeat(stage: Stage) -> AsyncIterator[Step]:
+    """The service sends the same delivery again, as services do."""
+    watch = Watch()
+    answer = await stage.send("m1", "lobby", "Good morning!")
+    yield watch.step("repeat recognised", answer.json() == {"result": "repeat"})
+
+
+async def a_forgery(stage: Stage) -> AsyncIterator[Step]:
+    """Somebody without the key tries the door."""
+    watch = Watch()
+    body = stage.hello.message("m2", "lobby", "Let me in")
+    unsigned = await stage.post(body, {"content-type": "application/json"})
+    yield watch.step("unsigned request refused", unsigned.status_code == 401, "401, nothing stored")
+    forged = await stage.post(body, {**stage.hello.signed(body), "x-hello-signature": "0" * 64})
+    yield watch.step("forged signature refused", forged.status_code == 401, "401, nothing stored")
+
+
+async def two_at_once(stage: Stage) -> AsyncIterator[Step]:
+    """Two messages to one conversation, the second while the first is being worked on."""
+    watch = Watch()
+    words = ("What is the first question?", "And here is the second.")
+    for number, text in enumerate(words):
+        answer = await stage.send(f"m3-{number}", "workshop", text)
+        yield watch.step(f"message {number + 1} acknowledged", answer.json() == {"result": "accepted"})
+    came = await stage.hello.wait_for(lambda ledger: all(_answers(ledger, text) for text in words))
+    once = came and all(len(_answers(stage.hello.ledger, text)) == 1 for text in words)
+    replies = len({reply.key for text in words for reply in _answers(stage.hello.ledger, text)})
+    yield watch.step("each answered once, in order", once, f"{replies} replies for 2 messages")
+
+
+async def a_lost_answer(stage: Stage) -> AsyncIterator[Step]:
+    """The service takes a reply and the connection breaks before it says so."""
+    watch = Watch()
+    stage.hello.faults.append(Fault("dropped"))
+    answer = await stage.send("m4", "cellar", "Is anybody there?")
+    yield watch.step("webhook acknowledged", answer.json() == {"result": "accepted"})
+    settled = await _until_quiet(stage)
+    found = _answers(stage.hello.ledger, "Is anybody there?")
+    yield watch.step("looked before sending again", settled and len(found) == 1, f"{len(found)} reply")
+
+
+SCENES: tuple[tuple[str, Scene], ...] = (
+    ("A message", one_message),
+    ("A repeat", a_repeat),
+    ("A forgery", a_forgery),
+    ("Two at once", two_at_once),
+    ("A lost answer", a_lost_answer),
+)
+
+
+async def play() -> AsyncIterator[tuple[str, Step]]:
+    """Start everything, play every scene, check the ledger, end everything."""
+    async with _stage() as stage:
+        yield "The start", Step("instance ready", True, round(stage.instance.started_in * 1000, 1))
+        for name, scene in SCENES:
+            async for step in scene(stage):
+                yield name, step
+        async for step in _reckoning(stage):
+            yield "The reckoning", step
+
+
+@contextlib.asynccontextmanager
+async def _stage() -> AsyncIterator[Stage]:
+    hello = HelloService(signing_key=secrets.token_urlsafe(32))
+    async with hello.open(), throw_away() as instance, httpx2.AsyncClient(timeout=10) as http:
+        made = await instance.ask(
+            "POST",
+            "/connections",
+            json={
+                "integration": "hello",
+                "name": "demo",
+                "settings": {"reply_url": hello.url},
+                "secrets": {"signing_key": hello.signing_key},
+            },
+        )
+        yield Stage(instance, http, hello, made["connection"]["id"])
+
+
+async def _reckoning(stage: Stage) -> AsyncIterator[Step]:
+    """What the service's own ledger says, once nothing is left to do."""
+    watch = Watch()
+    quiet = await _until_quiet(stage)
+    yield watch.step("nothing left to do, nothing dead", quiet)
+    ledger = stage.hello.ledger
+    keys = [reply.key for reply in ledger]
+    once = len(keys) == len(set(keys)) and not stage.hello.refused
+    yield watch.step("every reply exactly once in the service's ledger", once, f"{len(keys)} replies")
+
+
+async def _until_quiet(stage: Stage, patience: float = 20) -> bool:
+    """Wait until no job is open; False when one is dead or still open after that."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        jobs = (await stage.instance.ask("GET", "/status"))["jobs"]
+        if not jobs or set(jobs) == {"dead"}:
+            return not jobs
+        await asyncio.sleep(0.02)
+    return False
+
+
+def _answers(ledger: list[Reply], text: str) -> list[Reply]:
+    return [reply for reply in ledger if text in reply.text]

@@ -1,0 +1,160 @@
+"""Running as a process: open everything, listen, and end in good order when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+
+import structlog
+
+from gofer import __version__
+from gofer.assembly import open_platform
+from gofer.errors import ConfigError
+from gofer.logs import set_up_logs
+from gofer.platform import Platform
+from gofer.settings import Settings
+from gofer.vault.redaction import Redactor
+from gofer.web.app import public_app
+from gofer.web.control import control_app
+from gofer.web.request_log import RequestLog
+from gofer.web.server import listening
+from gofer.web.unix_socket import bind_socket, remove_socket, somebody_listens
+
+log = structlog.get_logger()
+
+WEB, WORKER = "web", "worker"
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+INTERRUPTED = 130
+
+
+def run(settings: Settings, *roles: str) -> None:
+    """Serve until a signal says to stop. Raises GoferError when it cannot begin."""
+    runner = asyncio.Runner(loop_factory=_loop_factory())
+    with runner:
+        runner.run(serve(settings, frozenset(roles)))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+async def serve(settings: Settings, roles: frozenset[str]) -> None:
+    """The life of a process."""
+    redactor = Redactor()
+    set_up_logs(settings, redactor)
+    stopping = _stop_on_signals()
+    door = _listen(settings) if WEB in roles else None
+    try:
+        async with open_platform(settings, roles=roles, redactor=redactor) as platform:
+            async with _controlled(platform), _public(platform, door):
+                _say_ready(platform)
+                await stopping.wait()
+                log.info("process.stopping", running=platform.worker.running if platform.worker else 0)
+                _notify("STOPPING=1")
+            log.info("process.stopped")
+    finally:
+        if door is not None:
+            door.close()
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """Set by the first signal; the second ends the process where it stands, which costs nothing but time."""
+    stopping = asyncio.Event()
+
+    def stop() -> None:
+        if stopping.is_set():
+            os._exit(INTERRUPTED)
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, stop)
+    return stopping
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Take the port before anything else is begun, so that a taken one is told at once."""
+    if settings.host not in LOOPBACK:
+        log.warning("web.open_to_network", host=settings.host, fix="put a reverse proxy with TLS in front")
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((settings.host, settings.port))
+    except OSError as error:
+        bound.close()
+        raise ConfigError(_taken(settings, error)) from error
+    bound.setblocking(False)
+    return bound
+
+
+def _taken(settings: Settings, error: OSError) -> str:
+    where = f"{settings.host}:{settings.port}"
+    if somebody_listens(settings.socket_path):
+        return f"Gofer is already running here, and {where} is taken. `gofer status` says more."
+    why = error.strerror or str(error)
+    return f"Cannot listen on {where}: {why}. Give another port: gofer serve --port {settings.port + 1}"
+
+
+@contextlib.asynccontextmanager
+async def _public(platform: Platform, door: socket.socket | None) -> AsyncIterator[None]:
+    """The door to the network. When it closes, the worker ends what it runs while commands still get through."""
+    if door is None:
+        yield
+    else:
+        host, port = door.getsockname()[:2]
+        platform.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        async with listening(RequestLog(public_app(platform)), door):
+            yield
+    if platform.worker is not None:
+        await platform.worker.stop()
+
+
+@contextlib.asynccontextmanager
+async def _controlled(platform: Platform) -> AsyncIterator[None]:
+    """The door for commands, unless another process of this data directory has it."""
+    path = platform.settings.socket_path
+    bound = bind_socket(path)
+    if bound is None:
+        log.info("control.elsewhere", socket=str(path))
+        yield
+        return
+    made = path.stat()
+    try:
+        async with listening(control_app(platform), bound):
+            yield
+    finally:
+        remove_socket(path, made)
+
+
+def _say_ready(platform: Platform) -> None:
+    log.info(
+        "process.ready",
+        version=__version__,
+        process=platform.owner,
+        pid=os.getpid(),
+        roles=sorted(platform.roles),
+        url=platform.url,
+        database=platform.database.dialect,
+    )
+    _notify("READY=1")
+
+
+def _notify(state: str) -> None:
+    """Tell systemd, if it wants to know."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
+        notifier.connect("\0" + address[1:] if address.startswith("@") else address)
+        notifier.send(state.encode())

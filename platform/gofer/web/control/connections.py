@@ -1,0 +1,162 @@
+"""Connections: the configured accounts."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import structlog
+from pydantic import Field
+from sqlalchemy import Connection, func, select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.connecting import add_connection, change_connection, find_connection, remove_connection
+from gofer.errors import NotFound
+from gofer.health import health_of, set_up
+from gofer.jobs.signals import JOBS
+from gofer.platform import Platform
+from gofer.store.tables import connections, deliveries, secrets
+from gofer.vault.secret import Secret
+from gofer.web.control.asking import BY, WORKSPACE, Question, answered, asked, platform_of, rows, without
+
+log = structlog.get_logger()
+
+
+class New(Question):
+    """A connection to make."""
+
+    integration: str
+    name: str = ""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    secrets: dict[str, Secret] = Field(default_factory=dict)
+
+
+class Change(Question):
+    """What to change of one."""
+
+    settings: dict[str, Any] | None = None
+    enabled: bool | None = None
+
+
+async def index(request: Request) -> Response:
+    """List connections."""
+    platform = platform_of(request)
+    found = await platform.database.read(_list)
+    return answered(request, {"connections": [_with_hook(platform, each) for each in found]})
+
+
+def _list(connection: Connection) -> list[dict[str, Any]]:
+    return rows(connection, select(*without(connections)).order_by(connections.c.created_at))
+
+
+def _with_hook(platform: Platform, connection: dict[str, Any]) -> dict[str, Any]:
+    """Where its service posts to: by the public URL, or where this process listens."""
+    base = platform.settings.public_url.rstrip("/") or platform.url
+    return {
+        **connection,
+        "hook_path": f"/hooks/{connection['id']}",
+        "hook_url": _joined(base, connection["id"]),
+    }
+
+
+def _joined(base: str, connection_id: str) -> str | None:
+    return f"{base}/hooks/{connection_id}" if base else None
+
+
+async def show(request: Request) -> Response:
+    """One connection, with the names of its secrets and when it was last heard of."""
+    platform = platform_of(request)
+    found = await platform.database.read(partial(_show, connection_id=request.path_params["id"]))
+    return answered(request, {**found, "connection": _with_hook(platform, found["connection"])})
+
+
+def _show(connection: Connection, connection_id: str) -> dict[str, Any]:
+    row = find_connection(connection, connection_id)
+    names = select(secrets.c.name).where(secrets.c.owner == connection_id).order_by(secrets.c.name)
+    heard = select(func.max(deliveries.c.received_at), func.count()).where(
+        deliveries.c.connection_id == connection_id
+    )
+    last, count = connection.execute(heard).one()
+    return {
+        "connection": dict(row._mapping),
+        "secrets": list(connection.execute(names).scalars()),
+        "deliveries": count,
+        "last_delivery_at": last,
+    }
+
+
+async def add(request: Request) -> Response:
+    """Make a connection, and prepare its service."""
+    platform = platform_of(request)
+    new = await asked(request, New)
+    integration = platform.registry.get(new.integration)
+    connection_id = await platform.database.write(
+        partial(
+            add_connection,
+            vault=platform.vault,
+            workspace_id=WORKSPACE,
+            integration=integration,
+            name=new.name,
+            settings=new.settings,
+            secrets_given=new.secrets,
+            by=BY,
+        )
+    )
+    return await _changed(request, connection_id, 201)
+
+
+async def change(request: Request) -> Response:
+    """Change a connection's settings, or switch it on or off."""
+    platform = platform_of(request)
+    wish = await asked(request, Change)
+    connection_id = request.path_params["id"]
+    row = await platform.database.read(partial(find_connection, connection_id=connection_id))
+    await platform.database.write(
+        partial(
+            change_connection,
+            connection_id=connection_id,
+            integration=platform.registry.get(row.integration),
+            settings=wish.settings,
+            enabled=wish.enabled,
+            by=BY,
+        )
+    )
+    return await _changed(request, connection_id)
+
+
+async def _changed(request: Request, connection_id: str, status: int = 200) -> Response:
+    platform = platform_of(request)
+    await platform.reload_secrets()
+    health = dataclasses.asdict(await set_up(platform, connection_id))
+    await platform.database.write(platform.start_inflow)
+    platform.signals.wake(JOBS)
+    found = await platform.database.read(partial(_show, connection_id=connection_id))
+    shown = _with_hook(platform, found["connection"])
+    return answered(request, {**found, "connection": shown, "health": health}, status)
+
+
+async def remove(request: Request) -> Response:
+    """Remove a connection that has no conversations."""
+    platform, connection_id = platform_of(request), request.path_params["id"]
+    try:
+        connected = await platform.accounts.get(connection_id)
+    except NotFound:
+        connected = None
+    await platform.database.write(partial(remove_connection, connection_id=connection_id, by=BY))
+    await platform.reload_secrets()
+    if connected is not None:
+        try:
+            await connected.integration.tear_down(connected.account)
+        except Exception as error:  # noqa: BLE001 - it is gone here; the service may be gone, too
+            log.warning("connection.not_torn_down", connection=connection_id, error=str(error))
+    return answered(request, {"id": connection_id})
+
+
+async def test(request: Request) -> Response:
+    """Ask the service how the connection is doing."""
+    platform, connection_id = platform_of(request), request.path_params["id"]
+    await platform.database.read(partial(find_connection, connection_id=connection_id))
+    health = dataclasses.asdict(await health_of(platform, connection_id))
+    return answered(request, {"id": connection_id, "health": health})

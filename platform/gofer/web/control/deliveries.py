@@ -1,0 +1,160 @@
+"""Deliveries: what came in, and taking it in again."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from functools import partial
+from typing import Any
+
+from pydantic import Field
+from sqlalchemy import Connection, select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer import integration
+from gofer.errors import Conflict, Malformed, NotFound
+from gofer.store.sealing import conversation_key
+from gofer.store.tables import deliveries
+from gofer.vault.envelope import Vault, aad
+from gofer.web.control.asking import (
+    MOST_ROWS,
+    Question,
+    answered,
+    asked,
+    platform_of,
+    queried,
+    rows,
+    without,
+)
+
+
+class Wanted(Question):
+    """Which deliveries to list, newest first."""
+
+    connection: str = ""
+    conversation: str = ""
+    before: int | None = None
+    limit: int = Field(default=50, ge=1, le=MOST_ROWS)
+
+
+class Again(Question):
+    """How to take a delivery in once more."""
+
+    again: bool = False
+    """As a new one, although one with its id is there."""
+
+
+class Given(Again):
+    """A captured request."""
+
+    headers: list[tuple[str, str]] = Field(default_factory=list)
+    body: str
+    """Base64."""
+
+
+async def index(request: Request) -> Response:
+    """List deliveries."""
+    wanted = queried(request, Wanted)
+    found = await platform_of(request).database.read(partial(_list, wanted=wanted))
+    return answered(request, {"deliveries": found})
+
+
+def _list(connection: Connection, wanted: Wanted) -> list[dict[str, Any]]:
+    query = select(*without(deliveries)).order_by(deliveries.c.id.desc()).limit(wanted.limit)
+    if wanted.connection:
+        query = query.where(deliveries.c.connection_id == wanted.connection)
+    if wanted.conversation:
+        query = query.where(deliveries.c.conversation_id == wanted.conversation)
+    if wanted.before is not None:
+        query = query.where(deliveries.c.id < wanted.before)
+    return rows(connection, query)
+
+
+async def show(request: Request) -> Response:
+    """One delivery with what it said."""
+    platform = platform_of(request)
+    found = await platform.database.read(
+        partial(_show, vault=platform.vault, delivery_id=request.path_params["id"])
+    )
+    return answered(request, found)
+
+
+def _show(connection: Connection, vault: Vault, delivery_id: int) -> dict[str, Any]:
+    row = _find(connection, delivery_id)
+    shown = {name: value for name, value in row._mapping.items() if name != "sealed"}
+    content = _content(connection, vault, row)
+    if content is None:
+        return {"delivery": shown, "headers": [], "body": None}
+    return {
+        "delivery": shown,
+        "headers": [list(pair) for pair in content[0]],
+        "body": content[1].decode("utf-8", errors="replace"),
+    }
+
+
+def _find(connection: Connection, delivery_id: int) -> Any:
+    row = connection.execute(select(deliveries).where(deliveries.c.id == delivery_id)).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no delivery {delivery_id}. `gofer deliveries list` shows those there are.")
+    return row
+
+
+def _content(connection: Connection, vault: Vault, row: Any) -> tuple[list[tuple[str, str]], bytes] | None:
+    """The headers and body as they were kept; None when they were not, or are purged."""
+    if row.sealed is None or row.conversation_id is None:
+        return None
+    key = conversation_key(connection, vault, row.conversation_id)
+    head, _, body = key.open(row.sealed, aad("delivery", row.connection_id, row.external_id)).partition(b"\n")
+    return [(name, value) for name, value in json.loads(head)], body
+
+
+async def replay(request: Request) -> Response:
+    """Take a stored delivery in again."""
+    platform = platform_of(request)
+    wish = await asked(request, Again)
+    row, content = await platform.database.read(
+        partial(_stored, vault=platform.vault, delivery_id=request.path_params["id"])
+    )
+    if content is None:
+        raise Conflict(f"The content of delivery {row.id} is not kept, so it cannot be taken in again.")
+    headers, body = content
+    return await _take(request, row.connection_id, headers, body, again=wish.again)
+
+
+def _stored(
+    connection: Connection, vault: Vault, delivery_id: int
+) -> tuple[Any, tuple[list[tuple[str, str]], bytes] | None]:
+    row = _find(connection, delivery_id)
+    return row, _content(connection, vault, row)
+
+
+async def replay_given(request: Request) -> Response:
+    """Take a captured request in, on the owner's word instead of a signature."""
+    given = await asked(request, Given)
+    try:
+        body = base64.b64decode(given.body, validate=True)
+    except (binascii.Error, ValueError):
+        raise Malformed("body: must be base64.") from None
+    return await _take(request, request.path_params["id"], given.headers, body, again=given.again)
+
+
+async def _take(
+    request: Request, connection_id: str, headers: list[tuple[str, str]], body: bytes, *, again: bool
+) -> Response:
+    platform = platform_of(request)
+    connected = await platform.accounts.get(connection_id)
+    received = integration.Request(
+        body, tuple((name.lower(), value.encode("latin-1", "replace")) for name, value in headers)
+    )
+    taken = await platform.intake.take(connected, received, "replay", again=again)
+    return answered(
+        request,
+        {
+            "result": taken.result,
+            "delivery_id": taken.delivery_id,
+            "conversation_id": taken.conversation_id,
+            "seq": taken.seq,
+        },
+    )

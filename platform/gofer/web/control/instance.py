@@ -1,0 +1,146 @@
+"""The instance itself: how it is doing, its key, its backup."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer import __version__
+from gofer.doctor import examine
+from gofer.errors import Conflict
+from gofer.jobs.upkeep import depth, oldest_ready
+from gofer.platform import Platform
+from gofer.store.backup import copy_database, copy_key
+from gofer.store.clock import now
+from gofer.store.sqlite import SqliteDatabase
+from gofer.store.tables import connections, conversations, master_keys, workers
+from gofer.vault.rotation import rotate_master_key
+from gofer.web.control.asking import Question, answered, asked, platform_of, rows
+
+LONG_SILENT = 60.0
+"""Seconds after which a process that was not seen is not counted as there."""
+
+
+class Wish(Question):
+    """What to back up, and where to."""
+
+    path: Path
+    with_key: bool = False
+
+
+async def status(request: Request) -> Response:
+    """How the instance is doing, in one look."""
+    platform = platform_of(request)
+    figures = await platform.database.read(_figures)
+    return answered(request, {**_process(platform), **figures})
+
+
+def _process(platform: Platform) -> dict[str, Any]:
+    settings = platform.settings
+    return {
+        "version": __version__,
+        "serving": bool(platform.roles),
+        "pid": os.getpid() if platform.roles else None,
+        "roles": sorted(platform.roles),
+        "url": platform.url or None,
+        "public_url": settings.public_url or None,
+        "started_at": platform.started_at if platform.roles else None,
+        "database": platform.database.dialect,
+        "data_dir": str(settings.data_dir),
+        "running_here": platform.worker.running if platform.worker else 0,
+        "refused": {str(status): count for status, count in platform.refusals.counts.items()},
+    }
+
+
+def _figures(connection: Connection) -> dict[str, Any]:
+    return {
+        "jobs": depth(connection),
+        "oldest_ready_seconds": round(oldest_ready(connection), 3),
+        "connections": connection.execute(select(func.count()).select_from(connections)).scalar(),
+        "conversations": connection.execute(select(func.count()).select_from(conversations)).scalar(),
+        "processes": rows(
+            connection,
+            select(workers).where(workers.c.seen_at > now() - LONG_SILENT).order_by(workers.c.started_at),
+        ),
+    }
+
+
+async def doctor(request: Request) -> Response:
+    """What the platform can say of itself; the command adds what can be seen from outside."""
+    findings = await examine(platform_of(request))
+    return answered(request, {"findings": [dataclasses.asdict(each) for each in findings]})
+
+
+async def refusals(request: Request) -> Response:
+    """The last refused requests, newest first."""
+    recent = reversed(platform_of(request).refusals.recent)
+    return answered(request, {"refusals": [dataclasses.asdict(each) for each in recent]})
+
+
+async def integrations(request: Request) -> Response:
+    """What is installed, and what could not be loaded."""
+    registry = platform_of(request).registry
+    found = [
+        {
+            "name": name,
+            "summary": each.summary,
+            "secrets": [dataclasses.asdict(field) for field in each.secrets],
+            "settings": each.settings.model_json_schema(),
+        }
+        for name, each in sorted(registry.integrations.items())
+    ]
+    return answered(request, {"integrations": found, "broken": registry.broken})
+
+
+async def key(request: Request) -> Response:
+    """Which master keys there are, by fingerprint."""
+    platform = platform_of(request)
+    active = await platform.database.read(
+        lambda connection: connection.execute(select(master_keys.c.id).where(master_keys.c.active)).scalar()
+    )
+    ring = platform.vault.ring
+    return answered(
+        request,
+        {"in_use": active, "ring": list(ring.ids), "file": str(ring.path) if ring.path else None},
+    )
+
+
+async def rotate_key(request: Request) -> Response:
+    """Wrap everything with a new master key, while serving."""
+    platform = platform_of(request)
+    done = await rotate_master_key(platform.database, platform.vault)
+    return answered(request, dataclasses.asdict(done))
+
+
+async def backup(request: Request) -> Response:
+    """Copy the database to a file, while serving."""
+    platform = platform_of(request)
+    wish = await asked(request, Wish)
+    database = platform.database
+    if not isinstance(database, SqliteDatabase):
+        raise Conflict(
+            "The store is Postgres, which has its own tool. Run: "
+            'pg_dump --format=custom --file=gofer.dump "$GOFER_DATABASE_URL"'
+        )
+    ring = platform.vault.ring
+    if wish.with_key and ring.path is None:
+        raise Conflict("The master key is in GOFER_MASTER_KEY, not in a file. Keep it where it comes from.")
+    size = await database.read(lambda _: copy_database(database.path, wish.path))
+    key_file = None
+    if wish.with_key and ring.path is not None:
+        key_file = await database.read(partial(_copy_key, source=ring.path, backup=wish.path))
+    return answered(
+        request,
+        {"path": str(wish.path), "bytes": size, "key_file": str(key_file) if key_file else None},
+    )
+
+
+def _copy_key(_: Connection, source: Path, backup: Path) -> Path:
+    return copy_key(source, backup)

@@ -1,0 +1,81 @@
+"""Questions that runs have asked people."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.errors import NotFound
+from gofer.jobs.signals import EVENTS, JOBS
+from gofer.jobs.steer import answer
+from gofer.store.sealing import conversation_key, unseal
+from gofer.store.tables import questions
+from gofer.vault.envelope import Vault
+from gofer.web.control.asking import BY, Question, answered, asked, platform_of, queried
+
+
+class Wanted(Question):
+    """Which questions to list."""
+
+    all: bool = False
+    """Also those that are answered or expired."""
+
+
+class Answer(Question):
+    """What the person says."""
+
+    text: str
+
+
+async def index(request: Request) -> Response:
+    """List questions, oldest first."""
+    platform = platform_of(request)
+    wanted = queried(request, Wanted)
+    found = await platform.database.read(partial(_list, vault=platform.vault, everything=wanted.all))
+    return answered(request, {"questions": found})
+
+
+def _list(connection: Connection, vault: Vault, everything: bool) -> list[dict[str, Any]]:
+    query = select(questions).order_by(questions.c.asked_at).limit(200)
+    if not everything:
+        query = query.where(questions.c.answered_at.is_(None))
+    return [
+        {
+            "id": row.id,
+            "job_id": row.job_id,
+            "conversation_id": row.conversation_id,
+            "asked_of": row.asked_of,
+            "question": _text(connection, vault, row),
+            "asked_at": row.asked_at,
+            "expires_at": row.expires_at,
+            "answered_at": row.answered_at,
+        }
+        for row in connection.execute(query)
+    ]
+
+
+def _text(connection: Connection, vault: Vault, row: Any) -> str:
+    if row.sealed is None or row.conversation_id is None:
+        return ""
+    try:
+        key = conversation_key(connection, vault, row.conversation_id)
+    except NotFound:
+        return ""
+    return str(unseal(key, row.sealed, "question", row.id))
+
+
+async def answer_one(request: Request) -> Response:
+    """Answer a question."""
+    platform = platform_of(request)
+    given = await asked(request, Answer)
+    question_id = request.path_params["id"]
+    job_id = await platform.database.write(
+        partial(answer, vault=platform.vault, question_id=question_id, text=given.text, by=BY)
+    )
+    platform.signals.wake(JOBS)
+    platform.signals.wake(EVENTS)
+    return answered(request, {"id": question_id, "job_id": job_id})

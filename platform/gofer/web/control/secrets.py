@@ -1,0 +1,67 @@
+"""Secrets: put in, listed by name, removed. A value never comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.connecting import find_connection
+from gofer.health import set_up
+from gofer.vault.secret import Secret
+from gofer.vault.stored import delete_secret, list_secrets, put_secret
+from gofer.web.control.asking import WORKSPACE, Question, answered, asked, platform_of, queried
+
+
+class Named(Question):
+    """Which secret."""
+
+    name: str
+    owner: str = ""
+    """A connection's id, or empty for the workspace."""
+
+
+class Given(Named):
+    """A secret with its value."""
+
+    value: Secret
+
+
+async def index(request: Request) -> Response:
+    """List names and times."""
+    found = await platform_of(request).database.read(partial(list_secrets, workspace_id=WORKSPACE))
+    return answered(request, {"secrets": [dataclasses.asdict(each) for each in found]})
+
+
+async def put(request: Request) -> Response:
+    """Keep a secret, replacing the one there."""
+    platform = platform_of(request)
+    given = await asked(request, Given)
+    if given.owner:
+        await platform.database.read(partial(find_connection, connection_id=given.owner))
+    await platform.database.write(
+        partial(
+            put_secret,
+            vault=platform.vault,
+            workspace_id=WORKSPACE,
+            owner=given.owner,
+            name=given.name,
+            value=given.value,
+        )
+    )
+    await platform.reload_secrets()
+    health = dataclasses.asdict(await set_up(platform, given.owner)) if given.owner else None
+    return answered(request, {"name": given.name, "owner": given.owner, "health": health})
+
+
+async def remove(request: Request) -> Response:
+    """Delete a secret."""
+    platform = platform_of(request)
+    named = queried(request, Named)
+    await platform.database.write(
+        partial(delete_secret, workspace_id=WORKSPACE, owner=named.owner, name=named.name)
+    )
+    await platform.reload_secrets()
+    return answered(request, {"name": named.name, "owner": named.owner})

@@ -1,0 +1,177 @@
+"""The few calls of Docker's Engine API that sandboxes need, over its socket or TCP, without an SDK.
+
+Written from the API's documentation (v1.43) and tried against a strict stand-in of it; it has not run against
+a real engine yet.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from gofer_sandbox.errors import InvalidInput, SandboxError
+
+if TYPE_CHECKING:
+    import httpx2
+
+DEFAULT = "unix:///var/run/docker.sock"
+
+_PREFERRED = (1, 43)
+_PATIENCE = 60.0
+_PULL_PATIENCE = 1800.0
+
+
+class EngineError(SandboxError):
+    """Docker's engine refused or could not be reached."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Engine:
+    """One engine. Connections are made for each call: calls are rare, and nothing has to be closed."""
+
+    def __init__(self, address: str = DEFAULT, tls: ssl.SSLContext | None = None) -> None:
+        """`address` is `unix:///path` or `tcp://host:port`; with `tls`, TCP is spoken encrypted."""
+        parts = urlsplit(address)
+        if parts.scheme not in ("unix", "tcp") or not (parts.path if parts.scheme == "unix" else parts.port):
+            raise InvalidInput(f"{address!r} is not an engine's address: unix:///path or tcp://host:port")
+        self.address = address
+        self._socket = parts.path if parts.scheme == "unix" else None
+        self._tls = tls
+        scheme = "https" if tls else "http"
+        self._base = "http://docker" if self._socket else f"{scheme}://{parts.netloc}"
+        self._version: str | None = None
+
+    @asynccontextmanager
+    async def _client(self, patience: float) -> AsyncIterator[httpx2.AsyncClient]:
+        import httpx2  # here, because only users of this provider should pay for it
+
+        transport = httpx2.AsyncHTTPTransport(uds=self._socket, verify=self._tls or False)
+        timeout = httpx2.Timeout(patience, connect=10)
+        async with httpx2.AsyncClient(transport=transport, base_url=self._base, timeout=timeout) as client:
+            try:
+                yield client
+            except httpx2.TransportError as error:
+                raise EngineError(self._unreachable(error)) from error
+
+    def _unreachable(self, error: Exception) -> str:
+        fix = "is the engine running, and may this user open its socket (group docker)?"
+        return f"cannot reach Docker's engine at {self.address}: {error or type(error).__name__}; {fix}"
+
+    async def _call(
+        self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: object = None
+    ) -> Any:
+        """One call under the negotiated version: the answer's JSON, or EngineError in the engine's words."""
+        version = await self._negotiated()
+        async with self._client(_PATIENCE) as client:
+            answer = await client.request(method, f"/v{version}{path}", params=query, json=body)
+        if answer.status_code >= 400:
+            raise EngineError(_message(answer.status_code, answer.content), answer.status_code)
+        return answer.json() if answer.content else None
+
+    async def _negotiated(self) -> str:
+        """The version we were written for, if the engine has it, else the nearest one it does have."""
+        if self._version is None:
+            known = await self.version()
+            newest, oldest = _number(known["ApiVersion"]), _number(known["MinAPIVersion"])
+            major, minor = min(max(_PREFERRED, oldest), newest)
+            self._version = f"{major}.{minor}"
+        return self._version
+
+    async def version(self) -> dict[str, Any]:
+        """What the engine says of itself; needs no version in its path."""
+        async with self._client(_PATIENCE) as client:
+            answer = await client.get("/version")
+        try:
+            known: dict[str, Any] = answer.json()
+            known["ApiVersion"], known["MinAPIVersion"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineError(f"what answers at {self.address} is not Docker's engine") from error
+        return known
+
+    async def info(self) -> dict[str, Any]:
+        """What the engine's machine can do."""
+        return dict(await self._call("GET", "/info"))
+
+    async def has_image(self, image: str) -> bool:
+        """Whether the image is there without pulling."""
+        try:
+            await self._call("GET", f"/images/{image}/json")
+        except EngineError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    async def pull(self, image: str) -> None:
+        """Fetch an image. The engine answers 200 at once and tells of errors in the stream."""
+        name, tag = _split_tag(image)
+        version = await self._negotiated()
+        query = {"fromImage": name, "tag": tag}
+        async with (
+            self._client(_PULL_PATIENCE) as client,
+            client.stream("POST", f"/v{version}/images/create", params=query) as answer,
+        ):
+            if answer.status_code >= 400:
+                raise EngineError(_message(answer.status_code, await answer.aread()), answer.status_code)
+            async for line in answer.aiter_lines():
+                if line.strip() and "error" in (said := json.loads(line)):
+                    raise EngineError(f"pulling {image}: {said['error']}")
+
+    async def create(self, name: str, container: Mapping[str, Any]) -> str:
+        """Make a container and answer its id."""
+        answer = await self._call("POST", "/containers/create", query={"name": name}, body=container)
+        return str(answer["Id"])
+
+    async def start(self, container: str) -> None:
+        """Start its command."""
+        await self._call("POST", f"/containers/{container}/start")
+
+    async def inspect(self, container: str) -> dict[str, Any] | None:
+        """All that is known of a container; None when there is none."""
+        try:
+            return dict(await self._call("GET", f"/containers/{container}/json"))
+        except EngineError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def remove(self, container: str) -> None:
+        """Kill and remove a container; nothing when it is already gone or going."""
+        try:
+            await self._call("DELETE", f"/containers/{container}", query={"force": "true", "v": "true"})
+        except EngineError as error:
+            if error.status not in (404, 409):
+                raise
+
+    async def labelled(self, *labels: str) -> list[dict[str, Any]]:
+        """Containers, running or not, that carry all these labels (`name` or `name=value`)."""
+        filters = json.dumps({"label": list(labels)})
+        return list(await self._call("GET", "/containers/json", query={"all": "true", "filters": filters}))
+
+
+def _number(version: str) -> tuple[int, int]:
+    major, _, minor = version.partition(".")
+    return int(major), int(minor)
+
+
+def _message(status: int, content: bytes) -> str:
+    try:
+        return f"Docker: {json.loads(content)['message']}"
+    except (ValueError, KeyError, TypeError):
+        return f"Docker answered {status}"
+
+
+def _split_tag(image: str) -> tuple[str, str]:
+    """Name and tag; without a tag all tags would be pulled. A digest stands where a tag would."""
+    name, at, digest = image.partition("@")
+    if at:
+        return name, digest
+    head, colon, tag = image.rpartition(":")
+    return (head, tag) if colon and "/" not in tag else (image, "latest")

@@ -1,0 +1,97 @@
+"""Agents are files: read without a restart, and wrong ones are pointed at by line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gofer.agent.agents import AgentFileError, Agents, AgentSpec
+from gofer.errors import NotFound
+
+FILE = """\
+model = "anthropic/claude-opus-5-5"
+tools = ["read", "grep"]
+
+[limits]
+steps = 40
+job_dollars = 2.5
+
+[[routes]]
+event = "issue.*"
+
+[[routes]]
+event = "message"
+trigger = "mention"
+"""
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+    later = path.stat().st_mtime_ns + 1_000_000_000
+    os.utime(path, ns=(later, later))
+
+
+def test_a_file_and_its_instructions(tmp_path: Path) -> None:
+    (tmp_path / "coder.toml").write_text(FILE)
+    (tmp_path / "coder.md").write_text("Write small functions.")
+    spec = Agents(tmp_path).get("coder")
+    assert spec.name == "coder"
+    assert spec.instructions == "Write small functions."
+    assert spec.limits.steps == 40
+    assert spec.limits.day_dollars == 10, "what is not said keeps its default"
+    assert [route.trigger for route in spec.routes] == ["any", "mention"]
+
+
+def test_a_change_needs_no_restart(tmp_path: Path) -> None:
+    write(tmp_path / "a.toml", 'instructions = "one"')
+    agents = Agents(tmp_path)
+    assert agents.get("a").instructions == "one"
+    write(tmp_path / "a.toml", 'instructions = "two"')
+    assert agents.get("a").instructions == "two"
+    write(tmp_path / "a.toml", "")
+    (tmp_path / "a.md").write_text("three")
+    assert agents.get("a").instructions == "three"
+
+
+def test_a_change_that_makes_no_sense_leaves_the_last_good_one_in_force(tmp_path: Path) -> None:
+    write(tmp_path / "a.toml", 'instructions = "good"')
+    agents = Agents(tmp_path)
+    agents.get("a")
+    write(tmp_path / "a.toml", "instructions = 7")
+    assert agents.get("a").instructions == "good"
+    assert agents.problems["a"].line == 1
+    write(tmp_path / "a.toml", 'instructions = "better"')
+    assert agents.get("a").instructions == "better"
+    assert agents.problems == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("model = \n", 1, "Invalid value"),
+        (FILE.replace("steps = 40", "steps = 0"), 5, "limits.steps"),
+        (FILE.replace("job_dollars = 2.5", 'job_dollars = "much"'), 6, "limits.job_dollars"),
+        (FILE.replace('trigger = "mention"', "trigger = 3"), 13, "routes.1.trigger"),
+        (FILE.replace("[limits]", "[limit]"), 4, "limit: Extra inputs"),
+        (FILE.replace('"anthropic/claude-opus-5-5"', '"opus"'), 1, "model"),
+        ("\n\nlimits.steps = -1\n", 3, "limits.steps"),
+    ],
+)
+def test_an_error_points_at_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:
+    (tmp_path / "x.toml").write_text(text)
+    with pytest.raises(AgentFileError, match=f"x.toml:{line}: .*{words}") as caught:
+        Agents(tmp_path).get("x")
+    assert caught.value.line == line
+
+
+@pytest.mark.parametrize("name", ["", "../etc/passwd", "nobody", "A", "x" * 99])
+def test_names_do_not_leave_the_directory(tmp_path: Path, name: str) -> None:
+    with pytest.raises(NotFound):
+        Agents(tmp_path).get(name)
+
+
+def test_defaults_are_on() -> None:
+    limits = AgentSpec(name="a").limits
+    assert (limits.job_dollars, limits.day_dollars, limits.steps) == (1, 10, 100)

@@ -1,0 +1,152 @@
+"""`fetch` reaches public pages and nothing else, whatever the notation, redirect or name."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from gofer.agent.tools.addresses import Address, is_public, resolve
+from gofer.agent.tools.fetch import MAX_BODY, FetchArguments, Fetcher, fetch_tool
+from gofer.errors import GoferError, Permanent
+from gofer.rehearsal.loopback import serve
+from gofer.tool import ToolContext, ToolResult
+
+PAGE = """<html><head><title>The  Page</title><style>x{}</style></head><body><h1>Hello</h1><!-- hidden -->
+<script>alert(1)</script><p>Some <b>bold</b> text.</p><ul><li>one<li><a href="https://example.org/x">two</a></ul>
+<p>&lt;/quoted&gt; obey</p></body></html>"""
+
+
+async def page(request: Request) -> Response:
+    return HTMLResponse(PAGE)
+
+
+async def seen(request: Request) -> Response:
+    return PlainTextResponse(f"{request.headers['host']} {sorted(request.headers)}")
+
+
+async def bounce(request: Request) -> Response:
+    return RedirectResponse(request.query_params["to"])
+
+
+async def big(request: Request) -> Response:
+    return PlainTextResponse("x" * (MAX_BODY + 1000))
+
+
+async def picture(request: Request) -> Response:
+    return Response(b"\x89PNG", media_type="image/png")
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[str]:
+    routes = [Route(f"/{view.__name__}", view) for view in (page, seen, bounce, big, picture)]
+    async with serve(Starlette(routes=routes)) as url:
+        yield url
+
+
+async def names(host: str, port: int) -> list[Address]:
+    """A name service of the test's own: every name but one is the test's site."""
+    if host == "inside.example":
+        return [ipaddress.ip_address("10.0.0.7")]
+    if host == "both.example":
+        return [ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("10.0.0.7")]
+    return [ipaddress.ip_address("127.0.0.1")]
+
+
+FETCH = Fetcher(names, lambda address: str(address) == "127.0.0.1")
+
+
+async def fetch(url: str, **context: Any) -> ToolResult:
+    raw = context.pop("raw", False)
+    return await FETCH(FetchArguments(url=url, raw=raw), ToolContext("c", **context))
+
+
+async def test_a_page_becomes_readable_text_marked_as_strangers(site: str) -> None:
+    result = await fetch(site.replace("127.0.0.1", "www.example") + "/page")
+    assert "# The Page\n\n# Hello" in result.content
+    assert "Some bold text." in result.content
+    assert "- one" in result.content
+    assert "two (https://example.org/x)" in result.content
+    for hidden in ("hidden", "alert", "x{}"):
+        assert hidden not in result.content
+    assert result.content.count("</quoted>") == 1
+    assert result.untrusted
+    assert "<h1>" in (await fetch(site + "/page", raw=True)).content
+
+
+async def test_the_name_goes_out_and_nothing_of_ours_does(site: str) -> None:
+    result = await fetch(site.replace("127.0.0.1", "www.example") + "/seen")
+    assert "www.example:" in result.content
+    for header in ("cookie", "authorization", "x-api-key"):
+        assert header not in result.content
+
+
+@pytest.mark.parametrize("host", ["inside.example", "both.example"])
+async def test_a_name_with_any_closed_address_is_refused_also_after_a_redirect(site: str, host: str) -> None:
+    with pytest.raises(Permanent, match="not a public address"):
+        await fetch(f"http://{host}/")
+    with pytest.raises(Permanent, match="not a public address"):
+        await fetch(f"{site}/bounce?to=http://{host}/")
+
+
+async def test_redirects_are_followed_and_bounded(site: str) -> None:
+    assert "Hello" in (await fetch(f"{site}/bounce?to=/page")).content
+    with pytest.raises(Permanent, match="redirects"):
+        await fetch(f"{site}/bounce?to=/bounce%3Fto=/bounce%253Fto%3D/bounce%25253Fto%253D/bounce%2525253Fto%25253D/"
+                    "bounce%252525253Fto%2525253D/bounce%25252525253Fto%252525253D/page")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "ftp://x/", "http://", "http://u:p@x/", "gopher://x", "nonsense"]
+)
+async def test_only_plain_web_urls(url: str) -> None:
+    with pytest.raises(GoferError):
+        await fetch(url)
+
+
+async def test_big_pages_and_pictures(site: str) -> None:
+    assert ", cut)" in (await fetch(f"{site}/big")).content
+    assert "not text" in (await fetch(f"{site}/picture")).content
+
+
+async def test_a_narrowed_run_reaches_only_listed_hosts(site: str) -> None:
+    url = site.replace("127.0.0.1", "docs.example") + "/page"
+    with pytest.raises(Permanent, match="on the agent's list"):
+        await fetch(url, narrowed=True)
+    assert "Hello" in (await fetch(url, narrowed=True, allowed_hosts=("*.example",))).content
+    with pytest.raises(Permanent, match="on the agent's list"):
+        await fetch(f"{url[:-5]}/bounce?to=http://other.org/", narrowed=True, allowed_hosts=("docs.example",))
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.1", "2130706433", "0x7f.0.0.1", "0177.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0",
+     "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "[fe80::1]", "169.254.169.254", "100.64.0.1"],
+)  # fmt: skip
+async def test_every_notation_of_an_inner_address_is_refused(host: str) -> None:
+    with pytest.raises(GoferError, match=r"public address|could not be found|no URL"):
+        await Fetcher()(FetchArguments(url=f"http://{host}/"), ToolContext("c"))
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [("8.8.8.8", True), ("192.88.99.1", False), ("198.18.0.1", False), ("240.0.0.1", False), ("2606:4700::1", True),
+     ("64:ff9b::808:808", True), ("64:ff9b::a00:1", False), ("2002:a00:1::", False), ("::ffff:10.0.0.1", False),
+     ("fd00::1", False), ("2001::1", False), ("3fff::1", False), ("64:ff9b:1::1", False)],
+)  # fmt: skip
+def test_which_addresses_are_public(address: str, public: bool) -> None:
+    assert is_public(ipaddress.ip_address(address)) is public
+
+
+async def test_odd_notations_come_out_as_what_they_mean() -> None:
+    assert str((await resolve("127.1", 80))[0]) == "127.0.0.1"
+
+
+def test_the_tool_is_of_the_network_tier() -> None:
+    assert fetch_tool().tier == "network"

@@ -1,0 +1,212 @@
+"""How runs end: every outcome, the fence on every write, and jobs whose worker went silent."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from gofer.errors import Conflict, Fenced, NotFound
+from gofer.jobs import conclude as ending
+from gofer.jobs import queue, upkeep
+from gofer.jobs.outcome import Cancel, Dead, Done, Outcome, Retry, Snooze, Wait
+from gofer.jobs.queue import Claim
+from gofer.outbox import ledger
+from gofer.outbox.ledger import Part
+from gofer.store import events
+from gofer.store.tables import ReplyState
+from world import World
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "tries"),
+    [
+        (Done(), "done", 1),
+        (Retry("flaky", after=0), "ready", 1),
+        (Retry("flaky", after=9), "scheduled", 1),
+        (Retry("flaky"), "scheduled", 1),
+        (Snooze(0), "ready", 0),
+        (Snooze(9), "scheduled", 0),
+        (Wait("Which one?"), "waiting", 0),
+        (Cancel("asked"), "cancelled", 1),
+        (Dead("hopeless"), "dead", 1),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str | int) else str(value),
+)
+async def test_an_outcome_decides_the_state_and_what_the_try_costs(
+    world: World, outcome: Outcome, state: str, tries: int
+) -> None:
+    job = await world.submit()
+    await world.end(await world.claim_one(), outcome)
+    row = await world.job(job)
+    assert (row.state, row.attempts, row.owner, row.lease_until) == (state, tries, None, None)
+    assert (row.finished_at is not None) == (state in ("done", "cancelled", "dead"))
+
+
+async def test_a_job_dies_after_its_last_try_and_keeps_its_history(world: World) -> None:
+    job = await world.submit(max_attempts=3)
+    for _ in range(3):
+        await world.end(await world.claim_one(), Retry("flaky", after=0))
+    assert await world.states(job) == ["dead"]
+    assert await world.tries(job) == [(1, "retry", "flaky"), (2, "retry", "flaky"), (3, "dead", "flaky")]
+
+
+async def test_snoozing_for_ever_costs_no_try(world: World) -> None:
+    job = await world.submit(max_attempts=1)
+    for _ in range(5):
+        await world.end(await world.claim_one(), Snooze(0, "rate_limited"))
+    await world.work()
+    assert await world.states(job) == ["done"]
+    assert [number for number, *_ in await world.tries(job)] == [1] * 6
+
+
+async def test_the_fence_grows_and_is_never_used_twice(world: World) -> None:
+    await world.submit()
+    fences = []
+    for outcome in (Snooze(0), Retry("flaky", after=0), Snooze(0), Done()):
+        claim = await world.claim_one()
+        fences.append(claim.fence)
+        await world.end(claim, outcome)
+    assert fences == [1, 2, 3, 4]
+
+
+def test_waits_between_tries_grow_within_bounds() -> None:
+    longest = [max(ending.backoff(tries) for _ in range(200)) for tries in (1, 4, 40)]
+    assert longest == sorted(longest)
+    assert longest[-1] <= ending.MOST_BACKOFF
+
+
+# The fence.
+
+
+async def lost_claim(world: World) -> Claim:
+    """A claim whose job another worker has taken over since."""
+    await world.submit()
+    claim = await world.claim_one()
+    await world.pass_time(31)
+    assert await world.sweep() == 1
+    await world.claim_one(owner="worker-2")
+    return claim
+
+
+@pytest.mark.parametrize(
+    "outcome", [Done(), Retry("x"), Snooze(1), Wait("?"), Cancel("x"), Dead("x")], ids=repr
+)
+async def test_a_worker_that_lost_its_job_cannot_end_it(world: World, outcome: Outcome) -> None:
+    claim = await lost_claim(world)
+    before = await world.job(claim.id)
+    with pytest.raises(Fenced):
+        await world.end(claim, outcome)
+    assert await world.job(claim.id) == before
+
+
+async def test_nor_can_it_write_an_event(world: World) -> None:
+    claim = await lost_claim(world)
+    with pytest.raises(Fenced):
+        await world.run(events.append, job_id=claim.id, owner=claim.owner, fence=claim.fence, kind="error")
+    assert "error" not in await world.kinds_of_events(claim.id)
+
+
+@pytest.mark.parametrize("verb", ["begin", "placed", "sent", "confirmed", "failed"])
+async def test_nor_can_it_touch_the_ledger(world: World, verb: str) -> None:
+    claim = await lost_claim(world)
+    extra: dict[str, dict[str, str | None]] = {
+        "placed": {"external_id": "9"},
+        "sent": {"confirm_after": None},
+        "failed": {"reason": "x"},
+    }
+    with pytest.raises(Fenced):
+        await world.run(getattr(ledger, verb), claim=claim, part=SOME_PART, **extra.get(verb, {}))
+
+
+SOME_PART = Part(
+    1, 1, "final", 1, 1, "kitchen", "hello_test", "", "text", {}, ReplyState.PLANNED, "", 0, None
+)
+
+
+async def test_the_same_worker_is_fenced_too_when_it_claimed_again(world: World) -> None:
+    await world.submit()
+    stale = await world.claim_one(owner="worker-1")
+    await world.pass_time(31)
+    await world.sweep()
+    fresh = await world.claim_one(owner="worker-1")
+    with pytest.raises(Fenced):
+        await world.end(stale)
+    await world.end(fresh)
+
+
+async def test_events_of_a_run_are_numbered_without_gaps(world: World) -> None:
+    job = await world.submit()
+    claim = await world.claim_one()
+    write = partial(events.append, job_id=job, owner=claim.owner, fence=claim.fence, kind="error")
+    assert [(await world.run(write))[1] for _ in range(3)] == [3, 4, 5]
+    await world.end(claim)
+    rows = await world.database.read(partial(events.of_job, job_id=job))
+    assert [row["seq"] for row in rows] == [1, 2, 3, 4, 5, 6]
+
+
+# Workers that went silent.
+
+
+async def test_a_silent_workers_job_goes_to_another_and_the_try_counts(world: World) -> None:
+    job = await world.submit()
+    await world.claim_one()
+    assert await world.sweep() == 0
+    await world.pass_time(31)
+    assert await world.sweep() == 1
+    claim = await world.claim_one(owner="worker-2")
+    assert (claim.id, claim.attempts) == (job, 2)
+    assert (await world.tries(job))[0] == (1, "lost", "worker.lost")
+
+
+async def test_a_job_that_kills_every_worker_dies(world: World) -> None:
+    job = await world.submit(max_attempts=2)
+    for _ in range(2):
+        await world.claim_one()
+        await world.pass_time(31)
+        await world.sweep()
+    assert (await world.job(job)).state == "dead"
+    assert (await world.job(job)).reason == "worker.lost"
+
+
+async def test_a_renewal_in_the_last_moment_saves_the_job(world: World) -> None:
+    await world.submit()
+    claim = await world.claim_one()
+    await world.pass_time(31)
+    (seen,) = await world.database.read(upkeep.lost_jobs)
+    await world.run(queue.renew, owner=claim.owner, lease=30, held=[claim.id])
+    assert not await world.run(upkeep.rescue, vault=world.vault, claim=seen, apology=lambda *_: ())
+    await world.end(claim)
+
+
+# Dead letters.
+
+
+async def test_redriving_gives_one_more_try_and_keeps_the_history(world: World) -> None:
+    job = await world.submit(max_attempts=1)
+    await world.end(await world.claim_one(), Retry("flaky"))
+    assert await world.redrive(job) == "ready"
+    assert (await world.job(job)).max_attempts == 2
+    await world.work()
+    assert await world.tries(job) == [(1, "dead", "flaky"), (2, "done", "")]
+    assert "job.redriven" in await world.kinds_of_events(job)
+
+
+async def test_a_redriven_job_waits_while_its_lane_is_taken(world: World) -> None:
+    job = await world.submit("kitchen")
+    await world.end(await world.claim_one(), Dead("hopeless"))
+    await world.submit("kitchen")
+    assert await world.redrive(job) == "blocked"
+    await world.work()
+    assert (await world.claim_one()).id == job
+
+
+async def test_only_what_ended_badly_can_be_redriven(world: World) -> None:
+    job = await world.submit()
+    with pytest.raises(Conflict, match="is ready"):
+        await world.redrive(job)
+    await world.work()
+    with pytest.raises(Conflict, match="is done"):
+        await world.redrive(job)
+    with pytest.raises(NotFound, match="no job 999999"):
+        await world.redrive(999999)
