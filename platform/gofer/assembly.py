@@ -21,11 +21,7 @@ from gofer.agent.models.keys import ModelKeys
 from gofer.agent.roster import Roster
 from gofer.agent.shells import Shells
 from gofer.intake.admit import Admitter
-<<<<<<< HEAD
-from gofer.intake.polling import CATCH_UP, POLL, SET_UP, Poller, ensure_inflow
-=======
-from gofer.intake.polling import CATCH_UP, POLL, Poller
->>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
+from gofer.intake.polling import CATCH_UP, POLL, SET_UP, Poller
 from gofer.intake.receive import Gate, Intake, Refusals
 from gofer.jobs.conclude import ANSWER, APPROVAL, DELIVER, RECEPTION
 from gofer.jobs.queue import AGENT, SERVICE, waiting
@@ -68,22 +64,7 @@ async def open_platform(
         if roles:
             await _present(platform, stack)
         if "worker" in roles:
-<<<<<<< HEAD
-            if database.dialect == "sqlite":
-                await database.write(expire_all_leases)
-            await database.write(partial(start_inflow, platform=platform))
-            shells = Shells(settings=settings, database=database)
-            await shells.start()
-            stack.push_async_callback(shells.stop)
-            presence = Presence(database=database, accounts=accounts)
-            presence.start()
-            stack.push_async_callback(presence.close)
-            platform.worker = make_worker(platform, http, shells, presence)
-            await platform.worker.start()
-            stack.push_async_callback(platform.worker.stop)
-=======
             await _work(platform, stack)
->>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
         if "web" in roles:
             stack.callback(asyncio.create_task(_watch_load(platform), name="watch-load").cancel)
         yield platform
@@ -147,7 +128,10 @@ async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
     shells = Shells(settings=platform.settings, database=platform.database)
     await shells.start()
     stack.push_async_callback(shells.stop)
-    platform.worker = make_worker(platform, shells)
+    presence = Presence(database=platform.database, accounts=platform.accounts)
+    presence.start()
+    stack.push_async_callback(presence.close)
+    platform.worker = make_worker(platform, shells, presence)
     await platform.worker.start()
     stack.push_async_callback(platform.worker.stop)
 
@@ -168,22 +152,7 @@ def _signals(settings: Settings, database: Database) -> Signals:
     return PostgresSignals(settings.database_url) if database.dialect == "postgresql" else LocalSignals()
 
 
-<<<<<<< HEAD
-def start_inflow(connection: Connection, platform: Platform) -> int:
-    """See that every connection that has to be polled or caught up with is."""
-    integrations = platform.registry.integrations.items()
-    return ensure_inflow(
-        connection,
-        polling=frozenset(name for name, integration in integrations if integration.can_poll),
-        catching_up=frozenset(name for name, integration in integrations if integration.can_catch_up),
-        public=bool(platform.settings.public_url),
-    )
-
-
-def make_worker(platform: Platform, http: httpx2.AsyncClient, shells: Shells, presence: Presence) -> Worker:
-=======
-def make_worker(platform: Platform, shells: Shells) -> Worker:
->>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
+def make_worker(platform: Platform, shells: Shells, presence: Presence) -> Worker:
     """A worker with a handler for every kind of job."""
     settings, database, vault = platform.settings, platform.database, platform.vault
     admitter = Admitter(

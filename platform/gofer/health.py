@@ -14,7 +14,9 @@ from gofer.platform import Platform
 async def set_up(platform: Platform, connection_id: str) -> Health:
     """Prepare the service for a connection as it is now."""
     return await _ask(
-        platform, connection_id, lambda _: set_up_connection(platform.database, platform.accounts, connection_id)
+        platform,
+        connection_id,
+        lambda _: set_up_connection(platform.database, platform.accounts, connection_id),
     )
 
 

@@ -350,11 +350,7 @@ class Integration:
         """Show that a message reached an agent (a reaction)."""
 
     async def show_progress(self, conversation: str, progress: Progress, shown: str, account: Account) -> str:
-<<<<<<< HEAD
-        """Show that work goes on; `shown` is what an earlier call returned: the id of what to change in place."""
-=======
         """Show that work goes on. `shown` is what an earlier call returned: the id of what is changed in place."""
->>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
         return shown
 
     async def clear_progress(self, conversation: str, shown: str, account: Account) -> None:

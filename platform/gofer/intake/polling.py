@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
 from functools import partial
-from typing import Any
 
 import structlog
 from sqlalchemy import ColumnElement, Connection, and_, select
@@ -19,7 +17,6 @@ from gofer.accounts import Accounts, Connected
 from gofer.connecting import set_up_connection
 from gofer.errors import NotFound, Permanent, Refused, Temporary
 from gofer.intake.receive import Intake, polled
-from gofer.integration import Request
 from gofer.jobs.outcome import Dead, Done, Outcome, Retry, Snooze
 from gofer.jobs.queue import SERVICE, lock_lane, submit
 from gofer.jobs.worker import Run
@@ -51,20 +48,15 @@ class Poller:
     async def poll(self, run: Run) -> Outcome:
         """Ask for updates again and again; each batch is stored before the next is asked for."""
         connection_id = str(run.claim.payload["connection_id"])
-<<<<<<< HEAD
-        last = await self._database.read(partial(last_delivery, connection_id=connection_id))
-=======
         run.endless = True
->>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
+        last = await self._database.read(partial(last_delivery, connection_id=connection_id))
         try:
             while not run.cancelled.is_set():
                 # Looked up anew each time: its token may have been rotated, its settings changed.
                 connected = await self._accounts.get(connection_id)
                 if not connected.enabled or not connected.integration.can_poll:
                     return Done()
-                requests = await _unless_stopping(run, connected.integration.poll(connected.account, last))
-                if requests is None:
-                    return Snooze(0, "worker.stopped")
+                requests = await connected.integration.poll(connected.account, last)
                 stored = await polled(self._intake, connected, list(requests), "poll")
                 last = stored.last or last
         except Temporary as error:
@@ -92,14 +84,15 @@ class Poller:
 
     async def set_up(self, run: Run) -> Outcome:
         """Prepare the service once at start: our address may have changed since."""
+        connection_id = str(run.claim.payload["connection_id"])
         try:
-            health = await set_up_connection(self._database, self._accounts, str(run.claim.connection_id))
+            health = await set_up_connection(self._database, self._accounts, connection_id)
         except Temporary as error:
             return Snooze(error.retry_after, error.reason) if error.retry_after else Retry(error.reason)
         except (Permanent, Refused, NotFound) as error:
-            log.error("connection.not_set_up", connection=run.claim.connection_id, error=str(error))
+            log.error("connection.not_set_up", connection=connection_id, error=str(error))
             return Dead(error.code)
-        log.info("connection.set_up", connection=run.claim.connection_id, ok=health.ok)
+        log.info("connection.set_up", connection=connection_id, ok=health.ok)
         return Done()
 
     async def _fetch_missed(self, connected: Connected) -> None:
@@ -114,40 +107,19 @@ class Poller:
             log.info("catchup.took_in", connection=connected.account.id, new=new)
 
 
-async def _unless_stopping(
-    run: Run, polling: Coroutine[Any, Any, Sequence[Request]]
-) -> Sequence[Request] | None:
-    """What a poll brought; None when the process ends first. What it would have brought comes again."""
-    task = asyncio.ensure_future(polling)
-    stopping = asyncio.ensure_future(run.stopping.wait())
-    waiting: set[asyncio.Future[Any]] = {task, stopping}
-    try:
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        for each in waiting:
-            each.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-
-
 FORGOTTEN_AFTER = 6 * 86400.0
 """Seconds of silence after which a service may have begun to number anew: its last id then says nothing any more."""
 
 
 def last_delivery(connection: Connection, connection_id: str) -> str | None:
-<<<<<<< HEAD
     """The service's id of the last delivery stored, by our order of arrival; None after a long silence.
 
     Asking for what comes after an id confirms everything before it. One that is too high would confirm away what
     nobody has seen; without one, what is seen again is known as a repeat.
     """
     query = select(deliveries.c.external_id).where(
-        deliveries.c.connection_id == connection_id, deliveries.c.received_at > now() - FORGOTTEN_AFTER
+        _came_by_itself(connection_id), deliveries.c.received_at > now() - FORGOTTEN_AFTER
     )
-=======
-    """The service's id of the last delivery stored, by our order of arrival: ids outside may restart at random."""
-    query = select(deliveries.c.external_id).where(_came_by_itself(connection_id))
->>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
     return connection.execute(query.order_by(deliveries.c.id.desc()).limit(1)).scalar()
 
 
@@ -193,7 +165,6 @@ def _ensure(connection: Connection, workspace_id: str, kind: str, connection_id:
         lane=lane,
         pool=SERVICE,
         payload={"connection_id": connection_id},
-        connection_id=connection_id,
         # Not capped by its connection: the poller is how anything comes in at all.
         max_attempts=1_000_000,
     )

@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-<<<<<<< HEAD
-from collections.abc import Mapping
-=======
 from collections.abc import Callable, Mapping, Sequence
->>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
 from dataclasses import dataclass
 from typing import Any
 
@@ -278,17 +274,6 @@ def _write_ends(connection: Connection, ends: Sequence[_End], *, lost: bool) -> 
             for end in ends
         ],
     )
-<<<<<<< HEAD
-    woke = state is JobState.READY
-    asked = _ask(connection, vault, claim, outcome) if isinstance(outcome, Wait) else {}
-    if final or isinstance(outcome, Wait):
-        drafts = () if isinstance(outcome, Snooze) else outcome.drafts
-        woke |= plan_replies(connection, vault, claim, drafts, asked)
-    if final:
-        woke |= _move_on(connection, claim, included_to)
-    return Concluded(state, woke)
-=======
->>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
 
 
 # Many at once, so without RETURNING: `_held` has checked the fence and holds the rows.
@@ -366,7 +351,20 @@ def _covers_to(connection: Connection, claim: Claim, outcome: Outcome, fixed: in
     return int(connection.execute(query).scalar_one())
 
 
-<<<<<<< HEAD
+def _say(connection: Connection, vault: Vault, end: _End) -> bool:
+    """Put what is to be said into the ledger: the answer, the question, or the apology."""
+    claim, outcome = end.claim, end.outcome
+    if isinstance(outcome, Snooze) or not (end.final or end.state is JobState.WAITING):
+        return False
+    drafts = outcome.drafts
+    asked: dict[str, Any] = {}
+    if isinstance(outcome, Wait):
+        asked = _ask(connection, vault, claim, outcome)
+    elif end.ending.apology is not None and not drafts and not isinstance(outcome, Done):
+        drafts = end.ending.apology(connection, claim, end.reason)
+    return plan_replies(connection, vault, claim, drafts, asked)
+
+
 def plan_replies(
     connection: Connection,
     vault: Vault,
@@ -375,23 +373,6 @@ def plan_replies(
     asked: Mapping[str, Any] | None = None,
 ) -> bool:
     """Put every part into the ledger and see that somebody sends it. The caller holds the conversation's lock."""
-=======
-def _say(connection: Connection, vault: Vault, end: _End) -> bool:
-    """Put what is to be said into the ledger: the answer, the question, or the apology."""
-    claim, outcome = end.claim, end.outcome
-    if isinstance(outcome, Snooze) or not (end.final or end.state is JobState.WAITING):
-        return False
-    drafts = outcome.drafts
-    if isinstance(outcome, Wait):
-        _ask(connection, vault, claim, outcome)
-    elif end.ending.apology is not None and not drafts and not isinstance(outcome, Done):
-        drafts = end.ending.apology(connection, claim, end.reason)
-    return _plan_replies(connection, vault, claim, drafts)
-
-
-def _plan_replies(connection: Connection, vault: Vault, claim: Claim, drafts: tuple[Draft, ...]) -> bool:
-    """Put every part into the ledger and see that somebody sends it."""
->>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
     if not drafts or claim.conversation_id is None:
         return False
     try:

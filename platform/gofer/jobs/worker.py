@@ -34,13 +34,8 @@ class Run:
     claim: Claim
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when somebody asked to stop; a handler may end in its own way within the grace, else it is cancelled."""
-<<<<<<< HEAD
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the process is about to end; what can be put down at once should be."""
-=======
     endless: bool = False
     """Set by a handler that goes on until it is stopped: a process that ends need not wait for it."""
->>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
 
 
 Handler = Callable[[Run], Awaitable[Outcome]]
@@ -123,12 +118,7 @@ class Worker:
         """Claim no more; give what runs its time, then hand it back without costing it a try."""
         self._stopping = True
         await _cancel([task for task in self._loops if task.get_name() != "renew"])
-<<<<<<< HEAD
-        for run, _, _ in self._running.values():
-            run.stopping.set()
-=======
         await _cancel([task for run, task, _ in self._running.values() if run.endless])
->>>>>>> 74cb7352ec4d9ec2a50a93da820653268f6986d3
         tasks = [task for _, task, _ in self._running.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=self._capacity.stop_within)
