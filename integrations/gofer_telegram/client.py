@@ -18,7 +18,7 @@ from gofer_telegram.settings import Settings
 
 REFUSED = (
     "Telegram refuses the bot token. Ask @BotFather for the current one (/mybots, API Token) and store it: "
-    "gofer secrets set {connection} token"
+    "gofer secrets put token --owner {connection}"
 )
 CONFLICT = (
     "Another program reads this bot's updates (409 Conflict). One token has one reader: stop the other program, or "

@@ -18,7 +18,7 @@ STALLED_AFTER = POLL_SECONDS + 10
 """Seconds after which a poll that brought neither updates nor an empty answer is given up."""
 FOREIGN_WEBHOOK = (
     "This bot's updates go to another program's webhook ({url}). Remove it there, or let this connection take the "
-    "bot over: gofer connections check {connection} --set-up"
+    "bot over: gofer connections enable {connection}"
 )
 PRIVACY = (
     " In groups it sees only what is meant for it (privacy mode); to let it follow all talk, send /setprivacy to "
@@ -73,7 +73,7 @@ async def health(account: Account) -> Health:
         me = await client.call("getMe")
         info = await client.call("getWebhookInfo")
     except Rejected as error:
-        return Health(False, str(error), fix=f"gofer secrets set {account.id} token")
+        return Health(False, str(error), fix=f"gofer secrets put token --owner {account.id}")
     except Temporary as error:
         return Health(False, str(error), fix="Look whether this machine reaches the Bot API server.")
     return _judge(account, f"@{me.get('username', '')}", info)
@@ -81,7 +81,7 @@ async def health(account: Account) -> Health:
 
 def _judge(account: Account, name: str, info: dict[str, Any]) -> Health:
     url, waiting = str(info.get("url", "")), int(info.get("pending_update_count", 0))
-    again = f"gofer connections check {account.id} --set-up"
+    again = f"gofer connections enable {account.id}"
     if account.hook_url is not None and url != account.hook_url:
         what = f"its webhook is {url}" if url else "it has no webhook"
         return Health(

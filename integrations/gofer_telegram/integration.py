@@ -60,6 +60,10 @@ class Telegram(Integration):
         # A person's private chat has the person's id.
         return author_id if author_id.isdigit() else None
 
+    def invitation(self, code: str, account: Account) -> str:
+        name = Settings.model_validate(account.settings).username
+        return f"Open https://t.me/{name}?start={code} and press Start, or send /start {code} to @{name}. "
+
     def allow(self, settings: Mapping[str, Any], place: str) -> dict[str, Any]:
         current = Settings.model_validate(dict(settings))
         groups = {**current.groups, place: current.groups.get(place, Group())}

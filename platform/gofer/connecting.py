@@ -12,7 +12,8 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from gofer.accounts import Accounts
 from gofer.errors import ConfigError, Conflict, NotFound
-from gofer.integration import Health, Integration
+from gofer.integration import Health, Integration, Role
+from gofer.people import new_code
 from gofer.store import events as log
 from gofer.store.clock import now
 from gofer.store.database import Database
@@ -124,6 +125,18 @@ async def set_up_connection(database: Database, accounts: Accounts, connection_i
         )
         accounts.forget()
     return health
+
+
+async def invite(database: Database, accounts: Accounts, connection_id: str, role: Role = "owner") -> str:
+    """A fresh pairing code in words for whoever is to use it; empty where people are not paired."""
+    connected = await accounts.get(connection_id)
+    if not connected.integration.invitation("", connected.account):
+        return ""
+    code = await database.write(
+        partial(new_code, workspace_id=connected.workspace_id, connection_id=connection_id, role=role)
+    )
+    words = connected.integration.invitation(code, connected.account)
+    return f"{words.strip()} The code is valid for an hour, once, and makes you its {role}."
 
 
 def remove_connection(connection: Connection, *, connection_id: str, by: str) -> None:
