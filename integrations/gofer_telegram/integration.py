@@ -69,6 +69,11 @@ class Telegram(Integration):
         groups = {**current.groups, place: current.groups.get(place, Group())}
         return current.model_copy(update={"groups": groups}).model_dump(mode="json")
 
+    def move(self, settings: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+        current = Settings.model_validate(dict(settings))
+        groups = {new if place == old else place: group for place, group in current.groups.items()}
+        return current.model_copy(update={"groups": groups}).model_dump(mode="json")
+
     async def admit(self, unread: Unread, account: Account) -> Admission:
         return await receiving.admit(unread, account)
 

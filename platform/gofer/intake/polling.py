@@ -57,6 +57,8 @@ class Poller:
                 if not connected.enabled or not connected.integration.can_poll:
                     return Done()
                 requests = await connected.integration.poll(connected.account, last)
+                # Again, because a poll may take long: what it brought is read by the settings of now.
+                connected = await self._accounts.get(connection_id)
                 stored = await polled(self._intake, connected, list(requests), "poll")
                 last = stored.last or last
         except Temporary as error:

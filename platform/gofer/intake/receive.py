@@ -8,6 +8,7 @@ import hashlib
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -127,6 +128,7 @@ class Intake:
             body_hash=hashlib.sha256(request.body).hexdigest(),
             headers=headers,
             same_body_window=0 if again else integration.same_body_window,
+            settings=_moved(connected, parsed),
         )
         crash_point("intake.before_record")
         self.gate.inside += 1
@@ -135,6 +137,8 @@ class Intake:
         finally:
             self.gate.inside -= 1
         crash_point("intake.committed")
+        if arrival.settings is not None:
+            self._accounts.forget()
         if taken.woke:
             self._signals.wake(JOBS)
         self._signals.wake(EVENTS)
@@ -150,8 +154,9 @@ class Intake:
             log.exception("intake.parse_failed", connection=connected.account.id)
             raise Malformed("The request has a shape that was not expected.") from error
         if parsed.message is not None:
-            text = self._redactor.redact(parsed.message.text)
-            parsed = dataclasses.replace(parsed, message=dataclasses.replace(parsed.message, text=text))
+            text, quoted = map(self._redactor.redact, (parsed.message.text, parsed.message.quoted))
+            message = dataclasses.replace(parsed.message, text=text, quoted=quoted)
+            parsed = dataclasses.replace(parsed, message=message)
         if not parsed.delivery_id or len(parsed.delivery_id) > 500:
             raise Malformed("The delivery has no usable id.")
         return parsed
@@ -161,6 +166,12 @@ class Intake:
         text = body.decode("utf-8", errors="surrogateescape")
         masked = self._redactor.redact(text)
         return body if masked == text else masked.encode("utf-8", errors="surrogateescape")
+
+
+def _moved(connected: Connected, parsed: Parsed) -> dict[str, Any] | None:
+    if parsed.moved is None:
+        return None
+    return connected.integration.move(connected.account.settings, *parsed.moved)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ from gofer.store.sealing import conversation_key
 from gofer.store.tables import (
     JobState,
     bindings,
+    connections,
     conversations,
     deliveries,
     identities,
@@ -57,6 +58,8 @@ class Arrival:
     headers: tuple[tuple[str, str], ...] = ()
     """Without the secret ones."""
     same_body_window: float = 0
+    settings: Mapping[str, Any] | None = None
+    """The connection's settings from now on, when the delivery changes them: a place has moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +222,9 @@ _NEXT_SEQ = (
 
 def _move(connection: Connection, arrival: Arrival, old: str, new: str) -> None:
     """Keep a conversation whose place is called by another reference from now on."""
+    if arrival.settings is not None:
+        of_connection = connections.c.id == arrival.connection_id
+        connection.execute(update(connections).where(of_connection).values(settings=dict(arrival.settings)))
     conversation_id = _bound(connection, arrival.connection_id, old)
     if conversation_id is None:
         return

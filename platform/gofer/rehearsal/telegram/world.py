@@ -104,6 +104,8 @@ class World:
         number = self._next_chat
         self._next_chat += 1
         chat = Chat(-number if kind == "group" else -1_000_000_000_000 - number, kind, title, is_forum=forum)
+        if forum:
+            chat.next_id = GENERAL + 1
         self.chats[chat.id] = chat
         return chat
 
