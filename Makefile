@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 UV     := $(shell command -v uv 2>/dev/null)
 
 ifdef UV
-INSTALL := VIRTUAL_ENV=$(abspath $(VENV)) uv pip install --quiet
+INSTALL := VIRTUAL_ENV=$(abspath $(VENV)) uv pip install --quiet --compile-bytecode
 else
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 endif
@@ -25,6 +25,7 @@ $(VENV)/.runtime: requirements.lock pyproject.toml | $(BIN)/python
 	@$(INSTALL) --require-hashes -r requirements.lock
 	@$(INSTALL) --require-hashes -r requirements-build.lock
 	@$(INSTALL) --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m compileall -q platform integrations sandbox
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime

@@ -7,23 +7,26 @@ import contextlib
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, delete, insert
 
+from benchmarks.measure import Measured
 from gofer.assembly import SERVICE_SLOTS, open_platform
 from gofer.jobs.outcome import Done, Outcome
 from gofer.jobs.queue import AGENT, SERVICE, submit
 from gofer.jobs.signals import JOBS
-from gofer.jobs.worker import Capacity, Run, Worker
+from gofer.jobs.worker import Capacity, Handler, Run, Worker
 from gofer.platform import Platform
 from gofer.settings import load_settings
 from gofer.store.clock import now
 from gofer.store.open import FIRST_WORKSPACE
-from gofer.store.tables import conversations
+from gofer.store.tables import JobState, conversations, in_state
+from gofer.store.tables import jobs as jobs_table
+from gofer.vault.envelope import Vault
+from gofer.vault.rotation import new_conversation_key
 
 SLOTS = 16
 PAYLOAD = "x" * 1000
@@ -40,9 +43,7 @@ async def platform(database_url: str = "") -> AsyncIterator[Platform]:
 
 
 @contextlib.asynccontextmanager
-async def worker(
-    platform: Platform, handle: Callable[[Run], Any], slots: int = SLOTS
-) -> AsyncIterator[Worker]:
+async def worker(platform: Platform, handle: Handler, slots: int = SLOTS) -> AsyncIterator[Worker]:
     """A worker whose only kind of job is ours; both pools of slots, as in a real process."""
     made = Worker(
         owner=platform.owner,
@@ -60,19 +61,12 @@ async def worker(
         await made.stop()
 
 
-def converse(connection: Connection, names: list[str]) -> None:
+def converse(connection: Connection, vault: Vault, names: list[str]) -> None:
     """Conversations whose rows the jobs' ends will lock."""
     connection.execute(
-        insert(conversations).values(created_at=now()),
+        insert(conversations).values(created_at=now(), workspace_id=FIRST_WORKSPACE, kind="chat", title=""),
         [
-            {
-                "id": name,
-                "workspace_id": FIRST_WORKSPACE,
-                "kind": "chat",
-                "title": name,
-                "data_key": b"",
-                "last_seq": 0,
-            }
+            {"id": name, "data_key": new_conversation_key(connection, vault, name), "last_seq": 0}
             for name in names
         ],
     )
@@ -90,10 +84,10 @@ def one(connection: Connection, conversation: str) -> int | None:
     )
 
 
-async def fill(platform: Platform, jobs: int, lanes: int) -> None:
+async def fill(platform: Platform, jobs: int, lanes: int, prefix: str = "c") -> None:
     """Queue jobs in lanes: the first of each is ready, the others are blocked behind it."""
-    names = [f"c{number}" for number in range(lanes)]
-    await platform.database.write(partial(converse, names=names))
+    names = [f"{prefix}{number}" for number in range(lanes)]
+    await platform.database.write(partial(converse, vault=platform.vault, names=names))
 
     def some(connection: Connection, numbers: range) -> None:
         for number in numbers:
@@ -103,20 +97,32 @@ async def fill(platform: Platform, jobs: int, lanes: int) -> None:
         await platform.database.write(partial(some, numbers=range(begin, min(jobs, begin + 500))))
 
 
-async def drain(platform: Platform, jobs: int) -> float:
+async def drain(
+    platform: Platform, jobs: int, before: Callable[[Run], Awaitable[None]] | None = None
+) -> float:
     """Jobs per second from the worker's start until the last one is concluded."""
     ended = 0
 
     async def nothing(run: Run) -> Outcome:
         nonlocal ended
+        if before is not None:
+            await before(run)
         ended += 1
         return Done()
 
     began = time.perf_counter()
     async with worker(platform, nothing) as working:
-        while ended < jobs or working.running:
+        while ended < jobs or (before is None and working.running):
             await asyncio.sleep(0.002)
         return jobs / (time.perf_counter() - began)
+
+
+async def measure(database_url: str, *, jobs: int, samples: int) -> Measured:
+    """A drain and starts on a fresh database, ten jobs to a lane."""
+    async with platform(database_url) as opened:
+        await fill(opened, jobs, jobs // 10)
+        rate = await drain(opened, jobs)
+        return Measured(rate, await starts(opened, samples))
 
 
 async def starts(platform: Platform, samples: int) -> list[float]:
@@ -129,7 +135,7 @@ async def starts(platform: Platform, samples: int) -> list[float]:
         return Done()
 
     names = [f"s{number}" for number in range(samples)]
-    await platform.database.write(partial(converse, names=names))
+    await platform.database.write(partial(converse, vault=platform.vault, names=names))
     async with worker(platform, note):
         await asyncio.sleep(0.3)
         for name in names:
@@ -140,3 +146,19 @@ async def starts(platform: Platform, samples: int) -> list[float]:
         while len(taken) < samples:
             await asyncio.sleep(0.002)
     return taken
+
+
+async def pile(platform: Platform, conversation: str, jobs: int) -> None:
+    """Queue jobs in one conversation."""
+
+    def some(connection: Connection, number: int) -> None:
+        for _ in range(number):
+            one(connection, conversation)
+
+    for begin in range(0, jobs, 500):
+        await platform.database.write(partial(some, number=min(500, jobs - begin)))
+
+
+def clear(connection: Connection) -> None:
+    """Drop what has not begun."""
+    connection.execute(delete(jobs_table).where(in_state(JobState.BLOCKED)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
@@ -206,7 +207,7 @@ class World:
         **incoming: Any,
     ) -> Arrival:
         """A delivery on its way into the store."""
-        id_ = id_ or f"d{next(self._numbers)}"
+        id_ = id_ or f"auto-{next(self._numbers)}"
         message = Incoming(
             conversation=room,
             author=Author(by),
@@ -222,7 +223,7 @@ class World:
             source="webhook",
             parsed=Parsed(delivery_id=id_, event=message.event, message=message),
             body=body.encode(),
-            body_hash=f"hash of {body}",
+            body_hash=hashlib.sha256(body.encode()).hexdigest(),
             same_body_window=same_body_window,
         )
 
@@ -268,8 +269,8 @@ class World:
         slots: int = 4,
         **capacity: Any,
     ) -> AsyncIterator[Worker]:
-        """A running worker with a short lease."""
-        limits: dict[str, Any] = {"lease": 1.0, "poll_interval": 0.05, "stop_within": 0.2, **capacity}
+        """A running worker that looks often."""
+        limits: dict[str, Any] = {"lease": 30.0, "poll_interval": 0.05, "stop_within": 0.2, **capacity}
         worker = Worker(
             owner=owner,
             database=self.database,

@@ -19,14 +19,14 @@ def attachments(message: Node) -> tuple[Attachment, ...]:
     for kind, (name, media_type) in _FILES.items():
         if file := message.node(kind):
             found += _file(file, name, media_type)
-    return tuple(found)
+    return tuple({file.ref: file for file in reversed(found)}.values())[::-1]
 
 
-# An animation also comes as a document for old clients: only one of the two is taken, by its file id.
+# An animation also comes as a document, for old clients; of two with the same id the first counts.
 _FILES = {
+    "animation": ("animation.mp4", "video/mp4"),
     "document": ("file", "application/octet-stream"),
     "video": ("video.mp4", "video/mp4"),
-    "animation": ("animation.mp4", "video/mp4"),
     "video_note": ("video.mp4", "video/mp4"),
     "voice": ("voice.ogg", "audio/ogg"),
     "audio": ("audio.mp3", "audio/mpeg"),

@@ -210,10 +210,9 @@ async def _master_key(platform: Platform) -> list[Finding]:
         line = f"The first key in {where} is not the one in use ({active})."
         return [Finding("master key", "warning", line, "gofer key rotate")]
     found = [Finding("master key", "ok", f"Key {active} from {where} opens the store.")]
-    if len(ring.ids) > 1:
+    if ring.path is None and len(ring.ids) > 1:
         line = f"{where} still holds {len(ring.ids) - 1} older key(s)."
-        fix = "gofer key rotate" if ring.path else "Drop the old keys from GOFER_MASTER_KEY and restart."
-        found.append(Finding("master key", "note", line, fix))
+        found.append(Finding("old keys", "note", line, f"Drop all but the first from {where}, and restart."))
     return found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 from sqlalchemy import Connection, Table, delete, select, update
 
@@ -24,6 +26,7 @@ from gofer.store.tables import (
     messages,
     participants,
     questions,
+    shells,
 )
 from gofer.vault.envelope import Vault
 from gofer.vault.rotation import destroy_conversation_key
@@ -79,8 +82,10 @@ def _end_jobs(connection: Connection, conversation_id: str) -> int:
     connection.execute(
         update(participants)
         .where(participants.c.conversation_id == conversation_id)
-        .values(read_seq=participants.c.wake_seq)
+        .values(read_seq=participants.c.wake_seq, summary=None)
     )
+    # Whoever tidies shells ends those that no row refers to.
+    connection.execute(delete(shells).where(shells.c.conversation_id == conversation_id))
     connection.execute(
         update(questions)
         .where(questions.c.conversation_id == conversation_id, questions.c.answered_at.is_(None))
@@ -114,3 +119,17 @@ def _empty(connection: Connection, table: Table, conversation_id: str, **also: o
         .where(columns.conversation_id == conversation_id, columns.sealed.is_not(None))
         .values(sealed=None, **also)
     ).rowcount
+
+
+def remove_shell_files(folder: Path, conversation_id: str) -> int:
+    """Remove what the conversation's shells have on this machine's disk; returns how many there were."""
+    found = list(folder.glob(f"{conversation_id}-*"))
+    for directory in found:
+        shutil.rmtree(directory, ignore_errors=True)
+    return len(found)
+
+
+def purged_conversations(connection: Connection) -> list[str]:
+    """Those whose content is destroyed; a machine that was away may still have files of theirs."""
+    query = select(conversations.c.id).where(conversations.c.purged_at.is_not(None))
+    return list(connection.execute(query).scalars())

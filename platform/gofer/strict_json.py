@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NoReturn
 
 from gofer.errors import Malformed
@@ -15,7 +16,9 @@ def load_json(body: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise Malformed("The body is not UTF-8.") from error
     try:
-        value = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
+        value = json.loads(
+            text, object_pairs_hook=_no_duplicates, parse_constant=_no_constants, parse_float=_finite
+        )
     except RecursionError:
         raise Malformed("The JSON is nested too deeply.") from None
     except ValueError as error:
@@ -39,6 +42,14 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constants(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(number: str) -> float:
+    # 1e999 is JSON, but as a number it would be written out again as Infinity, which is not.
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError("a number is too large")
+    return value
 
 
 def _refuse_unstorable(value: Any) -> None:

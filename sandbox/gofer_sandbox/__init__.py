@@ -19,9 +19,11 @@ from gofer_sandbox.errors import (
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.provider import Box, Capabilities, Feature, Gate, Provider, Report
+from gofer_sandbox.reaper import reap
 from gofer_sandbox.record import Record, Reference
 from gofer_sandbox.result import Page, Result
 from gofer_sandbox.sandbox import Sandbox
+from gofer_sandbox.unconfined import Unconfined
 
 __all__ = [
     "Box",
@@ -45,4 +47,6 @@ __all__ = [
     "SandboxGone",
     "SandboxOwned",
     "StartFailed",
+    "Unconfined",
+    "reap",
 ]

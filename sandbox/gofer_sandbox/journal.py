@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from dataclasses import dataclass
@@ -56,6 +55,8 @@ class Journal:
 
     def __init__(self, directory: Path) -> None:
         """Take the session, or raise SandboxOwned."""
+        import fcntl  # not there on every system that may import this
+
         self._fd = os.open(directory / "live", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -7,6 +7,7 @@ import contextlib
 import math
 import secrets
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +15,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from gofer_sandbox import records
+from gofer_sandbox import processes, records
 from gofer_sandbox.bubblewrap import Bubblewrap
-from gofer_sandbox.errors import InvalidInput, SandboxClosed, SandboxGone
+from gofer_sandbox.errors import InvalidInput, IsolationUnavailable, SandboxClosed, SandboxGone
 from gofer_sandbox.files import BytesPage, Edit, Edited, Listing, TextPage, Written
 from gofer_sandbox.journal import Journal, Live
+from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.output import page
 from gofer_sandbox.provider import Capabilities, Files, Gate, Provider, Spec
-from gofer_sandbox.record import Record
+from gofer_sandbox.record import Record, Reference
 from gofer_sandbox.result import Page, Result
 from gofer_sandbox.search import find_command, grep_command
 from gofer_sandbox.session import Session
@@ -82,6 +84,8 @@ class Sandbox:
         """Make the sandbox and its first shell."""
         if self._session is not None:
             raise InvalidInput("the sandbox is already started")
+        if sys.platform != "linux":
+            raise IsolationUnavailable(f"sandboxes need Linux: there is no isolation on {sys.platform}")
         self._directory = _prepare(self._directory)
         self._journal = Journal(self._directory)
         self._journal.live = Live()
@@ -101,14 +105,19 @@ class Sandbox:
         return Session(self._provider, spec, self._journal, self._gate)
 
     async def _start(self, session: Session, snapshot: bytes | None) -> None:
+        """A record goes ahead, so that a reaper finds even what a crash in the middle leaves."""
+        base = self._provider.base
+        ahead = Reference(boot=processes.boot_id(), control=str(base / self._id))
+        records.put(base, self._record(ahead, Level.NONE, ()))
         try:
             await session.start(snapshot)
         except BaseException:
             await session.destroy()
+            records.remove(base, self._id)
             self._let_go()
             raise
         self._session = session
-        records.put(self._provider.base, self.record)
+        records.put(base, self.record)
 
     @classmethod
     async def attach(
@@ -233,22 +242,26 @@ class Sandbox:
     @property
     def record(self) -> Record:
         """What to keep, to find or restore this session; a new one after every command."""
-        session, journal = self._alive(), self._journal
-        assert journal is not None
-        live = journal.live
+        session = self._alive()
+        background = tuple(process.command for process in session.background)
+        return self._record(session.box.reference, session.box.capabilities.level, background)
+
+    def _record(self, reference: Reference, level: Level, background: tuple[str, ...]) -> Record:
+        assert self._journal is not None
+        live = self._journal.live
         return Record(
             id=self._id,
             provider=self._provider.name,
-            reference=session.box.reference,
+            reference=reference,
             directory=str(self._directory),
             limits=self._limits,
-            level=session.box.capabilities.level,
+            level=level,
             created=self._created,
             last_used=live.started or self._created,
             last_command=live.number,
             running=live.running,
             deadline=live.deadline if live.running else None,
-            background=tuple(process.command for process in session.background),
+            background=background,
             ephemeral=self._ephemeral,
             environment=dict(self._environment),
             readonly=tuple(str(path) for path in self._readonly),

@@ -74,7 +74,7 @@ class Session:
         self._shell = self._new_shell(box, snapshot)
         await self._opened()
         running = self._shell.take_over()
-        self._note_background()
+        self._note_background(before=self._journal.live.clock if running else None)
         return running
 
     def _new_shell(self, box: Box, snapshot: bytes | None) -> Shell:
@@ -161,8 +161,10 @@ class Session:
             notes=tuple(outcome.notes + news.notes),
         )
 
-    def _note_background(self) -> None:
-        self.background = self.box.background(self.shell.process)
+    def _note_background(self, before: int | None = None) -> None:
+        """What runs besides the shell; `before` leaves out what a command that still runs has started."""
+        found = self.box.background(self.shell.process)
+        self.background = [process for process in found if before is None or process.start < before]
         self.shell.spared = {(process.pid, process.start) for process in self.background}
 
     # When things go wrong

@@ -21,6 +21,7 @@ from gofer.agent.loop import Loop
 from gofer.agent.model import Model
 from gofer.agent.prices import load_prices
 from gofer.agent.tools.builtin import builtin_tools
+from gofer.agent.tools.output import Masker, NoMask
 from gofer.errors import Fenced
 from gofer.tool import CommandResult, Entry, Tool
 
@@ -237,7 +238,7 @@ class World:
     covers: Covers = field(default_factory=lambda: Covers(read_seq=0))
     spec: AgentSpec = field(default_factory=lambda: AgentSpec(name="gofer"))
     tools: list[Tool[Any]] = field(default_factory=builtin_tools)
-    mask: Callable[[str], str] = str
+    mask: Masker = field(default_factory=NoMask)
     heard: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
     async def loop(self) -> Loop:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.conftest import Make
-from agent.ports import ListInbox, ada
+from agent.ports import ListInbox, ListJournal, ada
 from gofer.agent.agents import AgentSpec
 from gofer.agent.conversation import Covers
 from gofer.agent.limits import LimitSettings
@@ -155,3 +155,16 @@ async def test_a_second_model_steps_in_and_both_prices_count(rehearse: Make) -> 
     assert await first.run() == Answered("I am the other one.", included_to=1)
     assert first.journal.last("turn.finished")["model"] == "anthropic/claude-haiku-4-5"
     assert working.refused == []
+
+
+async def test_a_last_answer_that_was_cut_off_by_a_crash_keeps_its_reason(direct: Make) -> None:
+    world, _ = direct(endless, spec=with_limits(steps=3))
+    await world.run()
+    kinds = world.journal.kinds
+    last_call = len(kinds) - kinds[::-1].index("turn.started")
+    again, _ = direct(endless, spec=with_limits(steps=3))
+    again.journal = ListJournal(world.journal.events[:last_call])
+    outcome = await again.run()
+    assert isinstance(outcome, Stopped)
+    assert outcome.code == "limit.steps"
+    assert outcome.text.startswith("This is how far I got.")

@@ -171,3 +171,13 @@ async def test_a_photo_without_words_is_a_valid_request(rehearse: Make) -> None:
     assert isinstance(await world.run(), Answered)
     kinds = [block["type"] for block in service.received[0]["messages"][0]["content"]]
     assert kinds == ["text", "image"]
+
+
+async def test_a_flood_of_messages_is_taken_in_parts_and_none_is_skipped(direct: Make) -> None:
+    flood = [ada(f"Part {seq}: " + "x" * 50_000, seq) for seq in range(2, 8)]
+    inbox = ListInbox(bob("y" * 200_000, 1), *flood, bob("Me too.", 8))
+    world, service = direct(calls(call("ls")), calls(call("ls", path="/")), say("Done."), inbox=inbox)
+    assert await world.run() == Answered("Done.", included_to=7)
+    text = str(service.received[-1]["messages"])
+    assert all(f"Part {seq}:" in text for seq in range(2, 8))
+    assert "Me too." not in text

@@ -18,19 +18,23 @@ from gofer.agent.agents import AgentSpec
 from gofer.agent.outcome import Answered
 from gofer.agent.state import Call
 from gofer.agent.tools.builtin import builtin_tools
-from gofer.agent.tools.output import MAX_CHARACTERS
+from gofer.agent.tools.output import MAX_CHARACTERS, Masker
 from gofer.agent.tools.policy import Policy
 from gofer.agent.tools.registry import Registry, plugin_tools
 from gofer.agent.tools.runner import Ran, Surroundings, Tools
 from gofer.errors import ConfigError
 from gofer.rehearsal.anthropic import call, calls, say
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
+from gofer.vault.redaction import Redactor
+from gofer.vault.secret import Secret
 
 
 class Bench:
     """Calls tools as a run would."""
 
-    def __init__(self, directory: Path, *tools: Tool[Any], trust: Any = "owner", mask: Any = str) -> None:
+    def __init__(
+        self, directory: Path, *tools: Tool[Any], trust: Any = "owner", mask: Masker | None = None
+    ) -> None:
         self.shell = LocalShell(directory)
         self.blobs = DictBlobs()
         registry = Registry([*builtin_tools(), *tools])
@@ -78,10 +82,21 @@ async def test_an_endless_line_binary_and_escapes_are_harmless(bench: Bench) -> 
 
 
 async def test_secrets_are_masked_before_anybody_sees_them(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, mask=lambda text: text.replace("hunter2", "[masked]"))
-    result = await bench("bash", command="echo hunter2; seq 1 100000")
-    assert "hunter2" not in result.content
+    bench = Bench(tmp_path, mask=Redactor({"password": Secret("hunter2-hunter2")}))
+    result = await bench("bash", command="echo hunter2-hunter2; seq 1 100000")
+    written = await bench("write", path="x", content="password=hunter2-hunter2")
+    assert "hunter2" not in result.content + str(written.details)
     assert not any(b"hunter2" in blob for blob in bench.blobs.kept.values())
+
+
+async def test_a_secret_split_over_pieces_is_masked_for_live_listeners(direct: Make) -> None:
+    command = "printf 'a hunter2-'; sleep 0.2; echo hunter2 z"
+    world, _ = direct(calls(call("bash", command=command)), say("It is hunter2-hunter2, I think."))
+    world.mask = Redactor({"password": Secret("hunter2-hunter2")})
+    assert isinstance(await world.run(), Answered)
+    live = "".join(data["text"] for kind, data in world.heard if kind in ("tool.delta", "text.delta"))
+    assert live.startswith("a ")
+    assert "hunter2" not in live
 
 
 async def test_background_jobs_start_print_and_die(bench: Bench) -> None:

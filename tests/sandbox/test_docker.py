@@ -13,7 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from gofer_sandbox import IsolationUnavailable, Level, Limits, Record, Sandbox, SandboxGone, StartFailed
+from gofer_sandbox import (
+    IsolationUnavailable,
+    Level,
+    Limits,
+    Record,
+    Sandbox,
+    SandboxGone,
+    StartFailed,
+    processes,
+)
 from gofer_sandbox.docker import Docker, Engine, EngineError
 from gofer_sandbox.errors import InvalidInput
 from gofer_sandbox.network import AllowedHost, Egress
@@ -51,7 +60,8 @@ def provider(engine: FakeEngine, place: Path, image: str = "debian:12", **option
 
 def left_over(engine: FakeEngine, place: Path) -> list[str]:
     """What should not be there when no session is: containers and control directories."""
-    names = [path.name for path in (place / "base").iterdir() if path.name != "uids"]
+    names = [path.name for path in (place / "base").iterdir() if path.name not in ("uids", "records")]
+    names += [path.name for path in (place / "base" / "records").glob("*")]
     claims = [path.name for path in (place / "base" / "uids").glob("*")]
     return [*engine.containers, *names, *claims]
 
@@ -146,13 +156,15 @@ async def test_it_ends_even_when_the_engine_does_not_answer(engine: FakeEngine, 
     sandbox = Sandbox(provider(engine, place))
     await sandbox.start()
     await sandbox.run("sleep 1000 & disown")
-    pid = sandbox.record.reference.pid
+    pid, control = sandbox.record.reference.pid, sandbox.record.reference.control
     engine.fail_next["remove"] = Refusal(500, "the engine is unwell")
     with pytest.raises(EngineError, match="unwell"):
         await sandbox.close()
-    assert not Path(f"/proc/{pid}").exists()
+    assert processes.start_time(pid) is None
     [container] = engine.containers.values()
     assert not container.running
+    assert not Path(control).exists()
+    shutil.rmtree(sandbox.workspace.parent)
 
 
 async def test_an_image_is_pulled_when_it_is_missing(engine: FakeEngine, place: Path) -> None:

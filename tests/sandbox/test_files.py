@@ -474,12 +474,17 @@ def test_swapping_files_for_links_never_shows_the_host(
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="needs root: the ordinary user's server has no rights to lend")
-def test_root_lends_the_session_none_of_its_rights(box: BareBox, files: ConfinedFiles) -> None:
+def test_root_lends_the_session_none_of_its_rights(
+    box: BareBox, files: ConfinedFiles, request: pytest.FixtureRequest
+) -> None:
     """Files of other users in the workspace, hard-linked or not, are as closed as to a command inside."""
+    before = os.getgroups()
+    os.setgroups([*before, 4242])
+    request.addfinalizer(lambda: os.setgroups(before))
     for name, owner, mode in (("root600", 0, 0o600), ("group640", 0, 0o640), ("other600", 12345, 0o600)):
         path = box.workspace / name
         path.write_text("secret\n")
-        os.chown(path, owner, 0)
+        os.chown(path, owner, 4242)
         path.chmod(mode)
         os.link(path, box.workspace / f"{name}-link")
     closed = box.workspace / "closed"
@@ -496,6 +501,7 @@ def test_root_lends_the_session_none_of_its_rights(box: BareBox, files: Confined
         files.list("closed")
     for name in ("root600", "group640", "other600"):
         assert (box.workspace / name).read_text() == "secret\n"  # and this thread has root's rights again
+    assert 4242 in os.getgroups()
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="needs root to change the thread's identity")

@@ -150,6 +150,7 @@ async def test_everything_else_is_refused_and_reported(
     [refusal] = site.egress.refusals
     assert (refusal.proxy, refusal.host, refusal.method in ("GET", "CONNECT")) == ("forward", host, True)
     assert reason in refusal.reason
+    assert refusal.command.startswith("curl -s --max-time 20")
     assert server.seen == []
 
 

@@ -135,6 +135,7 @@ async def test_a_push_elsewhere_is_refused_in_git_s_own_words(site: Site, push: 
     [refusal] = site.egress.refusals
     assert (refusal.proxy, refusal.method, refusal.host) == ("reverse", "POST", "git.test")
     assert reason in refusal.reason
+    assert "git-remote-http" in refusal.command or "git remote-http" in refusal.command
     assert abs(refusal.when - time.time()) < 3600
 
 

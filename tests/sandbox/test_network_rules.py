@@ -89,7 +89,7 @@ async def test_private_answers_are_left_out_when_others_are_public() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
-        dialer = Dialer(mixed, 1, None)
+        dialer = Dialer(mixed, 0.3, None)
         with pytest.raises(Refused, match=r"could not connect|in time"):
             await dialer.connect("a.test", listening.getsockname()[1], secure=False, allow_private=False)
         with pytest.raises(BlockingIOError):

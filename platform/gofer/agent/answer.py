@@ -153,7 +153,7 @@ class Answerer:
             blobs=StoreBlobs(database, vault, str(claim.conversation_id)),
             covers=Covers(read_seq=claim.covers_from),
             shell=shell,
-            mask=self._redactor.redact,
+            mask=self._redactor,
         )
 
     async def _outcome(self, claim: Claim, asker: Read, end: End) -> Outcome:

@@ -14,13 +14,13 @@ from gofer.agent.context.provider import ConversationProvider
 from gofer.agent.context.summariser import ModelSummariser
 from gofer.agent.conversation import Covers, History, Inbox, Questions, Trust, rank
 from gofer.agent.journal import Journal
-from gofer.agent.limits import Ledger, Limits
+from gofer.agent.limits import LEAST_TOKENS, Ledger, Limits
 from gofer.agent.loop import Loop
 from gofer.agent.model import Model
 from gofer.agent.models.offline import Offline
 from gofer.agent.prices import Prices
 from gofer.agent.record import Listener
-from gofer.agent.tools.output import Mask
+from gofer.agent.tools.output import Masker, NoMask
 from gofer.agent.tools.policy import Policy
 from gofer.agent.tools.registry import Registry
 from gofer.agent.tools.runner import Tools
@@ -40,8 +40,8 @@ class Ports:
     covers: Covers
     shell: Shell | None = None
     """None where no sandbox can be had; the shell's tools then say so."""
-    mask: Mask = str
-    """Hides secrets in what tools give, before journal and model see it."""
+    mask: Masker = field(default_factory=NoMask)
+    """Hides secrets in what tools give, before journal and model see it, and in what listeners hear live."""
     listen: Listener = field(default=lambda kind, data: None)
 
 
@@ -61,7 +61,9 @@ async def build(
 ) -> Loop:
     """The loop of one job."""
     names = tuple({model.name, *getattr(model, "names", ())})
-    limits = Limits(spec.limits, prices, names, ports.ledger, background=ports.covers.background)
+    longest = max(LEAST_TOKENS, min(spec.limits.output_tokens, model.context_window // 4))
+    settings = spec.limits.model_copy(update={"output_tokens": longest})
+    limits = Limits(settings, prices, names, ports.ledger, background=ports.covers.background)
     policy = Policy(spec.tools, await waking_trust(ports))
     runner = Tools(
         Registry(tools),
@@ -86,5 +88,6 @@ async def build(
         inbox=ports.inbox,
         questions=ports.questions,
         covers=ports.covers,
+        mask=ports.mask,
         listen=ports.listen,
     )

@@ -119,8 +119,6 @@ class Covers:
 
     read_seq: int
     """Everything up to here was dealt with by earlier jobs."""
-    wake_seq: int = 0
-    """The last message or trigger that wanted the agent when the job began."""
     background: bool = False
     """Nobody waits for it: the smaller budget applies."""
     prompt: str = ""

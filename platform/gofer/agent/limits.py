@@ -16,7 +16,8 @@ from gofer.agent.prices import MICROS, Price, Prices
 from gofer.agent.state import State
 
 Scope = Literal["day", "conversation"]
-WRAP_UP_TOKENS = 1024
+WRAP_UP_TOKENS = 3000
+"""Models that always think need room for that before the first word."""
 LEAST_TOKENS = 512
 
 
@@ -35,7 +36,7 @@ class LimitSettings(BaseModel):
     day_dollars: float = Field(default=10.0, ge=0)
     """For this agent in one day of the workspace's time zone."""
     conversation_dollars: float = Field(default=0, ge=0)
-    output_tokens: int = Field(default=8192, ge=LEAST_TOKENS)
+    output_tokens: int = Field(default=16_000, ge=LEAST_TOKENS)
     """The most a single answer may have."""
     warn_at: float = Field(default=0.8, gt=0, lt=1)
 
@@ -139,7 +140,8 @@ class Limits:
             if scope is None:
                 return self._go(state, tokens, price.worst(size, tokens))
             over = _scope_halt(scope, self._settings)
-        return await self._wrap_up(state, size, price, over or self._job_halt())
+        begun = Halt(**state.wrapping_up) if state.wrapping_up else None
+        return await self._wrap_up(state, size, price, begun or over or self._job_halt())
 
     async def settle(self, state: State, cost: int) -> None:
         """Tell the ledger what the call that just ended has cost, failed tries included."""

@@ -8,30 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any
 
 from gofer.agent.acting import Acting
 from gofer.agent.context import Context
-from gofer.agent.conversation import Covers, Inbox, Questions, Said, StopSignal, rank
+from gofer.agent.conversation import Covers, Inbox, Questions, StopSignal
+from gofer.agent.hearing import EMPTY, Hearing
 from gofer.agent.journal import Journal
-from gofer.agent.limits import Go, Halt, Limits, Note
-from gofer.agent.model import Block, Model
+from gofer.agent.limits import Halt, Limits
+from gofer.agent.model import Model
 from gofer.agent.outcome import Answered, Asked, Failed, Outcome, Stopped
 from gofer.agent.progress import look
 from gofer.agent.record import Listener, Recorder
 from gofer.agent.state import texts
 from gofer.agent.thinking import Thinking
+from gofer.agent.tools.output import Masker
 from gofer.agent.tools.runner import Tools
-from gofer.agent.untrusted import note, plain, quotes, render
 
 GRACE = 1.5
 """Seconds a tool has to let go when the run is stopped."""
-MOST_AT_ONCE = 120_000
-"""Characters of new messages taken into one turn."""
-CONTINUE = Note("", "Your answer was cut at the token limit. Go on exactly where it ended.")
-CUT_CALL = Note("", "Your last tool call was cut at the token limit and was not run. Make it shorter.")
-EMPTY = Note("model.empty", "Your last answer was empty. Say in words what you did or found.")
 
 
 class Loop:
@@ -48,6 +44,7 @@ class Loop:
         inbox: Inbox,
         questions: Questions,
         covers: Covers,
+        mask: Masker,
         listen: Listener = lambda kind, data: None,
     ) -> None:
         self._record = Recorder(journal, listen)
@@ -56,7 +53,8 @@ class Loop:
         self._inbox = inbox
         self._covers = covers
         self._acting = Acting(self._record, tools, limits, inbox, questions)
-        self._thinking = Thinking(self._record, model, limits, context)
+        self._thinking = Thinking(self._record, model, limits, context, mask)
+        self._hearing = Hearing(self._record, context, inbox)
 
     async def run(self) -> Outcome:
         """Work until an end. May be cancelled, or killed, at any point, and run again."""
@@ -79,18 +77,7 @@ class Loop:
         return await self._think()
 
     async def _begin(self) -> None:
-        unread = await self._inbox.unread(self._covers.read_seq)
-        waking = [said for said in unread if said.addressed] or unread
-        woken_by = max(waking, key=lambda said: rank(said.trust), default=None)
-        after, to = await self._context.start(self._covers.read_seq)
-        data = {
-            "trust": woken_by.trust if woken_by else self._covers.trust,
-            "woken_by": woken_by.author if woken_by else "",
-            "prompt": self._covers.prompt,
-            "history_after": after,
-            "history_to": to,
-        }
-        await self._record("run.started", data)
+        await self._record("run.started", await self._hearing.start(self._covers))
         if (halt := self._limits.check_start()) is not None:
             await self._stop(halt)
 
@@ -121,66 +108,15 @@ class Loop:
             return None
         for point in await self._context.shrink(state):
             await self._record(point.kind, point.data)
-        said = await self._news()
-        notes = [*self._last_words(), *([Note(f"nudge:{finding.code}", finding.text)] if finding else [])]
-        input_ = self._blocks(said, notes)
-        size = await self._context.size(state, input_)
-        go = await self._limits.before_turn(state, size)
+        heard = await self._hearing.listen(finding)
+        go = await self._limits.before_turn(state, await self._context.size(state, heard.blocks))
         if isinstance(go, Halt):
             await self._stop(go, state.partial)
             return None
         if go.warning is not None:
             await self._record("run.warned", {"code": go.warning.code, "sentence": go.warning.text})
-        await self._start_turn(said, input_, notes, go)
+        await self._record("turn.started", await self._hearing.turn(heard, go))
         return await self._thinking.think(go, self._stop)
-
-    async def _news(self) -> Sequence[Said]:
-        """New messages up to the last that may steer; those of less trust behind it wait for a run of their own."""
-        state = self._record.state
-        taken: list[Said] = []
-        size = 0
-        for said in await self._inbox.unread(state.included_to):
-            size += len(said.text)
-            if taken and size > MOST_AT_ONCE:
-                break
-            taken.append(said)
-        while taken and state.rounds and quotes(taken[-1].trust, state.trust):
-            taken.pop()
-        return taken
-
-    def _last_words(self) -> list[Note]:
-        """What to tell the model about how its last answer ended."""
-        state = self._record.state
-        last = state.rounds[-1] if state.rounds else None
-        if last is None or not last.stop or last.calls:
-            return []
-        if state.cut_call:
-            return [CUT_CALL]
-        return [CONTINUE] if last.answer else [EMPTY]
-
-    def _blocks(self, said: Sequence[Said], notes: Sequence[Note]) -> list[Block]:
-        state = self._record.state
-        blocks = [block for one in said for block in render(one, state.trust)]
-        if not state.rounds and state.prompt:
-            origin = {"seq": state.included_to, "trust": state.trust, "quoted": False}
-            blocks.append({"type": "text", "text": f"[task]\n{plain(state.prompt)}", "origin": origin})
-        return blocks + [note(one.text) for one in notes]
-
-    async def _start_turn(self, said: Sequence[Said], input_: list[Block], notes: list[Note], go: Go) -> None:
-        state = self._record.state
-        strangers = any(one.has_strangers_words for one in said)
-        input_ = input_ + [note(one.text) for one in go.notes]
-        data = {
-            "turn": state.turns + 1,
-            "input": input_,
-            "included_to": said[-1].seq if said else state.included_to,
-            "reserved": go.reserve,
-            "size": await self._context.raw_size(state, input_),
-            "notes": [one.code for one in (*notes, *go.notes) if one.code],
-            "narrowed": strangers or (not state.rounds and await self._context.tainted(state)),
-            "wrap_up": {"code": go.wrap_up.code, "sentence": go.wrap_up.sentence} if go.wrap_up else None,
-        }
-        await self._record("turn.started", data)
 
     async def _stop(self, why: Halt, text: str = "") -> None:
         state = self._record.state

@@ -11,7 +11,10 @@ from gofer.agent.journal import KINDS, Event, Journal
 from gofer.agent.state import State, apply
 
 Listener = Callable[[str, dict[str, Any]], None]
-"""Called with a kind and data, for journaled events and for deltas. Contract: must not raise or block."""
+"""Called with a kind and data, for journaled events and for deltas. Contract: must not raise or block.
+
+Deltas are masked; events are what the journal holds, in which a model's words are verbatim: mask before showing.
+"""
 
 
 class Recorder:

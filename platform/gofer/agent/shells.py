@@ -23,6 +23,7 @@ from gofer.crash import crash_point
 from gofer.errors import Fenced, Temporary
 from gofer.jobs.queue import Claim
 from gofer.outbox.ledger import hold
+from gofer.purging import purged_conversations, remove_shell_files
 from gofer.settings import Settings
 from gofer.store.clock import now
 from gofer.store.database import Database
@@ -49,6 +50,7 @@ log = structlog.get_logger()
 
 MOST_OUTPUT = 10_000_000
 """Bytes of one command's output that reach the run, which keeps what a model cannot take as a blob."""
+PAGE = 1 << 20
 HELD_ELSEWHERE = 2.0
 """Seconds to wait for a shell that another process of this machine still holds."""
 
@@ -118,11 +120,22 @@ class ConversationShell:
         return [Entry(one.name, _KINDS.get(one.kind, "other"), one.size) for one in listing.entries]  # type: ignore[arg-type]
 
 
+def _whole(sandbox: Sandbox, number: int) -> tuple[bytes, int]:
+    """A command's output as far as it is kept, and how many bytes are not in it."""
+    data = bytearray()
+    offset: int | None = 0
+    size = 0
+    while offset is not None and len(data) < MOST_OUTPUT:
+        page = sandbox.output(number, offset, PAGE)
+        data += page.data
+        offset, size = page.next_offset, page.size
+    return bytes(data), max(0, size - len(data))
+
+
 def _converted(sandbox: Sandbox, result: Result) -> CommandResult:
     output, dropped = result.output.encode(), result.dropped
     if result.full_output is not None:
-        page = sandbox.output(result.number, limit=MOST_OUTPUT)
-        output, dropped = page.data, page.size - len(page.data)
+        output, dropped = _whole(sandbox, result.number)
     notes = list(result.notes)
     if result.killed:
         notes.append(f"Ended by force: {', '.join(result.killed)}.")
@@ -186,8 +199,12 @@ class Shells:
         while True:
             try:
                 await self.reap()
+                purged = await self._database.read(purged_conversations)
+                for conversation_id in purged:
+                    await asyncio.to_thread(remove_shell_files, self._directory, conversation_id)
                 for key, shell in list(self._open.items()):
-                    if not self._busy[key].locked() and time.monotonic() - shell.used > LET_GO_AFTER:
+                    unused = time.monotonic() - shell.used > LET_GO_AFTER or key[0] in purged
+                    if unused and not self._busy[key].locked():
                         await self._let_go(key)
             except Exception:
                 log.exception("shells.not_tidied")

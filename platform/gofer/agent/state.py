@@ -42,6 +42,8 @@ class Round:
     """Why the model stopped; empty until it has."""
     calls: list[Call] = field(default_factory=list)
     event_id: int | None = None
+    size: int | None = field(default=None, compare=False)
+    """Its estimated tokens, once somebody has counted them."""
 
 
 @dataclass(slots=True)
@@ -135,6 +137,8 @@ def apply(state: State, event: Event) -> None:
         return
     state.active_ms += int(event.data.get("ms", 0))
     _APPLY[event.kind](state, event)
+    if state.rounds:
+        state.rounds[-1].size = None
 
 
 def _run_started(state: State, event: Event) -> None:
@@ -233,6 +237,8 @@ def _tool_finished(state: State, event: Event) -> None:
 
 def _cleared(state: State, event: Event) -> None:
     state.cleared.update(event.data["call_ids"])
+    for round_ in state.rounds:
+        round_.size = None
     if event.data.get("images"):
         state.images_dropped_before = len(state.rounds)
 

@@ -10,6 +10,7 @@ from gofer.agent.limits import Go, Halt, Limits
 from gofer.agent.model import Attempted, Block, Delta, Model, ModelError, Turn, Usage
 from gofer.agent.outcome import Failed
 from gofer.agent.record import Recorder
+from gofer.agent.tools.output import Masker
 
 Stop = Callable[[Halt], Awaitable[None]]
 
@@ -26,7 +27,10 @@ SENTENCES = {
 class Thinking:
     """The head of the loop."""
 
-    def __init__(self, record: Recorder, model: Model, limits: Limits, context: Context) -> None:
+    def __init__(
+        self, record: Recorder, model: Model, limits: Limits, context: Context, mask: Masker
+    ) -> None:
+        self._mask = mask
         self._record = record
         self._model = model
         self._limits = limits
@@ -57,12 +61,13 @@ class Thinking:
 
     async def _stream(self, go: Go) -> Turn:
         self._heard, self._streaming = 0, True
+        live = {kind: self._mask.stream() for kind in ("text", "thinking", "call")}
         turn: Turn | None = None
         request = await self._context.request(self._record.state, go)
         async for event in self._model.stream(request):
             if isinstance(event, Delta):
                 self._heard += len(event.text)
-                self._record.listen(f"{event.kind}.delta", {"text": event.text})
+                self._record.listen(f"{event.kind}.delta", {"text": live[event.kind].feed(event.text)})
             elif isinstance(event, Attempted):
                 await self._charge_failure("attempt", event.reason, event.usage, event.model, again=True)
             else:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from gofer.cli.exits import BROKEN_PIPE, INTERRUPTED, Failed
+
+if TYPE_CHECKING:
+    from typer.exceptions import TyperException
 
 __all__ = ["main"]
 
@@ -36,12 +40,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _say(message: str, code: int) -> int:
-    line = " ".join(message.split())
-    print(line if line.startswith("Usage:") else f"gofer: {line}", file=sys.stderr)
+    if message.startswith("Usage:"):
+        print(message, file=sys.stderr)
+    else:
+        print("gofer:", " ".join(message.split()), file=sys.stderr)
     return code
 
 
-def _usage(error: Exception) -> str:
-    message = str(getattr(error, "format_message", error.__str__)())
+def _usage(error: TyperException) -> str:
+    message = error.format_message()
     context = getattr(error, "ctx", None)
-    return f"{message} Try: {context.command_path} --help" if context is not None else message
+    if context is None or message.startswith("Usage:"):
+        return message
+    return f"{message.rstrip('.')}. Try: {context.command_path} --help"

@@ -194,13 +194,21 @@ def set_settings(
 
 @app.command()
 def enable(id: Id, as_json: AsJson = False) -> None:
-    """Switch a connection on."""
+    """Switch a connection on.
+
+    \b
+    gofer connections enable hello_k3v9
+    """
     _change(id, {"enabled": True}, as_json)
 
 
 @app.command()
 def disable(id: Id, as_json: AsJson = False) -> None:
-    """Switch a connection off: its webhooks are refused, its conversations stay."""
+    """Switch a connection off: its webhooks are refused, its conversations stay.
+
+    \b
+    gofer connections disable hello_k3v9
+    """
     _change(id, {"enabled": False}, as_json)
 
 

@@ -18,7 +18,7 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(help="The secret's name.", show_default=False)]
-Owner = Annotated[str, typer.Option("--for", help="The connection it belongs to; the workspace if none.")]
+Owner = Annotated[str, typer.Option("--owner", help="The connection it belongs to; the workspace if none.")]
 
 
 @app.command("list")
@@ -44,7 +44,7 @@ def put(
 
     \b
     gofer secrets put anthropic_api_key < key.txt
-    gofer secrets put signing_key --for hello_k3v9 --file key.txt
+    gofer secrets put signing_key --owner hello_k3v9 --file key.txt
     """
     value = prompt_secret(name) if file == "-" and may_prompt() else read_secret(file)
     done = call("PUT", "/secrets", json={"name": name, "owner": owner, "value": value})

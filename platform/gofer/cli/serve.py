@@ -9,7 +9,10 @@ import typer
 from gofer.cli.exits import CONFIGURATION, Failed
 
 Host = Annotated[str | None, typer.Option(help="The address to listen on (GOFER_HOST).")]
-Port = Annotated[int | None, typer.Option(help="The port to listen on; 0 takes a free one (GOFER_PORT).")]
+Port = Annotated[
+    int | None,
+    typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one (GOFER_PORT)."),
+]
 
 
 def serve(host: Host = None, port: Port = None) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+import re
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +17,9 @@ import structlog
 
 from gofer.accounts import Accounts, Connected
 from gofer.crash import crash_point
-from gofer.errors import GoferError, Malformed, Refused, TooBusy
+from gofer.errors import GoferError, Malformed, NotFound, Refused, TooBusy
 from gofer.intake.record import Arrival, Source, Taken, take_in
-from gofer.integration import Parsed, Request
+from gofer.integration import Incoming, Parsed, Request
 from gofer.jobs.signals import EVENTS, JOBS, Signals
 from gofer.store.database import Database
 from gofer.store.ids import new_id
@@ -28,7 +31,9 @@ log = structlog.get_logger()
 SECRET_HEADERS = frozenset(
     {"authorization", "proxy-authorization", "cookie", "x-api-key", "x-hub-signature", "x-hub-signature-256"}
 )
-MOST_HEADERS = 16 * 1024
+CONNECTION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+LONGEST_ID = 500
+"""Characters of a delivery's id or a conversation's reference: both are looked up by index."""
 MOST_AT_ONCE = 512
 """Requests waiting for their commit; beyond this a burst is told to come back."""
 
@@ -62,16 +67,23 @@ class Gate:
 
     def __init__(self, max_waiting: int) -> None:
         self.max_waiting = max_waiting
+        self.most_at_once = MOST_AT_ONCE
         self.waiting = 0
-        """Unfinished jobs, as last counted."""
+        """Unfinished jobs, as last counted, and those made here since."""
         self.inside = 0
 
-    def enter(self) -> None:
-        """Raises TooBusy when no more should come in."""
-        if self.inside >= MOST_AT_ONCE:
+    @contextmanager
+    def passed(self) -> Iterator[None]:
+        """Let a request in until it is recorded; raises TooBusy when no more should come."""
+        if self.inside >= self.most_at_once:
             raise TooBusy("Too many requests are being recorded at this moment.", retry_after=1)
-        if self.waiting >= self.max_waiting:
+        if self.waiting + self.inside >= self.max_waiting:
             raise TooBusy(f"{self.waiting} jobs are waiting already.", retry_after=10)
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
 
 
 class Intake:
@@ -96,12 +108,14 @@ class Intake:
 
     async def receive(self, connection_id: str, request: Request) -> Taken:
         """A webhook: verified before anything in it is read. Durable when this returns."""
-        self.gate.enter()
-        connected = await self._accounts.get(connection_id)
-        if not connected.enabled:
-            raise Refused("The connection is switched off.")
-        connected.integration.verify(request, connected.account)
-        return await self.take(connected, request, "webhook")
+        with self.gate.passed():
+            if not CONNECTION_ID.fullmatch(connection_id):
+                raise NotFound("There is no such connection.")
+            connected = await self._accounts.get(connection_id)
+            if not connected.enabled:
+                raise Refused("The connection is switched off.")
+            self._verify(connected, request)
+            return await self.take(connected, request, "webhook")
 
     async def take(
         self, connected: Connected, request: Request, source: Source, *, again: bool = False
@@ -116,7 +130,9 @@ class Intake:
             parsed = dataclasses.replace(parsed, delivery_id=f"{parsed.delivery_id[:400]}~{new_id('again')}")
         hidden = SECRET_HEADERS | integration.secret_headers
         headers = tuple(
-            (name, value.decode("latin-1")) for name, value in request.headers if name not in hidden
+            (name, self._redactor.redact(value.decode("latin-1")))
+            for name, value in request.headers
+            if name not in hidden
         )
         arrival = Arrival(
             workspace_id=connected.workspace_id,
@@ -131,18 +147,25 @@ class Intake:
             settings=_moved(connected, parsed),
         )
         crash_point("intake.before_record")
-        self.gate.inside += 1
-        try:
-            taken = await self._database.write(lambda connection: take_in(connection, self._vault, arrival))
-        finally:
-            self.gate.inside -= 1
+        taken = await self._database.write(lambda connection: take_in(connection, self._vault, arrival))
         crash_point("intake.committed")
         if arrival.settings is not None:
             self._accounts.forget()
         if taken.woke:
+            self.gate.waiting += 1
             self._signals.wake(JOBS)
         self._signals.wake(EVENTS)
         return dataclasses.replace(taken, external_id=parsed.delivery_id)
+
+    def _verify(self, connected: Connected, request: Request) -> None:
+        try:
+            connected.integration.verify(request, connected.account)
+        except GoferError:
+            raise
+        except Exception as error:
+            # What cannot be checked is not verified.
+            log.exception("intake.verify_failed", connection=connected.account.id)
+            raise Refused from error
 
     def _parse(self, connected: Connected, request: Request) -> Parsed:
         try:
@@ -153,19 +176,35 @@ class Intake:
             # An integration's oversight must not become a 500 that the service repeats for a day.
             log.exception("intake.parse_failed", connection=connected.account.id)
             raise Malformed("The request has a shape that was not expected.") from error
-        if parsed.message is not None:
-            text, quoted = map(self._redactor.redact, (parsed.message.text, parsed.message.quoted))
-            message = dataclasses.replace(parsed.message, text=text, quoted=quoted)
-            parsed = dataclasses.replace(parsed, message=message)
-        if not parsed.delivery_id or len(parsed.delivery_id) > 500:
+        if not _usable(parsed.delivery_id):
             raise Malformed("The delivery has no usable id.")
-        return parsed
+        if parsed.message is None:
+            return parsed
+        if not _usable(parsed.message.conversation):
+            raise Malformed("The message does not say where it was written in a usable way.")
+        return dataclasses.replace(parsed, message=self._without_secrets(parsed.message))
+
+    def _without_secrets(self, message: Incoming) -> Incoming:
+        mask = self._redactor.redact
+        author = dataclasses.replace(message.author, name=mask(message.author.name))
+        return dataclasses.replace(
+            message,
+            text=mask(message.text),
+            quoted=mask(message.quoted),
+            title=mask(message.title),
+            author=author,
+        )
 
     def _masked(self, body: bytes) -> bytes:
         """The body as it is kept: as received, unless one of our own secrets is in it."""
         text = body.decode("utf-8", errors="surrogateescape")
         masked = self._redactor.redact(text)
         return body if masked == text else masked.encode("utf-8", errors="surrogateescape")
+
+
+def _usable(id_: str) -> bool:
+    # Postgres stores no NUL, and indexes nothing long.
+    return 0 < len(id_) <= LONGEST_ID and "\x00" not in id_
 
 
 def _moved(connected: Connected, parsed: Parsed) -> dict[str, Any] | None:

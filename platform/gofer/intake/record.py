@@ -174,14 +174,15 @@ def _repeat(connection: Connection, arrival: Arrival) -> Taken | None:
         ).first()
     if earlier is None:
         return None
-    dead = _dead_job(connection, earlier.conversation_id, earlier.message_seq)
-    if dead is None:
+    dead = _dead_jobs(connection, earlier.conversation_id, earlier.message_seq)
+    if not dead:
         return Taken("repeat", earlier.id, earlier.conversation_id, earlier.message_seq)
-    redrive(connection, dead, by=f"delivery:{arrival.parsed.delivery_id}")
-    log.record(
-        connection, "delivery.redriven", arrival.workspace_id, conversation_id=earlier.conversation_id,
-        delivery_id=earlier.id, data={"job": dead},
-    )  # fmt: skip
+    for job_id in dead:
+        redrive(connection, job_id, by=f"delivery:{arrival.parsed.delivery_id}")
+        log.record(
+            connection, "delivery.redriven", arrival.workspace_id, conversation_id=earlier.conversation_id,
+            delivery_id=earlier.id, data={"job": job_id},
+        )  # fmt: skip
     return Taken("redriven", earlier.id, earlier.conversation_id, earlier.message_seq, woke=True)
 
 
@@ -197,19 +198,18 @@ _SAME_BODY = (
 )
 
 
-def _dead_job(connection: Connection, conversation_id: str | None, seq: int | None) -> int | None:
-    """The job that gave up on a message, if its last word was death."""
+def _dead_jobs(connection: Connection, conversation_id: str | None, seq: int | None) -> list[int]:
+    """The jobs that gave up on a message: of each agent that took it up, the last one, if its last word was death."""
     if conversation_id is None or seq is None:
-        return None
+        return []
     query = (
-        select(jobs.c.id, jobs.c.state)
+        select(jobs.c.participant_id, jobs.c.id, jobs.c.state)
         .where(jobs.c.conversation_id == conversation_id, jobs.c.participant_id.is_not(None))
         .where(jobs.c.covers_from < seq, (jobs.c.covers_to >= seq) | jobs.c.covers_to.is_(None))
-        .order_by(jobs.c.id.desc())
-        .limit(1)
+        .order_by(jobs.c.id)
     )
-    row = connection.execute(query).first()
-    return int(row.id) if row is not None and row.state == JobState.DEAD else None
+    last = {row.participant_id: row for row in connection.execute(query)}
+    return [int(row.id) for row in last.values() if row.state == JobState.DEAD]
 
 
 _NEXT_SEQ = (
@@ -261,7 +261,8 @@ def _in_place(
     earlier = connection.execute(
         _EARLIER_VERSION, {"conversation": conversation_id, "of": message.replaces}
     ).first()
-    if earlier is None:
+    if earlier is None or (earlier.admitted_at is None and earlier.given_up):
+        # Given up on without being read: what is said about it now is new.
         return None, message
     if earlier.admitted_at is None:
         return earlier.seq, message
@@ -269,7 +270,15 @@ def _in_place(
 
 
 _EARLIER_VERSION = (
-    select(messages.c.seq, messages.c.admitted_at)
+    select(
+        messages.c.seq,
+        messages.c.admitted_at,
+        select(participants.c.id)
+        .where(participants.c.conversation_id == bindparam("conversation"))
+        .where(participants.c.read_seq >= messages.c.seq)
+        .exists()
+        .label("given_up"),
+    )
     .where(messages.c.conversation_id == bindparam("conversation"), messages.c.external_id == bindparam("of"))
     .order_by(messages.c.seq.desc())
     .limit(1)
@@ -354,7 +363,7 @@ def _wake(
     """Let every agent that hears this place take part, and wake those that it addresses."""
     woke = False
     stopped = 0
-    if message.control == "stop" and _may_stop(connection, arrival, message, conversation_id):
+    if message.control == "stop" and _may_stop(connection, arrival, message, conversation_id, seq):
         stopped = cancel_conversation(connection, conversation_id, by=f"author:{message.author.id}")
         if not message.command:
             return stopped > 0
@@ -389,7 +398,9 @@ def _to_reception(
     )
 
 
-def _may_stop(connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str) -> bool:
+def _may_stop(
+    connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str, seq: int
+) -> bool:
     """Whoever is paired here, or asked for what is being done; nobody else's stop stops anything."""
     author = {"who": message.author.id}
     paired = connection.execute(
@@ -397,7 +408,8 @@ def _may_stop(connection: Connection, arrival: Arrival, message: Incoming, conve
     ).first()
     return (
         paired is not None
-        or connection.execute(_ASKED, {**author, "conversation": conversation_id}).first() is not None
+        or connection.execute(_ASKED, {**author, "conversation": conversation_id, "stop": seq}).first()
+        is not None
     )
 
 
@@ -411,6 +423,7 @@ _ASKED = (
     .join(participants, participants.c.conversation_id == messages.c.conversation_id)
     .where(messages.c.conversation_id == bindparam("conversation"), messages.c.author == bindparam("who"))
     .where(messages.c.addressed, messages.c.seq > participants.c.read_seq)
+    .where(messages.c.seq < bindparam("stop"))
 )
 
 _ROUTES = (

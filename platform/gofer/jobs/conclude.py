@@ -20,6 +20,7 @@ from gofer.integration import Author, Incoming
 from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import SERVICE, Claim, lock_lane, submit
 from gofer.store import events as log
+from gofer.store import hot
 from gofer.store.clock import now
 from gofer.store.content import seal_message
 from gofer.store.ids import new_id
@@ -67,7 +68,7 @@ def backoff(tries: int) -> float:
 
 def lock_conversation(connection: Connection, conversation_id: str) -> None:
     """Take the lock that intake and the end of a job share. First this, then everything is read."""
-    connection.execute(_LOCK, {"conversation": conversation_id})
+    hot.fetch(connection, _LOCK, {"conversation": conversation_id})
 
 
 _LOCK = select(conversations.c.id).where(conversations.c.id == bindparam("conversation")).with_for_update()
@@ -225,7 +226,8 @@ def _end(connection: Connection, ending: Ending, job: Any, *, lost: bool) -> _En
 
 
 def _write_ends(connection: Connection, ends: Sequence[_End], *, lost: bool) -> None:
-    connection.execute(
+    hot.many(
+        connection,
         _END_JOB,
         [
             {
@@ -241,7 +243,8 @@ def _write_ends(connection: Connection, ends: Sequence[_End], *, lost: bool) -> 
             for end in ends
         ],
     )
-    connection.execute(
+    hot.many(
+        connection,
         _END_ATTEMPT,
         [
             {
@@ -385,7 +388,8 @@ def plan_replies(
         total = first - 1 + len(draft.parts)
         for part, text in enumerate(draft.parts, first):
             content = {"text": text, "facts": dict(draft.facts), **((asked or {}) if part == total else {})}
-            connection.execute(
+            hot.fetch(
+                connection,
                 _PLAN,
                 {
                     "workspace_id": claim.workspace_id,
@@ -463,14 +467,14 @@ _PLAN = insert(replies).values(
 def ensure_delivery(connection: Connection, workspace_id: str, conversation_id: str, binding_id: str) -> bool:
     """See that a live job will send what the ledger holds for a binding. True when one was made."""
     lane = f"deliver:{binding_id}"
-    if connection.execute(_LANE_LIVE, {"lane_": lane}).first() is not None:
+    if hot.first(connection, _LANE_LIVE, {"lane_": lane}) is not None:
         # One that only waits to repeat an old edit must not keep a new reply waiting.
-        return connection.execute(_HURRY, {"lane_": lane}).rowcount > 0
-    bound = connection.execute(_BOUND_TO, {"binding": binding_id}).one()
+        return bool(hot.fetch(connection, _HURRY, {"lane_": lane}))
+    bound = hot.first(connection, _BOUND_TO, {"binding": binding_id})
     if bound.conversation_id != conversation_id:
         # A word to an owner about somebody else's conversation: the lane belongs to the place it is said in.
         lock_conversation(connection, bound.conversation_id)
-        if connection.execute(_LANE_LIVE, {"lane_": lane}).first() is not None:
+        if hot.first(connection, _LANE_LIVE, {"lane_": lane}) is not None:
             return False
     submit(
         connection,
@@ -491,6 +495,7 @@ _HURRY = (
     update(jobs)
     .where(jobs.c.lane == bindparam("lane_"), in_state(JobState.SCHEDULED), jobs.c.reason == CONFIRMING)
     .values(state=JobState.READY)
+    .returning(jobs.c.id)
 )
 _BOUND_TO = select(bindings.c.connection_id, bindings.c.conversation_id).where(
     bindings.c.id == bindparam("binding")
@@ -509,8 +514,7 @@ def _move_on(connection: Connection, ends: Sequence[_End]) -> set[int]:
         for end in ends
         if end.claim.participant_id is not None and end.covers_to is not None
     ]
-    if read:
-        connection.execute(_READ_TO, read)
+    hot.many(connection, _READ_TO, read)
     lanes = _promoted(connection, _PROMOTE_NEXT, {"ended": [end.claim.id for end in ends]})
     moved = {end.claim.id for end in ends if end.claim.lane in lanes}
     return moved | {
@@ -603,10 +607,10 @@ APPROVAL = "approval"
 
 def ensure_answer(connection: Connection, participant_id: str, *, delay: float = 0) -> bool:
     """Make the participant's next job if it is wanted and has none. The caller holds the conversation's lock."""
-    row = connection.execute(_WANTED, {"who": participant_id}).one_or_none()
+    row = hot.first(connection, _WANTED, {"who": participant_id})
     if row is None:
         return False
-    if connection.execute(_LANE_LIVE, {"lane_": participant_id}).first() is not None:
+    if hot.first(connection, _LANE_LIVE, {"lane_": participant_id}) is not None:
         # Whoever writes while a question is open is heard: the run goes on and sees what was written.
         return connection.execute(_STOP_WAITING, {"lane_": participant_id}).rowcount > 0
     submit(
@@ -619,9 +623,9 @@ def ensure_answer(connection: Connection, participant_id: str, *, delay: float =
         conversation_id=row.conversation_id,
         participant_id=participant_id,
         agent_id=row.agent_id,
-        connection_id=connection.execute(
-            _WOKEN_BY, {"conversation": row.conversation_id, "seq_": row.wake_seq}
-        ).scalar(),
+        connection_id=hot.scalar(
+            connection, _WOKEN_BY, {"conversation": row.conversation_id, "seq_": row.wake_seq}
+        ),
         covers_from=row.read_seq,
     )
     return True

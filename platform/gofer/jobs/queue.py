@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, exists, func, insert, select, text, update
+from sqlalchemy import Connection, Float, String, bindparam, case, exists, func, insert, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.store import events as log
+from gofer.store import hot
 from gofer.store.clock import now
 from gofer.store.tables import LIVE, JobState, agents, attempts, connections, in_state, jobs
 
@@ -75,20 +76,17 @@ def submit(
     """
     if conversation_id is None:
         lock_lane(connection, lane)
-    taken = connection.execute(_LANE_TAKEN, {"lane_": lane}).first() is not None
-    state = JobState.BLOCKED if taken else JobState.SCHEDULED if delay > 0 else JobState.READY
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    statement = dialect.insert(jobs).on_conflict_do_nothing(
-        index_elements=[jobs.c.unique_key], index_where=text("unique_key IS NOT NULL")
-    )
-    row = connection.execute(
-        statement.values(created_at=now(), run_at=now() + delay).returning(jobs.c.id),
+    row = hot.first(
+        connection,
+        _SUBMIT[connection.dialect.name],
         {
             **_NEW,
+            "delay": delay,
+            "lane_": lane,
+            "if_free": JobState.SCHEDULED if delay > 0 else JobState.READY,
             "workspace_id": workspace_id,
             "kind": kind,
             "pool": pool,
-            "state": state,
             "lane": lane,
             "priority": priority,
             "max_attempts": max_attempts,
@@ -100,12 +98,12 @@ def submit(
             "payload": dict(payload or {}),
             "unique_key": unique_key,
         },
-    ).first()
+    )
     if row is None:
         return None
     log.record(
         connection, "job.created", workspace_id, job_id=row.id, seq=1, conversation_id=conversation_id,
-        data={"kind": kind, "lane": lane, "state": state},
+        data={"kind": kind, "lane": lane, "state": row.state},
     )  # fmt: skip
     return int(row.id)
 
@@ -119,7 +117,26 @@ _NEW: dict[str, Any] = {
     "reason": "",
 }
 
-_LANE_TAKEN = select(jobs.c.id).where(jobs.c.lane == bindparam("lane_"), in_state(*LIVE)).limit(1)
+_LANE_TAKEN = exists().where(jobs.c.lane == bindparam("lane_"), in_state(*LIVE))
+
+
+def _submit(dialect: Any) -> Any:
+    # Looking at the lane in the same statement is right because the lock was taken in one before.
+    return (
+        dialect.insert(jobs)
+        .values(
+            created_at=now(),
+            run_at=now() + bindparam("delay", type_=Float),
+            state=case((_LANE_TAKEN, JobState.BLOCKED.value), else_=bindparam("if_free", type_=String)),
+        )
+        .on_conflict_do_nothing(
+            index_elements=[jobs.c.unique_key], index_where=text("unique_key IS NOT NULL")
+        )
+        .returning(jobs.c.id, jobs.c.state)
+    )
+
+
+_SUBMIT = {"sqlite": _submit(sqlite), "postgresql": _submit(postgresql)}
 
 
 def claim(
@@ -201,20 +218,21 @@ def _claim(
     full_agents: frozenset[str],
     full_connections: frozenset[str],
 ) -> list[Claim]:
-    statement = _TAKE
-    if full_agents or full_connections:
+    values = {"by": owner, "for_seconds": lease, "from_pool": pool, "at_most": limit}
+    if not full_agents and not full_connections:
+        rows = hot.fetch(connection, _TAKE, values)
+    else:
         ready = _READY
         if full_agents:
             ready = ready.where(func.coalesce(jobs.c.agent_id, "").not_in(full_agents))
         if full_connections:
             ready = ready.where(func.coalesce(jobs.c.connection_id, "").not_in(full_connections))
-        statement = _take(ready)
-    values = {"by": owner, "for_seconds": lease, "from_pool": pool, "at_most": limit}
-    rows = connection.execute(statement, values).all()
+        rows = list(connection.execute(_take(ready), values))
     if not rows:
         return []
-    rows = sorted(rows, key=lambda row: (row.priority, row.id))
-    connection.execute(
+    rows.sort(key=lambda row: (row.priority, row.id))
+    hot.many(
+        connection,
         _BEGIN_ATTEMPT,
         [{"job_id": row.id, "fence": row.fence, "number": row.attempts, "owner": owner} for row in rows],
     )
@@ -242,7 +260,7 @@ _ANY_CAP = select(
 
 
 def _capped(connection: Connection) -> bool:
-    return bool(connection.execute(_ANY_CAP).scalar())
+    return bool(hot.scalar(connection, _ANY_CAP))
 
 
 def _claim_within_caps(

@@ -205,7 +205,9 @@ class Worker:
             except Exception:
                 log.exception("job.not_concluded")
             finally:
-                self._running.pop(claim.id, None)
+                # After a lost lease this process may hold the same job anew.
+                if self._running.get(claim.id, (None,))[0] is run:
+                    del self._running[claim.id]
                 self._freed.set()
 
     async def _outcome(self, run: Run) -> tuple[Outcome, Apology | None]:
@@ -221,7 +223,10 @@ class Worker:
         except asyncio.CancelledError:
             if run.cancelled.is_set():
                 return Cancel("cancelled"), self._apology
-            return Snooze(0, "worker.stopped"), None
+            if self._stopping:
+                return Snooze(0, "worker.stopped"), None
+            # Lost, and fenced in a moment; or interrupted from within, which must not go on for ever.
+            return Retry("interrupted"), self._apology
         except (Fenced, StoreError):
             raise
         except Exception as error:

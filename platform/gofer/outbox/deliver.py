@@ -13,7 +13,7 @@ import structlog
 
 from gofer.accounts import Accounts, Connected
 from gofer.crash import crash_point
-from gofer.errors import NotFound, Permanent, Refused, Temporary
+from gofer.errors import Fenced, NotFound, Permanent, Refused, StoreError, Temporary
 from gofer.integration import Outgoing
 from gofer.jobs.conclude import CONFIRMING
 from gofer.jobs.outcome import Done, Outcome, Retry, Snooze
@@ -65,7 +65,6 @@ class Outbox:
 
     async def _send(self, run: Run, part: Part, taken_over: bool) -> Outcome | None:
         """Send one part; None when the ledger knows its end, else why to come back later."""
-        claim = run.claim
         try:
             connected = await self._accounts.get(part.connection_id)
             if part.state is ReplyState.SENT:
@@ -76,12 +75,23 @@ class Outbox:
             log.info("reply.delayed", reply=part.id, reason=error.reason, retry_after=error.retry_after)
             if error.retry_after is not None:
                 return Snooze(error.retry_after, error.reason)
-            if claim.attempts < claim.max_attempts:
-                return Retry(error.reason)
-            await self._give_up(run, part, f"{error.reason}: {error}")
+            return await self._later(run, part, error.reason, error)
         except (Permanent, NotFound, Refused) as error:
             await self._give_up(run, part, f"{getattr(error, 'reason', error.code)}: {error}")
+        except (Fenced, StoreError):
+            raise
+        except Exception as error:  # noqa: BLE001
+            # A line that broke, or an integration's oversight: worth another try, and seen if none helps.
+            log.warning("reply.interrupted", reply=part.id, error=type(error).__name__)
+            return await self._later(run, part, "interrupted", error)
         return None
+
+    async def _later(self, run: Run, part: Part, reason: str, error: Exception) -> Outcome:
+        """Another try; after the last one the part has failed, and what else there is gets tries of its own."""
+        if run.claim.attempts < run.claim.max_attempts:
+            return Retry(reason)
+        await self._give_up(run, part, f"{reason}: {error}")
+        return Done()
 
     async def _place_and_complete(self, run: Run, part: Part, connected: Connected, taken_over: bool) -> None:
         write, claim = self._database.write, run.claim
@@ -111,6 +121,8 @@ class Outbox:
         await self._database.write(partial(ledger.confirmed, claim=run.claim, part=part))
 
     async def _give_up(self, run: Run, part: Part, reason: str) -> None:
+        # An error's text may hold the address it was about, and with some services that holds the token.
+        reason = self._redactor.redact(reason)
         log.error("reply.failed", reply=part.id, reason=reason)
         if part.state is ReplyState.SENT:
             await self._database.write(partial(ledger.confirmed, claim=run.claim, part=part))

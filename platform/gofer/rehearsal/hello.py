@@ -87,6 +87,7 @@ class HelloService:
         return True
 
     async def _post(self, request: Request) -> Response:
+        body = await request.body()
         fault = self.faults.popleft() if self.faults else None
         if fault is not None and fault.kind == "busy":
             return JSONResponse({"error": "busy"}, 429, {"retry-after": f"{fault.seconds:g}"})
@@ -95,7 +96,7 @@ class HelloService:
         if fault is not None and fault.kind == "stalled":
             await asyncio.sleep(fault.seconds)
         try:
-            reply = self._checked(await request.body(), request.headers.get("content-type", ""))
+            reply = self._checked(body, request.headers.get("content-type", ""))
         except ValueError as error:
             self.refused.append(str(error))
             return JSONResponse({"error": str(error)}, 422)

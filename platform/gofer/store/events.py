@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from sqlalchemy import Connection, bindparam, insert, literal_column, select, tu
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from gofer.errors import Fenced
+from gofer.store import hot
 from gofer.store.clock import now
 from gofer.store.tables import JobState, events, in_state, jobs
 
@@ -57,8 +59,10 @@ class Cursor:
     @classmethod
     def parse(cls, value: str) -> Cursor:
         """From `Last-Event-ID`; raises ValueError for anything else."""
-        tx, _, id_ = value.partition(".")
-        return cls(int(tx), int(id_))
+        place = re.fullmatch(r"([0-9]{1,18})\.([0-9]{1,18})", value)
+        if place is None:
+            raise ValueError("not a place in the event log")
+        return cls(int(place[1]), int(place[2]))
 
 
 def record(connection: Connection, kind: str, workspace_id: str, **fields: Any) -> None:
@@ -68,9 +72,7 @@ def record(connection: Connection, kind: str, workspace_id: str, **fields: Any) 
 
 def record_many(connection: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
     """Append several events at once."""
-    complete = [{**_BLANK, **row} for row in rows]
-    if complete:
-        connection.execute(_INSERT[connection.dialect.name], complete)
+    hot.many(connection, _INSERT[connection.dialect.name], [{**_BLANK, **row} for row in rows])
 
 
 _BLANK: dict[str, Any] = {
@@ -91,6 +93,7 @@ _INSERT = {
     "sqlite": insert(events).values(**_COLUMNS, at=now(), tx=0),
     "postgresql": pg_insert(events).values(**_COLUMNS, at=now(), tx=_TX),
 }
+_INSERT_RETURNING = {dialect: statement.returning(events.c.id) for dialect, statement in _INSERT.items()}
 
 _NUMBER = (
     update(jobs)
@@ -123,7 +126,7 @@ def append(
     row first, and that lock is what makes the fence hold: an `INSERT … WHERE EXISTS` would race with a takeover
     under READ COMMITTED.
     """
-    row = connection.execute(_NUMBER, {"job": job_id, "holder": owner, "held": fence}).one_or_none()
+    row = hot.first(connection, _NUMBER, {"job": job_id, "holder": owner, "held": fence})
     if row is None:
         raise Fenced
     values = {
@@ -139,10 +142,7 @@ def append(
         "data": dict(data or {}),
         "sealed": seal(row.event_seq) if seal is not None else None,
     }
-    event_id = connection.execute(
-        _INSERT[connection.dialect.name].returning(events.c.id), values
-    ).scalar_one()
-    return event_id, row.event_seq
+    return hot.scalar(connection, _INSERT_RETURNING[connection.dialect.name], values), row.event_seq
 
 
 def of_job(connection: Connection, job_id: int) -> list[dict[str, Any]]:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import asyncpg
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from gofer.errors import StoreUnavailable
+from gofer.errors import ConfigError, StoreUnavailable
 from gofer.store.database import Dialect
 
 T = TypeVar("T")
 
 TRIES = 5
 SERIALIZATION_FAILURE, DEADLOCK = "40001", "40P01"
-UNAVAILABLE = ("08", "53", "57P")
-"""Classes of SQLSTATE: connection trouble, out of resources, shutting down."""
+UNAVAILABLE = ("08", "25006", "53", "57P")
+"""SQLSTATEs and their classes: connection trouble, read-only after a fail-over, out of resources, shutting down."""
 
 
 class PostgresDatabase:
@@ -36,11 +37,16 @@ class PostgresDatabase:
             max_overflow=pool_size,
             pool_timeout=10,
             pool_pre_ping=False,
+            # BEGIN and COMMIT are ours, since hot statements pass SQLAlchemy by.
+            isolation_level="AUTOCOMMIT",
             connect_args={"timeout": 10, "server_settings": {"application_name": "gofer"}},
         )
 
     async def start(self) -> None:
-        await self.read(lambda connection: connection.execute(text("SELECT 1")).scalar())
+        try:
+            await self.read(lambda connection: connection.execute(text("SELECT 1")).scalar())
+        except DBAPIError as error:
+            raise ConfigError(f"Postgres refuses GOFER_DATABASE_URL: {error.orig}.") from error
 
     async def close(self) -> None:
         await self._engine.dispose()
@@ -48,9 +54,8 @@ class PostgresDatabase:
     async def write(self, verb: Callable[[Connection], T]) -> T:
         for attempt in range(TRIES):
             try:
-                async with self._engine.begin() as connection:
-                    return await connection.run_sync(verb)
-            except DBAPIError as error:
+                return await self._transact(verb)
+            except (DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 if attempt + 1 < TRIES and _worth_repeating(error):
                     await asyncio.sleep(random.uniform(0, 0.02 * 2**attempt))  # noqa: S311 - jitter
                     continue
@@ -59,20 +64,36 @@ class PostgresDatabase:
                 raise StoreUnavailable(f"Postgres cannot be reached: {error}.") from error
         raise AssertionError("unreachable")
 
+    async def _transact(self, verb: Callable[[Connection], T]) -> T:
+        async with self._engine.connect() as connection:
+            driver: Any = (await connection.get_raw_connection()).driver_connection
+            if driver.is_closed():
+                await connection.invalidate()
+                driver = (await connection.get_raw_connection()).driver_connection
+            try:
+                async with driver.transaction():
+                    return await connection.run_sync(verb)
+            finally:
+                if driver.is_closed():
+                    await connection.invalidate()
+
     async def read(self, verb: Callable[[Connection], T]) -> T:
         return await self.write(verb)
 
 
-def _worth_repeating(error: DBAPIError) -> bool:
+def _worth_repeating(error: Exception) -> bool:
     """Whether the server itself rolled back and asks for another try."""
-    return getattr(error.orig, "sqlstate", None) in (SERIALIZATION_FAILURE, DEADLOCK)
+    return _state(error) in (SERIALIZATION_FAILURE, DEADLOCK)
 
 
-def _translated(error: DBAPIError) -> Exception:
-    state = str(getattr(error.orig, "sqlstate", "") or "")
-    gone = error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
-    if gone or state.startswith(UNAVAILABLE):
-        return StoreUnavailable(f"Postgres did not complete the work: {error.orig}.")
+def _state(error: Exception) -> str:
+    return str(getattr(getattr(error, "orig", error), "sqlstate", "") or "")
+
+
+def _translated(error: Exception) -> Exception:
+    gone = isinstance(error, OperationalError | InterfaceError | asyncpg.InterfaceError)
+    if gone or getattr(error, "connection_invalidated", False) or _state(error).startswith(UNAVAILABLE):
+        return StoreUnavailable(f"Postgres did not complete the work: {getattr(error, 'orig', error)}.")
     return error
 
 

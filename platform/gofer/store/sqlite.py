@@ -119,8 +119,9 @@ class SqliteDatabase:
         try:
             connection.exec_driver_sql("BEGIN")
             return verb(connection)
-        except DBAPIError as error:
-            raise StoreUnavailable(f"SQLite could not read {self.path}: {error.orig}") from error
+        except (DBAPIError, sqlite3.Error) as error:
+            reason = getattr(error, "orig", error)
+            raise StoreUnavailable(f"SQLite could not read {self.path}: {reason}") from error
         finally:
             _rollback(connection)
 
@@ -210,9 +211,10 @@ def _settle(batch: list[_Operation]) -> None:
 
 def _translated(error: BaseException) -> BaseException:
     """A disk or lock problem in our own words; a verb's own error as it is."""
-    if isinstance(error, OperationalError):
-        log.warning("store.write_failed", error=str(error.orig))
-        return StoreUnavailable(f"SQLite could not write: {error.orig}. Nothing was changed.")
+    if isinstance(error, OperationalError | sqlite3.OperationalError):
+        reason = getattr(error, "orig", error)
+        log.warning("store.write_failed", error=str(reason))
+        return StoreUnavailable(f"SQLite could not write: {reason}. Nothing was changed.")
     return error
 
 

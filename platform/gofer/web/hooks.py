@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import structlog
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -37,6 +38,8 @@ class Hooks:
             return self._refuse(request, connection_id, 503, error)
         except GoferError as error:
             return self._refuse(request, connection_id, status_of(error), error)
+        # For the line that is logged when the request is answered.
+        structlog.contextvars.bind_contextvars(delivery=taken.delivery_id, result=taken.result)
         return JSONResponse({"result": taken.result})
 
     def _refuse(

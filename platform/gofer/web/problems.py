@@ -20,6 +20,7 @@ from gofer.errors import (
     StoreError,
     TooBusy,
 )
+from gofer.vault.errors import VaultError
 
 log = structlog.get_logger()
 
@@ -32,6 +33,7 @@ STATUS: dict[type[GoferError], int] = {
     ServiceError: 502,
     TooBusy: 503,
     StoreError: 503,
+    VaultError: 503,
 }
 
 TITLES = {
@@ -44,6 +46,7 @@ TITLES = {
     413: "Too large",
     415: "Unsupported encoding",
     429: "Too many requests",
+    431: "Too large a head",
     500: "Internal error",
     502: "Service error",
     503: "Not now",
@@ -86,7 +89,10 @@ async def on_gofer_error(request: Request, error: Exception) -> Response:
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own 404, 405 and the like in the same shape."""
     assert isinstance(error, HTTPException)
-    return problem(error.status_code, str(error.detail))
+    response = problem(error.status_code, str(error.detail))
+    # A 405 says in a header what is allowed.
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def on_crash(request: Request, error: Exception) -> Response:

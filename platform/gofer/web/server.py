@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn, with a limit on how long a request's head may take to arrive."""
+"""The HTTP server: uvicorn, with bounds on how long and how large a request's head may be."""
 
 from __future__ import annotations
 
@@ -6,48 +6,96 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from gofer.web.problems import problem
 
 HEAD_WITHIN = 10.0
-TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+"""Seconds a request's head may take, and what is left of a body that nobody reads."""
+MOST_HEAD = 64 * 1024
 
 
-class PromptHeads(HttpToolsProtocol):
-    """uvicorn's protocol, which by itself would wait for ever for the rest of a head that comes in drops."""
+class Strict(HttpToolsProtocol):
+    """uvicorn's protocol, which by itself would wait for ever for a head that comes in drops, and keep all of it."""
 
-    _overdue: asyncio.TimerHandle | None = None
+    def __init__(self, *args: Any, head_within: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_within = head_within
+        self._head_size = 0
+        self._overdue: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._overdue = self.loop.call_later(HEAD_WITHIN, self._give_up)
+        self._expect_soon()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._overdue is not None and not self.transport.is_closing():
+            self._head_size += len(data)
+            if self._head_size > MOST_HEAD:
+                self._refuse(431, f"The head of a request may have {MOST_HEAD} bytes at most.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if self._overdue is None:
-            self._overdue = self.loop.call_later(HEAD_WITHIN, self._give_up)
+        self._expect_soon()
 
     def on_headers_complete(self) -> None:
-        self._stop_waiting()
+        self._expect_no_more()
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        self._expect_no_more()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.pipeline and self.cycle.more_body and not self.transport.is_closing():
+            # Answered without reading the body; its sender may finish, but not hold the connection.
+            self._expect_soon()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        self._expect_no_more()
         super().connection_lost(exc)
 
-    def _stop_waiting(self) -> None:
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            self._refuse(400, msg)
+        else:
+            # Garbage behind a whole request: that one is still owed its own answer.
+            self.cycle.keep_alive = False
+
+    def _expect_soon(self) -> None:
+        if self._overdue is None:
+            self._head_size = 0
+            self._overdue = self.loop.call_later(self._head_within, self._give_up)
+
+    def _expect_no_more(self) -> None:
         if self._overdue is not None:
             self._overdue.cancel()
             self._overdue = None
 
     def _give_up(self) -> None:
         self._overdue = None
-        if not self.transport.is_closing():
-            self.transport.write(TOO_SLOW)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._expect_soon()
+        elif self.cycle is not None and self.cycle.more_body:
             self.transport.close()
+        else:
+            self._refuse(408, f"The head of the request did not arrive within {self._head_within:.0f} s.")
+
+    def _refuse(self, status: int, detail: str) -> None:
+        """Answer from here: there is no request that the app could be asked about."""
+        if self.transport.is_closing():
+            return
+        response = problem(status, detail, close=True)
+        headers = b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
+        self.transport.write(STATUS_LINE[status] + headers + b"\r\n" + bytes(response.body))
+        self.transport.close()
 
 
 class Server(uvicorn.Server):
@@ -86,18 +134,17 @@ class Server(uvicorn.Server):
         return int(self.servers[0].sockets[0].getsockname()[1])
 
 
-def make_server(app: ASGIApp, **where: Any) -> Server:
+def make_server(app: ASGIApp, *, head_within: float = HEAD_WITHIN, **where: Any) -> Server:
     """A server for an app: `host` and `port`, or `uds`."""
     config = uvicorn.Config(
         app,
-        http=PromptHeads,
+        http=partial(Strict, head_within=head_within),  # type: ignore[arg-type]
         lifespan="off",
         access_log=False,
         log_config=None,
         server_header=False,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=5,
-        h11_max_incomplete_event_size=64 * 1024,
         **where,
     )
     return Server(config)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -40,6 +41,9 @@ class Group(Protocol):
     def pressure(self) -> Pressure | None:
         """How often limits were hit; None when that is not known here."""
 
+    def end(self) -> None:
+        """Kill whatever is inside."""
+
     async def remove(self) -> None:
         """Remove the groups, which must be empty."""
 
@@ -57,9 +61,6 @@ class Groups(Protocol):
     def open(self, name: str) -> Group:
         """A group that was made earlier."""
 
-    def names(self) -> list[str]:
-        """The sessions that have groups here."""
-
 
 def _write(path: Path, value: object) -> None:
     path.write_text(str(value))
@@ -75,6 +76,13 @@ def _number(path: Path, key: str) -> int:
     except (OSError, ValueError):
         pass
     return 0
+
+
+def _kill(place: Path) -> None:
+    """End what is in a group; its name is a session's of ours, so nothing else can be in it."""
+    with contextlib.suppress(OSError):
+        for pid in (place / "cgroup.procs").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
 
 
 async def _remove(places: list[Path]) -> None:
@@ -134,6 +142,10 @@ class GroupV1:
             memory=_number(self.places["memory"] / "memory.oom_control", "oom_kill"),
         )
 
+    def end(self) -> None:
+        """The pids hierarchy has them all."""
+        _kill(self.places["pids"])
+
     async def remove(self) -> None:
         """Remove every directory."""
         await _remove(list(self.places.values()))
@@ -166,10 +178,6 @@ class GroupsV1:
         """The same directories again."""
         return GroupV1({controller: parent / (PREFIX + name) for controller, parent in self.parents.items()})
 
-    def names(self) -> list[str]:
-        """From the pids hierarchy; every session is in it."""
-        return _names(self.parents["pids"])
-
 
 @dataclass(frozen=True, slots=True)
 class GroupV2:
@@ -201,6 +209,10 @@ class GroupV2:
             memory=_number(self.place / "memory.events", "oom_kill"),
         )
 
+    def end(self) -> None:
+        """One by one; there may be only a few."""
+        _kill(self.place)
+
     async def remove(self) -> None:
         """Remove the directory."""
         await _remove([self.place])
@@ -227,19 +239,6 @@ class GroupsV2:
     def open(self, name: str) -> Group:
         """The same directory again."""
         return GroupV2(self.parent / (PREFIX + name))
-
-    def names(self) -> list[str]:
-        """The directories of ours."""
-        return _names(self.parent)
-
-
-def _names(parent: Path) -> list[str]:
-    try:
-        return [
-            entry.name.removeprefix(PREFIX) for entry in parent.iterdir() if entry.name.startswith(PREFIX)
-        ]
-    except OSError:
-        return []
 
 
 def find(root: Path = _ROOT, own: str | None = None) -> tuple[Groups | None, str]:

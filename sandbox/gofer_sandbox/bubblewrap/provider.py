@@ -116,9 +116,11 @@ class Bubblewrap:
         return box
 
     async def remove(self, record: Record) -> None:
-        """Remove control directory, groups and claim."""
+        """Remove control directory, groups and claim, also of a start that was never finished."""
         probe = await self._probed()
         group = probe.groups.open(record.id) if probe.groups else None
+        if group:
+            group.end()
         await clean_up(record.id, record.reference, group)
 
 

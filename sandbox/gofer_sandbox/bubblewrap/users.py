@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 from pathlib import Path
@@ -43,10 +42,11 @@ def _holder(directory: Path, uid: int) -> str:
 
 
 def release(directory: Path, session: str, uid: int) -> None:
-    """Give an id back, if it is this session's."""
-    if _holder(directory, uid) == session:
-        with contextlib.suppress(FileNotFoundError):
-            (directory / str(uid)).unlink()
+    """Give a session's id back; if it is not known, whichever the session has claimed."""
+    claims = [directory / str(uid)] if uid >= 0 else list(directory.glob("*"))
+    for claim_file in claims:
+        if claim_file.name.isdigit() and _holder(directory, int(claim_file.name)) == session:
+            claim_file.unlink(missing_ok=True)
 
 
 def hand_over(workspace: Path, uid: int) -> None:

@@ -51,11 +51,13 @@ class DockerBox(LocalBox):
 
 
 async def clean_up(engine: Engine, session: str, reference: Reference) -> None:
-    """Remove what a container leaves: itself, its control directory, its user id."""
-    if reference.handle:
-        await engine.remove(reference.handle)
-    if reference.control:
-        control = Path(reference.control)
-        await asyncio.to_thread(remove_control, control)
-        if os.geteuid() == 0:
-            users.release(control.parent / "uids", session, reference.uid)
+    """Remove what a container leaves: itself, and whatever the engine says, control directory and user id."""
+    try:
+        if reference.handle:
+            await engine.remove(reference.handle)
+    finally:
+        if reference.control:
+            control = Path(reference.control)
+            await asyncio.to_thread(remove_control, control)
+            if os.geteuid() == 0:
+                users.release(control.parent / "uids", session, reference.uid)

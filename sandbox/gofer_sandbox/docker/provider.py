@@ -9,6 +9,7 @@ particular hides its processes, which the start notices and says.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -100,10 +101,9 @@ class Docker:
             raise
 
     async def _give_up(self, spec: Spec, reference: Reference) -> None:
-        try:
+        """Clean up after a failed start, whose error is the one to tell."""
+        with contextlib.suppress(EngineError):
             await clean_up(self._engine, spec.id, reference)
-        except EngineError:
-            await clean_up(self._engine, spec.id, _with(reference, handle=""))
 
     def _body(self, spec: Spec, found: Probe, uid: int, gid: int) -> dict[str, object]:
         # In a rootless engine's containers the user who runs it is called root.

@@ -53,7 +53,7 @@ class Egress:
         sockets = await listen_inside(reference, self._ports)
         handlers: tuple[Handler, Handler] = (self._forward, self._reverse)
         for handler, listening in zip(handlers, sockets, strict=True):
-            service = Service(handler, self._limits, self._meter, self._refusals)
+            service = Service(handler, reference.pid, self._limits, self._meter, self._refusals)
             await service.start(listening)
             self._services.append(service)
 

@@ -12,11 +12,19 @@ class EgressUnavailable(SandboxError):
 class Refused(Exception):
     """One request is refused: the status and the sentence its program gets, and the caller's report.
 
-    It never leaves this package.
+    `report`, if any, is the refusal in git's own words, sent instead of the sentence. It never leaves this
+    package.
     """
 
     def __init__(
-        self, reason: str, *, status: int = 403, host: str = "", port: int = 0, path: str = ""
+        self,
+        reason: str,
+        *,
+        status: int = 403,
+        host: str = "",
+        port: int = 0,
+        path: str = "",
+        report: bytes | None = None,
     ) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -24,3 +32,4 @@ class Refused(Exception):
         self.host = host
         self.port = port
         self.path = path
+        self.report = report

@@ -42,6 +42,12 @@ class Peer:
         self.meter = meter
         self.limits = limits
 
+    @property
+    def port(self) -> int:
+        """The other side's port."""
+        name = self.writer.get_extra_info("peername")
+        return int(name[1]) if name else 0
+
     async def receive(self, patience: float | None = None) -> h11.Event | None:
         """The next event, None when there is none in this cycle; Refused for what is not HTTP."""
         while True:
@@ -133,13 +139,12 @@ async def drain(peer: Peer, limit: int, patience: float) -> None:
         return
 
 
-async def answer(peer: Peer, status: int, text: str) -> None:
-    """A plain answer of our own, the last on its connection; nothing where one was already begun."""
+async def answer(peer: Peer, status: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+    """An answer of our own, the last on its connection; nothing where one was already begun."""
     if peer.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
         return
-    body = f"{text}\n".encode()
     headers = [
-        ("Content-Type", "text/plain; charset=utf-8"),
+        ("Content-Type", kind),
         ("Content-Length", str(len(body))),
         ("Connection", "close"),
     ]

@@ -13,7 +13,11 @@ _TEXT = 200
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One request that was not let through. Its texts come from the sandbox, made short and printable."""
+    """One request that was not let through.
+
+    Its texts come from the sandbox and are made short and printable. `command` is the program that asked, as
+    it was called; "" where it could not be found.
+    """
 
     proxy: str
     method: str
@@ -21,7 +25,12 @@ class Refusal:
     port: int
     path: str
     reason: str
+    command: str = ""
     when: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        for name in ("method", "host", "path", "reason", "command"):
+            object.__setattr__(self, name, printable(getattr(self, name)))
 
 
 class Refusals:
@@ -32,15 +41,15 @@ class Refusals:
         self._latest: deque[Refusal] = deque(maxlen=_KEPT)
         self.count = 0
 
-    def add(self, proxy: str, method: str, host: str, port: int, path: str, reason: str) -> None:
+    def add(self, refusal: Refusal) -> None:
         """Keep it and tell the caller. Contract of the caller's function: it does not raise or block."""
-        refusal = Refusal(proxy, printable(method), printable(host), port, printable(path), printable(reason))
         self._latest.append(refusal)
         self.count += 1
         if self._report is not None:
             self._report(refusal)
 
     def latest(self) -> tuple[Refusal, ...]:
+        """Oldest first."""
         return tuple(self._latest)
 
 

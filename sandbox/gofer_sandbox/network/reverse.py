@@ -16,7 +16,7 @@ from gofer_sandbox.network.credential import Mask
 from gofer_sandbox.network.dial import Dialer
 from gofer_sandbox.network.errors import Refused
 from gofer_sandbox.network.exchange import closing, exchange, request_head
-from gofer_sandbox.network.http import BodyCutOff, Headers, Peer, drain, end_to_end, framing, relay_body
+from gofer_sandbox.network.http import BodyCutOff, Headers, Peer, end_to_end, framing, relay_body
 from gofer_sandbox.network.paths import decoded, git_service, permitted, split_target
 from gofer_sandbox.network.rules import GitAccess, Rule
 
@@ -27,7 +27,6 @@ _NOT_SENT = (
     b"x-method-override",
 )  # fmt: skip
 _NOT_RETURNED = (b"set-cookie", b"www-authenticate", b"authentication-info", b"alt-svc")
-_PUSH_DISCARDED = 256 * 1024 * 1024
 
 
 @dataclass(eq=False, slots=True)
@@ -111,7 +110,8 @@ class ReverseProxy:
             push = await _push_head(client, request)
             reasons = git.objections(push, rule.git)
             if reasons:
-                await _reject_push(client, push, reasons)
+                told = "; ".join(f"push to {ref}: {reason}" for ref, reason in reasons.items())
+                raise Refused(told, report=git.rejection(push, reasons))
             early = push.data
         target = f"{path}?{query}" if query else path
         await self._exchange(rule, client, request_head(request.method, target, _host(rule), headers), early)
@@ -236,20 +236,3 @@ async def _push_head(client: Peer, request: h11.Request) -> git.PushHead:
             raise Refused("the push was cut off", status=400)
         push.feed(bytes(event.data))
     return push
-
-
-async def _reject_push(client: Peer, push: git.PushHead, reasons: dict[str, str]) -> None:
-    """Tell git which refs were refused and why, in its own words where it reads them; then raise Refused."""
-    refusal = Refused("; ".join(f"push to {ref}: {reason}" for ref, reason in reasons.items()))
-    report = git.rejection(push, reasons)
-    if report is not None:
-        await drain(client, _PUSH_DISCARDED, client.limits.idle_seconds)
-        headers = [
-            (b"content-type", b"application/x-git-receive-pack-result"),
-            (b"content-length", str(len(report)).encode()),
-            (b"cache-control", b"no-cache"),
-        ]
-        await client.send(
-            h11.Response(status_code=200, headers=headers), h11.Data(data=report), h11.EndOfMessage()
-        )
-    raise refusal

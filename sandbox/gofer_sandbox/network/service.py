@@ -8,10 +8,14 @@ from typing import Protocol
 
 import h11
 
+from gofer_sandbox.network.caller import command_behind
 from gofer_sandbox.network.errors import Refused
 from gofer_sandbox.network.http import Peer, answer, drain
 from gofer_sandbox.network.limits import EgressLimits, Meter
-from gofer_sandbox.network.refusals import Refusals
+from gofer_sandbox.network.refusals import Refusal, Refusals
+
+_DISCARDED = 1024 * 1024
+_PUSH_DISCARDED = 256 * 1024 * 1024
 
 
 class Handler(Protocol):
@@ -26,8 +30,13 @@ class Handler(Protocol):
 class Service:
     """One listening socket and its connections."""
 
-    def __init__(self, handler: Handler, limits: EgressLimits, meter: Meter, refusals: Refusals) -> None:
+    def __init__(
+        self, handler: Handler, keeper: int, limits: EgressLimits, meter: Meter, refusals: Refusals
+    ) -> None:
+        """`keeper` is the sandbox's first process, below which the connections' programs are found."""
         self._handler = handler
+        self._keeper = keeper
+        self._looking = asyncio.Lock()  # one search at a time: who provokes many waits for his own
         self._limits = limits
         self._meter = meter
         self._refusals = refusals
@@ -85,9 +94,24 @@ class Service:
             client.http.start_next_cycle()
 
     async def _refuse(self, client: Peer, request: h11.Request | None, refusal: Refused) -> None:
+        """Tell the caller first: while the program waits for its answer, it can still be found."""
         method = request.method.decode("ascii", "replace") if request else ""
+        async with self._looking:
+            command = await asyncio.to_thread(command_behind, self._keeper, client.port)
         self._refusals.add(
-            self._handler.name, method, refusal.host, refusal.port, refusal.path, refusal.reason
+            Refusal(
+                self._handler.name,
+                method,
+                refusal.host,
+                refusal.port,
+                refusal.path,
+                refusal.reason,
+                command,
+            )
         )
-        await answer(client, refusal.status, f"Refused by the sandbox: {refusal.reason}")
-        await drain(client, 1024 * 1024, 2)
+        if refusal.report is None:
+            await answer(client, refusal.status, f"Refused by the sandbox: {refusal.reason}\n".encode())
+            await drain(client, _DISCARDED, 2)
+        else:
+            await drain(client, _PUSH_DISCARDED, self._limits.idle_seconds)
+            await answer(client, 200, refusal.report, "application/x-git-receive-pack-result")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import re
 import stat
@@ -101,6 +100,8 @@ class _Stream:
 
     def widen(self) -> None:
         """Give the FIFO more room; worth its cost only for a lot of output."""
+        import fcntl  # not there on every system that may import this
+
         if not self.wide:
             self.wide = True
             with contextlib.suppress(OSError):

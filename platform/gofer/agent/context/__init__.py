@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gofer.agent.context.sizes import block_size, estimate
+from gofer.agent.context.sizes import block_size, estimate, run_size
 from gofer.agent.conversation import Said
 from gofer.agent.limits import Go
 from gofer.agent.model import Block, Message, Request
@@ -89,7 +89,8 @@ class Context:
     async def raw_size(self, state: State, extra: Sequence[Block] = ()) -> int:
         """The estimate alone, to compare with the next one."""
         added = sum(block_size(block) for block in extra)
-        return estimate(await self._messages(state)) + added + self.assembler.overhead()
+        before = estimate(await self.provider.opening(state))
+        return before + run_size(state) + added + self.assembler.overhead()
 
     async def shrink(self, state: State, *, force: bool = False) -> list[Point]:
         history = await self.provider.history(state)

@@ -52,6 +52,8 @@ class PlainAssembler:
         )
 
     async def _filled(self, message: Message) -> Message:
+        if not _pictures(message["content"]):
+            return message
         content = [await self._block(block) for block in message["content"]]
         return {**message, "content": content}
 
@@ -62,3 +64,10 @@ class PlainAssembler:
             return block
         data = await self._blobs.get(block["blob"])
         return (data and image_block(data)) or {"type": "text", "text": IMAGE_STUB}
+
+
+def _pictures(content: list[Block]) -> bool:
+    return any(
+        block["type"] == "image" or (block["type"] == "tool_result" and _pictures(block["content"]))
+        for block in content
+    )

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gofer.agent.context import Point
 from gofer.agent.context.rules import standing_rules
-from gofer.agent.context.sizes import block_size, text_size
+from gofer.agent.context.sizes import result_size, round_size, text_size
 from gofer.agent.conversation import Said, Summary
 from gofer.agent.model import Usage
 from gofer.agent.state import Call, Round, State
@@ -91,8 +91,8 @@ class PlainCompressor:
     def _clear(self, state: State) -> list[Point]:
         last = max(state.kept_from, len(state.rounds) - self._settings.keep_rounds)
         calls = [call for round_ in state.rounds[state.kept_from : last] for call in round_.calls]
-        big = [call for call in calls if call.id not in state.cleared and _result_size(call) > 100]
-        if sum(_result_size(call) for call in big) < self._settings.clear_batch:
+        big = [call for call in calls if call.id not in state.cleared and result_size(call, state) > 100]
+        if sum(result_size(call, state) for call in big) < self._settings.clear_batch:
             return []
         return [Point("context.cleared", {"call_ids": [call.id for call in big]})]
 
@@ -113,7 +113,7 @@ class PlainCompressor:
         if state.rounds and state.rounds[-1].answer is None:
             cut -= 1
         while cut > state.kept_from:
-            size += _round_size(state.rounds[cut - 1])
+            size += round_size(state.rounds[cut - 1], state)
             if size > keep:
                 break
             cut -= 1
@@ -143,17 +143,6 @@ class PlainCompressor:
                 "cost": condensed.cost,
             },
         )
-
-
-def _result_size(call: Call) -> int:
-    if call.result is None:
-        return 0
-    return text_size(call.result["content"]) + 1600 * len(call.result["images"])
-
-
-def _round_size(round_: Round) -> int:
-    blocks = [*round_.input, *(round_.answer or [])]
-    return sum(block_size(block) for block in blocks) + sum(_result_size(call) for call in round_.calls)
 
 
 def _last_seq(round_: Round) -> int:

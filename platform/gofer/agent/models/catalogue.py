@@ -67,7 +67,7 @@ class Catalogue:
             raise ConfigError(f"No provider called {provider!r} is configured (there are: {there}).")
         if provider == "anthropic" or known.speaks == "anthropic":
             if not known.key:
-                raise ConfigError(f"{name} needs a key. Run: gofer secret set anthropic_key")
+                raise ConfigError(f"{name} needs a key. Run: gofer secrets put anthropic_key")
             window = known.context_window or (1_000_000 if _MILLION.match(model) else 200_000)
             return Anthropic(
                 model,

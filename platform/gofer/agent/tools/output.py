@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, Protocol
 
 from gofer.agent.untrusted import clean
 from gofer.tool import Blobs, ToolResult
@@ -12,13 +12,44 @@ MAX_CHARACTERS = 24_000
 MAX_LINE = 2_000
 MAX_BLOB = 10_000_000
 
-Mask = Callable[[str], str]
+
+class Masking(Protocol):
+    """Masks a text that arrives in pieces, also where a secret is split between two."""
+
+    def feed(self, chunk: str) -> str: ...
+
+    def flush(self) -> str: ...
 
 
-async def fit(result: ToolResult, mask: Mask, blobs: Blobs | None) -> ToolResult:
+class Masker(Protocol):
+    """Hides secrets."""
+
+    def redact(self, text: str) -> str: ...
+
+    def stream(self) -> Masking: ...
+
+
+class NoMask:
+    """For a run that knows no secrets."""
+
+    def redact(self, text: str) -> str:
+        return text
+
+    def stream(self) -> Masking:
+        return self
+
+    def feed(self, chunk: str) -> str:
+        return chunk
+
+    def flush(self) -> str:
+        return ""
+
+
+async def fit(result: ToolResult, mask: Masker, blobs: Blobs | None) -> ToolResult:
     """The result as model and journal get it. What does not fit is kept as a blob, masked as well."""
-    text = mask(clean(result.content))
+    text = mask.redact(clean(result.content))
     short = shorten(text)
+    result = replace(result, details=_masked(dict(result.details), mask))
     if short == text:
         return replace(result, content=text)
     more = result.more
@@ -26,6 +57,14 @@ async def fit(result: ToolResult, mask: Mask, blobs: Blobs | None) -> ToolResult
         ref = await blobs.put(text.encode()[:MAX_BLOB], "text/plain")
         more = f'The whole is kept: read it in parts with read(path="output:{ref}", offset=1).'
     return replace(result, content=f"{short}\n[{more}]" if more else short, truncated=True, more=more)
+
+
+def _masked(value: Any, mask: Masker) -> Any:
+    if isinstance(value, str):
+        return mask.redact(value)
+    if isinstance(value, dict):
+        return {key: _masked(inner, mask) for key, inner in value.items()}
+    return [_masked(inner, mask) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def shorten(text: str) -> str:

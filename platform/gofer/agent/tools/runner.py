@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from gofer.agent.model import Block, ToolSpec
 from gofer.agent.state import Call
 from gofer.agent.tools.bash import command_result, unless_stopped
-from gofer.agent.tools.output import Mask, fit
+from gofer.agent.tools.output import Masker, NoMask, fit
 from gofer.agent.tools.policy import Policy
 from gofer.agent.tools.registry import Registry
 from gofer.agent.transcript import OUTCOME_UNKNOWN
@@ -59,14 +59,14 @@ class Tools:
         *,
         shell: Shell | None,
         blobs: Blobs | None,
-        mask: Mask = str,
+        mask: Masker | None = None,
         allowed_hosts: tuple[str, ...] = (),
     ) -> None:
         self._registry = registry
         self._policy = policy
         self._shell = shell
         self._blobs = blobs
-        self._mask = mask
+        self._mask = mask or NoMask()
         self._hosts = allowed_hosts
 
     def offered(self) -> list[ToolSpec]:
@@ -138,6 +138,7 @@ class Tools:
         return None
 
     def _context(self, call: Call, around: Surroundings) -> ToolContext:
+        live = self._mask.stream()
         return ToolContext(
             call_id=call.id,
             shell=self._shell,
@@ -145,7 +146,7 @@ class Tools:
             narrowed=around.narrowed,
             allowed_hosts=self._hosts,
             stopping=around.stopping,
-            on_output=lambda text: around.on_output(call.id, self._mask(text)),
+            on_output=lambda text: around.on_output(call.id, live.feed(text)),
             notes={"plan": around.plan},
             seconds_left=around.seconds_left,
         )

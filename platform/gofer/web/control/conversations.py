@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ from sqlalchemy import Connection, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.purging import purge_conversation
+from gofer.purging import purge_conversation, remove_shell_files
 from gofer.store.tables import bindings, conversations
 from gofer.web.control.asking import BY, MOST_ROWS, Question, answered, platform_of, queried, rows, without
 
@@ -45,7 +46,10 @@ def _list(connection: Connection, wanted: Wanted) -> list[dict[str, Any]]:
 async def purge(request: Request) -> Response:
     """Destroy what was said in one, everywhere."""
     platform = platform_of(request)
+    conversation_id = request.path_params["id"]
     purged = await platform.database.write(
-        partial(purge_conversation, vault=platform.vault, conversation_id=request.path_params["id"], by=BY)
+        partial(purge_conversation, vault=platform.vault, conversation_id=conversation_id, by=BY)
     )
+    shells = platform.settings.data_dir / "shells"
+    await asyncio.to_thread(remove_shell_files, shells, conversation_id)
     return answered(request, dataclasses.asdict(purged))

@@ -1,0 +1,110 @@
+"""Hot statements: written in SQLAlchemy Core, compiled once for each database, and run by its driver.
+
+For a short statement Core costs five to ten times what the driver does, and the engine runs a dozen of them for each
+message. A statement given here is a constant of its module; values are bound by name. Rows are named tuples.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Connection, Insert
+from sqlalchemy.util import await_only
+
+Values = Mapping[str, Any]
+
+_NOTHING: Values = {}
+
+
+def fetch(connection: Connection, statement: Any, values: Values = _NOTHING) -> list[Any]:
+    """Run a statement and return its rows; none for one without RETURNING."""
+    compiled = _compiled(connection, statement, values)
+    arguments = compiled.arguments(values)
+    driver: Any = connection.connection.driver_connection
+    if connection.dialect.name == "postgresql":
+        found = await_only(driver.fetch(compiled.sql, *arguments))
+    else:
+        found = driver.execute(compiled.sql, arguments).fetchall()
+    return [compiled.row(values) for values in found]
+
+
+def first(connection: Connection, statement: Any, values: Values = _NOTHING) -> Any:
+    """The first row, or None."""
+    rows = fetch(connection, statement, values)
+    return rows[0] if rows else None
+
+
+def scalar(connection: Connection, statement: Any, values: Values = _NOTHING) -> Any:
+    """The first value of the first row, or None."""
+    row = first(connection, statement, values)
+    return None if row is None else row[0]
+
+
+def many(connection: Connection, statement: Any, rows: Sequence[Values]) -> None:
+    """Run a statement for each row of values; all of them name the same values."""
+    if not rows:
+        return
+    compiled = _compiled(connection, statement, rows[0])
+    arguments = [compiled.arguments(row) for row in rows]
+    driver: Any = connection.connection.driver_connection
+    if connection.dialect.name == "postgresql":
+        await_only(driver.executemany(compiled.sql, arguments))
+    else:
+        driver.executemany(compiled.sql, arguments)
+
+
+class _Compiled:
+    """A statement as one driver takes it: the text, how to order the values, how to read a row."""
+
+    def __init__(self, statement: Any, dialect: Any, keys: list[str] | None) -> None:
+        compiled = statement.compile(dialect=dialect, column_keys=keys)
+        assert not compiled.post_compile_params, "a hot statement has no lists to expand"
+        self.sql: str = compiled.string
+        defaults = {column.key: column.default.arg for column in compiled.insert_prefetch}
+        self._binds: list[tuple[str, Any, Callable[[Any], Any] | None]] = []
+        for name in compiled.positiontup:
+            bind = compiled.binds[name]
+            given = defaults.get(name, ... if bind.required else bind.effective_value)
+            self._binds.append((name, given, bind.type.dialect_impl(dialect).bind_processor(dialect)))
+        columns = list(statement.exported_columns.items())
+        row: Any = namedtuple("Row", [name for name, _ in columns], rename=True)  # type: ignore[misc]
+        self._make = row._make
+        readers = [column.type.dialect_impl(dialect).result_processor(dialect, None) for _, column in columns]
+        self._readers = [(place, reader) for place, reader in enumerate(readers) if reader is not None]
+
+    def arguments(self, values: Values) -> list[Any]:
+        """The values in the order of the text."""
+        ordered = []
+        for name, given, process in self._binds:
+            value = values.get(name, given)
+            assert value is not ..., f"no value for {name}"
+            ordered.append(value if process is None else process(value))
+        return ordered
+
+    def row(self, values: Sequence[Any]) -> Any:
+        """A named tuple of what the driver returned."""
+        if not self._readers:
+            return self._make(values)
+        read = list(values)
+        for place, reader in self._readers:
+            read[place] = reader(read[place])
+        return self._make(read)
+
+
+_cache: WeakKeyDictionary[Any, dict[Any, _Compiled]] = WeakKeyDictionary()
+
+
+def _compiled(connection: Connection, statement: Any, values: Values) -> _Compiled:
+    """The statement for this database; an insert also depends on which columns are given."""
+    forms = _cache.get(statement)
+    if forms is None:
+        forms = _cache.setdefault(statement, {})
+    inserting = isinstance(statement, Insert)
+    form = (connection.dialect.name, *values) if inserting else connection.dialect.name
+    compiled = forms.get(form)
+    if compiled is None:
+        compiled = forms[form] = _Compiled(statement, connection.dialect, list(values) if inserting else None)
+    return compiled

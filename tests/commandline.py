@@ -1,0 +1,187 @@
+"""The real command line beside a real server, and a strict stand-in for the service it speaks with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from gofer.cli import main
+from gofer.rehearsal.hello import HelloService
+from gofer.web.unix_socket import reachable
+
+SIGNING_KEY = "a signing key that must never be shown"
+PATIENCE = 60.0
+
+
+def environment(data_dir: Path, **settings: str) -> dict[str, str]:
+    """What a process is started with: nothing of the installation the tests run in."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GOFER_")}
+    # What is compiled once starts faster the next twenty times.
+    clean.pop("PYTHONDONTWRITEBYTECODE", None)
+    given = {f"GOFER_{name.upper()}": value for name, value in settings.items()}
+    return {
+        **clean,
+        "GOFER_DATA_DIR": str(data_dir),
+        "GOFER_LOG_FORMAT": "json",
+        "GOFER_SANDBOX": "off",
+        "GOFER_POLL_INTERVAL": "0.2",
+        **given,
+    }
+
+
+def gofer(
+    data_dir: Path, *arguments: str, stdin: str = "", **settings: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command as somebody at a shell would."""
+    return subprocess.run(
+        [sys.executable, "-m", "gofer", *arguments],
+        env=environment(data_dir, **settings),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+class Process:
+    """A running `gofer serve` (or web, or worker)."""
+
+    def __init__(self, data_dir: Path, *arguments: str, **settings: str) -> None:
+        self.data_dir = data_dir
+        self._output = (data_dir.parent / f"log-{time.monotonic_ns()}").open("w+b")
+        command = arguments or ("serve",)
+        port = () if command[0] == "worker" else ("--port", "0")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gofer", *command, *port],
+            env=environment(data_dir, **settings),
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+        )
+        self.url = ""
+
+    def wait_until_ready(self) -> Process:
+        """By its own word in the log."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            for line in self.log():
+                if line.get("event") == "process.ready":
+                    self.url = line["url"]
+                    return self
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.02)
+        raise AssertionError(self.text())
+
+    def text(self) -> str:
+        self._output.flush()
+        return Path(self._output.name).read_text()
+
+    def log(self) -> list[dict[str, Any]]:
+        """The complete lines it has logged."""
+        found = []
+        for line in self.text().splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return found
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Ask it to end; its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(PATIENCE)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._output.close()
+
+
+class Hello:
+    """The stand-in in a thread of its own, so that tests need no event loop."""
+
+    def __init__(self) -> None:
+        self.service = HelloService(SIGNING_KEY)
+        self._loop = asyncio.new_event_loop()
+        self._ready, self._over = threading.Event(), asyncio.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert self._ready.wait(PATIENCE)
+
+    def _run(self) -> None:
+        async def live() -> None:
+            async with self.service.open():
+                self._ready.set()
+                await self._over.wait()
+
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(live())
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join()
+
+    def post(self, url: str, connection: str, id: str, text: str = "hello", room: str = "kitchen") -> Any:
+        """A signed webhook; its answer."""
+        body = self.service.message(id, room, text)
+        return httpx2.post(f"{url}/hooks/{connection}", content=body, headers=self.service.signed(body))
+
+    def replies_to(self, *ids: str) -> list[str]:
+        return [reply.to for reply in self.service.ledger if reply.to in ids]
+
+
+class Terminal:
+    """Types commands in this process, which is the same code without the wait for the interpreter."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys = capsys
+        self._monkeypatch = monkeypatch
+        self.shown = ""
+
+    def __call__(self, *arguments: str, stdin: str = "", fails: int = 0) -> str:
+        """A command that ends with the given code; what it printed, on stderr when it fails."""
+        self._monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        code = main([*arguments])
+        out, err = self._capsys.readouterr()
+        self.shown += out + err
+        assert code == fails, f"{arguments}: {code}\n{out}\n{err}"
+        assert "Traceback" not in err
+        if fails:
+            assert len(err.strip().splitlines()) <= 1, err
+        return err if fails else out
+
+    def json(self, *arguments: str, stdin: str = "") -> Any:
+        return json.loads(self(*arguments, "--json", stdin=stdin))
+
+
+def until(condition: Callable[[], Any], within: float = PATIENCE) -> Any:
+    """Wait for something to become true."""
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    raise AssertionError("It did not happen.")
+
+
+def control(data_dir: Path, path: str) -> Any:
+    """Ask a running server over its socket."""
+    with (
+        reachable(data_dir / "gofer.sock") as name,
+        httpx2.Client(transport=httpx2.HTTPTransport(uds=name, verify=False)) as client,
+    ):
+        return client.get(f"http://gofer/api/v1{path}").json()

@@ -1,0 +1,50 @@
+"""The real command line beside a real server, and a strict stand-in for the service it speaks with."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from commandline import Hello, Process, Terminal, environment
+
+
+@pytest.fixture
+def hello() -> Iterator[Hello]:
+    hello = Hello()
+    yield hello
+    hello.close()
+
+
+@pytest.fixture
+def start(data_dir: Path) -> Iterator[Callable[..., Process]]:
+    """Starts processes; whatever still runs at the end is killed."""
+    started: list[Process] = []
+
+    def begin(*arguments: str, at: Path = data_dir, **settings: str) -> Process:
+        process = Process(at, *arguments, **settings)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.close()
+
+
+@pytest.fixture
+def terminal(
+    data_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Terminal]:
+    for name in [name for name in os.environ if name.startswith("GOFER_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment(data_dir).items():
+        if name.startswith("GOFER_"):
+            monkeypatch.setenv(name, value)
+    handlers = logging.getLogger().handlers[:]
+    yield Terminal(capsys, monkeypatch)
+    logging.getLogger().handlers[:] = handlers
+    structlog.reset_defaults()

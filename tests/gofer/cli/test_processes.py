@@ -1,0 +1,204 @@
+"""Processes: they start where they may, end in good order, and hand over what they could not finish."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from commandline import SIGNING_KEY, Hello, Process, Terminal, control, gofer, until
+from gofer.rehearsal.hello import Fault
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def connect(terminal: Terminal, hello: Hello, tmp_path: Path) -> Callable[[], str]:
+    """Add a connection to the stand-in, beside a server or before one."""
+
+    def add() -> str:
+        key = tmp_path / "key.txt"
+        key.write_text(SIGNING_KEY)
+        made = terminal.json(
+            *("connections", "add", "hello", "--set", f"reply_url={hello.service.url}"),
+            *("--secret-file", f"signing_key={key}"),
+        )
+        return str(made["connection"]["id"])
+
+    return add
+
+
+def test_work_in_hand_is_finished_before_the_end(
+    start: Start, connect: Callable[[], str], hello: Hello
+) -> None:
+    server = start().wait_until_ready()
+    id_ = connect()
+    hello.service.faults.append(Fault("stalled", 1))
+    hello.post(server.url, id_, "m1")
+    until(lambda: not hello.service.faults)
+    assert server.stop() == 0
+    assert hello.replies_to("m1") == ["m1"]
+    assert "process.stopped" in server.text()
+    assert not (server.data_dir / "gofer.sock").exists()
+    assert SIGNING_KEY not in server.text()
+
+
+def test_work_that_takes_too_long_is_handed_over_and_done_once(
+    start: Start, connect: Callable[[], str], hello: Hello, terminal: Terminal
+) -> None:
+    server = start(stop_within="0").wait_until_ready()
+    id_ = connect()
+    hello.service.faults.append(Fault("stalled", 1))
+    hello.post(server.url, id_, "m1")
+    until(lambda: not hello.service.faults)
+    assert server.stop() == 0
+    deliver = next(job for job in terminal.json("jobs", "list")["jobs"] if job["kind"] == "deliver")
+    assert (deliver["state"], deliver["reason"]) == ("ready", "worker.stopped")
+    until(lambda: hello.replies_to("m1"))
+    start().wait_until_ready()
+    until(lambda: all(job["state"] == "done" for job in control(server.data_dir, "/jobs")["jobs"]))
+    assert hello.replies_to("m1") == ["m1"]
+
+
+def test_a_second_signal_ends_it_at_once(start: Start, connect: Callable[[], str], hello: Hello) -> None:
+    server = start(stop_within="60").wait_until_ready()
+    id_ = connect()
+    hello.service.faults.append(Fault("stalled", 30))
+    hello.post(server.url, id_, "m1")
+    until(lambda: not hello.service.faults)
+    server.process.send_signal(signal.SIGINT)
+    until(lambda: "process.stopping" in server.text())
+    assert server.stop() == 130
+
+
+def test_a_taken_port_is_one_clear_line(data_dir: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = gofer(data_dir, "serve", "--port", str(port))
+    assert done.returncode == 78
+    (line,) = done.stderr.splitlines()
+    assert f"127.0.0.1:{port}" in line
+    assert f"--port {port + 1}" in line
+
+
+def test_the_socket_is_for_its_user_alone_and_a_stale_one_is_replaced(start: Start, data_dir: Path) -> None:
+    killed = start().wait_until_ready()
+    killed.stop(signal.SIGKILL)
+    assert (data_dir / "gofer.sock").exists()
+    server = start().wait_until_ready()
+    assert stat.S_IMODE((data_dir / "gofer.sock").stat().st_mode) == 0o600
+    assert control(data_dir, "/status")["pid"] == server.process.pid
+
+
+def test_web_and_worker_apart_on_postgres(
+    start: Start, hello: Hello, postgres_url: str, data_dir: Path, tmp_path: Path
+) -> None:
+    key = tmp_path / "key.txt"
+    key.write_text(SIGNING_KEY)
+    web = start("web", database_url=postgres_url).wait_until_ready()
+    worker = start("worker", database_url=postgres_url).wait_until_ready()
+    made = gofer(
+        data_dir,
+        *("connections", "add", "hello", "--set", f"reply_url={hello.service.url}", "--json"),
+        *("--secret-file", f"signing_key={key}"),
+        database_url=postgres_url,
+    )
+    id_ = json.loads(made.stdout)["connection"]["id"]
+    assert hello.post(web.url, id_, "m1").json() == {"result": "accepted"}
+    until(lambda: hello.replies_to("m1"))
+    roles = {each["roles"] for each in control(data_dir, "/status")["processes"]}
+    assert roles == {"web", "worker"}
+    assert worker.stop() == 0
+    assert hello.post(web.url, id_, "m2").json() == {"result": "accepted"}
+    assert web.stop() == 0
+    assert hello.replies_to("m2") == []
+    start("worker", database_url=postgres_url).wait_until_ready()
+    until(lambda: hello.replies_to("m2"))
+
+
+def test_a_long_path_is_no_obstacle_and_systemd_is_told(
+    start: Start, tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True, mode=0o700)
+    monkeypatch.setenv("GOFER_DATA_DIR", str(deep))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        listener.settimeout(60)
+        server = start(at=deep)
+        assert listener.recv(100) == b"READY=1"
+        assert terminal.json("status")["pid"] == server.process.pid
+        server.process.terminate()
+        assert listener.recv(100) == b"STOPPING=1"
+
+
+# What one server that stands there can show.
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    data_dir = tmp_path_factory.mktemp("standing") / "data"
+    data_dir.mkdir(mode=0o700)
+    server = Process(data_dir)
+    yield server.wait_until_ready()
+    server.close()
+
+
+def test_a_second_process_on_the_file_is_refused(standing: Process) -> None:
+    second = gofer(standing.data_dir, "serve", "--port", "0")
+    assert second.returncode == 75
+    assert f"pid {standing.process.pid}" in second.stderr.splitlines()[-1]
+    assert "GOFER_DATABASE_URL" in second.stderr
+    assert control(standing.data_dir, "/status")["pid"] == standing.process.pid
+
+
+def test_health_and_metrics(standing: Process) -> None:
+    assert httpx2.get(f"{standing.url}/healthz").status_code == 200
+    assert httpx2.get(f"{standing.url}/readyz").json()["status"] == "ready"
+    assert "gofer_jobs" in httpx2.get(f"{standing.url}/metrics").text
+
+
+def test_control_is_not_on_the_network(standing: Process) -> None:
+    assert httpx2.get(f"{standing.url}/api/v1/status").status_code == 404
+
+
+def test_the_log_has_the_ids(standing: Process, hello: Hello, tmp_path: Path) -> None:
+    key = tmp_path / "key.txt"
+    key.write_text(SIGNING_KEY)
+    made = gofer(
+        standing.data_dir,
+        *("connections", "add", "hello", "--set", f"reply_url={hello.service.url}", "--json"),
+        *("--secret-file", f"signing_key={key}"),
+    )
+    id_ = json.loads(made.stdout)["connection"]["id"]
+    answer = hello.post(standing.url, id_, "m1")
+    until(lambda: len(_lines(standing, "job.concluded")) == 2)
+    (request,) = [line for line in _lines(standing, "request") if line["path"] == f"/hooks/{id_}"]
+    assert request["request"] == answer.headers["x-request-id"]
+    assert request["delivery"] == 1
+    assert [(line["job"], line["attempt"], line["kind"]) for line in _lines(standing, "job.concluded")] == [
+        (1, 1, "answer"),
+        (2, 1, "deliver"),
+    ]
+
+
+def _lines(process: Process, event: str) -> list[dict[str, Any]]:
+    return [line for line in process.log() if line["event"] == event]
+
+
+def test_a_refused_request_is_seen_by_status_and_doctor(
+    standing: Process, terminal: Terminal, hello: Hello, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOFER_DATA_DIR", str(standing.data_dir))
+    assert hello.post(standing.url, "hello_nobody", "m1").status_code == 401
+    refusal = terminal.json("status", "--refusals")["refusals"][0]
+    assert (refusal["status"], refusal["connection"]) == (401, "hello_nobody")
+    assert "refused requests" in terminal("doctor")

@@ -1,0 +1,125 @@
+"""What people and scripts rely on: help with examples, exit codes, one line for an error, nothing secret."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from commandline import Terminal, environment, gofer
+from gofer.cli.commands import COMMANDS, NOUNS, app
+
+
+def commands() -> Iterator[tuple[str, ...]]:
+    for name in COMMANDS:
+        yield (name,)
+    for noun, group in NOUNS.items():
+        for command in group.registered_commands:
+            yield noun, command.name or command.callback.__name__  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("command", [*commands()], ids=" ".join)
+def test_every_command_explains_itself_with_an_example(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    app([*command, "--help"], standalone_mode=False)
+    text = capsys.readouterr().out
+    if command[0] not in ("version",):
+        assert f"gofer {' '.join(command)}" in text.partition("Usage:")[2].partition("\n")[2]
+    if command[0] not in ("serve", "web", "worker"):
+        assert "--json" in text
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, gofer.cli; gofer.cli.main(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert not loaded & {"sqlalchemy", "httpx2", "starlette", "pydantic", "alembic", "anthropic", "uvicorn"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("bogus",), 2, "No such command 'bogus'"),
+        (("jobs", "show", "seven"), 2, "integer"),
+        (("jobs", "list", "--state", "lost"), 2, "The states are: ready"),
+        (("jobs", "show", "7"), 3, "There is no job 7"),
+        (("connections", "add", "hello"), 2, "reply_url"),
+        (("connections", "add", "nothing"), 3, "There is: "),
+        (("connections", "add", "hello", "--set", "reply_url"), 2, "name=value"),
+        (("connections", "show", "hello_x"), 3, "gofer connections list"),
+        (("secrets", "put", "x"), 2, "empty"),
+        (("secrets", "put", "bad name"), 2, "letters"),
+        (("secrets", "put", "x", "--owner", "hello_x"), 3, "hello_x"),
+        (("purge", "conv_x"), 2, "--yes"),
+        (("purge", "conv_x", "--yes"), 3, "conv_x"),
+        (("schedules", "add", "x", "often", "--kind", "y"), 2, "cron"),
+        (("schedules", "add", "x", "* * * * *", "--kind", "y", "--timezone", "Mars"), 2, "Mars"),
+        (("schedules", "add", "x", "* * * * *", "--kind", "y", "--missed", "maybe"), 2, "missed"),
+        (("schedules", "add", "x", "* * * * *", "--kind", "y", "--payload", "["), 2, "JSON"),
+        (("replay", "nothing.json", "--to", "x"), 2, "nothing.json"),
+        (("replay", "7"), 3, "no delivery 7"),
+        (("restore", "nothing.db"), 2, "nothing.db"),
+        (("web",), 78, "gofer serve"),
+        (("worker",), 78, "Postgres"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_what_cannot_be_done_is_one_line_and_a_code(
+    terminal: Terminal, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    assert says in terminal(
+        *arguments, stdin="value" if "bad name" in arguments or "--owner" in arguments else "", fails=code
+    )
+
+
+def test_a_wrong_setting_names_its_variable(data_dir: Path) -> None:
+    done = gofer(data_dir, "status", lease="-1")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert done.stderr.startswith("gofer: GOFER_LEASE ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_secret_typed_as_an_argument_is_refused_and_not_repeated(terminal: Terminal) -> None:
+    said = terminal("connections", "add", "hello", "--secret-file", "sk-typed-by-mistake", fails=2)
+    assert "sk-typed-by-mistake" not in said
+    assert "name=path" in said
+
+
+def test_a_reader_that_goes_away_is_no_error(data_dir: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "gofer", "version"],
+        env=environment(data_dir),
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode in (1, 141)
+    assert done.stderr == b""
+
+
+def test_words_of_strangers_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    from gofer.cli.showing import facts, table
+
+    table(("title",), [("\x1b[2J\u202egone [red]x[/red]\r\n",)])
+    facts([("title", "\x1b]0;owned\x07")])
+    shown = capsys.readouterr().out
+    assert not {"\x1b", "\x07", "\u202e", "\r"} & set(shown)
+    assert "[red]x[/red]" in shown
+
+
+def test_the_command_tree_is_whole() -> None:
+    assert typer.main.get_command(app).name == "gofer"
+    names = set(COMMANDS) | set(NOUNS)
+    assert names >= {
+        *("serve", "web", "worker", "demo", "doctor", "status", "key", "secrets", "connections", "jobs"),
+        *("deliveries", "questions", "schedules", "replay", "backup", "restore", "purge", "version"),
+    }

@@ -1,0 +1,64 @@
+"""An outbox over a real store and a service on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import httpx2
+import pytest
+from sqlalchemy import update
+
+from gofer.accounts import Accounts
+from gofer.jobs.outcome import Outcome
+from gofer.jobs.queue import SERVICE, Claim
+from gofer.jobs.worker import Run
+from gofer.outbox.deliver import Outbox
+from gofer.registry import Registry
+from gofer.store.tables import connections
+from gofer.vault.redaction import Redactor
+from hello_service import HelloService
+from world import CONNECTION, World
+
+
+@pytest.fixture
+async def service(world: World) -> AsyncIterator[HelloService]:
+    async with HelloService().serving() as service:
+        settings = {"reply_url": service.url}
+        await world.run(
+            lambda c: c.execute(
+                update(connections).where(connections.c.id == CONNECTION).values(settings=settings)
+            )
+        )
+        yield service
+
+
+@pytest.fixture
+async def outbox(world: World, service: HelloService) -> AsyncIterator[Outbox]:
+    async with httpx2.AsyncClient(timeout=5) as http:
+        registry = Registry.installed()
+        accounts = Accounts(
+            database=world.database, vault=world.vault, registry=registry, public_url="", http=http
+        )
+        yield Outbox(
+            database=world.database,
+            vault=world.vault,
+            accounts=accounts,
+            redactor=Redactor(),
+            late_write_within=20,
+        )
+
+
+Deliver = Callable[[], Awaitable[tuple[Claim, Outcome]]]
+
+
+@pytest.fixture
+def deliver(world: World, outbox: Outbox) -> Deliver:
+    """Run the next deliver job to its end."""
+
+    async def run() -> tuple[Claim, Outcome]:
+        claim = await world.claim_one(pool=SERVICE)
+        outcome = await outbox.handle(Run(claim))
+        await world.end(claim, outcome)
+        return claim, outcome
+
+    return run

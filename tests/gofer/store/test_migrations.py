@@ -1,0 +1,77 @@
+"""Migrations: the same tables as the classes say, on both databases, and an upgrade with live rows in them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, select, text
+from sqlmodel import SQLModel
+
+from gofer.errors import ConfigError
+from gofer.settings import Settings
+from gofer.store import migrations
+from gofer.store.database import Database
+from gofer.store.open import database_for, migrate
+from gofer.store.tables import agents, jobs, messages
+from gofer.vault.envelope import Vault
+from world import World
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def blank(request: pytest.FixtureRequest, data_dir: Path) -> AsyncIterator[Database]:
+    """A database without tables."""
+    url = "" if request.param == "sqlite" else request.getfixturevalue("blank_postgres_url")
+    database = database_for(Settings(data_dir=data_dir, database_url=url))
+    await database.start()
+    yield database
+    await database.close()
+
+
+def differences(connection: Connection) -> list[object]:
+    context = MigrationContext.configure(
+        connection, opts={"compare_type": True, "compare_server_default": True}
+    )
+    return list(compare_metadata(context, SQLModel.metadata))
+
+
+async def test_migrations_make_exactly_the_tables_of_the_classes(database: Database) -> None:
+    assert await database.read(differences) == []
+
+
+async def test_a_fresh_database_is_brought_up_to_date_once(blank: Database) -> None:
+    assert await blank.read(migrations.current) is None
+    await migrate(blank, backup_to=None)
+    await migrate(blank, backup_to=None)
+    assert await blank.read(migrations.current) == migrations.newest()
+
+
+async def test_processes_that_start_together_migrate_once(blank: Database) -> None:
+    await asyncio.gather(*(migrate(blank, backup_to=None) for _ in range(4)))
+    assert await blank.read(differences) == []
+
+
+async def test_a_database_of_a_later_release_is_refused_with_the_way_out(database: Database) -> None:
+    await database.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'")))
+    with pytest.raises(ConfigError, match=r"9999.*newer.*gofer restore"):
+        await migrate(database, backup_to=None)
+
+
+async def test_an_upgrade_keeps_live_rows_and_work_goes_on(
+    blank: Database, vault: Vault, tmp_path: Path
+) -> None:
+    """The first release's tables with a job in mid-run, brought to this release's."""
+    await blank.write(lambda c: migrations.upgrade(c, "0001"))
+    world = await World.made(blank, vault)
+    await world.say("hello")
+    claim = await world.claim_one()
+    await migrate(blank, backup_to=tmp_path / "backups")
+    assert await blank.read(differences) == []
+    await world.end(claim)
+    counted = [await world.count(table) for table in (agents, jobs, messages)]
+    assert counted == [1, 1, 1]
+    assert (await world.rows(select(jobs.c.state)))[0][0] == "done"

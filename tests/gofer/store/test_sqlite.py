@@ -1,0 +1,210 @@
+"""SQLite's own promises: group commit, a full disk, a power cut, one process at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, func, insert, select
+
+from gofer.errors import ConfigError, StoreBusy, StoreError, StoreUnavailable
+from gofer.settings import Settings
+from gofer.store.backup import check_database, copy_database, restore_database
+from gofer.store.open import database_for
+from gofer.store.sqlite import SqliteDatabase
+from gofer.store.tables import workspaces
+
+
+def path_of(url: str) -> Path:
+    return Path(url.removeprefix("sqlite:///"))
+
+
+@pytest.fixture
+async def store(sqlite_url: str) -> AsyncIterator[SqliteDatabase]:
+    store = SqliteDatabase(path_of(sqlite_url))
+    await store.start()
+    yield store
+    await store.close()
+
+
+def add(name: str, size: int = 1) -> Callable[[Connection], Any]:
+    return lambda c: c.execute(insert(workspaces).values(id=name, name="x" * size, created_at=0))
+
+
+def count(c: Connection) -> int:
+    return int(c.execute(select(func.count()).select_from(workspaces)).scalar_one())
+
+
+async def test_what_is_queued_together_is_committed_together(store: SqliteDatabase) -> None:
+    commits: list[str] = []
+
+    def listen(c: Connection) -> None:
+        raw = c.connection.dbapi_connection
+        assert isinstance(raw, sqlite3.Connection)
+        raw.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
+
+    await store.write(listen)
+    commits.clear()
+    await asyncio.gather(*(store.write(add(f"w{n}")) for n in range(100)))
+    assert 1 <= len(commits) < 20
+
+
+async def test_a_full_disk_rolls_back_and_those_that_fit_are_kept(store: SqliteDatabase) -> None:
+    pages = await store.write(lambda c: c.exec_driver_sql("PRAGMA page_count").scalar_one())
+    await store.write(lambda c: c.exec_driver_sql(f"PRAGMA max_page_count={pages + 3}"))
+    verbs = [add("a"), add("huge", 500_000), add("b"), add("vast", 900_000), add("c")]
+    results = await asyncio.gather(*(store.write(verb) for verb in verbs), return_exceptions=True)
+    assert [isinstance(result, StoreUnavailable) for result in results] == [False, True, False, True, False]
+    assert await store.read(count) == 3
+    await store.write(lambda c: c.exec_driver_sql("PRAGMA max_page_count=1000000"))
+    await store.write(add("huge", 500_000))
+
+
+WRITE_UNTIL_KILLED = """
+import asyncio, sys, resource
+from pathlib import Path
+from gofer.store.sqlite import SqliteDatabase
+if len(sys.argv) > 2:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
+async def main():
+    store = SqliteDatabase(Path(sys.argv[1]))
+    await store.start()
+    async def write(n):
+        for k in range(100000):
+            name = f"{n}-{k}"
+            try:
+                row = (name, "x" * 500)
+                await store.write(lambda c: c.exec_driver_sql("INSERT INTO workspace VALUES (?, ?, 0)", row))
+            except Exception as error:
+                print("refused", type(error).__name__, flush=True)
+                return
+            print("kept", name, flush=True)
+    await asyncio.gather(*(write(n) for n in range(8)))
+asyncio.run(main())
+"""
+
+
+def writing(path: Path, *more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITE_UNTIL_KILLED, str(path), *more], stdout=subprocess.PIPE, text=True
+    )
+
+
+def names_in(path: Path) -> set[str]:
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        return {row[0] for row in connection.execute("SELECT id FROM workspace")}
+
+
+def test_a_second_process_is_refused_and_a_power_cut_loses_nothing_acknowledged(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    """Killed, and the files copied as they lie: what is not in them was only in memory."""
+    path = path_of(sqlite_url)
+    with writing(path) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(300)]
+        with pytest.raises(StoreBusy, match=rf"pid {process.pid}\).*Stop that one first.*GOFER_DATABASE_URL"):
+            asyncio.run(SqliteDatabase(path).start())
+        process.kill()
+        lines += process.stdout.readlines()
+    for suffix in ("", "-wal"):
+        shutil.copy(f"{path}{suffix}", tmp_path / f"copy.db{suffix}")
+    kept = {line.split()[1] for line in lines if line.endswith("\n")}
+    assert kept <= names_in(tmp_path / "copy.db")
+    asyncio.run(open_and_close(path))
+
+
+def test_a_file_size_limit_refuses_in_words_and_keeps_what_it_acknowledged(sqlite_url: str) -> None:
+    path = path_of(sqlite_url)
+    with writing(path, str(path.stat().st_size + 400_000)) as process:
+        lines = process.communicate(timeout=60)[0].splitlines()
+    kept = {line.split()[1] for line in lines if line.startswith("kept")}
+    assert kept
+    assert {line for line in lines if line.startswith("refused")} == {"refused StoreUnavailable"}
+    assert kept == names_in(path)
+
+
+async def open_and_close(path: Path) -> None:
+    store = SqliteDatabase(path)
+    await store.start()
+    await store.close()
+
+
+async def test_a_closed_store_says_so(sqlite_url: str) -> None:
+    store = SqliteDatabase(path_of(sqlite_url))
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await store.write(count)
+    await store.start()
+    await store.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await store.read(count)
+
+
+async def test_what_is_queued_at_close_is_still_written(sqlite_url: str) -> None:
+    store = SqliteDatabase(path_of(sqlite_url))
+    await store.start()
+    queued = [asyncio.ensure_future(store.write(add(f"w{n}"))) for n in range(20)]
+    await asyncio.sleep(0)
+    await store.close()
+    await asyncio.gather(*queued)
+    assert len(names_in(path_of(sqlite_url))) == 20
+
+
+async def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "gofer.db").mkdir()
+    with pytest.raises(StoreError, match=r"gofer\.db.*writable"):
+        await SqliteDatabase(tmp_path / "gofer.db").start()
+
+
+async def test_the_url_names_the_file(tmp_path: Path) -> None:
+    store = database_for(Settings(data_dir=tmp_path, database_url=""))
+    assert isinstance(store, SqliteDatabase)
+    assert store.path == tmp_path / "gofer.db"
+
+
+# Backups.
+
+
+async def test_a_backup_made_under_load_is_whole_and_holds_what_was_there(
+    store: SqliteDatabase, tmp_path: Path
+) -> None:
+    for n in range(50):
+        await store.write(add(f"before-{n}"))
+    load = [asyncio.ensure_future(store.write(add(f"load-{n}", 2000))) for n in range(300)]
+    await asyncio.to_thread(copy_database, store.path, tmp_path / "copy.db")
+    await asyncio.gather(*load)
+    assert {f"before-{n}" for n in range(50)} <= names_in(tmp_path / "copy.db")
+    assert (tmp_path / "copy.db").stat().st_mode & 0o077 == 0
+
+
+async def test_a_backup_is_restored_and_the_old_file_kept(sqlite_url: str, tmp_path: Path) -> None:
+    path = path_of(sqlite_url)
+    store = SqliteDatabase(path)
+    await store.start()
+    await store.write(add("old"))
+    copy_database(path, tmp_path / "copy.db")
+    await store.write(add("newer"))
+    await store.close()
+    aside = restore_database(tmp_path / "copy.db", path)
+    assert names_in(path) == {"old"}
+    assert aside is not None
+    assert names_in(aside) == {"old", "newer"}
+
+
+def test_what_is_no_backup_is_refused(sqlite_url: str, tmp_path: Path) -> None:
+    (tmp_path / "junk").write_bytes(os.urandom(4096))
+    for path in (tmp_path / "junk", tmp_path / "missing"):
+        with pytest.raises(ConfigError, match="not a Gofer backup"):
+            check_database(path)
+    with pytest.raises(ConfigError, match="exists already"):
+        copy_database(path_of(sqlite_url), tmp_path / "junk")

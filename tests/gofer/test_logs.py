@@ -1,0 +1,55 @@
+"""The log: every line carries its ids, and no line a secret."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from gofer.logs import set_up_logs
+from gofer.settings import Settings
+from gofer.vault.redaction import Redactor
+from gofer.vault.secret import Secret
+
+CANARY = "canary-in-the-log"
+
+
+@pytest.fixture
+def _clean() -> Iterator[None]:
+    handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
+    yield
+    logging.getLogger().handlers[:] = handlers
+    logging.getLogger().setLevel(level)
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("_clean")
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_no_secret_gets_into_a_line(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logs(Settings(log_format=form), Redactor({"token": Secret(CANARY)}))  # type: ignore[arg-type]
+    log = structlog.get_logger()
+    log.info(f"said {CANARY}", header=f"Bearer {CANARY}", nested={"deep": [CANARY]}, held=Secret(CANARY))
+    try:
+        local = CANARY
+        raise ValueError(f"broke on {local}")
+    except ValueError:
+        log.exception("it broke")
+        logging.getLogger("some.library").exception("it broke there, too: %s", CANARY)
+    shown = capsys.readouterr().err
+    assert CANARY not in shown
+    assert shown.count("ValueError") >= 2
+
+
+@pytest.mark.usefixtures("_clean")
+def test_a_line_carries_its_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logs(Settings(log_format="json", log_level="warning"), Redactor())
+    with structlog.contextvars.bound_contextvars(job=7, attempt=2):
+        structlog.get_logger().info("not shown")
+        structlog.get_logger().warning("shown")
+    (line,) = capsys.readouterr().err.splitlines()
+    told = json.loads(line)
+    assert (told["event"], told["level"], told["job"], told["attempt"]) == ("shown", "warning", 7, 2)
+    assert told["timestamp"].endswith("Z")

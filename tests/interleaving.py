@@ -1,0 +1,80 @@
+"""Two transactions stepped through each other, statement by statement, on real databases."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Connection, event
+from sqlalchemy.util import await_only
+
+from gofer.store.database import Database
+
+Verb = Callable[[Connection], Any]
+
+LONG_ENOUGH = 0.1
+"""Seconds in which the other transaction surely has finished or waits for a lock."""
+
+
+async def statements_of(database: Database, verb: Verb) -> int:
+    """How many statements a verb runs. It is rolled back."""
+    seen = 0
+
+    def count(*_: Any) -> None:
+        nonlocal seen
+        seen += 1
+
+    class Enough(Exception):
+        """Ends the transaction."""
+
+    def run(c: Connection) -> None:
+        event.listen(c, "before_cursor_execute", count)
+        verb(c)
+        event.remove(c, "before_cursor_execute", count)
+        raise Enough
+
+    with contextlib.suppress(Enough):
+        await database.write(run)
+    return seen
+
+
+async def interleave(database: Database, first: Verb, second: Verb, *, at: int) -> tuple[Any, Any]:
+    """Run `first`, stop it before its statement number `at` (or before its commit), run `second` as far as it gets,
+    let `first` go on. SQLite has one writer, so there `second` begins when `first` has ended."""
+    loop = asyncio.get_running_loop()
+    stopped, go_on, go_on_thread = asyncio.Event(), asyncio.Event(), threading.Event()
+    steps = 0
+
+    def stop() -> None:
+        loop.call_soon_threadsafe(stopped.set)
+        if database.dialect == "postgresql":
+            await_only(go_on.wait())
+        else:
+            go_on_thread.wait()
+
+    def step(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == at + 1:
+            stop()
+
+    def stepped(c: Connection) -> Any:
+        event.listen(c, "before_cursor_execute", step)
+        try:
+            result = first(c)
+        finally:
+            event.remove(c, "before_cursor_execute", step)
+        if steps <= at:
+            stop()
+        return result
+
+    one = asyncio.ensure_future(database.write(stepped))
+    await asyncio.wait([one, asyncio.ensure_future(stopped.wait())], return_when=asyncio.FIRST_COMPLETED)
+    two = asyncio.ensure_future(database.write(second))
+    await asyncio.wait([two], timeout=LONG_ENOUGH if database.dialect == "postgresql" else 0)
+    go_on.set()
+    go_on_thread.set()
+    return await one, await two

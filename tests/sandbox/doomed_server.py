@@ -1,0 +1,52 @@
+"""A server to be killed: starts a sandbox, prints its record, runs commands, and says what it has seen.
+
+Called with a base directory, a session directory, where to die, and commands; it is killed in the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from gofer_sandbox import Bubblewrap, Sandbox
+from gofer_sandbox.journal import Journal
+
+
+def say(text: str) -> None:
+    """To whoever waits for us."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def die_before_recording() -> None:
+    """Die at the very instant between having read the status and putting it down."""
+    write = Journal.write
+
+    def write_or_die(journal: Journal) -> None:
+        if not journal.live.running:
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(journal)
+
+    Journal.write = write_or_die  # type: ignore[assignment, method-assign]
+
+
+async def main(base: str, directory: str, where: str, *commands: str) -> None:
+    """Run all but the last command, then the last, telling of each piece of output."""
+    sandbox = Sandbox(Bubblewrap(base=Path(base)), directory=directory)
+    await sandbox.start()
+    for command in commands[:-1]:
+        await sandbox.run(command)
+    say(sandbox.record.to_json())
+    if where == "before recording":
+        die_before_recording()
+    timeout = 0.5 if where == "with a deadline" else 60
+    await sandbox.run(commands[-1], timeout=timeout, on_output=lambda _, data: say(f"got {len(data)}"))
+    say("done")
+    await asyncio.sleep(60)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,328 @@
+"""What every provider promises, one suite for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gofer_sandbox import (
+    Bubblewrap,
+    InvalidInput,
+    Level,
+    Limits,
+    Provider,
+    Record,
+    Sandbox,
+    SandboxClosed,
+    Unconfined,
+)
+from gofer_sandbox.docker import Docker
+from gofer_sandbox.files import Edit, EditRefused, FileMissing, FileRefused
+from gofer_sandbox.limits import KIB, MIB
+from sandbox.docker_engine import docker_engine
+from sandbox.leftovers import nothing_left
+
+
+def _docker(stack: ExitStack, place: Path) -> Provider:
+    base = place / "base"
+    base.mkdir(mode=0o711)
+    return Docker("debian:12", engine=stack.enter_context(docker_engine(place)).address, base=base)
+
+
+PROVIDERS: dict[str, Callable[[ExitStack, Path], Provider]] = {
+    "bubblewrap": lambda stack, place: Bubblewrap(),
+    "bubblewrap without cgroups": lambda stack, place: Bubblewrap(use_cgroups=False),
+    "docker": _docker,
+    "unconfined": lambda stack, place: Unconfined(),
+}
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="contract-"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(params=PROVIDERS)
+def provider(request: pytest.FixtureRequest, place: Path) -> Iterator[Provider]:
+    with ExitStack() as stack:
+        yield PROVIDERS[request.param](stack, place)
+
+
+@pytest.fixture
+async def sandbox(provider: Provider, place: Path) -> AsyncIterator[Sandbox]:
+    limits = Limits(output=4 * KIB, spool=100 * KIB, spools=150 * KIB)
+    async with nothing_left(Sandbox(provider, directory=place / "session", limits=limits)) as started:
+        yield started
+
+
+async def test_state_persists_between_commands(sandbox: Sandbox) -> None:
+    await sandbox.run(
+        "mkdir d; cd d; export E=e; V='v\n\"q'; A=(1 '2 3'); declare -A M=([k]=v); f() { echo f; }; "
+        "alias al='echo al'; set -o pipefail; shopt -s extglob; umask 027; set -- p q; declare -r R=r; "
+        "declare -i I=5; declare -n N=E; g() { [[ $1 == @(a|b) ]] && echo g; }; export -f f"
+    )
+    check = (
+        'echo "${PWD##*/} $E $V ${A[1]} ${M[k]} $(f) $(bash -c f)"; al; false | true; echo $?; umask; '
+        'g a; echo $R $N; I=1+1; echo $I; cd - >/dev/null; echo "${PWD##*/}"; cd - >/dev/null'
+    )
+    expected = 'd e v\n"q 2 3 v f f\nal\n1\n0027\ng\nr e\n2\nworkspace\n'
+    assert (await sandbox.run(check)).output == expected
+    assert (await sandbox.run("echo $#")).output == "2\n"
+    ended = await sandbox.run("exit 9")
+    assert (ended.exit_code, ended.restarted, ended.state_lost) == (9, True, False)
+    assert (await sandbox.run(check)).output == expected, "after the shell's death"
+
+
+async def test_a_result_says_everything(sandbox: Sandbox) -> None:
+    result = await sandbox.run("echo out; echo err >&2; cd /; false")
+    assert (result.number, result.exit_code, result.ok) == (1, 1, False)
+    assert (result.output, result.errors, result.cwd) == ("out\nerr\n", "", "/")
+    assert (result.kept, result.dropped, result.full_output) == (8, 0, None)
+    assert (result.timed_out, result.cancelled, result.restarted, result.recreated) == (False,) * 4
+    assert 0 < result.duration < 60
+    assert (await sandbox.run("true")).ok
+
+
+async def test_streams_can_be_kept_apart(sandbox: Sandbox) -> None:
+    result = await sandbox.run("echo out; echo err >&2; echo out2", separate=True)
+    assert (result.output, result.errors) == ("out\nout2\n", "err\n")
+    assert (await sandbox.run("echo o; echo e >&2")).output == "o\ne\n"
+
+
+async def test_output_streams_while_the_command_runs(sandbox: Sandbox) -> None:
+    pieces: list[tuple[int, bytes]] = []
+    seen = asyncio.Event()
+
+    def take(stream: int, data: bytes) -> None:
+        pieces.append((stream, data))
+        seen.set()
+
+    running = asyncio.create_task(sandbox.run("echo first; sleep 30; echo last", on_output=take))
+    await asyncio.wait_for(seen.wait(), 20)
+    assert not running.done()
+    await sandbox.cancel()
+    await running
+    assert pieces[0] == (1, b"first\n")
+
+
+async def test_a_listener_that_fails_costs_nothing(sandbox: Sandbox) -> None:
+    def fail(stream: int, data: bytes) -> None:
+        raise RuntimeError
+
+    assert (await sandbox.run("echo out", on_output=fail)).output == "out\n"
+
+
+async def test_output_is_capped_and_the_rest_can_be_paged(sandbox: Sandbox) -> None:
+    result = await sandbox.run("seq 1 10000")
+    assert result.kept == 4 * KIB
+    assert result.kept + result.dropped == 48894
+    assert result.output.startswith("1\n2\n")
+    assert result.output.endswith("\n9999\n10000\n")
+    assert f"{result.dropped} bytes left out" in result.output
+    assert result.full_output
+    whole, offset = b"", 0
+    while offset is not None:
+        page = sandbox.output(result.number, offset, 10_000)
+        whole += page.data
+        offset = page.next_offset  # type: ignore[assignment]
+    assert whole == "".join(f"{n}\n" for n in range(1, 10001)).encode()
+    assert sandbox.output(result.number, -6, 100).text == "10000\n"
+
+
+async def test_what_is_kept_on_disk_is_bounded(sandbox: Sandbox) -> None:
+    for _ in range(3):
+        result = await sandbox.run("head -c 1000000 /dev/zero | tr '\\0' x")
+        assert result.kept + result.dropped == 1_000_000
+        assert sandbox.output(result.number).size == 100 * KIB
+    kept = sum(path.stat().st_size for path in (sandbox.workspace.parent / "output").iterdir())
+    assert kept <= 150 * KIB
+    with pytest.raises(InvalidInput, match="no longer kept"):
+        sandbox.output(1)
+
+
+async def test_decoding_never_fails(sandbox: Sandbox) -> None:
+    assert (await sandbox.run(r"printf 'a\xffb\0\xc3'")).output == "a\ufffdb\0\ufffd"
+    assert len((await sandbox.run("head -c 3000 /dev/urandom")).output) > 0
+
+
+async def test_background_processes_stay_and_print_to_a_place_of_their_own(sandbox: Sandbox) -> None:
+    first = await sandbox.run("(while :; do echo tick; sleep 0.02; done) & echo started")
+    assert first.output.startswith("started\n")
+    assert first.background
+    second = await sandbox.run("sleep 0.1; echo second")
+    assert second.output == "second\n"
+    log = sandbox.workspace.parent / "output" / f"{first.number}.background"
+    assert log.read_text().startswith("tick\n")
+
+
+async def test_a_time_out_ends_what_the_command_started_and_only_that(sandbox: Sandbox) -> None:
+    await sandbox.run("A=kept; sleep 1234 & :")
+    result = await sandbox.run("echo begun; sleep 2345 & sleep 3456; echo NO", timeout=0.3)
+    assert (result.timed_out, result.output) == (True, "begun\n")
+    assert set(result.killed) == {"sleep 2345", "sleep 3456"}
+    assert result.background == ("sleep 1234",)
+    assert (await sandbox.run("echo $A")).output == "kept\n"
+
+
+async def test_cancel(sandbox: Sandbox) -> None:
+    assert not await sandbox.cancel()
+    running = asyncio.create_task(sandbox.run("echo begun; sleep 60; echo NO"))
+    await asyncio.sleep(0.1)
+    assert await sandbox.cancel()
+    result = await running
+    assert (result.cancelled, result.timed_out, result.output) == (True, False, "begun\n")
+    assert (await sandbox.run("echo alive")).output == "alive\n"
+
+
+async def test_a_cancelled_caller_leaves_the_session_fit(sandbox: Sandbox) -> None:
+    running = asyncio.create_task(sandbox.run("sleep 4567; echo NO"))
+    await asyncio.sleep(0.1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    after = await sandbox.run("echo alive")
+    assert (after.output, after.background) == ("alive\n", ())
+
+
+async def test_commands_given_at_once_run_one_after_the_other(sandbox: Sandbox) -> None:
+    results = await asyncio.gather(*(sandbox.run(f"echo {n}; sleep 0.01; echo {n}") for n in range(5)))
+    assert [result.output for result in results] == [f"{n}\n{n}\n" for n in range(5)]
+
+
+async def test_files(sandbox: Sandbox) -> None:
+    await sandbox.write("a/b.txt", "one\ntwo\n")
+    assert (await sandbox.run("cat a/b.txt; echo three >>a/b.txt")).output == "one\ntwo\n"
+    assert (await sandbox.read("a/b.txt", first_line=2)).lines == ("two", "three")
+    await sandbox.edit("a/b.txt", [Edit("two", "TWO")])
+    assert (await sandbox.read_bytes("a/b.txt")).data == b"one\nTWO\nthree\n"
+    assert [entry.name for entry in (await sandbox.list("a")).entries] == ["b.txt"]
+    with pytest.raises(EditRefused):
+        await sandbox.edit("a/b.txt", [Edit("missing", "x")])
+    with pytest.raises(FileMissing):
+        await sandbox.read("nothing")
+    with pytest.raises((FileRefused, FileMissing)):
+        await sandbox.read("/run/s/c")
+
+
+async def test_searching(sandbox: Sandbox) -> None:
+    await sandbox.run(
+        "mkdir -p s/.git s/deep; echo needle >s/deep/x.py; echo needle >s/.git/x.py; touch -- s/-y.py"
+    )
+    assert (await sandbox.find("*.py", "s")).output.splitlines() == ["s/-y.py", "s/deep/x.py"]
+    assert (await sandbox.grep("ne+dle", "s")).output == "s/deep/x.py:1:needle\n"
+    assert (await sandbox.grep("-x'$(touch /tmp/no)", "s")).exit_code == 0
+    for bad in ("", "a\0b"):
+        with pytest.raises(InvalidInput):
+            await sandbox.grep(bad)
+
+
+async def test_attach_by_record(provider: Provider, place: Path) -> None:
+    first = Sandbox(provider, directory=place / "session", environment={"GIVEN": "x"})
+    await first.start()
+    await first.run("A=1; sleep 5678 &")
+    text = first.record.to_json()
+    await first.detach()
+    second = await Sandbox.attach(Record.from_json(text), provider)
+    result = await second.run("echo $A $GIVEN")
+    assert (result.output, result.background) == ("1 x\n", ("sleep 5678",))
+    await second.close()
+    restored = await Sandbox.restore(Record.from_json(text), provider)
+    assert (await restored.run("echo $A $GIVEN")).output == "1 x\n"
+    await restored.close()
+
+
+async def test_snapshot_is_what_restore_uses(sandbox: Sandbox) -> None:
+    await sandbox.run("unique_name=unique_value")
+    snapshot = await sandbox.snapshot()
+    assert snapshot
+    assert b'unique_name="unique_value"' in snapshot
+
+
+async def test_nothing_runs_after_close(provider: Provider) -> None:
+    sandbox = Sandbox(provider)
+    with pytest.raises(SandboxClosed):
+        await sandbox.run("true")
+    await sandbox.start()
+    directory = sandbox.workspace.parent
+    await sandbox.run("setsid sleep 6789 & nohup sleep 6789 & (sleep 6789 &) ; trap '' TERM")
+    await sandbox.close()
+    await sandbox.close()
+    assert not directory.exists()
+    with pytest.raises(SandboxClosed):
+        await sandbox.run("true")
+
+
+async def test_capabilities_are_true(provider: Provider, sandbox: Sandbox) -> None:
+    report = await provider.probe()
+    assert sandbox.capabilities.provider == provider.name == report.provider
+    assert sandbox.capabilities.level == report.level
+    assert (report.level is Level.NONE) == (provider.name == "unconfined")
+    assert report.words.startswith(f"{provider.name}: ")
+
+
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("a\0b", {}, "NUL"),
+    ("\ud800", {}, "surrogates"),
+    ("x" * (16 * MIB + 1), {}, "at most"),
+    ("true", {"timeout": 0}, "more than zero"),
+    ("true", {"timeout": -1}, "more than zero"),
+    ("true", {"timeout": math.nan}, "more than zero"),
+    ("true", {"timeout": math.inf}, "more than zero"),
+    ("true", {"timeout": "5"}, "number"),
+    ("true", {"timeout": True}, "number"),
+    ("true", {"timeout": None}, "number"),
+    (None, {}, "text or bytes"),  # type: ignore[list-item]
+    (["ls"], {}, "text or bytes"),  # type: ignore[list-item]
+    (7, {}, "text or bytes"),  # type: ignore[list-item]
+]
+
+
+async def test_bad_input_is_refused_in_plain_words(sandbox: Sandbox) -> None:
+    for command, options, words in BAD:
+        with pytest.raises(InvalidInput, match=words):
+            await sandbox.run(command, **options)
+    for path in ("", "a\0b", "x" * 5000):
+        with pytest.raises(Exception, match=r"\S") as caught:
+            await sandbox.read(path)
+        assert isinstance(caught.value, (InvalidInput, FileMissing)) or "FileError" in str(
+            type(caught.value).__mro__
+        )
+    for number, offset, limit in ((99, 0, 10), (1, 0, 0), (1, 0, -1), (1, 0, 10**9)):
+        with pytest.raises(InvalidInput):
+            sandbox.output(number, offset, limit)
+    assert (await sandbox.run("echo alive")).output == "alive\n"
+
+
+def test_bad_settings_are_refused() -> None:
+    for environment in ({"A B": "x"}, {"": "x"}, {"A": "x\0"}, {"A": 1}):
+        with pytest.raises(InvalidInput):
+            Sandbox(environment=environment)  # type: ignore[arg-type]
+    for limits in (
+        {"memory": 0},
+        {"processes": 1},
+        {"memory": "1"},
+        {"cpus": math.nan},
+        {"disk": 1.5},
+        {"tmp": 2**40},
+    ):
+        with pytest.raises(InvalidInput):
+            Limits(**limits)
+
+
+async def test_unconfined_says_so_at_every_start(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        caplog.clear()
+        async with Sandbox(Unconfined()):
+            assert "no isolation" in caplog.text
+    assert isinstance(Sandbox()._provider, Bubblewrap), "never chosen by itself"

@@ -1,0 +1,115 @@
+"""What happens to a session that takes too much: the excess ends, the session and its state do not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gofer_sandbox import Bubblewrap, Limits, Sandbox, processes
+from gofer_sandbox.limits import MIB
+from sandbox.leftovers import nothing_left
+
+PYTHON = Path("/usr/bin/python3").exists()
+SMALL = Limits(memory=256 * MIB, processes=48, tmp=16 * MIB, shm=8 * MIB, disk=30 * MIB, files=300)
+
+
+@pytest.fixture(params=[True, False], ids=["cgroups", "rlimits"])
+async def make(request: pytest.FixtureRequest) -> Callable[..., Sandbox]:
+    provider = Bubblewrap(use_cgroups=request.param)
+    await provider.probe()
+
+    def sandbox(**limits: Any) -> Sandbox:
+        return Sandbox(provider, limits=replace(SMALL, **limits))
+
+    return sandbox
+
+
+async def test_a_fork_bomb_ends_and_leaves_the_session_its_state(make: Callable[..., Sandbox]) -> None:
+    async with nothing_left(make()) as sandbox:
+        await sandbox.run("A=kept; sleep 1111 &")
+        bomb = await sandbox.run("b() { b | b & }; b; sleep 0.5; echo on", timeout=5)
+        after = await sandbox.run("unset -f b; echo $A; ls /workspace | cat", timeout=10)
+        assert after.output == "kept\n"
+        told = [*bomb.notes, *after.notes]
+        assert any("too many processes" in note for note in told) or bomb.timed_out, told
+        calm = await sandbox.run("for i in 1 2 3 4 5; do /bin/echo $i; done", timeout=10)
+        assert calm.output == "1\n2\n3\n4\n5\n"
+        assert calm.background in ((), ("sleep 1111",))
+        inside = list(processes.descendants(sandbox.record.reference.pid))
+        assert len(inside) < 10
+
+
+async def test_the_number_of_processes_is_limited(make: Callable[..., Sandbox]) -> None:
+    async with make() as sandbox:
+        await sandbox.run("for i in {1..100}; do sleep 50 & done 2>/dev/null", timeout=2)
+        assert len(list(processes.descendants(sandbox.record.reference.pid))) <= 50
+        assert (await sandbox.run("echo alive", timeout=10)).output == "alive\n"
+
+
+@pytest.mark.skipif(not PYTHON, reason="needs the system's Python inside")
+async def test_a_memory_hog_is_ended_and_the_shell_is_not(make: Callable[..., Sandbox]) -> None:
+    async with nothing_left(make()) as sandbox:
+        await sandbox.run("A=kept")
+        result = await sandbox.run("python3 -c 'x = bytearray(700_000_000); print(len(x))'", timeout=20)
+        assert result.exit_code not in (0, None)
+        assert "700000000" not in result.output
+        if sandbox.capabilities.limits_by != "rlimits":
+            assert any("out of memory" in note for note in result.notes)
+        assert (await sandbox.run("echo $A")).output == "kept\n"
+
+
+async def test_a_workspace_does_not_grow_beyond_its_limit(make: Callable[..., Sandbox]) -> None:
+    async with make() as sandbox:
+        await sandbox.run("A=kept")
+        fill = "n=0; while :; do head -c 2000000 /dev/zero >/workspace/f$n; n=$((n+1)); sleep 0.02; done"
+        result = await sandbox.run(fill, timeout=30)
+        assert not result.timed_out
+        assert any("the workspace holds" in note for note in result.notes)
+        held = sum(path.stat().st_size for path in sandbox.workspace.iterdir())
+        assert held < 300 * MIB
+        assert (await sandbox.run("rm -f /workspace/*; echo $A")).output == "kept\n"
+        assert (await sandbox.run("sleep 0.4; echo fits >/workspace/x; cat /workspace/x")).output == "fits\n"
+
+
+async def test_a_workspace_does_not_hold_too_many_files(make: Callable[..., Sandbox]) -> None:
+    async with make() as sandbox:
+        fill = "mkdir hidden; for n in {1..400}; do : >hidden/f$n; done; chmod 0 hidden; sleep 60"
+        result = await sandbox.run(fill, timeout=20)
+        assert not result.timed_out
+        assert any("files" in note for note in result.notes)
+        assert (await sandbox.run("chmod 700 hidden; rm -rf hidden; echo alive")).output == "alive\n"
+
+
+async def test_no_command_runs_longer_than_the_session_allows(make: Callable[..., Sandbox]) -> None:
+    async with make(seconds=0.3) as sandbox:
+        assert (await sandbox.run("sleep 60", timeout=60)).timed_out
+
+
+async def test_processor_time_is_shared_out() -> None:
+    async with Sandbox(limits=replace(SMALL, cpus=0.2)) as sandbox:
+        if sandbox.capabilities.limits_by == "rlimits":
+            pytest.skip("this machine has no cgroups for us; this half did not run")
+        await sandbox.run("while :; do :; done & while :; do :; done & sleep 1")
+        used = [
+            sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+            for pid in processes.descendants(sandbox.record.reference.pid)
+        ]
+        assert sum(used) < 0.6 * processes.TICKS
+
+
+async def test_output_of_any_size_takes_no_memory() -> None:
+    async with Sandbox() as sandbox:
+        await sandbox.run("yes | head -c 1000000 >/dev/null")
+        before = _resident()
+        result = await sandbox.run("yes | head -c 200000000", timeout=60)
+        assert result.kept + result.dropped == 200_000_000
+        assert _resident() - before < 30 * MIB
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,93 @@
+"""A whole sandbox with its gate: the network opens with it, follows it when made again, and ends with it."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gofer_sandbox import Bubblewrap, Record, Sandbox
+from gofer_sandbox.network import AllowedHost, Credential, Egress, GitAccess, Rule
+from sandbox.upstream import PASSWORD, USER, Upstream, seed_repositories, upstream
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Upstream]:
+    seed_repositories(tmp_path)
+    with upstream(tmp_path) as running:
+        running.pages["/"] = (200, {}, b"hello\n")
+        yield running
+
+
+async def here(host: str, port: int) -> list[str]:
+    """Every name is this machine: the test's own DNS."""
+    return ["127.0.0.1"]
+
+
+def gate_for(server: Upstream) -> Egress:
+    return Egress([AllowedHost("ok.test", (server.port,), allow_private=True)], resolve=here)
+
+
+def _end(pid: int) -> None:
+    """Kill a process and wait until it has gone."""
+    handle = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    select.select([handle], [], [], 10)
+    os.close(handle)
+
+
+async def test_the_gate_follows_the_sandbox(server: Upstream) -> None:
+    ask = f"curl -s http://ok.test:{server.port}/"
+    gate = gate_for(server)
+    sandbox = Sandbox(Bubblewrap(), gate=gate)
+    await sandbox.start()
+    assert (await sandbox.run(ask)).output == "hello\n"
+    _end(sandbox.record.reference.pid)
+    assert (await sandbox.run("true")).recreated
+    assert (await sandbox.run(ask)).output == "hello\n"
+    record = sandbox.record.to_json()
+    await sandbox.detach()
+    second = await Sandbox.attach(Record.from_json(record), Bubblewrap(), gate=gate_for(server))
+    try:
+        assert (await second.run(ask)).output == "hello\n"
+    finally:
+        await second.close()
+
+
+async def test_without_a_gate_nothing_is_reached(server: Upstream) -> None:
+    async with Sandbox(Bubblewrap()) as sandbox:
+        assert (await sandbox.run(f"curl -s http://127.0.0.1:{server.port}/")).exit_code == 7
+        assert (await sandbox.run("env | grep -i proxy")).output == ""
+
+
+async def test_git_works_with_the_configuration_we_give_and_a_grant(server: Upstream) -> None:
+    rule = Rule(
+        "code",
+        f"http://git.test:{server.port}",
+        ("/org/repo",),
+        credential=Credential.basic(USER, PASSWORD),
+        git=GitAccess(push=("refs/heads/work/*",)),
+        allow_private=True,
+    )
+    gate = gate_for(server)
+    async with Sandbox(Bubblewrap(), gate=gate) as sandbox:
+        await sandbox.write(".gitconfig", gate.git_config(rule) + "[user]\n\tname = a\n\temail = a@b\n")
+        clone = (
+            f"git clone -q {rule.upstream}/org/repo.git && cd repo && git commit -q --allow-empty -m second"
+        )
+        assert (await sandbox.run(clone)).exit_code != 0
+        async with gate.grant(rule):
+            assert (await sandbox.run(clone)).ok
+            assert (await sandbox.run("git push -q origin HEAD:work/fix")).ok
+            refused = await sandbox.run("git push -q origin HEAD:main")
+        assert "may push only to refs/heads/work/*" in refused.output
+        assert (await sandbox.run("git push -q origin HEAD:work/late")).exit_code != 0
+    assert "work/fix" in server.git("for-each-ref")
+    assert "work/late" not in server.git("for-each-ref")
+    assert [r.host for r in gate.refusals] == ["code", "git.test", "code"]
+    shutil.rmtree(server.repositories, ignore_errors=True)

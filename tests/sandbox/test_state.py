@@ -1,0 +1,123 @@
+"""Snapshots taken apart, and the filter's decisions on both machines, without a sandbox."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from gofer_sandbox.bubblewrap import seccomp
+from gofer_sandbox.shell import frames
+from gofer_sandbox.shell.state import Snapshot
+
+VARIABLES = b"""declare -- A="one
+declare -x TMOUT=\\"5\\"
+three"
+declare -ar BASH_VERSINFO=([0]="5")
+declare -x TMOUT="1"
+declare -- B=$'it\\'s\\ndeclare -- C="x"'
+declare -ir UID="1000"
+declare -x PROMPT_COMMAND="sleep 1"
+declare -a ARR=([0]="a b" [1]=$'c\\nd')
+declare -x EMPTY
+declare -x OLDPWD="/old"
+declare -- PS1=""
+"""
+
+
+def snapshot(**parts: bytes) -> bytes:
+    values = {
+        "cwd": b"/tmp",
+        "variables": b"",
+        "functions": b"",
+        "aliases": b"",
+        "settings": b"",
+        "options": b"",
+    }
+    values |= parts
+    return b"S" + b"\0".join(values.values()) + b"\0E"
+
+
+def test_only_what_may_be_restored_is() -> None:
+    parsed = Snapshot.parse(snapshot(variables=VARIABLES, cwd=b"/it's"))
+    assert parsed
+    state = parsed.state("/workspace").decode()
+    assert 'declare -- A="one\ndeclare -x TMOUT=\\"5\\"\nthree"\n' in state
+    assert "declare -- B=$'it\\'s\\ndeclare -- C=\"x\"'\n" in state
+    assert "declare -a ARR=" in state
+    assert "declare -x EMPTY\n" in state
+    for unwanted in ('TMOUT="1"', "BASH_VERSINFO", "UID", "PROMPT_COMMAND", "PS1"):
+        assert unwanted not in state
+    assert state.index("cd -- '/it'\\''s'") < state.index("OLDPWD")
+
+
+def test_options_that_would_end_the_next_shell_are_left_out() -> None:
+    options = b"set -o errexit\nset -o onecmd\nset +o posix\nset -o noexec\nset -o monitor\nrm -rf /\n"
+    parsed = Snapshot.parse(snapshot(options=options))
+    assert parsed
+    assert parsed.option_lines() == b"\\builtin set -o errexit\n\\builtin set +o posix\n"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"S", b"S/tmp\0", snapshot()[:-1], snapshot() + b"\0", b"X" + snapshot()[1:], b"\0" * 6]
+)
+def test_half_a_snapshot_is_none(data: bytes) -> None:
+    assert Snapshot.parse(data) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"D", b"D1", b"D1 x /", b"Dx 1 /", b"X1", b"Rx", b"P1", b"Q", b"D1 2"])
+def test_garbage_is_no_frame(data: bytes) -> None:
+    assert frames.parse(data) is None
+
+
+def test_frames() -> None:
+    assert frames.parse(b"D7 130 /a b\nc") == frames.Done(7, 130, "/a b\nc")
+    assert frames.parse(b"X2 9 line") == frames.Died(2, 9, b"line")
+    assert frames.parse(b"R12") == frames.Ready(12)
+    assert frames.parse(b"P") == frames.Snapped()
+
+
+ALLOWED, REFUSED, KILLED = "allowed", "refused", "killed"
+
+
+def decide(machine: str, number: int, *arguments: int, audit: int | None = None) -> str:
+    """Run the filter as the kernel would."""
+    program = seccomp.program(machine)
+    assert program
+    code = [struct.unpack("HBBI", program[i : i + 8]) for i in range(0, len(program), 8)]
+    values = [*arguments, 0, 0, 0, 0, 0, 0][:6]
+    data = struct.pack("<IIQ6Q", number, audit or seccomp.MACHINES[machine].audit, 0, *values)
+    register, at = 0, 0
+    while True:
+        operation, true, false, value = code[at]
+        at += 1
+        if operation == 0x20:
+            register = struct.unpack_from("<I", data, value)[0]
+        elif operation == 0x06:
+            return {0x7FFF: ALLOWED, 0x0005: REFUSED, 0x8000: KILLED}[value >> 16]
+        else:
+            test = {0x15: register == value, 0x35: register >= value, 0x45: bool(register & value)}[operation]
+            at += true if test else false
+
+
+@pytest.mark.parametrize("machine", seccomp.MACHINES)
+def test_the_filter_decides_the_same_on_both_machines(machine: str) -> None:
+    known = seccomp.MACHINES[machine]
+    for number in (*known.refused.values(), *seccomp._REFUSED_EVERYWHERE.values(), known.clone3):
+        assert decide(machine, number) == REFUSED
+    assert decide(machine, known.clone, 17) == ALLOWED
+    assert decide(machine, known.clone, 0x00010F00) == ALLOWED  # a thread
+    for flag in (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000):
+        assert decide(machine, known.clone, flag | 17) == REFUSED
+    assert [decide(machine, known.socket, family) for family in (1, 2, 10, 16)] == [ALLOWED] * 4
+    assert [decide(machine, known.socket, family) for family in (17, 38, 40, 44)] == [REFUSED] * 4
+    assert decide(machine, known.ioctl, 0, 0x5412) == REFUSED
+    assert decide(machine, known.ioctl, 0, 0x541C) == REFUSED
+    assert decide(machine, known.ioctl, 0, 0x5401) == ALLOWED
+    assert decide(machine, known.personality, 0) == ALLOWED
+    assert decide(machine, known.personality, 0x0400000) == REFUSED
+    assert decide(machine, 0, audit=0x40000003) == KILLED
+
+
+def test_an_unknown_machine_has_no_filter() -> None:
+    assert seccomp.program("vax") is None

@@ -1,0 +1,312 @@
+"""A session outlives its server, its shell and its box, and says what it could not keep."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gofer_sandbox import (
+    Bubblewrap,
+    InvalidInput,
+    Limits,
+    Record,
+    Sandbox,
+    SandboxClosed,
+    SandboxGone,
+    SandboxOwned,
+    processes,
+    reap,
+)
+from gofer_sandbox.shell.fifo import FifoWire
+
+SERVER = Path(__file__).with_name("doomed_server.py")
+STATE = "export A=1; f() { echo f$1; }; cd /tmp; sleep 4321 &"
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """Control files and records of these tests alone."""
+    path = Path(tempfile.mkdtemp(prefix="survival-", dir="/dev/shm"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A session's directory; not pytest's, which other users cannot pass through."""
+    path = Path(tempfile.mkdtemp(prefix="survival-"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+class Server:
+    """A process that has started a sandbox."""
+
+    def __init__(self, base: Path, directory: Path, where: str, *commands: str) -> None:
+        arguments = [sys.executable, str(SERVER), str(base), str(directory), where, *commands]
+        self._process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+        self.record = Record.from_json(self.line())
+
+    def line(self) -> str:
+        assert self._process.stdout
+        return self._process.stdout.readline()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self.wait()
+
+    def wait(self) -> None:
+        self._process.wait()
+        assert self._process.stdout
+        self._process.stdout.close()
+
+
+async def test_rest_of_the_output_and_exit_code_after_kill_of_the_server(base: Path, directory: Path) -> None:
+    command = "for i in {1..30}; do echo line $i; sleep 0.02; done; seq 1 30000; (exit 42)"
+    server = Server(base, directory, "", STATE, command)
+    server.line()
+    server.kill()
+    await asyncio.sleep(1)  # meanwhile the command fills its FIFO and waits
+
+    sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
+    result = await sandbox.pending()
+
+    assert result is not None
+    assert result.exit_code == 42
+    everything = "".join(f"line {i}\n" for i in range(1, 31)) + "".join(f"{i}\n" for i in range(1, 30001))
+    assert result.kept + result.dropped == len(everything)
+    kept = sandbox.output(result.number, limit=1024 * 1024)
+    assert kept.text == everything
+    after = await sandbox.run("echo $A $(f 2) $PWD; jobs")
+    assert after.output.startswith("1 f2 /tmp\n")
+    assert "sleep 4321" in after.output
+    assert after.background == ("sleep 4321",)
+    await sandbox.close()
+
+
+async def test_exit_code_is_not_lost_between_reading_and_recording_it(base: Path, directory: Path) -> None:
+    server = Server(base, directory, "before recording", STATE, "echo out; (exit 43)")
+    server.wait()
+    sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
+    result = await sandbox.pending()
+    assert result is not None
+    assert (result.exit_code, result.output, result.cwd) == (43, "out\n", "/tmp")
+    await sandbox.close()
+
+
+async def test_shell_that_died_while_nobody_was_there_comes_back(base: Path, directory: Path) -> None:
+    server = Server(base, directory, "", STATE, "echo begin; sleep 0.2; B=2; exit 5")
+    server.line()
+    server.kill()
+    await asyncio.sleep(0.5)
+    sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
+    result = await sandbox.pending()
+    assert result is not None
+    assert (result.exit_code, result.output, result.restarted) == (5, "begin\n", True)
+    assert (await sandbox.run("echo $A $B $(f 3) $PWD")).output == "1 2 f3 /tmp\n"
+    await sandbox.close()
+
+
+async def test_deadline_holds_across_servers(base: Path, directory: Path) -> None:
+    server = Server(base, directory, "with a deadline", STATE, "echo begin; sleep 77; echo NO")
+    server.line()
+    server.kill()
+    sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
+    result = await sandbox.pending()
+    assert result is not None
+    assert result.timed_out
+    assert result.killed == ("sleep 77",)
+    assert result.output == "begin\n"
+    assert (await sandbox.run("echo $A")).background == ("sleep 4321",)
+    await sandbox.close()
+
+
+async def test_a_session_has_one_owner(base: Path, directory: Path) -> None:
+    server = Server(base, directory, "", "true", "echo begin; sleep 1; echo end")
+    with pytest.raises(SandboxOwned):
+        await Sandbox.attach(server.record, Bubblewrap(base=base))
+    with pytest.raises(SandboxOwned):
+        await Sandbox.restore(server.record, Bubblewrap(base=base))
+    server.kill()
+    sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
+    with pytest.raises(SandboxOwned):
+        await Sandbox.attach(server.record, Bubblewrap(base=base))
+    await sandbox.close()
+
+
+async def test_detach_leaves_it_running(directory: Path) -> None:
+    provider = Bubblewrap()
+    first = Sandbox(provider, directory=directory)
+    await first.start()
+    await first.run(STATE)
+    record = Record.from_json(first.record.to_json())
+    assert record == first.record
+    await first.detach()
+    with pytest.raises(SandboxClosed):
+        await first.run("true")
+    second = await Sandbox.attach(record, provider)
+    assert await second.pending() is None
+    assert (await second.run("echo $A $(f 1)")).output == "1 f1\n"
+    assert second.record.last_command == 2
+    await second.close()
+    with pytest.raises(SandboxGone):
+        await Sandbox.attach(record, provider)
+
+
+async def test_state_reaches_the_next_shell_however_late_the_server_is(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_state = FifoWire.put_state
+
+    def late(wire: FifoWire, state: bytes, options: bytes) -> None:
+        time.sleep(0.02)
+        put_state(wire, state, options)
+
+    monkeypatch.setattr(FifoWire, "put_state", late)
+    async with Sandbox(directory=directory) as sandbox:
+        for number in range(5):
+            await sandbox.run(f"N={number}; exit 3")
+            assert (await sandbox.run("echo $N")).output == f"{number}\n"
+
+
+async def test_a_lost_box_is_made_again_with_files_and_state(directory: Path) -> None:
+    async with Sandbox(directory=directory) as sandbox:
+        await sandbox.run(STATE)
+        await sandbox.run("echo file >/workspace/file; export A=2")
+        await sandbox.snapshot()
+        os.kill(sandbox.record.reference.pid, signal.SIGKILL)
+        result = await sandbox.run("echo no")
+        assert (result.exit_code, result.recreated, result.state_lost) == (None, True, True)
+        assert result.background_lost == ("sleep 4321",)
+        after = await sandbox.run("echo $A $(f 1) $PWD $(cat /workspace/file)")
+        assert after.output == "2 f1 /tmp file\n"
+        assert not after.recreated
+
+
+async def test_a_box_lost_in_the_middle_of_a_command(directory: Path) -> None:
+    async with Sandbox(directory=directory) as sandbox:
+        await sandbox.run(STATE)
+        running = asyncio.create_task(sandbox.run("echo begin; sleep 50"))
+        await asyncio.sleep(0.2)
+        os.kill(sandbox.record.reference.pid, signal.SIGKILL)
+        result = await running
+        assert (result.exit_code, result.recreated, result.output) == (None, True, "begin\n")
+        assert (await sandbox.run("echo $A")).output == "1\n"
+
+
+async def test_after_a_reboot_files_and_state_come_back_and_the_loss_is_told(directory: Path) -> None:
+    provider = Bubblewrap()
+    sandbox = Sandbox(provider, directory=directory)
+    await sandbox.start()
+    await sandbox.run(STATE)
+    await sandbox.run("echo file >/workspace/file; umask 077; set -o pipefail; alias x='echo al'")
+    await sandbox.snapshot()
+    record = replace(sandbox.record, reference=replace(sandbox.record.reference, boot="another"))
+    os.kill(sandbox.record.reference.pid, signal.SIGKILL)
+    await sandbox.detach()
+
+    with pytest.raises(SandboxGone):
+        await Sandbox.attach(record, provider)
+    restored = await Sandbox.restore(record, provider)
+    result = await restored.run("echo $A $(f 1) $PWD $(umask); x $(cat /workspace/file); false | true")
+    assert result.output == "1 f1 /tmp 0077\nal file\n"
+    assert result.exit_code == 1
+    assert result.recreated
+    assert result.background_lost == ("sleep 4321",)
+    await restored.close()
+
+
+async def test_a_command_that_ran_when_all_was_lost_is_unknown(base: Path, directory: Path) -> None:
+    server = Server(base, directory, "", "A=1", "echo begin; sleep 60")
+    server.line()
+    server.kill()
+    os.kill(server.record.reference.pid, signal.SIGKILL)
+    restored = await Sandbox.restore(server.record, Bubblewrap(base=base))
+    result = await restored.run("echo $A")
+    assert result.output == "1\n"
+    assert any("command 2 was running" in note and "unknown" in note for note in result.notes)
+    await restored.close()
+
+
+async def test_the_reaper_removes_what_a_crash_left_and_only_that(base: Path, directory: Path) -> None:
+    provider = Bubblewrap(base=base)
+    server = Server(base, directory, "", "true", "echo begin; sleep 60")
+    async with Sandbox(provider) as owned:
+        assert await reap(provider, keep=[]) == []  # both have living owners
+        server.kill()
+        assert await reap(provider, keep=[server.record.id]) == []
+        assert await reap(provider, keep=[]) == [server.record.id]
+        assert processes.start_time(server.record.reference.pid) != server.record.reference.start
+        assert not Path(server.record.reference.control).exists()
+        assert directory.exists()
+        assert (await owned.run("echo alive")).output == "alive\n"
+
+
+async def test_idle_sessions_expire(base: Path, directory: Path) -> None:
+    provider = Bubblewrap(base=base)
+    sandbox = Sandbox(provider, directory=directory, limits=Limits(idle=3600))
+    await sandbox.start()
+    record = sandbox.record
+    await sandbox.detach()
+    assert await reap(provider, keep=[record.id], now=time.time() + 1800) == []
+    assert await reap(provider, keep=[record.id], now=time.time() + 7200) == [record.id]
+
+
+async def test_a_reused_pid_is_left_alone(base: Path, directory: Path) -> None:
+    provider = Bubblewrap(base=base)
+    sandbox = Sandbox(provider, directory=directory)
+    await sandbox.start()
+    record = sandbox.record
+    await sandbox.detach()
+    os.kill(record.reference.pid, signal.SIGKILL)
+    bystander = subprocess.Popen(["sleep", "60"])
+    path = base / "records" / f"{record.id}.json"
+    path.write_text(replace(record, reference=replace(record.reference, pid=bystander.pid)).to_json())
+    assert await reap(provider, keep=[]) == [record.id]
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+
+
+async def test_a_record_of_something_else_is_refused(directory: Path) -> None:
+    async with Sandbox(directory=directory) as sandbox:
+        record = sandbox.record
+    with pytest.raises(InvalidInput, match="not of bubblewrap"):
+        await Sandbox.attach(replace(record, provider="docker"))
+    with pytest.raises(SandboxGone, match="directory"):
+        await Sandbox.restore(replace(record, directory=str(directory / "missing")))
+    for text in ("", "{}", "[]", "null", '{"version": 1}', '{"version": 99, "id": "x"}', "\0"):
+        with pytest.raises(InvalidInput):
+            Record.from_json(text)
+
+
+async def test_what_a_crash_in_the_middle_of_a_start_left_is_removed(base: Path, directory: Path) -> None:
+    script = """
+import asyncio, os, sys
+from pathlib import Path
+from gofer_sandbox import Bubblewrap, Sandbox
+from gofer_sandbox.session import Shell
+Shell.begin = lambda shell: os.kill(os.getpid(), 9)
+asyncio.run(Sandbox(Bubblewrap(base=Path(sys.argv[1])), directory=sys.argv[2]).start())
+"""
+    subprocess.run([sys.executable, "-c", script, str(base), str(directory)], check=False)
+    [record] = (base / "records").glob("*.json")
+    session = record.stem
+    assert (base / session).exists()
+    assert await reap(Bubblewrap(base=base), keep=[]) == [session]
+    assert not (base / session).exists()
+    assert not list((base / "uids").glob("*"))
+    assert not [place for place, _, _ in os.walk("/sys/fs/cgroup") if place.endswith(session)]
