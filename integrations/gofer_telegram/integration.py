@@ -20,8 +20,10 @@ from gofer.integration import (
     SecretField,
     Unread,
 )
+from gofer.tool import Tool
 from gofer_telegram import connecting, receiving, sending, showing
 from gofer_telegram.client import Client
+from gofer_telegram.files import send_file_tool
 from gofer_telegram.settings import Group, Settings
 from gofer_telegram.text import split
 from gofer_telegram.updates import Bot, read_update
@@ -103,6 +105,9 @@ class Telegram(Integration):
 
     async def health(self, account: Account) -> Health:
         return await connecting.health(account)
+
+    def tools(self, account: Account, conversation: str) -> Sequence[Tool[Any]]:
+        return (send_file_tool(account, conversation),)
 
     async def poll(self, account: Account, last: str | None) -> Sequence[Request]:
         return await connecting.poll(account, last)

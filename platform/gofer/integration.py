@@ -386,8 +386,8 @@ class Integration:
         """Yield what the service tried to deliver since then and did not repeat by itself. Repeats are deduped."""
         raise NotImplementedError
 
-    def tools(self, account: Account) -> Sequence[Tool[Any]]:
-        """Tools that agents may be given in this connection's conversations."""
+    def tools(self, account: Account, conversation: str) -> Sequence[Tool[Any]]:
+        """Tools that agents may be given in one of this connection's conversations."""
         return ()
 
     def egress(self, account: Account, conversation: str) -> Sequence[EgressRule]:

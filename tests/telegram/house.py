@@ -24,6 +24,7 @@ from gofer.platform import Platform
 from gofer.rehearsal.telegram import Chat, Message, Person, Telegram
 from gofer.settings import Settings
 from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.tables import LIVE, deliveries, in_state, jobs
 from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import listening as serving
@@ -77,10 +78,15 @@ class House:
         await self.telegram.until(complete, within=within)
         return self.telegram.said(chat)
 
+    async def took_in(self, count: int, *, within: float = 20) -> None:
+        """Wait until so many deliveries are stored."""
+        async with asyncio.timeout(within):
+            while await self.count(deliveries) < count:
+                await asyncio.sleep(0.02)
+        assert await self.count(deliveries) == count
+
     async def settled(self, *, within: float = 20) -> None:
         """Wait until no job is left but the poller's."""
-        from gofer.store.tables import LIVE, in_state, jobs
-
         busy = (in_state(*LIVE), jobs.c.kind.not_in(("poll", "approval")))
         async with asyncio.timeout(within):
             while await self.count(jobs, *busy):

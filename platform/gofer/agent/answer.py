@@ -137,7 +137,7 @@ class Answerer:
         tools = [*builtin_tools(), *plugin_tools()]
         if asker.connection_id is not None:
             connected = await self._accounts.get(asker.connection_id)
-            tools += connected.integration.tools(connected.account)
+            tools += connected.integration.tools(connected.account, asker.message.conversation)
         return tools
 
     def _ports(self, run: Run, shell: Shell | None) -> Ports:

@@ -54,7 +54,8 @@ class Poller:
             while not run.cancelled.is_set():
                 # Looked up anew each time: its token may have been rotated, its settings changed.
                 connected = await self._accounts.get(connection_id)
-                if not connected.enabled or not connected.integration.can_poll:
+                reached = connected.account.hook_url is not None
+                if reached or not connected.enabled or not connected.integration.can_poll:
                     return Done()
                 requests = await connected.integration.poll(connected.account, last)
                 # Again, because a poll may take long: what it brought is read by the settings of now.
