@@ -132,7 +132,7 @@ class Answerer:
         tools = [*builtin_tools(), *plugin_tools()]
         if asker.connection_id is not None:
             connected = await self._accounts.get(asker.connection_id)
-            tools += connected.integration.tools(connected.account)
+            tools += connected.integration.tools(connected.account, asker.message.conversation)
         return tools
 
     def _ports(self, run: Run, shell: Shell | None) -> Ports:
@@ -160,7 +160,13 @@ class Answerer:
                 choices = "".join(f"\n- {choice}" for choice in question.choices)
                 drafts = await self._drafts(claim, asker, question.text + choices, "note")
                 return Wait(
-                    question.text, call_id, asker.message.author.id, question.expires_after, drafts, cost
+                    question.text,
+                    call_id,
+                    asker.message.author.id,
+                    question.expires_after,
+                    drafts,
+                    cost,
+                    question.choices,
                 )
             case Stopped("user.stop", _, text, included_to):
                 return Cancel("cancelled", await self._drafts(claim, asker, text), included_to, cost)

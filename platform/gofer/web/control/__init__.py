@@ -65,6 +65,7 @@ ROUTES = [
     Route("/connections/{id}", connections.show),
     Route("/connections/{id}", connections.change, methods=["PATCH"]),
     Route("/connections/{id}", connections.remove, methods=["DELETE"]),
+    Route("/connections/{id}/pair", connections.pair, methods=["POST"]),
     Route("/connections/{id}/test", connections.test, methods=["POST"]),
     Route("/connections/{id}/replay", deliveries.replay_given, methods=["POST"]),
     Route("/conversations", conversations.index),
