@@ -126,8 +126,8 @@ def _answers(
     times = Counter(reply.key for reply in shown)
     found.doubled += [f"reply {key}" for key, count in times.items() if count > 1]
     planned: dict[int, list[str]] = defaultdict(list)
-    for reply in connection.execute(select(replies).where(replies.c.kind != "note")):
-        planned[reply.job_id].append(f"gofer-{reply.job_id}-{reply.kind}-{reply.part}")
+    for row in connection.execute(select(replies).where(replies.c.kind != "note")):
+        planned[row.job_id].append(f"gofer-{row.job_id}-{row.kind}-{row.part}")
     for ids in acknowledged.values():
         for id_ in ids:
             keys = [key for job in answered_by.get(id_, ()) for key in planned[job]]
