@@ -23,7 +23,7 @@ OnOutput = Callable[[int, bytes], None]
 _READY_WITHIN = 10.0
 _SLOW_SNAPSHOT = 0.02
 _SNAPSHOT_AFTER = 1.0
-_SAVE_AFTER = 0.2
+_SAVE_EVERY = 0.2
 
 
 class Shell:
@@ -55,6 +55,7 @@ class Shell:
         self._snapshot_slow = False
         self._later: asyncio.TimerHandle | None = None
         self._saving: asyncio.TimerHandle | None = None
+        self._saved_at = -_SAVE_EVERY
         self._on_output: OnOutput | None = None
         self.wire = box.wire()
         self.wire.open(self)
@@ -159,12 +160,17 @@ class Shell:
         data = self.wire.take_snapshot()
         if data and data != self.snapshot and Snapshot.parse(data):
             self.snapshot = data
-            if self._saving is None:
-                self._saving = self._loop.call_later(_SAVE_AFTER, self._save)
+            due = self._saved_at + _SAVE_EVERY
+            if self._loop.time() >= due:
+                self._save()
+            elif self._saving is None:
+                self._saving = self._loop.call_at(due, self._save)
 
     def _save(self) -> None:
         """Keep it on disk, for a reboot; a full disk must not take the session down."""
-        self._saving = None
+        if self._saving:
+            self._saving.cancel()
+        self._saving, self._saved_at = None, self._loop.time()
         temporary = self._directory / "snapshot.new"
         with contextlib.suppress(OSError):
             temporary.write_bytes(self.snapshot or b"")
