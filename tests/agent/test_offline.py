@@ -32,7 +32,7 @@ async def test_everything_else_is_answered_with_what_it_is(tmp_path: Any) -> Non
     outcome = await world(tmp_path, ada("What is the capital of France?")).run()
     assert isinstance(outcome, Answered)
     assert LABEL in outcome.text
-    assert "gofer secret set anthropic_key" in outcome.text
+    assert "gofer secrets put anthropic_key" in outcome.text
     assert outcome == await world(tmp_path, ada("What is the capital of France?")).run()
 
 
@@ -88,7 +88,7 @@ def test_without_a_key_auto_is_offline_and_never_a_stand_in_for_a_named_model() 
     assert isinstance(empty.model("auto"), Offline)
     with pytest.raises(ConfigError, match="anthropic"):
         empty.model("anthropic/claude-sonnet-5-5")
-    with pytest.raises(ConfigError, match="gofer secret set"):
+    with pytest.raises(ConfigError, match="gofer secrets put"):
         Catalogue({"anthropic": Provider()}).model("anthropic/claude-sonnet-5-5")
     assert Catalogue({"anthropic": Provider("k")}).resolve("auto") == AUTO
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from decimal import ROUND_UP, Decimal
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -71,11 +72,16 @@ class Prices:
 
 def load_prices(extra: Path | None = None) -> Prices:
     """The shipped table, with the user's file (if it is there) on top."""
-    shipped = resources.files("gofer.agent").joinpath("prices.toml").read_text("utf-8")
-    table = _parse(shipped, "prices.toml")
+    table = _shipped()
     if extra is not None and extra.is_file():
-        table |= _parse(extra.read_text("utf-8"), str(extra))
+        table = table | _parse(extra.read_text("utf-8"), str(extra))
     return Prices(table)
+
+
+@cache
+def _shipped() -> dict[str, Price]:
+    text = resources.files("gofer.agent").joinpath("prices.toml").read_text("utf-8")
+    return _parse(text, "prices.toml")
 
 
 def _parse(text: str, name: str) -> dict[str, Price]:

@@ -73,7 +73,7 @@ def furnish(connection: Connection) -> None:
             id=agent_id,
             workspace_id=FIRST_WORKSPACE,
             name=FIRST_AGENT,
-            model="offline",
+            model="auto",
             settings={},
             created_at=now(),
         )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any
 
 import structlog
+from pydantic import BaseModel
 
 from gofer.agent.model import ToolSpec
 from gofer.agent.tools.policy import Policy
@@ -54,7 +56,14 @@ class Registry:
 
 def small_schema(tool: Tool[Any]) -> dict[str, Any]:
     """The arguments' JSON schema without the titles pydantic adds."""
-    return _without_titles(tool.arguments.model_json_schema())
+    arguments: type[BaseModel] = tool.arguments
+    return _schema(arguments)
+
+
+@lru_cache(maxsize=1000)
+def _schema(arguments: type[BaseModel]) -> dict[str, Any]:
+    # Made once per class: every run needs them all, and pydantic takes its time.
+    return _without_titles(arguments.model_json_schema())
 
 
 def _without_titles(schema: dict[str, Any]) -> dict[str, Any]:
