@@ -69,6 +69,9 @@ class _Compiled:
     """A statement as one driver takes it: the text, how to order the values, how to read a row."""
 
     def __init__(self, statement: Any, dialect: Any, keys: list[str] | None) -> None:
+        if isinstance(statement, Insert) and not statement.exported_columns:
+            # Nobody asked for the new id; Postgres' dialect would return it all the same.
+            statement = statement.inline()
         compiled = statement.compile(dialect=dialect, column_keys=keys)
         assert not compiled.post_compile_params, "a hot statement has no lists to expand"
         self.sql: str = compiled.string
