@@ -28,7 +28,8 @@ def fetch(connection: Connection, statement: Any, values: Values = _NOTHING) -> 
         found = await_only(driver.fetch(compiled.sql, *arguments))
     else:
         found = driver.execute(compiled.sql, arguments).fetchall()
-    return [compiled.row(values) for values in found]
+    # For an insert SQLAlchemy may add a RETURNING of its own, which nobody asked for.
+    return [compiled.row(values) for values in found] if compiled.returns else []
 
 
 def first(connection: Connection, statement: Any, values: Values = _NOTHING) -> Any:
@@ -82,6 +83,7 @@ class _Compiled:
         writers = [bind.type.dialect_impl(dialect).bind_processor(dialect) for bind in binds]
         self._writers = [(place, writer) for place, writer in enumerate(writers) if writer is not None]
         columns = list(statement.exported_columns.items())
+        self.returns = bool(columns)
         row: Any = namedtuple("Row", [name for name, _ in columns], rename=True)  # type: ignore[misc]
         self._make = row._make
         readers = [column.type.dialect_impl(dialect).result_processor(dialect, None) for _, column in columns]
