@@ -28,7 +28,7 @@ def fetch(connection: Connection, statement: Any, values: Values = _NOTHING) -> 
         found = await_only(driver.fetch(compiled.sql, *arguments))
     else:
         found = driver.execute(compiled.sql, arguments).fetchall()
-    # SQLAlchemy has Postgres return the ids of inserted rows although nobody asked.
+    # For an insert SQLAlchemy may add a RETURNING of its own, which nobody asked for.
     return [compiled.row(values) for values in found] if compiled.returns else []
 
 
@@ -69,9 +69,6 @@ class _Compiled:
     """A statement as one driver takes it: the text, how to order the values, how to read a row."""
 
     def __init__(self, statement: Any, dialect: Any, keys: list[str] | None) -> None:
-        if isinstance(statement, Insert) and not statement.exported_columns:
-            # Nobody asked for the new id; Postgres' dialect would return it all the same.
-            statement = statement.inline()
         compiled = statement.compile(dialect=dialect, column_keys=keys)
         assert not compiled.post_compile_params, "a hot statement has no lists to expand"
         self.sql: str = compiled.string
