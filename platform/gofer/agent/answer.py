@@ -77,9 +77,9 @@ class Answerer:
         claim = run.claim
         crash_point("run.started")
         try:
-            asker = await self._asker(claim)
+            asker, seen_to = await self._asker(claim)
             if asker is None:
-                return Done(included_to=await self._last_unread(claim))
+                return Done(included_to=seen_to)
             return await self._run(run, asker)
         except Temporary as error:
             if error.retry_after is not None:
@@ -92,8 +92,9 @@ class Answerer:
         except NotFound:
             return Dead("purged")
 
-    async def _asker(self, claim: Claim) -> Read | None:
-        """The last message from somebody known that wants an answer; without one there is no run at all."""
+    async def _asker(self, claim: Claim) -> tuple[Read | None, int | None]:
+        """The last message from somebody known that wants an answer, without which there is no run at all; and how
+        far was looked, since what comes later has not been dealt with."""
         found = await self._database.read(
             partial(unread, vault=self._vault, claim=claim, after=claim.covers_from)
         )
@@ -102,13 +103,7 @@ class Answerer:
         known = [
             read for read in admitted if read.message.addressed and read.trust in (Trust.OWNER, Trust.MEMBER)
         ]
-        return known[-1] if known else None
-
-    async def _last_unread(self, claim: Claim) -> int | None:
-        found = await self._database.read(
-            partial(unread, vault=self._vault, claim=claim, after=claim.covers_from)
-        )
-        return found[-1].seq if found else claim.covers_to
+        return (known[-1] if known else None), (found[-1].seq if found else claim.covers_to)
 
     async def _run(self, run: Run, asker: Read) -> Outcome:
         claim = run.claim
