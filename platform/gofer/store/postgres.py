@@ -52,6 +52,16 @@ class PostgresDatabase:
         await self._engine.dispose()
 
     async def write(self, verb: Callable[[Connection], T]) -> T:
+        # Like SQLite's writer: a caller that stops waiting does not tear a transaction, whose own clean-up could
+        # otherwise fail and hide that the caller was cancelled.
+        working = asyncio.ensure_future(self._write(verb))
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            await asyncio.wait([working])
+            raise
+
+    async def _write(self, verb: Callable[[Connection], T]) -> T:
         for attempt in range(TRIES):
             try:
                 return await self._transact(verb)
