@@ -21,6 +21,7 @@ GROUPS = (
     "engine_postgres",
     "webhook",
     "recovery",
+    "sandbox",
 )
 """Every group, in the order they run: a module of `benchmarks` with `async def main(quick) -> list[Row]`."""
 

@@ -316,6 +316,14 @@ class Integration:
         """The conversation in which a person can be reached alone, if people can be."""
         return None
 
+    def invitation(self, code: str, account: Account) -> str:
+        """How a person presents a pairing code here, in words for whoever set the connection up; empty for not."""
+        return ""
+
+    def move(self, settings: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+        """The settings when a place is called otherwise from now on."""
+        return dict(settings)
+
     def allow(self, settings: Mapping[str, Any], place: str) -> dict[str, Any]:
         """The settings with which a place (a group) is heard from now on, because an owner allowed it."""
         raise Permanent(f"{self.name} has no places to allow.")
@@ -378,8 +386,8 @@ class Integration:
         """Yield what the service tried to deliver since then and did not repeat by itself. Repeats are deduped."""
         raise NotImplementedError
 
-    def tools(self, account: Account) -> Sequence[Tool[Any]]:
-        """Tools that agents may be given in this connection's conversations."""
+    def tools(self, account: Account, conversation: str) -> Sequence[Tool[Any]]:
+        """Tools that agents may be given in one of this connection's conversations."""
         return ()
 
     def egress(self, account: Account, conversation: str) -> Sequence[EgressRule]:

@@ -365,15 +365,22 @@ def _say(connection: Connection, vault: Vault, end: _End) -> bool:
     if isinstance(outcome, Snooze) or not (end.final or end.state is JobState.WAITING):
         return False
     drafts = outcome.drafts
+    asked: dict[str, Any] = {}
     if isinstance(outcome, Wait):
-        _ask(connection, vault, claim, outcome)
+        asked = _ask(connection, vault, claim, outcome)
     elif end.ending.apology is not None and not drafts and not isinstance(outcome, Done):
         drafts = end.ending.apology(connection, claim, end.reason)
-    return _plan_replies(connection, vault, claim, drafts)
+    return plan_replies(connection, vault, claim, drafts, asked)
 
 
-def _plan_replies(connection: Connection, vault: Vault, claim: Claim, drafts: tuple[Draft, ...]) -> bool:
-    """Put every part into the ledger and see that somebody sends it."""
+def plan_replies(
+    connection: Connection,
+    vault: Vault,
+    claim: Claim,
+    drafts: tuple[Draft, ...],
+    asked: Mapping[str, Any] | None = None,
+) -> bool:
+    """Put every part into the ledger and see that somebody sends it. The caller holds the conversation's lock."""
     if not drafts or claim.conversation_id is None:
         return False
     try:
@@ -385,7 +392,7 @@ def _plan_replies(connection: Connection, vault: Vault, claim: Claim, drafts: tu
         first = 1 + _last_part(connection, claim.id, draft.kind)
         total = first - 1 + len(draft.parts)
         for part, text in enumerate(draft.parts, first):
-            content = {"text": text, "facts": dict(draft.facts)}
+            content = {"text": text, "facts": dict(draft.facts), **((asked or {}) if part == total else {})}
             hot.fetch(
                 connection,
                 _PLAN,
@@ -405,8 +412,8 @@ def _plan_replies(connection: Connection, vault: Vault, claim: Claim, drafts: tu
             connection, "reply.planned", claim.workspace_id, conversation_id=claim.conversation_id,
             data={"job": claim.id, "kind": draft.kind, "parts": total},
         )  # fmt: skip
-        woke |= ensure_delivery(connection, claim.workspace_id, claim.conversation_id, draft.binding_id)
         _remember(connection, key, claim, draft)
+        woke |= ensure_delivery(connection, claim.workspace_id, claim.conversation_id, draft.binding_id)
     return woke
 
 
@@ -468,7 +475,12 @@ def ensure_delivery(connection: Connection, workspace_id: str, conversation_id: 
     if hot.first(connection, _LANE_LIVE, {"lane_": lane}) is not None:
         # One that only waits to repeat an old edit must not keep a new reply waiting.
         return bool(hot.fetch(connection, _HURRY, {"lane_": lane}))
-    connection_id = hot.scalar(connection, _BOUND_TO, {"binding": binding_id})
+    bound = hot.first(connection, _BOUND_TO, {"binding": binding_id})
+    if bound.conversation_id != conversation_id:
+        # A word to an owner about somebody else's conversation: the lane belongs to the place it is said in.
+        lock_conversation(connection, bound.conversation_id)
+        if hot.first(connection, _LANE_LIVE, {"lane_": lane}) is not None:
+            return False
     submit(
         connection,
         workspace_id=workspace_id,
@@ -477,8 +489,8 @@ def ensure_delivery(connection: Connection, workspace_id: str, conversation_id: 
         pool=SERVICE,
         payload={"binding_id": binding_id},
         max_attempts=12,
-        conversation_id=conversation_id,
-        connection_id=connection_id,
+        conversation_id=bound.conversation_id,
+        connection_id=bound.connection_id,
     )
     return True
 
@@ -490,7 +502,9 @@ _HURRY = (
     .values(state=JobState.READY)
     .returning(jobs.c.id)
 )
-_BOUND_TO = select(bindings.c.connection_id).where(bindings.c.id == bindparam("binding"))
+_BOUND_TO = select(bindings.c.connection_id, bindings.c.conversation_id).where(
+    bindings.c.id == bindparam("binding")
+)
 
 
 def _move_on(connection: Connection, ends: Sequence[_End]) -> set[int]:
@@ -592,9 +606,13 @@ _PROMOTE_NEXT = {
 
 ANSWER = "answer"
 """The kind of job in which an agent answers a conversation."""
+RECEPTION = "reception"
+"""The kind of job in which the platform itself answers: a command, a pressed button."""
+APPROVAL = "approval"
+"""The kind of job in which an owner is asked whether to let somebody in, or to listen somewhere."""
 
 
-def ensure_answer(connection: Connection, participant_id: str) -> bool:
+def ensure_answer(connection: Connection, participant_id: str, *, delay: float = 0) -> bool:
     """Make the participant's next job if it is wanted and has none. The caller holds the conversation's lock."""
     row = hot.first(connection, _WANTED, {"who": participant_id})
     if row is None:
@@ -608,6 +626,7 @@ def ensure_answer(connection: Connection, participant_id: str) -> bool:
         kind=ANSWER,
         lane=participant_id,
         priority=row.priority,
+        delay=delay,
         conversation_id=row.conversation_id,
         participant_id=participant_id,
         agent_id=row.agent_id,
@@ -635,12 +654,14 @@ _WOKEN_BY = select(messages.c.connection_id).where(
 )
 
 
-def _ask(connection: Connection, vault: Vault, claim: Claim, wait: Wait) -> None:
+def _ask(connection: Connection, vault: Vault, claim: Claim, wait: Wait) -> dict[str, Any]:
+    """Keep the question; returns what its last part carries out, so that a press can be told from another."""
     question_id = new_id("q")
-    sealed = None
+    sealed = choices = None
     if claim.conversation_id is not None:
         key = conversation_key(connection, vault, claim.conversation_id)
         sealed = seal(key, wait.question, "question", question_id)
+        choices = seal(key, list(wait.choices), "choices", question_id) if wait.choices else None
     expires = None if wait.expires_after is None else now() + wait.expires_after
     connection.execute(
         insert(questions).values(
@@ -650,6 +671,7 @@ def _ask(connection: Connection, vault: Vault, claim: Claim, wait: Wait) -> None
             conversation_id=claim.conversation_id,
             asked_of=wait.asked_of,
             sealed=sealed,
+            choices=choices,
             asked_at=now(),
             expires_at=expires,
         )
@@ -658,3 +680,4 @@ def _ask(connection: Connection, vault: Vault, claim: Claim, wait: Wait) -> None
         connection, "job.waiting", claim.workspace_id, conversation_id=claim.conversation_id,
         data={"job": claim.id, "question": question_id},
     )  # fmt: skip
+    return {"question": question_id, "choices": list(wait.choices)}

@@ -169,10 +169,10 @@ def expire_questions(connection: Connection) -> int:
     return len(overdue)
 
 
-def wake_participant(connection: Connection, participant_id: str, seq: int) -> bool:
+def wake_participant(connection: Connection, participant_id: str, seq: int, *, delay: float = 0) -> bool:
     """Note that a message wants the participant and make its job unless it has one. Conversation locked."""
     hot.fetch(connection, _WAKE, {"who": participant_id, "seq_": seq})
-    return ensure_answer(connection, participant_id)
+    return ensure_answer(connection, participant_id, delay=delay)
 
 
 _WAKE = (

@@ -29,6 +29,7 @@ def database_for(settings: Settings) -> Database:
     path = settings.sqlite_path
     if path is not None:
         return SqliteDatabase(path)
+    # SQLAlchemy's asyncio side is a twentieth of the start, which most installations never use.
     from gofer.store.postgres import PostgresDatabase
 
     return PostgresDatabase(settings.database_url)
@@ -72,7 +73,7 @@ def furnish(connection: Connection) -> None:
             id=agent_id,
             workspace_id=FIRST_WORKSPACE,
             name=FIRST_AGENT,
-            model="offline",
+            model="auto",
             settings={},
             created_at=now(),
         )
