@@ -11,6 +11,7 @@ from gofer.accounts import Accounts
 from gofer.agent.agents import Agents, AgentSpec
 from gofer.agent.build import Ports, build
 from gofer.agent.conversation import Covers
+from gofer.agent.equipping import Equipping
 from gofer.agent.models.keys import ModelKeys
 from gofer.agent.outcome import Answered, Asked, Failed, Stopped
 from gofer.agent.outcome import Outcome as End
@@ -77,9 +78,9 @@ class Answerer:
         claim = run.claim
         crash_point("run.started")
         try:
-            asker = await self._asker(claim)
+            asker, read_to = await self._asker(claim)
             if asker is None:
-                return Done(included_to=await self._last_unread(claim))
+                return Done(included_to=read_to)
             return await self._run(run, asker)
         except Temporary as error:
             if error.retry_after is not None:
@@ -92,8 +93,10 @@ class Answerer:
         except NotFound:
             return Dead("purged")
 
-    async def _asker(self, claim: Claim) -> Read | None:
-        """The last message from somebody known that wants an answer; without one there is no run at all."""
+    async def _asker(self, claim: Claim) -> tuple[Read | None, int | None]:
+        """The last message from somebody known that wants an answer, and how far was looked.
+
+        Without one there is no run at all; what arrives after this look is for the next job."""
         found = await self._database.read(
             partial(unread, vault=self._vault, claim=claim, after=claim.covers_from)
         )
@@ -102,20 +105,15 @@ class Answerer:
         known = [
             read for read in admitted if read.message.addressed and read.trust in (Trust.OWNER, Trust.MEMBER)
         ]
-        return known[-1] if known else None
-
-    async def _last_unread(self, claim: Claim) -> int | None:
-        found = await self._database.read(
-            partial(unread, vault=self._vault, claim=claim, after=claim.covers_from)
-        )
-        return found[-1].seq if found else claim.covers_to
+        return (known[-1] if known else None), (found[-1].seq if found else claim.covers_to)
 
     async def _run(self, run: Run, asker: Read) -> Outcome:
         claim = run.claim
         spec = await self._spec(claim)
         catalogue = await self._keys.catalogue(claim.workspace_id)
         model = catalogue.model(spec.model, fallback=spec.fallback, thinking=spec.thinking)
-        async with self._shells.lend(claim, asker.trust) as shell:
+        equipping = await self._equipping(asker)
+        async with self._shells.lend(claim, asker.trust, equipping) as shell:
             ports = self._ports(run, shell)
             prices = load_prices(self._settings.data_dir / "prices.toml")
             loop = await build(spec, model, await self._tools(asker), prices, ports)
@@ -137,8 +135,18 @@ class Answerer:
         tools = [*builtin_tools(), *plugin_tools()]
         if asker.connection_id is not None:
             connected = await self._accounts.get(asker.connection_id)
-            tools += connected.integration.tools(connected.account)
+            tools += connected.integration.tools(connected.account, asker.message)
         return tools
+
+    async def _equipping(self, asker: Read) -> Equipping | None:
+        if asker.connection_id is None:
+            return None
+        connected = await self._accounts.get(asker.connection_id)
+        integration, account = connected.integration, connected.account
+        return Equipping(
+            lambda: integration.equip(asker.message, account),
+            lambda equipment: integration.release(equipment, account),
+        )
 
     def _ports(self, run: Run, shell: Shell | None) -> Ports:
         claim = run.claim
