@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +111,30 @@ async def test_output_of_any_size_takes_no_memory() -> None:
         result = await sandbox.run("yes | head -c 200000000", timeout=60)
         assert result.kept + result.dropped == 200_000_000
         assert _resident() - before < 30 * MIB
+
+
+@pytest.mark.skipif(not PYTHON, reason="needs the system's Python inside")
+@pytest.mark.parametrize("frame", ["%.0dP", "X%d 0 "])
+async def test_forged_frames_do_not_keep_the_server_from_its_other_sessions(frame: str) -> None:
+    """Each has the server read a large snapshot, or write the next shell's state."""
+    flood = f"""
+declare -a big; for n in {{1..20}}; do big[$n]=$(head -c 100000 /dev/zero | tr '\\0' x); done
+python3 - <<'END'
+import os
+snapshot = b"S/workspace\\0" + b"a" * 3_900_000 + b"\\0\\0\\0\\0\\0E"
+open("/run/p/s", "wb").write(snapshot)
+os.write(os.open("/run/s/st", os.O_WRONLY), b"".join(b"{frame}\\0" % n for n in range(2000)))
+END
+"""
+    async with Sandbox() as sandbox, Sandbox() as other:
+        run = asyncio.create_task(sandbox.run(flood, timeout=2))
+        longest = 0.0
+        while not run.done():
+            began = time.monotonic()
+            assert (await other.run("echo on")).output == "on\n"
+            longest = max(longest, time.monotonic() - began)
+            await asyncio.sleep(0.01)
+        assert longest < 1.0
 
 
 def _resident() -> int:
