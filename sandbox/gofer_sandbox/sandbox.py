@@ -128,12 +128,16 @@ class Sandbox:
         A command that still runs, or ended meanwhile, is seen through: `pending` gives its result.
         """
         sandbox = cls._of(record, provider, gate)
-        box = await sandbox._provider.find(record)
-        if box is None:
-            sandbox._let_go(keep=True)
-            raise SandboxGone(f"session {record.id} is not alive any more; restore it")
         session = sandbox._new_session(record)
-        running = await session.take_over(box, _saved(Path(record.directory)))
+        try:
+            box = await sandbox._provider.find(record)
+            if box is None:
+                raise SandboxGone(f"session {record.id} is not alive any more; restore it")
+            running = await session.take_over(box, _saved(Path(record.directory)))
+        except BaseException:  # or nobody, this process included, could attach while it lives
+            await session.detach()
+            sandbox._let_go(keep=True)
+            raise
         sandbox._session = session
         if running:
             sandbox._pending = asyncio.create_task(sandbox._resume())
@@ -150,7 +154,11 @@ class Sandbox:
         with contextlib.suppress(SandboxGone):
             return await cls.attach(record, provider, gate=gate)
         sandbox = cls._of(record, provider, gate)
-        await sandbox._provider.remove(record)
+        try:
+            await sandbox._provider.remove(record)
+        except BaseException:
+            sandbox._let_go(keep=True)
+            raise
         session = sandbox._new_session(record)
         session.news.recreated = True
         session.news.background_lost += record.background
