@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 import secrets
-import shutil
 import sys
 import tempfile
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from gofer_sandbox import processes, records
+from gofer_sandbox import processes, records, tree
 from gofer_sandbox.bubblewrap import Bubblewrap
 from gofer_sandbox.errors import InvalidInput, IsolationUnavailable, SandboxClosed, SandboxGone
 from gofer_sandbox.files import BytesPage, Edit, Edited, Listing, TextPage, Written
@@ -221,7 +220,7 @@ class Sandbox:
             self._journal.close()
             self._journal = None
         if self._ephemeral and self._directory and not keep:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            tree.remove(self._directory)
 
     def _alive(self) -> Session:
         if self._session is None:

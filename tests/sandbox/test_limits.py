@@ -87,6 +87,30 @@ async def test_a_workspace_does_not_hold_too_many_files(make: Callable[..., Sand
         assert (await sandbox.run("chmod 700 hidden; rm -rf hidden; echo alive")).output == "alive\n"
 
 
+async def test_a_workspace_does_not_grow_while_no_command_runs(make: Callable[..., Sandbox]) -> None:
+    async with make() as sandbox:
+        await sandbox.run("A=kept")
+        await sandbox.run("(while :; do head -c 5M /dev/zero >>f$((++n % 20)); done) &>/dev/null &")
+        await asyncio.sleep(2.5)
+        result = await sandbox.run("echo $A; du -sm . | cut -f1")
+        assert result.background == ()
+        assert any("background" in note for note in result.notes)
+        assert result.output.startswith("kept\n")
+
+
+@pytest.mark.skipif(not PYTHON, reason="needs the system's Python inside")
+async def test_nothing_hides_in_a_deep_tree_and_it_goes_with_the_session(
+    make: Callable[..., Sandbox],
+) -> None:
+    dig = "import os\nfor _ in range(1200): os.mkdir('d'); os.chdir('d')\nopen('f', 'w').write('x' * 40_000_000)"
+    async with make(files=10_000) as sandbox:
+        directory = sandbox.workspace.parent
+        result = await sandbox.run(f'python3 -c "{dig}"; sleep 60', timeout=20)
+        assert not result.timed_out
+        assert any("more than its" in note for note in result.notes)
+    assert not directory.exists()
+
+
 async def test_no_command_runs_longer_than_the_session_allows(make: Callable[..., Sandbox]) -> None:
     async with make(seconds=0.3) as sandbox:
         assert (await sandbox.run("sleep 60", timeout=60)).timed_out
