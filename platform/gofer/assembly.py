@@ -116,6 +116,9 @@ async def _present(platform: Platform, stack: contextlib.AsyncExitStack) -> None
     roster = Roster(agents=agents, database=platform.database, workspace_id=FIRST_WORKSPACE)
     await roster.sync()
     stack.callback(asyncio.create_task(roster.watch(), name="agents").cancel)
+    if platform.database.dialect == "postgresql":
+        # On SQLite every change passes through this process.
+        stack.callback(asyncio.create_task(platform.watch_secrets(), name="secrets").cancel)
     await platform.database.write(partial(_announce, owner=platform.owner, roles=platform.roles))
     stack.push_async_callback(_farewell, platform)
 

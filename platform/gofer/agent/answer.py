@@ -12,6 +12,7 @@ from gofer.accounts import Accounts
 from gofer.agent.agents import Agents, AgentSpec
 from gofer.agent.build import Ports, build
 from gofer.agent.conversation import Covers
+from gofer.agent.equipping import Equipping
 from gofer.agent.models.keys import ModelKeys
 from gofer.agent.outcome import Answered, Asked, Failed, Stopped
 from gofer.agent.outcome import Outcome as End
@@ -108,7 +109,8 @@ class Answerer:
         spec = await self._spec(claim)
         catalogue = await self._keys.catalogue(claim.workspace_id)
         model = catalogue.model(spec.model, fallback=spec.fallback, thinking=spec.thinking)
-        async with self._shells.lend(claim, asker.trust) as shell:
+        equipping = await self._equipping(asker)
+        async with self._shells.lend(claim, asker.trust, equipping) as shell:
             ports = self._ports(run, shell)
             prices = load_prices(self._settings.data_dir / "prices.toml")
             loop = await build(spec, model, await self._tools(asker), prices, ports)
@@ -132,8 +134,18 @@ class Answerer:
         tools = [*builtin_tools(), *plugin_tools()]
         if asker.connection_id is not None:
             connected = await self._accounts.get(asker.connection_id)
-            tools += connected.integration.tools(connected.account, asker.message.conversation)
+            tools += connected.integration.tools(connected.account, asker.message)
         return tools
+
+    async def _equipping(self, asker: Read) -> Equipping | None:
+        if asker.connection_id is None:
+            return None
+        connected = await self._accounts.get(asker.connection_id)
+        integration, account = connected.integration, connected.account
+        return Equipping(
+            lambda: integration.equip(asker.message, account),
+            lambda equipment: integration.release(equipment, account),
+        )
 
     def _ports(self, run: Run, shell: Shell | None) -> Ports:
         claim = run.claim

@@ -22,6 +22,7 @@ from gofer.jobs.conclude import RECEPTION, lock_conversation
 from gofer.jobs.queue import SERVICE, submit
 from gofer.jobs.steer import cancel_conversation, redrive, wake_participant
 from gofer.store import events as log
+from gofer.store import hot
 from gofer.store.clock import now
 from gofer.store.content import seal_message
 from gofer.store.ids import new_id
@@ -88,7 +89,7 @@ def take_in(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
         return repeat
     key = conversation_key(connection, vault, conversation_id)
     replaced, message = _in_place(connection, key, conversation_id, message)
-    seq = replaced or int(connection.execute(_NEXT_SEQ, {"conversation": conversation_id}).scalar_one())
+    seq = replaced or int(hot.scalar(connection, _NEXT_SEQ, {"conversation": conversation_id}))
     delivery_id = _keep(connection, arrival, key, conversation_id, seq)
     if delivery_id is None:
         # The same delivery id, this very moment, in another conversation: the other one has it.
@@ -154,7 +155,8 @@ def _conversation(connection: Connection, vault: Vault, arrival: Arrival, messag
 
 
 def _bound(connection: Connection, connection_id: str, ref: str) -> str | None:
-    return connection.execute(_BOUND, {"via": connection_id, "at": ref}).scalar()
+    found: str | None = hot.scalar(connection, _BOUND, {"via": connection_id, "at": ref})
+    return found
 
 
 _BOUND = select(bindings.c.conversation_id).where(
@@ -164,14 +166,15 @@ _BOUND = select(bindings.c.conversation_id).where(
 
 def _repeat(connection: Connection, arrival: Arrival) -> Taken | None:
     """What to answer if this delivery came before; a repeat whose job died runs that job again."""
-    earlier = connection.execute(
-        _SAME_ID, {"via": arrival.connection_id, "given": arrival.parsed.delivery_id}
-    ).first()
+    earlier = hot.first(
+        connection, _SAME_ID, {"via": arrival.connection_id, "given": arrival.parsed.delivery_id}
+    )
     if earlier is None and arrival.same_body_window:
-        earlier = connection.execute(
+        earlier = hot.first(
+            connection,
             _SAME_BODY,
             {"via": arrival.connection_id, "hash": arrival.body_hash, "within": arrival.same_body_window},
-        ).first()
+        )
     if earlier is None:
         return None
     dead = _dead_jobs(connection, earlier.conversation_id, earlier.message_seq)
@@ -303,7 +306,8 @@ def _write_message(
             .values(sealed=sealed, addressed=message.addressed)
         )
         return
-    connection.execute(
+    hot.fetch(
+        connection,
         _APPEND,
         {
             "conversation_id": conversation_id,
@@ -335,12 +339,9 @@ def _keep(
         # Headers first as JSON on a line of their own, then the raw bytes, so that a replay is exact.
         raw = json.dumps(arrival.headers).encode() + b"\n" + arrival.body
         sealed = key.seal(raw, aad("delivery", arrival.connection_id, external_id))
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    row = connection.execute(
-        dialect.insert(deliveries)
-        .values(received_at=now())
-        .on_conflict_do_nothing(index_elements=["connection_id", "external_id"])
-        .returning(deliveries.c.id),
+    row = hot.first(
+        connection,
+        _KEEP[connection.dialect.name],
         {
             "workspace_id": arrival.workspace_id,
             "connection_id": arrival.connection_id,
@@ -353,8 +354,17 @@ def _keep(
             "message_seq": seq,
             "sealed": sealed,
         },
-    ).first()
+    )
     return int(row.id) if row else None
+
+
+_KEEP = {
+    name: dialect.insert(deliveries)
+    .values(received_at=now())
+    .on_conflict_do_nothing(index_elements=["connection_id", "external_id"])
+    .returning(deliveries.c.id)
+    for name, dialect in (("sqlite", sqlite), ("postgresql", postgresql))
+}
 
 
 def _wake(
@@ -370,8 +380,8 @@ def _wake(
     if message.command:
         _to_reception(connection, arrival, conversation_id, {"seq": seq, "stopped": stopped})
         return True
-    heard = connection.execute(_ROUTES, {"workspace": arrival.workspace_id, "via": arrival.connection_id})
-    for route in _first_per_agent(heard.all(), message):
+    heard = hot.fetch(connection, _ROUTES, {"workspace": arrival.workspace_id, "via": arrival.connection_id})
+    for route in _first_per_agent(heard, message):
         participant_id = _participant(connection, conversation_id, route.agent_id, seq, route.priority)
         if message.control == "new":
             _new_epoch(connection, participant_id, seq)
@@ -453,7 +463,7 @@ def event_matches(pattern: str, event: str) -> bool:
 
 
 def _participant(connection: Connection, conversation_id: str, agent_id: str, seq: int, priority: int) -> str:
-    found = connection.execute(_TAKES_PART, {"conversation": conversation_id, "agent": agent_id}).scalar()
+    found = hot.scalar(connection, _TAKES_PART, {"conversation": conversation_id, "agent": agent_id})
     if found is not None:
         return str(found)
     participant_id = new_id("part")

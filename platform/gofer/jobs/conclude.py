@@ -23,6 +23,7 @@ from gofer.store import events as log
 from gofer.store import hot
 from gofer.store.clock import now
 from gofer.store.content import seal_message
+from gofer.store.database import DIALECTS
 from gofer.store.ids import new_id
 from gofer.store.sealing import conversation_key, seal
 from gofer.store.tables import (
@@ -132,14 +133,14 @@ def _lock(connection: Connection, claims: Sequence[Claim]) -> None:
     if connection.dialect.name != "postgresql":
         return
     conversation_ids = {claim.conversation_id for claim in claims if claim.conversation_id is not None}
-    connection.execute(_LOCK_ALL, {"conversations": sorted(conversation_ids)})
+    hot.fetch(connection, _LOCK_ALL, {"conversations": sorted(conversation_ids)})
     for lane in sorted({claim.lane for claim in claims if claim.conversation_id is None}):
         lock_lane(connection, lane)
 
 
 _LOCK_ALL = (
     select(conversations.c.id)
-    .where(conversations.c.id.in_(bindparam("conversations", expanding=True)))
+    .where(hot.among("postgresql", conversations.c.id, "conversations"))
     .order_by(conversations.c.id)
     .with_for_update()
 )
@@ -187,7 +188,8 @@ def _settle(
 
 def _held(connection: Connection, claims: Sequence[Claim]) -> dict[int, Any]:
     """The jobs that are still ours, locked."""
-    rows = connection.execute(_RUNNING, {"jobs": sorted(claim.id for claim in claims)}).all()
+    ids = sorted(claim.id for claim in claims)
+    rows = hot.fetch(connection, _RUNNING[connection.dialect.name], {"jobs": ids})
     found = {row.id: row for row in rows}
     return {
         claim.id: found[claim.id]
@@ -196,12 +198,15 @@ def _held(connection: Connection, claims: Sequence[Claim]) -> dict[int, Any]:
     }
 
 
-_RUNNING = (
-    select(jobs.c.id, jobs.c.owner, jobs.c.fence, jobs.c.event_seq, jobs.c.cancel_requested, jobs.c.covers_to)
-    .where(jobs.c.id.in_(bindparam("jobs", expanding=True)), in_state(JobState.RUNNING))
+_RUNNING = {
+    dialect: select(
+        jobs.c.id, jobs.c.owner, jobs.c.fence, jobs.c.event_seq, jobs.c.cancel_requested, jobs.c.covers_to
+    )
+    .where(hot.among(dialect, jobs.c.id, "jobs"), in_state(JobState.RUNNING))
     .order_by(jobs.c.id)
     .with_for_update()
-)
+    for dialect in DIALECTS
+}
 
 
 def _end(connection: Connection, ending: Ending, job: Any, *, lost: bool) -> _End:
@@ -515,7 +520,8 @@ def _move_on(connection: Connection, ends: Sequence[_End]) -> set[int]:
         if end.claim.participant_id is not None and end.covers_to is not None
     ]
     hot.many(connection, _READ_TO, read)
-    lanes = _promoted(connection, _PROMOTE_NEXT, {"ended": [end.claim.id for end in ends]})
+    next_in_lane = _PROMOTE_NEXT[connection.dialect.name]
+    lanes = _promoted(connection, next_in_lane, {"ended": [end.claim.id for end in ends]})
     moved = {end.claim.id for end in ends if end.claim.lane in lanes}
     return moved | {
         end.claim.id for end in ends if end.claim.id not in moved and _next(connection, end.claim)
@@ -547,7 +553,7 @@ def promote(connection: Connection, lane: str) -> bool:
 
 def _promoted(connection: Connection, statement: Any, values: Mapping[str, Any]) -> set[str]:
     """Run one of the promoting statements; returns the lanes that have a live job again."""
-    rows = connection.execute(statement, values).all()
+    rows = hot.fetch(connection, statement, values)
     log.record_many(
         connection,
         [
@@ -593,9 +599,10 @@ def _promote(first: Any) -> Any:
 
 _ended = jobs.alias("ended")
 _PROMOTE = _promote(_first_blocked(bindparam("lane_")))
-_PROMOTE_NEXT = _promote(
-    select(_first_blocked(_ended.c.lane)).where(_ended.c.id.in_(bindparam("ended", expanding=True)))
-)
+_PROMOTE_NEXT = {
+    dialect: _promote(select(_first_blocked(_ended.c.lane)).where(hot.among(dialect, _ended.c.id, "ended")))
+    for dialect in DIALECTS
+}
 
 ANSWER = "answer"
 """The kind of job in which an agent answers a conversation."""
@@ -612,7 +619,7 @@ def ensure_answer(connection: Connection, participant_id: str, *, delay: float =
         return False
     if hot.first(connection, _LANE_LIVE, {"lane_": participant_id}) is not None:
         # Whoever writes while a question is open is heard: the run goes on and sees what was written.
-        return connection.execute(_STOP_WAITING, {"lane_": participant_id}).rowcount > 0
+        return bool(hot.fetch(connection, _STOP_WAITING, {"lane_": participant_id}))
     submit(
         connection,
         workspace_id=row.workspace_id,
@@ -635,6 +642,7 @@ _STOP_WAITING = (
     update(jobs)
     .where(jobs.c.lane == bindparam("lane_"), in_state(JobState.WAITING))
     .values(state=JobState.READY, run_at=now())
+    .returning(jobs.c.id)
 )
 _WANTED = (
     select(participants, conversations.c.workspace_id)

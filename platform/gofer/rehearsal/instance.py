@@ -14,7 +14,8 @@ from typing import Any
 
 import httpx2
 
-START_WITHIN = 30.0
+START_WITHIN = 120.0
+"""Seconds; a process that dies is noticed at once, so this is only for machines that are very busy."""
 STOP_WITHIN = 30.0
 
 

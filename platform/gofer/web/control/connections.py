@@ -143,7 +143,7 @@ async def change(request: Request) -> Response:
 
 async def _changed(request: Request, connection_id: str, status: int = 200) -> Response:
     platform = platform_of(request)
-    await platform.reload_secrets()
+    await platform.secrets_changed()
     health = dataclasses.asdict(await set_up(platform, connection_id))
     await platform.database.write(platform.start_inflow)
     platform.signals.wake(JOBS)
@@ -163,7 +163,7 @@ async def remove(request: Request) -> Response:
     except NotFound:
         connected = None
     await platform.database.write(partial(remove_connection, connection_id=connection_id, by=BY))
-    await platform.reload_secrets()
+    await platform.secrets_changed()
     if connected is not None:
         try:
             await connected.integration.tear_down(connected.account)
