@@ -34,16 +34,18 @@ KIND = "nothing"
 
 
 @contextlib.asynccontextmanager
-async def platform(database_url: str = "") -> AsyncIterator[Platform]:
-    """A fresh instance without a worker, in a directory of its own."""
+async def platform(database_url: str = "", beside: Path | None = None) -> AsyncIterator[Platform]:
+    """An instance without a worker: a fresh one in a directory of its own, or one that shares another's."""
     with tempfile.TemporaryDirectory(prefix="gofer-bench-") as folder:
-        settings = load_settings(data_dir=Path(folder), database_url=database_url, lease=30)
+        settings = load_settings(data_dir=beside or Path(folder), database_url=database_url)
         async with open_platform(settings, roles=frozenset()) as opened:
             yield opened
 
 
 @contextlib.asynccontextmanager
-async def worker(platform: Platform, handle: Handler, slots: int = SLOTS) -> AsyncIterator[Worker]:
+async def worker(
+    platform: Platform, handle: Handler, slots: int = SLOTS, lease: float = 30
+) -> AsyncIterator[Worker]:
     """A worker whose only kind of job is ours; both pools of slots, as in a real process."""
     made = Worker(
         owner=platform.owner,
@@ -52,7 +54,7 @@ async def worker(platform: Platform, handle: Handler, slots: int = SLOTS) -> Asy
         signals=platform.signals,
         handlers={KIND: handle},
         apology=lambda *_: (),
-        capacity=Capacity(slots={AGENT: slots, SERVICE: SERVICE_SLOTS}, lease=30),
+        capacity=Capacity(slots={AGENT: slots, SERVICE: SERVICE_SLOTS}, lease=lease),
     )
     await made.start()
     try:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 from sqlalchemy import Connection, event
 from sqlalchemy.util import await_only
 
+from gofer.store import hot
 from gofer.store.database import Database
 
 Verb = Callable[[Connection], Any]
@@ -19,24 +21,45 @@ LONG_ENOUGH = 0.1
 """Seconds in which the other transaction surely has finished or waits for a lock."""
 
 
+@contextlib.contextmanager
+def before_each_statement(connection: Connection, step: Callable[[], None]) -> Iterator[None]:
+    """Call `step` before every statement of one connection, whether SQLAlchemy or the driver runs it."""
+
+    def stepping(run: Callable[..., Any]) -> Callable[..., Any]:
+        def stepped(on: Connection, *args: Any) -> Any:
+            if on is connection:
+                step()
+            return run(on, *args)
+
+        return stepped
+
+    def listener(*_: Any) -> None:
+        step()
+
+    event.listen(connection, "before_cursor_execute", listener)
+    with patch.object(hot, "fetch", stepping(hot.fetch)), patch.object(hot, "many", stepping(hot.many)):
+        yield
+    event.remove(connection, "before_cursor_execute", listener)
+
+
+class _Enough(Exception):
+    """Ends a transaction without a commit."""
+
+
 async def statements_of(database: Database, verb: Verb) -> int:
     """How many statements a verb runs. It is rolled back."""
     seen = 0
 
-    def count(*_: Any) -> None:
+    def count() -> None:
         nonlocal seen
         seen += 1
 
-    class Enough(Exception):
-        """Ends the transaction."""
+    def run(connection: Connection) -> None:
+        with before_each_statement(connection, count):
+            verb(connection)
+        raise _Enough
 
-    def run(c: Connection) -> None:
-        event.listen(c, "before_cursor_execute", count)
-        verb(c)
-        event.remove(c, "before_cursor_execute", count)
-        raise Enough
-
-    with contextlib.suppress(Enough):
+    with contextlib.suppress(_Enough):
         await database.write(run)
     return seen
 
@@ -55,18 +78,15 @@ async def interleave(database: Database, first: Verb, second: Verb, *, at: int) 
         else:
             go_on_thread.wait()
 
-    def step(*_: Any) -> None:
+    def step() -> None:
         nonlocal steps
         steps += 1
         if steps == at + 1:
             stop()
 
-    def stepped(c: Connection) -> Any:
-        event.listen(c, "before_cursor_execute", step)
-        try:
-            result = first(c)
-        finally:
-            event.remove(c, "before_cursor_execute", step)
+    def stepped(connection: Connection) -> Any:
+        with before_each_statement(connection, step):
+            result = first(connection)
         if steps <= at:
             stop()
         return result

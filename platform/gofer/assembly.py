@@ -21,15 +21,18 @@ from gofer.agent.models.keys import ModelKeys
 from gofer.agent.roster import Roster
 from gofer.agent.shells import Shells
 from gofer.intake.admit import Admitter
-from gofer.intake.polling import CATCH_UP, POLL, Poller
+from gofer.intake.polling import CATCH_UP, POLL, SET_UP, Poller
 from gofer.intake.receive import Gate, Intake, Refusals
-from gofer.jobs.conclude import ANSWER, DELIVER
+from gofer.jobs.conclude import ANSWER, APPROVAL, DELIVER, RECEPTION
 from gofer.jobs.queue import AGENT, SERVICE, waiting
 from gofer.jobs.signals import LocalSignals, PostgresSignals, RedisSignals, Signals
 from gofer.jobs.upkeep import expire_all_leases
 from gofer.jobs.worker import Capacity, Worker
 from gofer.outbox.deliver import Outbox
+from gofer.outbox.presence import Presence
 from gofer.platform import Platform
+from gofer.reception.approvals import Approvals
+from gofer.reception.desk import Desk
 from gofer.registry import Registry
 from gofer.settings import Settings, prepare_data_dir
 from gofer.store import events as log_of_events
@@ -113,6 +116,9 @@ async def _present(platform: Platform, stack: contextlib.AsyncExitStack) -> None
     roster = Roster(agents=agents, database=platform.database, workspace_id=FIRST_WORKSPACE)
     await roster.sync()
     stack.callback(asyncio.create_task(roster.watch(), name="agents").cancel)
+    if platform.database.dialect == "postgresql":
+        # On SQLite every change passes through this process.
+        stack.callback(asyncio.create_task(platform.watch_secrets(), name="secrets").cancel)
     await platform.database.write(partial(_announce, owner=platform.owner, roles=platform.roles))
     stack.push_async_callback(_farewell, platform)
 
@@ -125,7 +131,10 @@ async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
     shells = Shells(settings=platform.settings, database=platform.database)
     await shells.start()
     stack.push_async_callback(shells.stop)
-    platform.worker = make_worker(platform, shells)
+    presence = Presence(database=platform.database, accounts=platform.accounts)
+    presence.start()
+    stack.push_async_callback(presence.close)
+    platform.worker = make_worker(platform, shells, presence)
     await platform.worker.start()
     stack.push_async_callback(platform.worker.stop)
 
@@ -146,11 +155,15 @@ def _signals(settings: Settings, database: Database) -> Signals:
     return PostgresSignals(settings.database_url) if database.dialect == "postgresql" else LocalSignals()
 
 
-def make_worker(platform: Platform, shells: Shells) -> Worker:
+def make_worker(platform: Platform, shells: Shells, presence: Presence) -> Worker:
     """A worker with a handler for every kind of job."""
     settings, database, vault = platform.settings, platform.database, platform.vault
     admitter = Admitter(
-        database=database, vault=vault, accounts=platform.accounts, redactor=platform.redactor
+        database=database,
+        vault=vault,
+        accounts=platform.accounts,
+        redactor=platform.redactor,
+        noticed=presence.noticed,
     )
     answerer = Answerer(
         settings=settings,
@@ -170,6 +183,15 @@ def make_worker(platform: Platform, shells: Shells) -> Worker:
         redactor=platform.redactor,
         late_write_within=settings.request_timeout,
     )
+    desk = Desk(
+        settings=settings,
+        database=database,
+        vault=vault,
+        accounts=platform.accounts,
+        admitter=admitter,
+        signals=platform.signals,
+    )
+    approvals = Approvals(database=database, vault=vault, accounts=platform.accounts)
     poller = Poller(database=database, accounts=platform.accounts, intake=platform.intake)
     return Worker(
         owner=platform.owner,
@@ -177,10 +199,13 @@ def make_worker(platform: Platform, shells: Shells) -> Worker:
         vault=vault,
         signals=platform.signals,
         handlers={
-            ANSWER: answerer.handle,
+            ANSWER: presence.around(answerer.handle),
+            RECEPTION: desk.handle,
+            APPROVAL: approvals.handle,
             DELIVER: outbox.handle,
             POLL: poller.poll,
             CATCH_UP: poller.catch_up,
+            SET_UP: poller.set_up,
         },
         apology=apology,
         capacity=Capacity(

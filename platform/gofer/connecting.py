@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import secrets as chance
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy import Connection, delete, insert, select, update
 
+from gofer.accounts import Accounts
 from gofer.errors import ConfigError, Conflict, NotFound
-from gofer.integration import Integration
+from gofer.integration import Health, Integration, Role
+from gofer.people import new_code
 from gofer.store import events as log
 from gofer.store.clock import now
+from gofer.store.database import Database
 from gofer.store.ids import new_id
-from gofer.store.tables import bindings, connections, deliveries, routes, secrets
+from gofer.store.tables import bindings, connections, deliveries, pairings, routes, secrets, strangers
 from gofer.vault.envelope import Vault
 from gofer.vault.secret import Secret
 from gofer.vault.stored import put_secret
@@ -102,6 +106,39 @@ def change_connection(
         _changed(connection, row.workspace_id, connection_id, "changed", by)
 
 
+async def set_up_connection(database: Database, accounts: Accounts, connection_id: str) -> Health:
+    """Have the integration prepare its service, and keep what it learned."""
+    connected = await accounts.get(connection_id)
+    health = await connected.integration.set_up(connected.account)
+    new = {
+        name: value for name, value in health.learned.items() if connected.account.settings.get(name) != value
+    }
+    if new:
+        await database.write(
+            partial(
+                change_connection,
+                connection_id=connection_id,
+                integration=connected.integration,
+                settings=new,
+                by="set-up",
+            )
+        )
+        accounts.forget()
+    return health
+
+
+async def invite(database: Database, accounts: Accounts, connection_id: str, role: Role = "owner") -> str:
+    """A fresh pairing code in words for whoever is to use it; empty where people are not paired."""
+    connected = await accounts.get(connection_id)
+    if not connected.integration.invitation("", connected.account):
+        return ""
+    code = await database.write(
+        partial(new_code, workspace_id=connected.workspace_id, connection_id=connection_id, role=role)
+    )
+    words = connected.integration.invitation(code, connected.account)
+    return f"{words.strip()} The code is valid for an hour, once, and makes you its {role}."
+
+
 def remove_connection(connection: Connection, *, connection_id: str, by: str) -> None:
     """Remove a connection that nothing refers to any more; one with a history is switched off instead."""
     row = find_connection(connection, connection_id)
@@ -115,6 +152,8 @@ def remove_connection(connection: Connection, *, connection_id: str, by: str) ->
         )
     connection.execute(delete(deliveries).where(deliveries.c.connection_id == connection_id))
     connection.execute(delete(routes).where(routes.c.connection_id == connection_id))
+    connection.execute(delete(pairings).where(pairings.c.connection_id == connection_id))
+    connection.execute(delete(strangers).where(strangers.c.connection_id == connection_id))
     connection.execute(delete(secrets).where(secrets.c.owner == connection_id))
     connection.execute(delete(connections).where(connections.c.id == connection_id))
     _changed(connection, row.workspace_id, connection_id, "removed", by)

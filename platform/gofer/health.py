@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from gofer.accounts import Connected
+from gofer.connecting import set_up_connection
 from gofer.errors import GoferError
 from gofer.integration import Health
 from gofer.platform import Platform
@@ -13,7 +14,9 @@ from gofer.platform import Platform
 async def set_up(platform: Platform, connection_id: str) -> Health:
     """Prepare the service for a connection as it is now."""
     return await _ask(
-        platform, connection_id, lambda connected: connected.integration.set_up(connected.account)
+        platform,
+        connection_id,
+        lambda _: set_up_connection(platform.database, platform.accounts, connection_id),
     )
 
 

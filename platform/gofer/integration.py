@@ -336,6 +336,14 @@ class Integration:
         """The conversation in which a person can be reached alone, if people can be."""
         return None
 
+    def invitation(self, code: str, account: Account) -> str:
+        """How a person presents a pairing code here, in words for whoever set the connection up; empty for not."""
+        return ""
+
+    def move(self, settings: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+        """The settings when a place is called otherwise from now on."""
+        return dict(settings)
+
     def allow(self, settings: Mapping[str, Any], place: str) -> dict[str, Any]:
         """The settings with which a place (a group) is heard from now on, because an owner allowed it."""
         raise Permanent(f"{self.name} has no places to allow.")

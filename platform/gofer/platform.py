@@ -8,12 +8,14 @@ from functools import partial
 from urllib.parse import urlsplit
 
 import httpx2
+import structlog
 from sqlalchemy import Connection
 
 from gofer.accounts import Accounts
+from gofer.errors import GoferError
 from gofer.intake.polling import ensure_inflow
 from gofer.intake.receive import Intake, Refusals
-from gofer.jobs.signals import Signals
+from gofer.jobs.signals import SECRETS, Signals
 from gofer.jobs.worker import Worker
 from gofer.registry import Registry
 from gofer.settings import Settings
@@ -22,6 +24,10 @@ from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
 from gofer.vault.secret import Secret
 from gofer.vault.stored import all_secrets
+
+log = structlog.get_logger()
+
+RELOAD_EVERY = 30.0
 
 
 @dataclass
@@ -51,6 +57,21 @@ class Platform:
         self.accounts.forget()
         stored = await self.database.read(partial(all_secrets, vault=self.vault))
         self.redactor.replace({**secrets_of_settings(self.settings), **stored})
+
+    async def secrets_changed(self) -> None:
+        """Reload them here, and have every other process do the same."""
+        await self.reload_secrets()
+        self.signals.wake(SECRETS)
+
+    async def watch_secrets(self) -> None:
+        """Reload them when another process says so, and now and then in case its word got lost."""
+        woken = self.signals.subscribe(SECRETS)
+        while True:
+            await woken.wait(RELOAD_EVERY)
+            try:
+                await self.reload_secrets()
+            except GoferError as error:
+                log.warning("secrets.not_reloaded", error=str(error))
 
     def start_inflow(self, connection: Connection) -> int:
         """See that every connection that has to be polled or caught up with is."""

@@ -13,6 +13,7 @@ import structlog
 
 from gofer import __version__
 from gofer.assembly import open_platform
+from gofer.doctor import LOOPBACK
 from gofer.errors import ConfigError
 from gofer.logs import set_up_logs
 from gofer.platform import Platform
@@ -27,8 +28,6 @@ from gofer.web.unix_socket import bind_socket, remove_socket, somebody_listens
 log = structlog.get_logger()
 
 WEB, WORKER = "web", "worker"
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 INTERRUPTED = 130
 

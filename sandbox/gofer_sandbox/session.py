@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from gofer_sandbox.disk import DiskWatch
-from gofer_sandbox.errors import StartFailed
+from gofer_sandbox.errors import SandboxClosed, StartFailed
 from gofer_sandbox.journal import Journal
 from gofer_sandbox.provider import Box, Gate, Pressure, Process, Provider, Spec
 from gofer_sandbox.result import Result
@@ -40,6 +40,7 @@ class Session:
         self._box: Box | None = None
         self.background: list[Process] = []
         self.news = News()
+        self._closed = False
 
     @property
     def box(self) -> Box:
@@ -93,12 +94,17 @@ class Session:
 
     async def detach(self) -> None:
         """Let go of everything that is still alive."""
+        self._closed = True
         await self._close_shell()
         if self._box:
             self._box.detach()
 
     async def destroy(self) -> None:
         """End everything that is still alive."""
+        self._closed = True
+        await self._end_box()
+
+    async def _end_box(self) -> None:
         await self._close_shell()
         if self._box:
             await self._box.destroy()
@@ -129,6 +135,8 @@ class Session:
         return await self._result(await self.shell.resume(), began)
 
     async def _result(self, outcome: Outcome, began: float) -> Result:
+        if self._closed:
+            raise SandboxClosed("the sandbox was closed or detached while the command ran")
         captures = self.shell.captures
         full = [capture.close() for capture in captures]
         if outcome.lost:
@@ -202,6 +210,6 @@ class Session:
         if self.box.pressure().memory > self._pressure.memory:
             self.news.notes.append("it ran out of memory")
         self.background = []
-        await self.destroy()
+        await self._end_box()
         self._spec = replace(self._spec, previous=self.box.reference)
         await self.start(snapshot)

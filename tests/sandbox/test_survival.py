@@ -166,6 +166,29 @@ async def test_detach_leaves_it_running(directory: Path) -> None:
         await Sandbox.attach(record, provider)
 
 
+async def test_detach_and_close_in_the_middle_of_a_command(directory: Path) -> None:
+    provider = Bubblewrap()
+    first = Sandbox(provider, directory=directory)
+    await first.start()
+    running = asyncio.create_task(first.run("echo begin; sleep 0.5; echo end; (exit 7)"))
+    await asyncio.sleep(0.2)
+    record = first.record
+    await first.detach()
+    with pytest.raises(SandboxClosed):
+        await running
+    second = await Sandbox.attach(record, provider)
+    result = await second.pending()
+    assert result is not None
+    assert (result.exit_code, result.output) == (7, "begin\nend\n")
+    running = asyncio.create_task(second.run("sleep 60"))
+    await asyncio.sleep(0.1)
+    await second.close()
+    with pytest.raises(SandboxClosed):
+        await running
+    assert processes.start_time(record.reference.pid) != record.reference.start
+    assert not Path(record.reference.control).exists()
+
+
 async def test_state_reaches_the_next_shell_however_late_the_server_is(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

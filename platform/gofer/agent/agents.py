@@ -7,6 +7,7 @@ last good version in force, and says where it is wrong.
 from __future__ import annotations
 
 import re
+import tempfile
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +70,7 @@ class AgentFileError(ConfigError):
         super().__init__(f"{path}:{line}: {message}")
         self.path = path
         self.line = line
+        self.message = message
 
 
 def load_agent(path: Path) -> AgentSpec:
@@ -153,3 +155,31 @@ def _stamp(path: Path) -> tuple[Any, ...]:
     except FileNotFoundError:
         return (None,)
     return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def put_agent(directory: Path, name: str, toml: str, instructions: str | None = None) -> AgentSpec:
+    """Write an agent's files, whole or not at all; raises AgentFileError before anything is changed."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name[:40]!r} is no name for an agent: use a-z, 0-9 and -, 40 characters at most."
+        )
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".new-") as new:
+        trial = Path(new) / f"{name}.toml"
+        trial.write_text(toml, "utf-8")
+        if instructions is not None:
+            trial.with_suffix(".md").write_text(instructions, "utf-8")
+        spec = load_agent(trial)
+        if instructions is not None:
+            trial.with_suffix(".md").replace(directory / f"{name}.md")
+        trial.replace(directory / f"{name}.toml")
+    return spec
+
+
+def remove_agent(directory: Path, name: str) -> None:
+    """Remove an agent's files; raises NotFound. Its conversations keep their history."""
+    path = directory / f"{name}.toml"
+    if not NAME.fullmatch(name) or not path.is_file():
+        raise NotFound(f"There is no file for an agent called {name[:40]!r}.")
+    path.unlink()
+    path.with_suffix(".md").unlink(missing_ok=True)

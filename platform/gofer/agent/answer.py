@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -78,9 +79,12 @@ class Answerer:
         claim = run.claim
         crash_point("run.started")
         try:
-            asker, read_to = await self._asker(claim)
+            admitted = await self._admitted(claim)
+            crash_point("run.admitted")
+            asker = _asker(admitted)
             if asker is None:
-                return Done(included_to=read_to)
+                # Nobody known wants anything: no run at all.
+                return Done(included_to=admitted[-1].seq if admitted else claim.covers_to)
             return await self._run(run, asker)
         except Temporary as error:
             if error.retry_after is not None:
@@ -93,19 +97,12 @@ class Answerer:
         except NotFound:
             return Dead("purged")
 
-    async def _asker(self, claim: Claim) -> tuple[Read | None, int | None]:
-        """The last message from somebody known that wants an answer, and how far was looked.
-
-        Without one there is no run at all; what arrives after this look is for the next job."""
+    async def _admitted(self, claim: Claim, to: int | None = None) -> list[Read]:
+        """What the job covers, up to a message or to the last there is, admitted."""
         found = await self._database.read(
             partial(unread, vault=self._vault, claim=claim, after=claim.covers_from)
         )
-        admitted = await self._admitter.admit(claim, found)
-        crash_point("run.admitted")
-        known = [
-            read for read in admitted if read.message.addressed and read.trust in (Trust.OWNER, Trust.MEMBER)
-        ]
-        return (known[-1] if known else None), (found[-1].seq if found else claim.covers_to)
+        return await self._admitter.admit(claim, [read for read in found if to is None or read.seq <= to])
 
     async def _run(self, run: Run, asker: Read) -> Outcome:
         claim = run.claim
@@ -119,7 +116,9 @@ class Answerer:
             loop = await build(spec, model, await self._tools(asker), prices, ports)
             end = await loop.run()
         crash_point("run.answered")
-        return await self._outcome(claim, asker, end)
+        # Others may have joined in while it worked: the reply goes to the last it has heard.
+        last = _asker(await self._admitted(claim, end.included_to))
+        return await self._outcome(claim, last or asker, end)
 
     async def _spec(self, claim: Claim) -> AgentSpec:
         """The agent as its file says now, or as a fresh install has it."""
@@ -173,7 +172,13 @@ class Answerer:
                 choices = "".join(f"\n- {choice}" for choice in question.choices)
                 drafts = await self._drafts(claim, asker, question.text + choices, "note")
                 return Wait(
-                    question.text, call_id, asker.message.author.id, question.expires_after, drafts, cost
+                    question.text,
+                    call_id,
+                    asker.message.author.id,
+                    question.expires_after,
+                    drafts,
+                    cost,
+                    question.choices,
                 )
             case Stopped("user.stop", _, text, included_to):
                 return Cancel("cancelled", await self._drafts(claim, asker, text), included_to, cost)
@@ -202,6 +207,12 @@ class Answerer:
         if asker is None:
             return (Draft(binding, parts, kind),)
         return (Draft(binding, parts, kind, asker.message.external_id, asker.message.facts),)
+
+
+def _asker(admitted: Sequence[Read]) -> Read | None:
+    """The last message from somebody known that wants an answer."""
+    known = (Trust.OWNER, Trust.MEMBER)
+    return next((read for read in reversed(admitted) if read.message.addressed and read.trust in known), None)
 
 
 def binding_of(connection: Connection, claim: Claim, connection_id: str | None) -> str | None:

@@ -39,8 +39,15 @@ class Said:
     pictures: tuple[Picture, ...] = ()
     files: tuple[str, ...] = ()
     """Where other attachments were put in the shell, or what became of them."""
+    quoted: str = ""
+    """Somebody else's words that came along: a forward, the message it answers."""
     at: str = ""
     """When, for the model: 2026-11-16 09:30 UTC."""
+
+    @property
+    def has_strangers_words(self) -> bool:
+        """Whether something in it was written by nobody we know."""
+        return self.trust in ("stranger", "unknown") or bool(self.quoted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class Hearing:
         """The event with which a turn starts."""
         state = self._record.state
         blocks = heard.blocks + [note(one.text) for one in go.notes]
-        strangers = any(one.trust in ("stranger", "unknown") for one in heard.said)
+        strangers = any(one.has_strangers_words for one in heard.said)
         return {
             "turn": state.turns + 1,
             "input": blocks,

@@ -22,7 +22,7 @@ from gofer.store.blobs import put_blob, read_blob
 from gofer.store.content import open_message
 from gofer.store.database import Database
 from gofer.store.sealing import conversation_key, seal, unseal
-from gofer.store.tables import Trust, messages, participants, questions
+from gofer.store.tables import ASIDE, Trust, messages, participants, questions
 from gofer.vault.envelope import DataKey, Vault
 
 CHECKPOINT = "context.checkpoint"
@@ -181,6 +181,7 @@ def said(read: Read, *, by_us: bool = False, files: tuple[str, ...] = (), at: fl
         by_us=by_us,
         pictures=pictures,
         files=files,
+        quoted=read.message.quoted,
         at="" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
 
@@ -227,6 +228,7 @@ def _between(
     query = (
         select(messages)
         .where(messages.c.conversation_id == claim.conversation_id, messages.c.sealed.is_not(None))
+        .where(messages.c.event.not_in(ASIDE))
         .where(messages.c.seq > after, messages.c.seq > epoch, (messages.c.seq <= to) | reply_after)
         .order_by(messages.c.seq.desc())
         .limit(newest)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gofer.cli.calling import call
+from gofer.cli.calling import LONGEST_ANSWER, call
 from gofer.cli.showing import AsJson, show
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def backup(
     gofer backup /mnt/backups/gofer.db --with-key
     """
     target = (file or _dated()).absolute()
-    done = call("POST", "/backup", json={"path": str(target), "with_key": with_key})
+    done = call("POST", "/backup", json={"path": str(target), "with_key": with_key}, timeout=LONGEST_ANSWER)
     key = done["key_file"] or "not in it: keep a copy of master.key elsewhere, or say --with-key"
     show(done, as_json, lambda: print(f"{done['path']} ({done['bytes']} bytes). The master key: {key}."))
 

@@ -24,8 +24,8 @@ T = TypeVar("T")
 BASE = "http://gofer/api/v1"
 PATIENCE = 5.0
 """Seconds to wait for a process that is just starting, or for another command to finish."""
-LONGEST_ANSWER = 3600.0
-"""Seconds a backup of a big store may take."""
+USUAL_ANSWER, LONGEST_ANSWER = 60.0, 3600.0
+"""Seconds an answer may take; the second for what goes through the whole store."""
 
 
 def call(method: str, path: str, **request: Any) -> Any:
@@ -45,6 +45,8 @@ class Api:
 
         try:
             response = await self._client.request(method, path, **request)
+        except httpx2.TimeoutException as error:
+            raise Failed("The server did not answer in time; it may be stopped or very busy.", 75) from error
         except httpx2.TransportError as error:
             raise Failed(f"The server went away before it answered ({type(error).__name__}).", 75) from error
         if response.is_error:
@@ -80,7 +82,7 @@ async def open_api(settings: Settings) -> AsyncIterator[Api]:
     async with contextlib.AsyncExitStack() as stack:
         transport = await _transport(settings, stack)
         client = httpx2.AsyncClient(
-            transport=transport, base_url=BASE, timeout=httpx2.Timeout(LONGEST_ANSWER, connect=5)
+            transport=transport, base_url=BASE, timeout=httpx2.Timeout(USUAL_ANSWER, connect=5)
         )
         yield Api(await stack.enter_async_context(client))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import typer
 
 from gofer.cli import (
+    agents,
     backup,
     connections,
     conversations,
@@ -56,6 +57,7 @@ NOUNS = {
     "conversations": conversations.app,
     "questions": questions.app,
     "schedules": schedules.app,
+    "agents": agents.app,
 }
 for name, noun in NOUNS.items():
     app.add_typer(noun, name=name)

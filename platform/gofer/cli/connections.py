@@ -157,6 +157,8 @@ def _print_one(found: dict[str, Any]) -> None:
             ("last delivery", ago(found["last_delivery_at"])),
         ]
     )
+    if invitation := found.get("invitation"):
+        facts([("pairing", invitation)])
     if health := found.get("health"):
         facts([("health", health["line"])] + ([("fix", health["fix"])] if health["fix"] else []))
 
@@ -228,6 +230,21 @@ def check(id: Id, as_json: AsJson = False) -> None:
     show(found, as_json, lambda: facts([("health", health["line"]), ("fix", health["fix"])]))
     if not health["ok"]:
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def pair(
+    id: Id,
+    role: Annotated[str, typer.Option(help="owner or member.")] = "owner",
+    as_json: AsJson = False,
+) -> None:
+    """Make a code with which a person becomes an owner or a member of a connection.
+
+    \b
+    gofer connections pair telegram_k3v9
+    """
+    made = call("POST", f"/connections/{id}/pair", json={"role": role})
+    show(made, as_json, lambda: print(made["invitation"] or "People are not paired with this connection."))
 
 
 @app.command()

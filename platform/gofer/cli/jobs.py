@@ -70,6 +70,10 @@ def show_job(id: Id, as_json: AsJson = False) -> None:
     show(found, as_json, lambda: _print_one(found))
 
 
+ATTEMPT = ("fence", "try", "worker", "began", "seconds", "outcome", "reason")
+REPLY = ("part", "kind", "state", "tries", "at the service", "reason")
+
+
 def _print_one(found: dict[str, Any]) -> None:
     job = found["job"]
     names = (
@@ -85,40 +89,25 @@ def _print_one(found: dict[str, Any]) -> None:
     )
     facts([(name, job[name]) for name in names])
     print("\nAttempts")
-    table(
-        ("fence", "try", "worker", "began", "seconds", "outcome", "reason"),
-        [
-            (
-                each["fence"],
-                each["number"],
-                each["owner"],
-                ago(each["started_at"]),
-                f"{each['ended_at'] - each['started_at']:.2f}" if each["ended_at"] else "-",
-                each["outcome"] or "running",
-                each["reason"],
-            )
-            for each in found["attempts"]
-        ],
-    )
+    table(ATTEMPT, [_attempt(each) for each in found["attempts"]])
     print("\nEvents")
     for event in found["events"]:
         print(f"{event['seq']:>4}  {event['kind']:<22}  {plain(event['data'])}")
     if found["replies"]:
         print("\nReplies")
-        table(
-            ("part", "kind", "state", "tries", "at the service", "reason"),
-            [
-                (
-                    f"{each['part']}/{each['parts']}",
-                    each["kind"],
-                    each["state"],
-                    each["tries"],
-                    each["external_id"],
-                    each["reason"],
-                )
-                for each in found["replies"]
-            ],
-        )
+        table(REPLY, [_reply(each) for each in found["replies"]])
+
+
+def _attempt(each: dict[str, Any]) -> tuple[Any, ...]:
+    lasted = f"{each['ended_at'] - each['started_at']:.2f}" if each["ended_at"] else "-"
+    began = ago(each["started_at"])
+    outcome = each["outcome"] or "running"
+    return each["fence"], each["number"], each["owner"], began, lasted, outcome, each["reason"]
+
+
+def _reply(each: dict[str, Any]) -> tuple[Any, ...]:
+    part = f"{each['part']}/{each['parts']}"
+    return part, each["kind"], each["state"], each["tries"], each["external_id"], each["reason"]
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from gofer.cli.calling import call
+from gofer.cli.calling import LONGEST_ANSWER, call
 from gofer.cli.showing import AsJson, facts, show
 
 app = typer.Typer(
@@ -31,6 +31,6 @@ def rotate(as_json: AsJson = False) -> None:
     \b
     gofer key rotate
     """
-    done = call("POST", "/key/rotate")
+    done = call("POST", "/key/rotate", timeout=LONGEST_ANSWER)
     said = f"{done['secrets']} secrets and {done['conversations']} conversations are wrapped with key"
     show(done, as_json, lambda: print(f"{said} {done['key_id']}. Back up the key file now."))

@@ -43,7 +43,7 @@ def put(
     """Keep a secret, replacing the one there. The value comes from stdin or a file, never from an argument.
 
     \b
-    gofer secrets put anthropic_api_key < key.txt
+    gofer secrets put anthropic_key < key.txt
     gofer secrets put signing_key --owner hello_k3v9 --file key.txt
     """
     value = prompt_secret(name) if file == "-" and may_prompt() else read_secret(file)

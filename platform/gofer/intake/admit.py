@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from sqlalchemy import Connection, bindparam, select, update
 
 from gofer.accounts import Accounts
 from gofer.errors import NotFound, Permanent
+from gofer.intake.strangers import turn_away
 from gofer.integration import Admission, Attachment, File, Incoming, Role, Unread
 from gofer.jobs.queue import Claim
 from gofer.outbox.ledger import hold
@@ -21,9 +22,12 @@ from gofer.store.clock import now
 from gofer.store.content import open_message, seal_message
 from gofer.store.database import Database
 from gofer.store.sealing import conversation_key
-from gofer.store.tables import Trust, conversations, identities, messages, principals
+from gofer.store.tables import ASIDE, Trust, conversations, identities, messages, principals
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
+
+Noticed = Callable[[Claim, "Read", bool], None]
+"""Is told of each message a run reads, and whether for the first time. Contract: neither blocks nor raises."""
 
 BLOB_REF = "blob:"
 """How an attachment's reference begins once its bytes are ours."""
@@ -42,12 +46,21 @@ class Read:
 def unread(connection: Connection, vault: Vault, claim: Claim, after: int) -> list[Read]:
     """The messages a job covers, after one it has seen. Purged ones are gone."""
     query = select(messages).where(
-        messages.c.conversation_id == claim.conversation_id, messages.c.seq > after
+        messages.c.conversation_id == claim.conversation_id,
+        messages.c.seq > after,
+        messages.c.event.not_in(ASIDE),
     )
     if claim.covers_to is not None:
         query = query.where(messages.c.seq <= claim.covers_to)
     rows = connection.execute(query.order_by(messages.c.seq)).all()
     return [_read(connection, vault, row) for row in rows if row.sealed is not None]
+
+
+def read_one(connection: Connection, vault: Vault, conversation_id: str, seq: int) -> Read | None:
+    """One message by its number; None when it was purged."""
+    query = select(messages).where(messages.c.conversation_id == conversation_id, messages.c.seq == seq)
+    row = connection.execute(query).one_or_none()
+    return None if row is None or row.sealed is None else _read(connection, vault, row)
 
 
 def _read(connection: Connection, vault: Vault, row: Any) -> Read:
@@ -59,15 +72,30 @@ def _read(connection: Connection, vault: Vault, row: Any) -> Read:
 class Admitter:
     """Admits messages on behalf of a run."""
 
-    def __init__(self, *, database: Database, vault: Vault, accounts: Accounts, redactor: Redactor) -> None:
+    def __init__(
+        self,
+        *,
+        database: Database,
+        vault: Vault,
+        accounts: Accounts,
+        redactor: Redactor,
+        noticed: Noticed = lambda claim, read, fresh: None,
+    ) -> None:
         self._database = database
         self._vault = vault
         self._accounts = accounts
         self._redactor = redactor
+        self._noticed = noticed
 
     async def admit(self, claim: Claim, found: Sequence[Read]) -> list[Read]:
         """The same messages, each with its author's trust; raises Temporary when a service cannot say now."""
-        return [read if read.trust is not Trust.UNKNOWN else await self._admit(claim, read) for read in found]
+        admitted = []
+        for read in found:
+            fresh = read.trust is Trust.UNKNOWN
+            known = await self._admit(claim, read) if fresh else read
+            self._noticed(claim, known, fresh)
+            admitted.append(known)
+        return admitted
 
     async def _admit(self, claim: Claim, read: Read) -> Read:
         admission = await self._ask(claim, read)
@@ -147,6 +175,8 @@ def _store(connection: Connection, vault: Vault, claim: Claim, read: Read, admis
         connection, job_id=claim.id, owner=claim.owner, fence=claim.fence, kind="message.admitted",
         data={"seq": read.seq, "trust": trust, "note": admission.note},
     )  # fmt: skip
+    if trust is Trust.STRANGER and admission.turn_away:
+        turn_away(connection, vault, claim, read, admission.turn_away)
     return Read(read.seq, message, trust, read.connection_id)
 
 

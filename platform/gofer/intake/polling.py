@@ -14,11 +14,13 @@ import structlog
 from sqlalchemy import ColumnElement, Connection, and_, select
 
 from gofer.accounts import Accounts, Connected
+from gofer.connecting import set_up_connection
 from gofer.errors import NotFound, Permanent, Refused, Temporary
 from gofer.intake.receive import Intake, polled
 from gofer.jobs.outcome import Dead, Done, Outcome, Retry, Snooze
 from gofer.jobs.queue import SERVICE, lock_lane, submit
 from gofer.jobs.worker import Run
+from gofer.store.clock import now
 from gofer.store.database import Database
 from gofer.store.tables import LIVE, connections, deliveries, in_state, jobs
 
@@ -26,6 +28,8 @@ log = structlog.get_logger()
 
 POLL = "poll"
 """The kind of job that polls a connection for as long as its process lives."""
+SET_UP = "set_up"
+"""The kind of job that prepares a connection's service, once at each start."""
 CATCH_UP = "catch_up"
 """The kind of job that fetches once what a service tried to deliver while we were away."""
 
@@ -45,16 +49,21 @@ class Poller:
         """Ask for updates again and again; each batch is stored before the next is asked for."""
         connection_id = str(run.claim.payload["connection_id"])
         run.endless = True
+        last = await self._database.read(partial(last_delivery, connection_id=connection_id))
         try:
             while not run.cancelled.is_set():
                 # Looked up anew each time: its token may have been rotated, its settings changed.
                 connected = await self._accounts.get(connection_id)
-                if not connected.enabled or not connected.integration.can_poll:
+                reached = connected.account.hook_url is not None
+                if reached or not connected.enabled or not connected.integration.can_poll:
                     return Done()
-                last = await self._database.read(partial(last_delivery, connection_id=connection_id))
                 requests = await connected.integration.poll(connected.account, last)
-                await polled(self._intake, connected, list(requests), "poll")
+                # Again, because a poll may take long: what it brought is read by the settings of now.
+                connected = await self._accounts.get(connection_id)
+                stored = await polled(self._intake, connected, list(requests), "poll")
+                last = stored.last or last
         except Temporary as error:
+            log.warning("poll.interrupted", connection=connection_id, reason=error.reason, error=str(error))
             return Snooze(error.retry_after or 5, error.reason)
         except (Permanent, Refused) as error:
             log.error("poll.refused", connection=connection_id, error=str(error))
@@ -76,21 +85,44 @@ class Poller:
             return Dead(error.code)
         return Done()
 
+    async def set_up(self, run: Run) -> Outcome:
+        """Prepare the service once at start: our address may have changed since."""
+        connection_id = str(run.claim.payload["connection_id"])
+        try:
+            health = await set_up_connection(self._database, self._accounts, connection_id)
+        except Temporary as error:
+            return Snooze(error.retry_after, error.reason) if error.retry_after else Retry(error.reason)
+        except (Permanent, Refused, NotFound) as error:
+            log.error("connection.not_set_up", connection=connection_id, error=str(error))
+            return Dead(error.code)
+        log.info("connection.set_up", connection=connection_id, ok=health.ok)
+        return Done()
+
     async def _fetch_missed(self, connected: Connected) -> None:
         since = await self._database.read(partial(last_time, connection_id=connected.account.id))
         new = 0
         async for request in connected.integration.catch_up(
             connected.account, since if since is not None else time.time() - MOST_MISSED
         ):
-            new += await polled(self._intake, connected, [request], "catchup")
+            new += (await polled(self._intake, connected, [request], "catchup")).new
             await asyncio.sleep(0)
         if new:
             log.info("catchup.took_in", connection=connected.account.id, new=new)
 
 
+FORGOTTEN_AFTER = 6 * 86400.0
+"""Seconds of silence after which a service may have begun to number anew: its last id then says nothing any more."""
+
+
 def last_delivery(connection: Connection, connection_id: str) -> str | None:
-    """The service's id of the last delivery stored, by our order of arrival: ids outside may restart at random."""
-    query = select(deliveries.c.external_id).where(_came_by_itself(connection_id))
+    """The service's id of the last delivery stored, by our order of arrival; None after a long silence.
+
+    Asking for what comes after an id confirms everything before it. One that is too high would confirm away what
+    nobody has seen; without one, what is seen again is known as a repeat.
+    """
+    query = select(deliveries.c.external_id).where(
+        _came_by_itself(connection_id), deliveries.c.received_at > now() - FORGOTTEN_AFTER
+    )
     return connection.execute(query.order_by(deliveries.c.id.desc()).limit(1)).scalar()
 
 
@@ -114,7 +146,7 @@ def ensure_inflow(
     """
     made = 0
     for row in connection.execute(select(connections).where(connections.c.enabled)).all():
-        wanted = []
+        wanted = [SET_UP]
         if row.integration in polling and not public:
             wanted.append(POLL)
         if row.integration in catching_up:

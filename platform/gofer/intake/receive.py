@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -143,15 +144,18 @@ class Intake:
             body_hash=hashlib.sha256(request.body).hexdigest(),
             headers=headers,
             same_body_window=0 if again else integration.same_body_window,
+            settings=_moved(connected, parsed),
         )
         crash_point("intake.before_record")
         taken = await self._database.write(lambda connection: take_in(connection, self._vault, arrival))
         crash_point("intake.committed")
+        if arrival.settings is not None:
+            self._accounts.forget()
         if taken.woke:
             self.gate.waiting += 1
             self._signals.wake(JOBS)
         self._signals.wake(EVENTS)
-        return taken
+        return dataclasses.replace(taken, external_id=parsed.delivery_id)
 
     def _verify(self, connected: Connected, request: Request) -> None:
         try:
@@ -183,7 +187,13 @@ class Intake:
     def _without_secrets(self, message: Incoming) -> Incoming:
         mask = self._redactor.redact
         author = dataclasses.replace(message.author, name=mask(message.author.name))
-        return dataclasses.replace(message, text=mask(message.text), title=mask(message.title), author=author)
+        return dataclasses.replace(
+            message,
+            text=mask(message.text),
+            quoted=mask(message.quoted),
+            title=mask(message.title),
+            author=author,
+        )
 
     def _masked(self, body: bytes) -> bytes:
         """The body as it is kept: as received, unless one of our own secrets is in it."""
@@ -197,15 +207,31 @@ def _usable(id_: str) -> bool:
     return 0 < len(id_) <= LONGEST_ID and "\x00" not in id_
 
 
-async def polled(intake: Intake, connected: Connected, requests: list[Request], source: Source) -> int:
-    """Take in what a poll or a catch-up brought, in order; returns how many were new."""
-    new = 0
+def _moved(connected: Connected, parsed: Parsed) -> dict[str, Any] | None:
+    if parsed.moved is None:
+        return None
+    return connected.integration.move(connected.account.settings, *parsed.moved)
+
+
+@dataclass(frozen=True, slots=True)
+class Polled:
+    """What became of a batch."""
+
+    new: int = 0
+    last: str | None = None
+    """The service's id of the last of them that is stored, now or before."""
+
+
+async def polled(intake: Intake, connected: Connected, requests: list[Request], source: Source) -> Polled:
+    """Take in what a poll or a catch-up brought, in order."""
+    new, last = 0, None
     for request in requests:
         try:
             taken = await intake.take(connected, request, source)
             new += taken.result == "accepted"
+            last = taken.external_id
         except Malformed as error:
             # It will be as malformed next time; the poll must go on.
             log.warning("intake.skipped", connection=connected.account.id, error=str(error))
         await asyncio.sleep(0)
-    return new
+    return Polled(new, last)

@@ -6,8 +6,9 @@ arrives while the previous job ends would be stored with nobody left to answer i
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,10 +16,13 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.crash import crash_point
+from gofer.intake.joining import WHOLE_AFTER, find_whole
 from gofer.integration import Incoming, Parsed
-from gofer.jobs.conclude import lock_conversation
+from gofer.jobs.conclude import RECEPTION, lock_conversation
+from gofer.jobs.queue import SERVICE, submit
 from gofer.jobs.steer import cancel_conversation, redrive, wake_participant
 from gofer.store import events as log
+from gofer.store import hot
 from gofer.store.clock import now
 from gofer.store.content import seal_message
 from gofer.store.ids import new_id
@@ -26,6 +30,7 @@ from gofer.store.sealing import conversation_key
 from gofer.store.tables import (
     JobState,
     bindings,
+    connections,
     conversations,
     deliveries,
     identities,
@@ -54,6 +59,8 @@ class Arrival:
     headers: tuple[tuple[str, str], ...] = ()
     """Without the secret ones."""
     same_body_window: float = 0
+    settings: Mapping[str, Any] | None = None
+    """The connection's settings from now on, when the delivery changes them: a place has moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,8 @@ class Taken:
     seq: int | None = None
     woke: bool = False
     """Whether workers should look for a new or changed job."""
+    external_id: str = ""
+    """The service's id of the delivery."""
 
 
 def take_in(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
@@ -79,8 +88,8 @@ def take_in(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
     if repeat is not None:
         return repeat
     key = conversation_key(connection, vault, conversation_id)
-    replaced = _replaceable(connection, conversation_id, message)
-    seq = replaced or int(connection.execute(_NEXT_SEQ, {"conversation": conversation_id}).scalar_one())
+    replaced, message = _in_place(connection, key, conversation_id, message)
+    seq = replaced or int(hot.scalar(connection, _NEXT_SEQ, {"conversation": conversation_id}))
     delivery_id = _keep(connection, arrival, key, conversation_id, seq)
     if delivery_id is None:
         # The same delivery id, this very moment, in another conversation: the other one has it.
@@ -102,6 +111,8 @@ def _note(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
     if (repeat := _repeat(connection, arrival)) is not None:
         return repeat
     delivery_id = _keep(connection, arrival, None, None, None)
+    if delivery_id is not None and arrival.parsed.moved is not None:
+        _move(connection, arrival, *arrival.parsed.moved)
     return Taken("noted" if delivery_id is not None else "repeat", delivery_id)
 
 
@@ -144,7 +155,8 @@ def _conversation(connection: Connection, vault: Vault, arrival: Arrival, messag
 
 
 def _bound(connection: Connection, connection_id: str, ref: str) -> str | None:
-    return connection.execute(_BOUND, {"via": connection_id, "at": ref}).scalar()
+    found: str | None = hot.scalar(connection, _BOUND, {"via": connection_id, "at": ref})
+    return found
 
 
 _BOUND = select(bindings.c.conversation_id).where(
@@ -154,14 +166,15 @@ _BOUND = select(bindings.c.conversation_id).where(
 
 def _repeat(connection: Connection, arrival: Arrival) -> Taken | None:
     """What to answer if this delivery came before; a repeat whose job died runs that job again."""
-    earlier = connection.execute(
-        _SAME_ID, {"via": arrival.connection_id, "given": arrival.parsed.delivery_id}
-    ).first()
+    earlier = hot.first(
+        connection, _SAME_ID, {"via": arrival.connection_id, "given": arrival.parsed.delivery_id}
+    )
     if earlier is None and arrival.same_body_window:
-        earlier = connection.execute(
+        earlier = hot.first(
+            connection,
             _SAME_BODY,
             {"via": arrival.connection_id, "hash": arrival.body_hash, "within": arrival.same_body_window},
-        ).first()
+        )
     if earlier is None:
         return None
     dead = _dead_jobs(connection, earlier.conversation_id, earlier.message_seq)
@@ -210,20 +223,69 @@ _NEXT_SEQ = (
 )
 
 
-def _replaceable(connection: Connection, conversation_id: str, message: Incoming) -> int | None:
-    """The number of the message this one is a new version of, if nobody has read it yet."""
+def _move(connection: Connection, arrival: Arrival, old: str, new: str) -> None:
+    """Keep a conversation whose place is called by another reference from now on."""
+    if arrival.settings is not None:
+        of_connection = connections.c.id == arrival.connection_id
+        connection.execute(update(connections).where(of_connection).values(settings=dict(arrival.settings)))
+    conversation_id = _bound(connection, arrival.connection_id, old)
+    if conversation_id is None:
+        return
+    lock_conversation(connection, conversation_id)
+    of_connection = bindings.c.connection_id == arrival.connection_id
+    if _bound(connection, arrival.connection_id, new) is None:
+        moved = update(bindings).where(of_connection, bindings.c.ref == old).values(ref=new)
+    else:
+        # Somebody spoke there before the news came: from here on it is the old conversation that goes on there.
+        moved = (
+            update(bindings)
+            .where(of_connection, bindings.c.ref == new)
+            .values(conversation_id=conversation_id)
+        )
+    connection.execute(moved)
+    log.record(
+        connection, "conversation.moved", arrival.workspace_id, conversation_id=conversation_id,
+        data={"connection": arrival.connection_id, "from": old, "to": new},
+    )  # fmt: skip
+
+
+def _in_place(
+    connection: Connection, key: DataKey, conversation_id: str, message: Incoming
+) -> tuple[int | None, Incoming]:
+    """Where a message belongs that is a part or a new version of another: in its place while nobody has read that.
+
+    A new version of what was read is kept for context and wakes nobody: it was answered as it stood.
+    """
+    if message.joins:
+        found = find_whole(connection, key, conversation_id, message)
+        return found if found is not None else (None, message)
     if not message.replaces:
-        return None
-    query = select(messages.c.seq).where(
-        messages.c.conversation_id == conversation_id,
-        messages.c.external_id == message.replaces,
-        messages.c.admitted_at.is_(None),
+        return None, message
+    earlier = connection.execute(
+        _EARLIER_VERSION, {"conversation": conversation_id, "of": message.replaces}
+    ).first()
+    if earlier is None or (earlier.admitted_at is None and earlier.given_up):
         # Given up on without being read: what is said about it now is new.
-        ~select(participants.c.id)
-        .where(participants.c.conversation_id == conversation_id, participants.c.read_seq >= messages.c.seq)
-        .exists(),
+        return None, message
+    if earlier.admitted_at is None:
+        return earlier.seq, message
+    return None, dataclasses.replace(message, addressed=False)
+
+
+_EARLIER_VERSION = (
+    select(
+        messages.c.seq,
+        messages.c.admitted_at,
+        select(participants.c.id)
+        .where(participants.c.conversation_id == bindparam("conversation"))
+        .where(participants.c.read_seq >= messages.c.seq)
+        .exists()
+        .label("given_up"),
     )
-    return connection.execute(query).scalar()
+    .where(messages.c.conversation_id == bindparam("conversation"), messages.c.external_id == bindparam("of"))
+    .order_by(messages.c.seq.desc())
+    .limit(1)
+)
 
 
 def _write_message(
@@ -244,7 +306,8 @@ def _write_message(
             .values(sealed=sealed, addressed=message.addressed)
         )
         return
-    connection.execute(
+    hot.fetch(
+        connection,
         _APPEND,
         {
             "conversation_id": conversation_id,
@@ -276,12 +339,9 @@ def _keep(
         # Headers first as JSON on a line of their own, then the raw bytes, so that a replay is exact.
         raw = json.dumps(arrival.headers).encode() + b"\n" + arrival.body
         sealed = key.seal(raw, aad("delivery", arrival.connection_id, external_id))
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    row = connection.execute(
-        dialect.insert(deliveries)
-        .values(received_at=now())
-        .on_conflict_do_nothing(index_elements=["connection_id", "external_id"])
-        .returning(deliveries.c.id),
+    row = hot.first(
+        connection,
+        _KEEP[connection.dialect.name],
         {
             "workspace_id": arrival.workspace_id,
             "connection_id": arrival.connection_id,
@@ -294,8 +354,17 @@ def _keep(
             "message_seq": seq,
             "sealed": sealed,
         },
-    ).first()
+    )
     return int(row.id) if row else None
+
+
+_KEEP = {
+    name: dialect.insert(deliveries)
+    .values(received_at=now())
+    .on_conflict_do_nothing(index_elements=["connection_id", "external_id"])
+    .returning(deliveries.c.id)
+    for name, dialect in (("sqlite", sqlite), ("postgresql", postgresql))
+}
 
 
 def _wake(
@@ -303,16 +372,40 @@ def _wake(
 ) -> bool:
     """Let every agent that hears this place take part, and wake those that it addresses."""
     woke = False
+    stopped = 0
     if message.control == "stop" and _may_stop(connection, arrival, message, conversation_id, seq):
-        return cancel_conversation(connection, conversation_id, by=f"author:{message.author.id}") > 0
-    heard = connection.execute(_ROUTES, {"workspace": arrival.workspace_id, "via": arrival.connection_id})
-    for route in _first_per_agent(heard.all(), message):
+        stopped = cancel_conversation(connection, conversation_id, by=f"author:{message.author.id}")
+        if not message.command:
+            return stopped > 0
+    if message.command:
+        _to_reception(connection, arrival, conversation_id, {"seq": seq, "stopped": stopped})
+        return True
+    heard = hot.fetch(connection, _ROUTES, {"workspace": arrival.workspace_id, "via": arrival.connection_id})
+    for route in _first_per_agent(heard, message):
         participant_id = _participant(connection, conversation_id, route.agent_id, seq, route.priority)
         if message.control == "new":
             _new_epoch(connection, participant_id, seq)
         if message.addressed and route.trigger in ("any", message.trigger):
-            woke |= wake_participant(connection, participant_id, seq)
+            # More parts of it are about to come: an agent should read it whole.
+            delay = WHOLE_AFTER if message.joins else 0
+            woke |= wake_participant(connection, participant_id, seq, delay=delay)
     return woke
+
+
+def _to_reception(
+    connection: Connection, arrival: Arrival, conversation_id: str, payload: dict[str, Any]
+) -> None:
+    """A command is answered by the platform, in a lane of its own: it need not wait for a run to end."""
+    submit(
+        connection,
+        workspace_id=arrival.workspace_id,
+        kind=RECEPTION,
+        lane=f"{RECEPTION}:{conversation_id}",
+        pool=SERVICE,
+        payload=payload,
+        conversation_id=conversation_id,
+        connection_id=arrival.connection_id,
+    )
 
 
 def _may_stop(
@@ -370,7 +463,7 @@ def event_matches(pattern: str, event: str) -> bool:
 
 
 def _participant(connection: Connection, conversation_id: str, agent_id: str, seq: int, priority: int) -> str:
-    found = connection.execute(_TAKES_PART, {"conversation": conversation_id, "agent": agent_id}).scalar()
+    found = hot.scalar(connection, _TAKES_PART, {"conversation": conversation_id, "agent": agent_id})
     if found is not None:
         return str(found)
     participant_id = new_id("part")

@@ -23,6 +23,7 @@ from gofer.store import events as log
 from gofer.store import hot
 from gofer.store.clock import now
 from gofer.store.content import seal_message
+from gofer.store.database import DIALECTS
 from gofer.store.ids import new_id
 from gofer.store.sealing import conversation_key, seal
 from gofer.store.tables import (
@@ -132,14 +133,14 @@ def _lock(connection: Connection, claims: Sequence[Claim]) -> None:
     if connection.dialect.name != "postgresql":
         return
     conversation_ids = {claim.conversation_id for claim in claims if claim.conversation_id is not None}
-    connection.execute(_LOCK_ALL, {"conversations": sorted(conversation_ids)})
+    hot.fetch(connection, _LOCK_ALL, {"conversations": sorted(conversation_ids)})
     for lane in sorted({claim.lane for claim in claims if claim.conversation_id is None}):
         lock_lane(connection, lane)
 
 
 _LOCK_ALL = (
     select(conversations.c.id)
-    .where(conversations.c.id.in_(bindparam("conversations", expanding=True)))
+    .where(hot.among("postgresql", conversations.c.id, "conversations"))
     .order_by(conversations.c.id)
     .with_for_update()
 )
@@ -187,7 +188,8 @@ def _settle(
 
 def _held(connection: Connection, claims: Sequence[Claim]) -> dict[int, Any]:
     """The jobs that are still ours, locked."""
-    rows = connection.execute(_RUNNING, {"jobs": sorted(claim.id for claim in claims)}).all()
+    ids = sorted(claim.id for claim in claims)
+    rows = hot.fetch(connection, _RUNNING[connection.dialect.name], {"jobs": ids})
     found = {row.id: row for row in rows}
     return {
         claim.id: found[claim.id]
@@ -196,12 +198,15 @@ def _held(connection: Connection, claims: Sequence[Claim]) -> dict[int, Any]:
     }
 
 
-_RUNNING = (
-    select(jobs.c.id, jobs.c.owner, jobs.c.fence, jobs.c.event_seq, jobs.c.cancel_requested, jobs.c.covers_to)
-    .where(jobs.c.id.in_(bindparam("jobs", expanding=True)), in_state(JobState.RUNNING))
+_RUNNING = {
+    dialect: select(
+        jobs.c.id, jobs.c.owner, jobs.c.fence, jobs.c.event_seq, jobs.c.cancel_requested, jobs.c.covers_to
+    )
+    .where(hot.among(dialect, jobs.c.id, "jobs"), in_state(JobState.RUNNING))
     .order_by(jobs.c.id)
     .with_for_update()
-)
+    for dialect in DIALECTS
+}
 
 
 def _end(connection: Connection, ending: Ending, job: Any, *, lost: bool) -> _End:
@@ -360,15 +365,22 @@ def _say(connection: Connection, vault: Vault, end: _End) -> bool:
     if isinstance(outcome, Snooze) or not (end.final or end.state is JobState.WAITING):
         return False
     drafts = outcome.drafts
+    asked: dict[str, Any] = {}
     if isinstance(outcome, Wait):
-        _ask(connection, vault, claim, outcome)
+        asked = _ask(connection, vault, claim, outcome)
     elif end.ending.apology is not None and not drafts and not isinstance(outcome, Done):
         drafts = end.ending.apology(connection, claim, end.reason)
-    return _plan_replies(connection, vault, claim, drafts)
+    return plan_replies(connection, vault, claim, drafts, asked)
 
 
-def _plan_replies(connection: Connection, vault: Vault, claim: Claim, drafts: tuple[Draft, ...]) -> bool:
-    """Put every part into the ledger and see that somebody sends it."""
+def plan_replies(
+    connection: Connection,
+    vault: Vault,
+    claim: Claim,
+    drafts: tuple[Draft, ...],
+    asked: Mapping[str, Any] | None = None,
+) -> bool:
+    """Put every part into the ledger and see that somebody sends it. The caller holds the conversation's lock."""
     if not drafts or claim.conversation_id is None:
         return False
     try:
@@ -380,7 +392,7 @@ def _plan_replies(connection: Connection, vault: Vault, claim: Claim, drafts: tu
         first = 1 + _last_part(connection, claim.id, draft.kind)
         total = first - 1 + len(draft.parts)
         for part, text in enumerate(draft.parts, first):
-            content = {"text": text, "facts": dict(draft.facts)}
+            content = {"text": text, "facts": dict(draft.facts), **((asked or {}) if part == total else {})}
             hot.fetch(
                 connection,
                 _PLAN,
@@ -400,8 +412,8 @@ def _plan_replies(connection: Connection, vault: Vault, claim: Claim, drafts: tu
             connection, "reply.planned", claim.workspace_id, conversation_id=claim.conversation_id,
             data={"job": claim.id, "kind": draft.kind, "parts": total},
         )  # fmt: skip
-        woke |= ensure_delivery(connection, claim.workspace_id, claim.conversation_id, draft.binding_id)
         _remember(connection, key, claim, draft)
+        woke |= ensure_delivery(connection, claim.workspace_id, claim.conversation_id, draft.binding_id)
     return woke
 
 
@@ -463,7 +475,12 @@ def ensure_delivery(connection: Connection, workspace_id: str, conversation_id: 
     if hot.first(connection, _LANE_LIVE, {"lane_": lane}) is not None:
         # One that only waits to repeat an old edit must not keep a new reply waiting.
         return bool(hot.fetch(connection, _HURRY, {"lane_": lane}))
-    connection_id = hot.scalar(connection, _BOUND_TO, {"binding": binding_id})
+    bound = hot.first(connection, _BOUND_TO, {"binding": binding_id})
+    if bound.conversation_id != conversation_id:
+        # A word to an owner about somebody else's conversation: the lane belongs to the place it is said in.
+        lock_conversation(connection, bound.conversation_id)
+        if hot.first(connection, _LANE_LIVE, {"lane_": lane}) is not None:
+            return False
     submit(
         connection,
         workspace_id=workspace_id,
@@ -472,8 +489,8 @@ def ensure_delivery(connection: Connection, workspace_id: str, conversation_id: 
         pool=SERVICE,
         payload={"binding_id": binding_id},
         max_attempts=12,
-        conversation_id=conversation_id,
-        connection_id=connection_id,
+        conversation_id=bound.conversation_id,
+        connection_id=bound.connection_id,
     )
     return True
 
@@ -485,7 +502,9 @@ _HURRY = (
     .values(state=JobState.READY)
     .returning(jobs.c.id)
 )
-_BOUND_TO = select(bindings.c.connection_id).where(bindings.c.id == bindparam("binding"))
+_BOUND_TO = select(bindings.c.connection_id, bindings.c.conversation_id).where(
+    bindings.c.id == bindparam("binding")
+)
 
 
 def _move_on(connection: Connection, ends: Sequence[_End]) -> set[int]:
@@ -501,7 +520,8 @@ def _move_on(connection: Connection, ends: Sequence[_End]) -> set[int]:
         if end.claim.participant_id is not None and end.covers_to is not None
     ]
     hot.many(connection, _READ_TO, read)
-    lanes = _promoted(connection, _PROMOTE_NEXT, {"ended": [end.claim.id for end in ends]})
+    next_in_lane = _PROMOTE_NEXT[connection.dialect.name]
+    lanes = _promoted(connection, next_in_lane, {"ended": [end.claim.id for end in ends]})
     moved = {end.claim.id for end in ends if end.claim.lane in lanes}
     return moved | {
         end.claim.id for end in ends if end.claim.id not in moved and _next(connection, end.claim)
@@ -533,7 +553,7 @@ def promote(connection: Connection, lane: str) -> bool:
 
 def _promoted(connection: Connection, statement: Any, values: Mapping[str, Any]) -> set[str]:
     """Run one of the promoting statements; returns the lanes that have a live job again."""
-    rows = connection.execute(statement, values).all()
+    rows = hot.fetch(connection, statement, values)
     log.record_many(
         connection,
         [
@@ -579,28 +599,34 @@ def _promote(first: Any) -> Any:
 
 _ended = jobs.alias("ended")
 _PROMOTE = _promote(_first_blocked(bindparam("lane_")))
-_PROMOTE_NEXT = _promote(
-    select(_first_blocked(_ended.c.lane)).where(_ended.c.id.in_(bindparam("ended", expanding=True)))
-)
+_PROMOTE_NEXT = {
+    dialect: _promote(select(_first_blocked(_ended.c.lane)).where(hot.among(dialect, _ended.c.id, "ended")))
+    for dialect in DIALECTS
+}
 
 ANSWER = "answer"
 """The kind of job in which an agent answers a conversation."""
+RECEPTION = "reception"
+"""The kind of job in which the platform itself answers: a command, a pressed button."""
+APPROVAL = "approval"
+"""The kind of job in which an owner is asked whether to let somebody in, or to listen somewhere."""
 
 
-def ensure_answer(connection: Connection, participant_id: str) -> bool:
+def ensure_answer(connection: Connection, participant_id: str, *, delay: float = 0) -> bool:
     """Make the participant's next job if it is wanted and has none. The caller holds the conversation's lock."""
     row = hot.first(connection, _WANTED, {"who": participant_id})
     if row is None:
         return False
     if hot.first(connection, _LANE_LIVE, {"lane_": participant_id}) is not None:
         # Whoever writes while a question is open is heard: the run goes on and sees what was written.
-        return connection.execute(_STOP_WAITING, {"lane_": participant_id}).rowcount > 0
+        return bool(hot.fetch(connection, _STOP_WAITING, {"lane_": participant_id}))
     submit(
         connection,
         workspace_id=row.workspace_id,
         kind=ANSWER,
         lane=participant_id,
         priority=row.priority,
+        delay=delay,
         conversation_id=row.conversation_id,
         participant_id=participant_id,
         agent_id=row.agent_id,
@@ -616,6 +642,7 @@ _STOP_WAITING = (
     update(jobs)
     .where(jobs.c.lane == bindparam("lane_"), in_state(JobState.WAITING))
     .values(state=JobState.READY, run_at=now())
+    .returning(jobs.c.id)
 )
 _WANTED = (
     select(participants, conversations.c.workspace_id)
@@ -627,12 +654,14 @@ _WOKEN_BY = select(messages.c.connection_id).where(
 )
 
 
-def _ask(connection: Connection, vault: Vault, claim: Claim, wait: Wait) -> None:
+def _ask(connection: Connection, vault: Vault, claim: Claim, wait: Wait) -> dict[str, Any]:
+    """Keep the question; returns what its last part carries out, so that a press can be told from another."""
     question_id = new_id("q")
-    sealed = None
+    sealed = choices = None
     if claim.conversation_id is not None:
         key = conversation_key(connection, vault, claim.conversation_id)
         sealed = seal(key, wait.question, "question", question_id)
+        choices = seal(key, list(wait.choices), "choices", question_id) if wait.choices else None
     expires = None if wait.expires_after is None else now() + wait.expires_after
     connection.execute(
         insert(questions).values(
@@ -642,6 +671,7 @@ def _ask(connection: Connection, vault: Vault, claim: Claim, wait: Wait) -> None
             conversation_id=claim.conversation_id,
             asked_of=wait.asked_of,
             sealed=sealed,
+            choices=choices,
             asked_at=now(),
             expires_at=expires,
         )
@@ -650,3 +680,4 @@ def _ask(connection: Connection, vault: Vault, claim: Claim, wait: Wait) -> None
         connection, "job.waiting", claim.workspace_id, conversation_id=claim.conversation_id,
         data={"job": claim.id, "question": question_id},
     )  # fmt: skip
+    return {"question": question_id, "choices": list(wait.choices)}

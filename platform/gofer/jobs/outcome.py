@@ -62,6 +62,8 @@ class Wait:
     drafts: tuple[Draft, ...] = ()
     """The question as it is sent to the person."""
     cost: float = 0
+    choices: tuple[str, ...] = ()
+    """What may be answered by pressing a button, where there are buttons."""
 
 
 @dataclass(frozen=True, slots=True)

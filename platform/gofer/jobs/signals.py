@@ -19,6 +19,8 @@ JOBS = "jobs"
 """The topic of new, changed and cancelled jobs."""
 EVENTS = "events"
 """The topic of new rows in the event log."""
+SECRETS = "secrets"
+"""A secret or connection changed: read them anew, and mask what is new."""
 
 QUIET = 0.05
 """Seconds between two notifications of a topic to other processes."""

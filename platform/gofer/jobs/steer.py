@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, bindparam, select, update
 
 from gofer.errors import Conflict, NotFound
 from gofer.jobs.conclude import ANSWER, ensure_answer, lock_conversation
 from gofer.jobs.queue import lock_lane
 from gofer.store import events as log
+from gofer.store import hot
 from gofer.store.clock import now
 from gofer.store.sealing import conversation_key, seal
 from gofer.store.tables import FINAL, LIVE, JobState, conversations, in_state, jobs, participants, questions
@@ -168,11 +169,14 @@ def expire_questions(connection: Connection) -> int:
     return len(overdue)
 
 
-def wake_participant(connection: Connection, participant_id: str, seq: int) -> bool:
+def wake_participant(connection: Connection, participant_id: str, seq: int, *, delay: float = 0) -> bool:
     """Note that a message wants the participant and make its job unless it has one. Conversation locked."""
-    connection.execute(
-        update(participants)
-        .where(participants.c.id == participant_id, participants.c.wake_seq < seq)
-        .values(wake_seq=seq)
-    )
-    return ensure_answer(connection, participant_id)
+    hot.fetch(connection, _WAKE, {"who": participant_id, "seq_": seq})
+    return ensure_answer(connection, participant_id, delay=delay)
+
+
+_WAKE = (
+    update(participants)
+    .where(participants.c.id == bindparam("who"), participants.c.wake_seq < bindparam("seq_"))
+    .values(wake_seq=bindparam("seq_"))
+)

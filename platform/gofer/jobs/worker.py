@@ -205,10 +205,14 @@ class Worker:
             except Exception:
                 log.exception("job.not_concluded")
             finally:
-                # After a lost lease this process may hold the same job anew.
-                if self._running.get(claim.id, (None,))[0] is run:
-                    del self._running[claim.id]
-                self._freed.set()
+                self._free(claim)
+
+    def _free(self, claim: Claim) -> None:
+        """Give a run's slot to another; after a lost lease this process may hold the same job anew."""
+        held = self._running.get(claim.id)
+        if held is not None and held[0].claim.fence == claim.fence:
+            del self._running[claim.id]
+            self._freed.set()
 
     async def _outcome(self, run: Run) -> tuple[Outcome, Apology | None]:
         """What became of a run, and who finds the words if its handler did not."""
@@ -265,6 +269,8 @@ class Worker:
                 await self._end([end])
             return
         for end, result in zip(batch, concluded, strict=True):
+            # Here and not when its task comes round: the next claim should see every slot of the batch.
+            self._free(end.ending.claim)
             if result is None:
                 end.concluded.set_exception(Fenced())
             else:

@@ -139,4 +139,6 @@ class Outbox:
             kind=part.kind,  # type: ignore[arg-type]
             reply_to=part.reply_to,
             facts=part.facts,
+            question=part.question,
+            choices=tuple(self._redactor.redact(choice) for choice in part.choices),
         )

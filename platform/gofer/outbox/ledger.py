@@ -34,6 +34,8 @@ class Part:
     state: ReplyState
     external_id: str
     tries: int
+    question: str
+    choices: tuple[str, ...]
     confirm_in: float | None
     """Seconds until its final edit is to be repeated; None when it is not."""
 
@@ -78,6 +80,8 @@ def next_part(connection: Connection, vault: Vault, binding_id: str) -> Part | N
         state=ReplyState(row.state),
         external_id=row.external_id,
         tries=row.tries,
+        question=content.get("question", ""),
+        choices=tuple(content.get("choices", ())),
         confirm_in=None if row.confirm_at is None else row.confirm_at - row.current,
     )
 

@@ -14,8 +14,11 @@ from dataclasses import dataclass
 
 import httpx2
 
+from gofer.rehearsal import task
+from gofer.rehearsal.anthropic import Anthropic
 from gofer.rehearsal.hello import Fault, HelloService
 from gofer.rehearsal.instance import Instance, throw_away
+from gofer.rehearsal.loopback import serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class Stage:
     http: httpx2.AsyncClient
     hello: HelloService
     connection: str
+    model: Anthropic
+    """A stand-in for a model's provider, with a script."""
 
     async def post(self, body: bytes, headers: dict[str, str]) -> httpx2.Response:
         """A webhook over HTTP."""
@@ -98,7 +103,8 @@ async def two_at_once(stage: Stage) -> AsyncIterator[Step]:
         yield watch.step(f"message {id} acknowledged", answer.json() == {"result": "accepted"})
     settled = await _until_quiet(stage)
     replies = [reply for reply in stage.hello.ledger if reply.room == "workshop"]
-    well = settled and 1 <= len(replies) <= 2 and replies[-1].to == "m4"
+    # One reply may answer both; what it must not do is leave the second out.
+    well = settled and 1 <= len(replies) <= 2 and "so is the second" in replies[-1].text
     yield watch.step(
         "both answered, one run at a time", well, replies[-1].text if replies else "no reply came"
     )
@@ -116,12 +122,28 @@ async def a_lost_answer(stage: Stage) -> AsyncIterator[Step]:
     yield watch.step("looked before sending again", once, f"{len(found)} reply in the service's ledger")
 
 
+async def a_real_task(stage: Stage) -> AsyncIterator[Step]:
+    """A model gets a key, and works on a task with tools in a real shell."""
+    watch = Watch()
+    await stage.instance.ask("PUT", "/secrets", json={"name": "anthropic_key", "value": task.KEY})
+    yield watch.step("model key put into the vault, without a restart", True)
+    answer = await stage.send("m6", "bench", task.ASK)
+    yield watch.step("task acknowledged", answer.json() == {"result": "accepted"})
+    settled = await _until_quiet(stage)
+    replies = [reply for reply in stage.hello.ledger if reply.to == "m6"]
+    told = replies[0].text if replies else "no reply came"
+    turns, well = len(stage.model.received), settled and len(replies) == 1 and task.SUM in told
+    yield watch.step(f"answered with what the shell printed, after {turns} model calls", well, told)
+    yield watch.step("every request to the model was valid", not stage.model.refused)
+
+
 SCENES: tuple[tuple[str, Scene], ...] = (
     ("A message", one_message),
     ("A repeat", a_repeat),
     ("A forgery", a_forgery),
     ("Two at once", two_at_once),
     ("A lost answer", a_lost_answer),
+    ("A real task", a_real_task),
 )
 
 
@@ -139,7 +161,13 @@ async def play() -> AsyncIterator[tuple[str, Step]]:
 @contextlib.asynccontextmanager
 async def _stage() -> AsyncIterator[Stage]:
     hello = HelloService(signing_key=secrets.token_urlsafe(32))
-    async with hello.open(), throw_away() as instance, httpx2.AsyncClient(timeout=10) as http:
+    model = Anthropic(task.script, key=task.KEY)
+    async with (
+        hello.open(),
+        serve(model.app) as provider,
+        throw_away(anthropic_base_url=provider) as instance,
+        httpx2.AsyncClient(timeout=60) as http,
+    ):
         made = await instance.ask(
             "POST",
             "/connections",
@@ -150,7 +178,7 @@ async def _stage() -> AsyncIterator[Stage]:
                 "secrets": {"signing_key": hello.signing_key},
             },
         )
-        yield Stage(instance, http, hello, made["connection"]["id"])
+        yield Stage(instance, http, hello, made["connection"]["id"], model)
 
 
 async def _reckoning(stage: Stage) -> AsyncIterator[Step]:
@@ -164,7 +192,7 @@ async def _reckoning(stage: Stage) -> AsyncIterator[Step]:
     yield watch.step("every reply exactly once in the service's ledger", once, f"{len(keys)} replies")
 
 
-async def _until_quiet(stage: Stage, patience: float = 20) -> bool:
+async def _until_quiet(stage: Stage, patience: float = 60) -> bool:
     """Wait until no job is open; False when one is dead or still open after that."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:

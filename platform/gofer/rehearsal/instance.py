@@ -14,7 +14,8 @@ from typing import Any
 
 import httpx2
 
-START_WITHIN = 30.0
+START_WITHIN = 120.0
+"""Seconds; a process that dies is noticed at once, so this is only for machines that are very busy."""
 STOP_WITHIN = 30.0
 
 
@@ -55,7 +56,9 @@ async def throw_away(**settings: str) -> AsyncIterator[Instance]:
             )
             try:
                 transport = httpx2.AsyncHTTPTransport(uds=str(data / "gofer.sock"), verify=False)
-                async with httpx2.AsyncClient(transport=transport, base_url="http://gofer/api/v1") as control:
+                async with httpx2.AsyncClient(
+                    transport=transport, base_url="http://gofer/api/v1", timeout=60
+                ) as control:
                     url = await _ready(process, control, data / "log")
                     took = asyncio.get_running_loop().time() - begun
                     yield Instance(url, control, took)
@@ -67,7 +70,8 @@ def _environment(data: Path, settings: dict[str, str]) -> dict[str, str]:
     # Nothing of the real installation may reach it: not its database, not its key.
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GOFER_")}
     given = {f"GOFER_{name.upper()}": value for name, value in settings.items()}
-    return {**clean, "GOFER_DATA_DIR": str(data), "GOFER_LOG_FORMAT": "json", **given}
+    kept = {"GOFER_DATA_DIR": str(data), "GOFER_LOG_FORMAT": "json", "GOFER_KEEP_SHELLS": "false"}
+    return {**clean, **kept, **given}
 
 
 async def _ready(process: asyncio.subprocess.Process, control: httpx2.AsyncClient, output: Path) -> str:

@@ -14,10 +14,13 @@ def copy_database(source: Path, target: Path) -> int:
     """Copy a database that may be in use to a new file, whole or not at all; returns its size in bytes."""
     if target.exists():
         raise ConfigError(f"{target} exists already. Give a name that is free.")
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".partial")
-    partial.unlink(missing_ok=True)
-    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial.unlink(missing_ok=True)
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error.strerror}.") from error
     try:
         with (
             closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as reader,
@@ -30,7 +33,7 @@ def copy_database(source: Path, target: Path) -> int:
         _sync(partial)
         partial.rename(target)
         _sync(target.parent)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:
         raise StoreError(f"The copy to {target} failed: {error}.") from error
     finally:
         partial.unlink(missing_ok=True)

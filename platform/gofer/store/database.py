@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 T = TypeVar("T")
 
 Dialect = Literal["sqlite", "postgresql"]
+DIALECTS: tuple[str, ...] = ("sqlite", "postgresql")
 
 
 class Database(Protocol):

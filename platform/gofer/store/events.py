@@ -37,6 +37,9 @@ KINDS: dict[str, str] = {
     "reply.failed": "A part will not be sent.",
     "key.rotated": "Every wrapped key was wrapped anew by the active master key.",
     "conversation.purged": "A conversation's content was destroyed.",
+    "conversation.moved": "A conversation has another reference at its service.",
+    "person.let_in": "Somebody became an owner or a member.",
+    "stranger.turned_away": "Somebody unknown was told so.",
     "connection.changed": "A connection was added, changed or removed.",
     "error": "Something went wrong that no other event describes.",
 }

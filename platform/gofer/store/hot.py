@@ -7,11 +7,11 @@ message. A statement given here is a constant of its module; values are bound by
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Insert
+from sqlalchemy import ARRAY, JSON, Connection, Insert, any_, bindparam, func, select
 from sqlalchemy.util import await_only
 
 Values = Mapping[str, Any]
@@ -28,7 +28,8 @@ def fetch(connection: Connection, statement: Any, values: Values = _NOTHING) -> 
         found = await_only(driver.fetch(compiled.sql, *arguments))
     else:
         found = driver.execute(compiled.sql, arguments).fetchall()
-    return [compiled.row(values) for values in found]
+    # For an insert SQLAlchemy may add a RETURNING of its own, which nobody asked for.
+    return [compiled.row(values) for values in found] if compiled.returns else []
 
 
 def first(connection: Connection, statement: Any, values: Values = _NOTHING) -> Any:
@@ -56,6 +57,14 @@ def many(connection: Connection, statement: Any, rows: Sequence[Values]) -> None
         driver.executemany(compiled.sql, arguments)
 
 
+def among(dialect: str, column: Any, name: str) -> Any:
+    """A condition that a column is one of the values bound as a list; `IN` would be another text for each length."""
+    if dialect == "postgresql":
+        return column == any_(bindparam(name, type_=ARRAY(column.type)))
+    listed = func.json_each(bindparam(name, type_=JSON)).table_valued("value")
+    return column.in_(select(listed.c.value))
+
+
 class _Compiled:
     """A statement as one driver takes it: the text, how to order the values, how to read a row."""
 
@@ -63,13 +72,18 @@ class _Compiled:
         compiled = statement.compile(dialect=dialect, column_keys=keys)
         assert not compiled.post_compile_params, "a hot statement has no lists to expand"
         self.sql: str = compiled.string
-        defaults = {column.key: column.default.arg for column in compiled.insert_prefetch}
-        self._binds: list[tuple[str, Any, Callable[[Any], Any] | None]] = []
-        for name in compiled.positiontup:
-            bind = compiled.binds[name]
-            given = defaults.get(name, ... if bind.required else bind.effective_value)
-            self._binds.append((name, given, bind.type.dialect_impl(dialect).bind_processor(dialect)))
+        self._names: list[str] = list(compiled.positiontup)
+        binds = [compiled.binds[name] for name in self._names]
+        self._given = {
+            name: bind.effective_value
+            for name, bind in zip(self._names, binds, strict=True)
+            if not bind.required
+        }
+        self._given |= {column.key: column.default.arg for column in compiled.insert_prefetch}
+        writers = [bind.type.dialect_impl(dialect).bind_processor(dialect) for bind in binds]
+        self._writers = [(place, writer) for place, writer in enumerate(writers) if writer is not None]
         columns = list(statement.exported_columns.items())
+        self.returns = bool(columns)
         row: Any = namedtuple("Row", [name for name, _ in columns], rename=True)  # type: ignore[misc]
         self._make = row._make
         readers = [column.type.dialect_impl(dialect).result_processor(dialect, None) for _, column in columns]
@@ -77,11 +91,10 @@ class _Compiled:
 
     def arguments(self, values: Values) -> list[Any]:
         """The values in the order of the text."""
-        ordered = []
-        for name, given, process in self._binds:
-            value = values.get(name, given)
-            assert value is not ..., f"no value for {name}"
-            ordered.append(value if process is None else process(value))
+        complete = {**self._given, **values}
+        ordered = [complete[name] for name in self._names]
+        for place, writer in self._writers:
+            ordered[place] = writer(ordered[place])
         return ordered
 
     def row(self, values: Sequence[Any]) -> Any:

@@ -15,7 +15,6 @@ from gofer.store.backup import copy_database
 from gofer.store.clock import now
 from gofer.store.database import Database
 from gofer.store.ids import new_id
-from gofer.store.postgres import PostgresDatabase
 from gofer.store.sqlite import SqliteDatabase
 from gofer.store.tables import agents, routes, workspaces
 
@@ -28,7 +27,12 @@ FIRST_AGENT = "gofer"
 def database_for(settings: Settings) -> Database:
     """The database of the settings, not yet opened."""
     path = settings.sqlite_path
-    return SqliteDatabase(path) if path is not None else PostgresDatabase(settings.database_url)
+    if path is not None:
+        return SqliteDatabase(path)
+    # SQLAlchemy's asyncio side is a twentieth of the start, which most installations never use.
+    from gofer.store.postgres import PostgresDatabase
+
+    return PostgresDatabase(settings.database_url)
 
 
 async def migrate(database: Database, *, backup_to: Path | None) -> None:
@@ -69,7 +73,7 @@ def furnish(connection: Connection) -> None:
             id=agent_id,
             workspace_id=FIRST_WORKSPACE,
             name=FIRST_AGENT,
-            model="offline",
+            model="auto",
             settings={},
             created_at=now(),
         )

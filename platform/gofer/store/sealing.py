@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from gofer.errors import NotFound
+from gofer.store import hot
 from gofer.store.tables import conversations
 from gofer.vault.envelope import DataKey, Vault, aad
 
@@ -19,11 +20,13 @@ def conversation_place(conversation_id: str) -> bytes:
 
 def conversation_key(connection: Connection, vault: Vault, conversation_id: str) -> DataKey:
     """The data key of a conversation; raises NotFound when it is purged or never was."""
-    query = select(conversations.c.data_key).where(conversations.c.id == conversation_id)
-    wrapped = connection.execute(query).scalar_one_or_none()
+    wrapped = hot.scalar(connection, _DATA_KEY, {"conversation": conversation_id})
     if wrapped is None:
         raise NotFound(f"The conversation {conversation_id} is purged or unknown.")
     return vault.unwrap(wrapped, conversation_place(conversation_id))
+
+
+_DATA_KEY = select(conversations.c.data_key).where(conversations.c.id == bindparam("conversation"))
 
 
 def seal(key: DataKey, value: Any, *place: str | int) -> bytes:

@@ -81,6 +81,9 @@ class ReplyState(StrEnum):
     """Will not be sent; `reason` says why."""
 
 
+ASIDE = ("command", "button", "place")
+"""Events of messages that the platform deals with itself: they are no part of what an agent reads."""
+
 IS_UNSENT: ColumnElement[bool] = literal_column("reply.state IN ('planned','placed')")
 """Spelled out for the planner, like `in_state`."""
 
@@ -196,6 +199,35 @@ class Identity(SQLModel, table=True):
     integration: str
     subject: str
     """The service's own, unchangeable id of the person; never a name."""
+
+
+class Pairing(SQLModel, table=True):
+    """A code that makes whoever presents it to a Connection a Principal, once and soon."""
+
+    __table_args__ = (Index("pairing_by_digest", "connection_id", "digest", unique=True),)
+
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    connection_id: str
+    digest: str
+    """A hash of the code; the code itself is shown once and kept nowhere."""
+    role: str
+    created_at: float
+    expires_at: float
+    used_at: float | None = None
+    used_by: str = ""
+
+
+class Stranger(SQLModel, table=True):
+    """Somebody unknown at a Connection: what keeps guessing and pestering within bounds."""
+
+    connection_id: str = Field(primary_key=True)
+    subject: str = Field(primary_key=True)
+    told_at: float | None = None
+    """When they were last told that they are not known."""
+    guesses: int = 0
+    """Wrong codes since `guessing_since`."""
+    guessing_since: float = 0
 
 
 class Agent(SQLModel, table=True):
@@ -427,6 +459,8 @@ class Question(SQLModel, table=True):
     asked_of: str = ""
     """Who may answer: an author's id, or empty for any member."""
     sealed: bytes | None = _bytes(nullable=True)
+    choices: bytes | None = _bytes(nullable=True)
+    """What may be answered by a button, sealed."""
     answer: bytes | None = _bytes(nullable=True)
     """Sealed like the question."""
     asked_at: float
@@ -466,6 +500,15 @@ class Reply(SQLModel, table=True):
     sent_at: float | None = None
     confirm_at: float | None = None
     """After a takeover: when to repeat the final edit, past any late write of the old owner."""
+
+
+class Showing(SQLModel, table=True):
+    """What a service shows while a job works (a progress message), so that it is removed whoever ends the job."""
+
+    job_id: int = Field(sa_column=Column(Serial, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True))
+    connection_id: str
+    ref: str
+    external_id: str
 
 
 class Event(SQLModel, table=True):
@@ -578,6 +621,8 @@ secrets = table(Secret)
 connections = table(Connection)
 principals = table(Principal)
 identities = table(Identity)
+pairings = table(Pairing)
+strangers = table(Stranger)
 agents = table(Agent)
 routes = table(Route)
 conversations = table(Conversation)
@@ -590,6 +635,7 @@ jobs = table(Job)
 attempts = table(Attempt)
 questions = table(Question)
 replies = table(Reply)
+showings = table(Showing)
 events = table(Event)
 spends = table(Spend)
 shells = table(Shell)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gofer_sandbox.errors import StartFailed
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.provider import Pressure
 
@@ -333,11 +332,3 @@ def _discard(group: Group) -> None:
     for place in places:
         with contextlib.suppress(OSError):
             place.rmdir()
-
-
-def add(group: Group, pid: int) -> None:
-    """Put a process in, or say why the sandbox cannot start."""
-    try:
-        group.add(pid)
-    except OSError as error:
-        raise StartFailed(f"the process could not be put under its limits: {error}") from error

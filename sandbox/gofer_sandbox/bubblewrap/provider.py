@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from pathlib import Path
 
 from gofer_sandbox import processes, runtime
@@ -73,13 +74,10 @@ class Bubblewrap:
         try:
             control = runtime.make_control(self.base, spec.id, gid)
             group = probe.groups.make(spec.id, spec.limits) if probe.groups else None
-            spawned = await asyncio.to_thread(_start, probe, spec, control, uid, gid)
+            spawned = await asyncio.to_thread(_start, probe, spec, control, uid, gid, group)
         except BaseException:
             await clean_up(spec.id, reference, group)
             raise
-        if group:
-            cgroups.add(group, spawned.monitor)
-            cgroups.add(group, spawned.keeper)
         return self._box(spec.id, reference, spawned, probe, group, spec.limits)
 
     def _box(
@@ -138,9 +136,24 @@ def _identity(base: Path, spec: Spec) -> tuple[int, int]:
     return uid, uid
 
 
-def _start(probe: Probe, spec: Spec, control: Path, uid: int, gid: int) -> Spawned:
-    """Everything that blocks: fill the control directory, hand over the workspace, spawn."""
+def _start(
+    probe: Probe, spec: Spec, control: Path, uid: int, gid: int, group: cgroups.Group | None
+) -> Spawned:
+    """Everything that blocks: fill the control directory, hand over the workspace, spawn, and put PID 1 in its
+    groups. It starts nothing before it is told to, so nothing escapes them."""
     _fill(control, spec, fifo.Ownership(uid, gid), by_group=probe.groups is not None)
+    spawned = _spawn_as(probe, spec, control, uid)
+    if group:
+        try:
+            group.add(spawned.keeper)
+        except OSError as error:
+            os.kill(spawned.keeper, signal.SIGKILL)
+            os.waitpid(spawned.monitor, 0)
+            raise StartFailed(f"the sandbox could not be put under its limits: {error}") from error
+    return spawned
+
+
+def _spawn_as(probe: Probe, spec: Spec, control: Path, uid: int) -> Spawned:
     if os.geteuid() != 0:
         return _spawn(probe, spec, spec.workspace, control, None, [])
     if spec.workspace.stat().st_uid != uid:

@@ -337,6 +337,7 @@ class FifoWire:
         for stream in (*self._streams, *self._background):
             self._loop.remove_reader(stream.reader)
             stream.close()
+        self._streams = []
         for fd in (self._status, self._input, self._command, self._private):
             if fd >= 0:
                 os.close(fd)

@@ -23,6 +23,7 @@ OnOutput = Callable[[int, bytes], None]
 _READY_WITHIN = 10.0
 _SLOW_SNAPSHOT = 0.02
 _SNAPSHOT_AFTER = 1.0
+_SAVE_EVERY = 0.2
 
 
 class Shell:
@@ -48,10 +49,13 @@ class Shell:
         self._loop = asyncio.get_running_loop()
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self.closed = False
         self._ready = False
         self._ended_at = 0.0
         self._snapshot_slow = False
         self._later: asyncio.TimerHandle | None = None
+        self._saving: asyncio.TimerHandle | None = None
+        self._saved_at = -_SAVE_EVERY
         self._on_output: OnOutput | None = None
         self.wire = box.wire()
         self.wire.open(self)
@@ -81,6 +85,7 @@ class Shell:
         live = self._journal.live
         self.process = self.box.shell(live.shell) if live.shell else None
         self._ready = self.process is not None
+        self._copy_out()
         if not live.running:
             return False
         self._open_captures(live.number, live.separate)
@@ -149,16 +154,26 @@ class Shell:
         """Copy it out: it is in a tmpfs that ends with PID 1."""
         self.snapshots += 1
         self._snapshot_slow = time.monotonic() - self._ended_at > _SLOW_SNAPSHOT
+        self._copy_out()
+
+    def _copy_out(self) -> None:
         data = self.wire.take_snapshot()
         if data and data != self.snapshot and Snapshot.parse(data):
             self.snapshot = data
-            self._save(data)
+            due = self._saved_at + _SAVE_EVERY
+            if self._loop.time() >= due:
+                self._save()
+            elif self._saving is None:
+                self._saving = self._loop.call_at(due, self._save)
 
-    def _save(self, data: bytes) -> None:
+    def _save(self) -> None:
         """Keep it on disk, for a reboot; a full disk must not take the session down."""
+        if self._saving:
+            self._saving.cancel()
+        self._saving, self._saved_at = None, self._loop.time()
         temporary = self._directory / "snapshot.new"
         with contextlib.suppress(OSError):
-            temporary.write_bytes(data)
+            temporary.write_bytes(self.snapshot or b"")
             temporary.replace(self._directory / "snapshot")
 
     def push(self, event: Event) -> None:
@@ -223,7 +238,10 @@ class Shell:
         return outcome
 
     def _end(self, outcome: Outcome) -> None:
-        """Take the rest of the output, and put down that nothing runs."""
+        """Take the rest of the output, and put down that nothing runs; unless we have let go of it, and it
+        may well run on."""
+        if self.closed:
+            return
         with contextlib.suppress(OSError):
             self.wire.finish()
         self._on_output = None
@@ -266,9 +284,14 @@ class Shell:
         prune(self._directory / "output", self._limits.spools)
 
     def close(self) -> None:
-        """Let go of the wire and the files."""
+        """Let go of the wire and the files; who waits for a command learns that it is out of our hands."""
+        self.closed = True
+        self.push(Lost())
         if self._later:
             self._later.cancel()
+        if self._saving:
+            self._saving.cancel()
+            self._save()
         for capture in self.captures:
             capture.release()
         self.wire.close()

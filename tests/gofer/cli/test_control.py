@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import json
 import re
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,9 @@ import pytest
 from starlette.routing import Route
 
 from gofer.assembly import open_platform
+from gofer.jobs.conclude import conclude
+from gofer.jobs.outcome import Wait
+from gofer.jobs.queue import AGENT, claim
 from gofer.platform import Platform
 from gofer.settings import Settings
 from gofer.web.control import ROUTES, control_app
@@ -70,9 +77,6 @@ async def test_what_a_service_was_told_is_never_told_again(
     )
     id_ = made.json()["connection"]["id"]
     body = {"id": "m1", "room": "kitchen", "from": "ada", "text": f"my key is {canary}"}
-    import base64
-    import json
-
     given = {"body": base64.b64encode(json.dumps(body).encode()).decode()}
     taken = await api.post(f"/connections/{id_}/replay", json=given)
     assert taken.json()["result"] == "accepted"
@@ -85,13 +89,19 @@ async def test_what_a_service_was_told_is_never_told_again(
     assert "my key is" in shown
 
 
+async def test_what_one_process_is_told_every_process_masks(data_dir: Path, postgres_url: str) -> None:
+    settings = Settings(data_dir=data_dir, database_url=postgres_url, sandbox="off")
+    roles = frozenset({"web"})
+    async with open_platform(settings, roles=roles) as one, open_platform(settings, roles=roles) as other:
+        transport = httpx2.ASGITransport(app=control_app(one))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://gofer/api/v1") as api:
+            async with asyncio.timeout(30):
+                while "a-new-secret" in other.redactor.redact("a-new-secret"):
+                    await api.put("/secrets", json={"name": "token", "value": "a-new-secret"})
+                    await asyncio.sleep(0.05)
+
+
 async def test_an_answer_reaches_its_question(api: httpx2.AsyncClient, platform: Platform) -> None:
-    from functools import partial
-
-    from gofer.jobs.conclude import conclude
-    from gofer.jobs.outcome import Wait
-    from gofer.jobs.queue import AGENT, claim
-
     made = await api.post(
         "/connections", json={"integration": "hello", "settings": {"reply_url": "http://127.0.0.1:9/"}}
     )
@@ -107,9 +117,6 @@ async def test_an_answer_reaches_its_question(api: httpx2.AsyncClient, platform:
 
 
 async def _say(api: httpx2.AsyncClient, connection_id: str, id_: str = "m1") -> Any:
-    import base64
-    import json
-
     body = json.dumps({"id": id_, "room": "kitchen", "from": "ada", "text": "hello"}).encode()
     given = {"body": base64.b64encode(body).decode()}
     return (await api.post(f"/connections/{connection_id}/replay", json=given)).json()

@@ -65,6 +65,7 @@ def test_help_imports_nothing_heavy() -> None:
         (("replay", "nothing.json", "--to", "x"), 2, "nothing.json"),
         (("replay", "7"), 3, "no delivery 7"),
         (("restore", "nothing.db"), 2, "nothing.db"),
+        (("backup", "/dev/null/gofer.db"), 2, "cannot be written"),
         (("web",), 78, "gofer serve"),
         (("worker",), 78, "Postgres"),
     ],

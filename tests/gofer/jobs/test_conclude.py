@@ -120,7 +120,7 @@ async def test_nor_can_it_touch_the_ledger(world: World, verb: str) -> None:
 
 
 SOME_PART = Part(
-    1, 1, "final", 1, 1, "kitchen", "hello_test", "", "text", {}, ReplyState.PLANNED, "", 0, None
+    1, 1, "final", 1, 1, "kitchen", "hello_test", "", "text", {}, ReplyState.PLANNED, "", 0, "", (), None
 )
 
 

@@ -88,8 +88,8 @@ async def test_at_start_on_one_machine_every_old_lease_is_dead(world: World) -> 
 async def test_what_is_old_goes_with_its_trail_and_messages_stay(world: World) -> None:
     await world.say()
     await world.answer()
-    await world.work(pool="service")
     await world.run(lambda c: c.execute(update(replies).values(state="sent")))
+    await world.work(pool="service")
     await world.run(lambda c: c.execute(update(events).values(at=events.c.at - MONTH)))
     await world.pass_time(MONTH)
     await world.run(upkeep.prune, older_than=MONTH - 60)

@@ -138,7 +138,7 @@ class PlainCompressor:
                 "covers_to": covers_to,
                 "history_after": old[-1].seq if old else state.history_after,
                 "kept_from": kept_from,
-                "narrowed": state.narrowed or any(said.trust in ("stranger", "unknown") for said in old),
+                "narrowed": state.narrowed or any(said.has_strangers_words for said in old),
                 "usage": condensed.usage.json(),
                 "cost": condensed.cost,
             },

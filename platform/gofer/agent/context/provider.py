@@ -37,7 +37,7 @@ class ConversationProvider:
         said = await self.history(state)
         summary = state.summary or self._earlier
         return bool(summary and summary.narrowed) or any(
-            one.trust in ("stranger", "unknown") and not one.by_us for one in said
+            one.has_strangers_words and not one.by_us for one in said
         )
 
     async def opening(self, state: State) -> list[Message]:

@@ -13,6 +13,7 @@ from starlette.routing import Mount, Route
 from gofer.errors import GoferError
 from gofer.platform import Platform
 from gofer.web.control import (
+    agents,
     connections,
     conversations,
     deliveries,
@@ -64,10 +65,15 @@ ROUTES = [
     Route("/connections/{id}", connections.show),
     Route("/connections/{id}", connections.change, methods=["PATCH"]),
     Route("/connections/{id}", connections.remove, methods=["DELETE"]),
+    Route("/connections/{id}/pair", connections.pair, methods=["POST"]),
     Route("/connections/{id}/test", connections.test, methods=["POST"]),
     Route("/connections/{id}/replay", deliveries.replay_given, methods=["POST"]),
     Route("/conversations", conversations.index),
     Route("/conversations/{id}/purge", conversations.purge, methods=["POST"]),
+    Route("/agents", agents.index),
+    Route("/agents/{name}", agents.show),
+    Route("/agents/{name}", agents.put, methods=["PUT"]),
+    Route("/agents/{name}", agents.remove, methods=["DELETE"]),
     Route("/schedules", schedules.index),
     Route("/schedules", schedules.add, methods=["POST"]),
     Route("/schedules/{id}", schedules.remove, methods=["DELETE"]),

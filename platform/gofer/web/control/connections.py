@@ -12,9 +12,10 @@ from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.connecting import add_connection, change_connection, find_connection, remove_connection
+from gofer.connecting import add_connection, change_connection, find_connection, invite, remove_connection
 from gofer.errors import NotFound
 from gofer.health import health_of, set_up
+from gofer.integration import Role
 from gofer.jobs.signals import JOBS
 from gofer.platform import Platform
 from gofer.store.tables import connections, deliveries, secrets
@@ -31,6 +32,12 @@ class New(Question):
     name: str = ""
     settings: dict[str, Any] = Field(default_factory=dict)
     secrets: dict[str, Secret] = Field(default_factory=dict)
+
+
+class Pair(Question):
+    """Whom to pair."""
+
+    role: Role = "owner"
 
 
 class Change(Question):
@@ -107,6 +114,14 @@ async def add(request: Request) -> Response:
     return await _changed(request, connection_id, 201)
 
 
+async def pair(request: Request) -> Response:
+    """A pairing code, for a person to become an owner or a member."""
+    platform, connection_id = platform_of(request), request.path_params["id"]
+    wish = await asked(request, Pair)
+    words = await invite(platform.database, platform.accounts, connection_id, wish.role)
+    return answered(request, {"id": connection_id, "invitation": words})
+
+
 async def change(request: Request) -> Response:
     """Change a connection's settings, or switch it on or off."""
     platform = platform_of(request)
@@ -128,13 +143,16 @@ async def change(request: Request) -> Response:
 
 async def _changed(request: Request, connection_id: str, status: int = 200) -> Response:
     platform = platform_of(request)
-    await platform.reload_secrets()
+    await platform.secrets_changed()
     health = dataclasses.asdict(await set_up(platform, connection_id))
     await platform.database.write(platform.start_inflow)
     platform.signals.wake(JOBS)
     found = await platform.database.read(partial(_show, connection_id=connection_id))
     shown = _with_hook(platform, found["connection"])
-    return answered(request, {**found, "connection": shown, "health": health}, status)
+    answer = {**found, "connection": shown, "health": health}
+    if status == 201 and health["ok"]:
+        answer["invitation"] = await invite(platform.database, platform.accounts, connection_id)
+    return answered(request, answer, status)
 
 
 async def remove(request: Request) -> Response:
@@ -145,7 +163,7 @@ async def remove(request: Request) -> Response:
     except NotFound:
         connected = None
     await platform.database.write(partial(remove_connection, connection_id=connection_id, by=BY))
-    await platform.reload_secrets()
+    await platform.secrets_changed()
     if connected is not None:
         try:
             await connected.integration.tear_down(connected.account)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from gofer import __version__
 from gofer.doctor import examine
-from gofer.errors import Conflict
+from gofer.errors import Conflict, Malformed
 from gofer.jobs.upkeep import depth, oldest_ready
 from gofer.platform import Platform
 from gofer.store.backup import copy_database, copy_key
@@ -129,6 +129,8 @@ async def backup(request: Request) -> Response:
             "The store is Postgres, which has its own tool. Run: "
             'pg_dump --format=custom --file=gofer.dump "$GOFER_DATABASE_URL"'
         )
+    if not wish.path.is_absolute():
+        raise Malformed("path: must be absolute.")
     ring = platform.vault.ring
     if wish.with_key and ring.path is None:
         raise Conflict("The master key is in GOFER_MASTER_KEY, not in a file. Keep it where it comes from.")

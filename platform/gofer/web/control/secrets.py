@@ -51,7 +51,7 @@ async def put(request: Request) -> Response:
             value=given.value,
         )
     )
-    await platform.reload_secrets()
+    await platform.secrets_changed()
     health = dataclasses.asdict(await set_up(platform, given.owner)) if given.owner else None
     return answered(request, {"name": given.name, "owner": given.owner, "health": health})
 
@@ -63,5 +63,5 @@ async def remove(request: Request) -> Response:
     await platform.database.write(
         partial(delete_secret, workspace_id=WORKSPACE, owner=named.owner, name=named.name)
     )
-    await platform.reload_secrets()
+    await platform.secrets_changed()
     return answered(request, {"name": named.name, "owner": named.owner})

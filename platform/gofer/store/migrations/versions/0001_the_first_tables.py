@@ -107,6 +107,30 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_table(
+        "stranger",
+        sa.Column("connection_id", sa.String(), nullable=False),
+        sa.Column("subject", sa.String(), nullable=False),
+        sa.Column("told_at", sa.Float(), nullable=True),
+        sa.Column("guesses", sa.Integer(), nullable=False),
+        sa.Column("guessing_since", sa.Float(), nullable=False),
+        sa.PrimaryKeyConstraint("connection_id", "subject"),
+    )
+    op.create_table(
+        "pairing",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("workspace_id", sa.String(), nullable=False),
+        sa.Column("connection_id", sa.String(), nullable=False),
+        sa.Column("digest", sa.String(), nullable=False),
+        sa.Column("role", sa.String(), nullable=False),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.Column("expires_at", sa.Float(), nullable=False),
+        sa.Column("used_at", sa.Float(), nullable=True),
+        sa.Column("used_by", sa.String(), nullable=False),
+        sa.ForeignKeyConstraint(["workspace_id"], ["workspace.id"]),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_index("pairing_by_digest", "pairing", ["connection_id", "digest"], unique=True)
+    op.create_table(
         "principal",
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("workspace_id", sa.String(), nullable=False),
@@ -469,6 +493,17 @@ def upgrade() -> None:
     )
 
     op.create_table(
+        "showing",
+        sa.Column(
+            "job_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("connection_id", sa.String(), nullable=False),
+        sa.Column("ref", sa.String(), nullable=False),
+        sa.Column("external_id", sa.String(), nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["job.id"], ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("job_id"),
+    )
+    op.create_table(
         "question",
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("job_id", sa.BigInteger(), nullable=False),
@@ -476,6 +511,7 @@ def upgrade() -> None:
         sa.Column("conversation_id", sa.String(), nullable=True),
         sa.Column("asked_of", sa.String(), nullable=False),
         sa.Column("sealed", sa.LargeBinary(), nullable=True),
+        sa.Column("choices", sa.LargeBinary(), nullable=True),
         sa.Column("answer", sa.LargeBinary(), nullable=True),
         sa.Column("asked_at", sa.Float(), nullable=False),
         sa.Column("expires_at", sa.Float(), nullable=True),

@@ -1,0 +1,236 @@
+"""The sandbox as it ships (filter, limits and snapshot on) beside its floors and its peers, in one run.
+
+Run alone: `python -m benchmarks.sandbox [--quick]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.report import Row, table
+from benchmarks.sandbox_peers import PEERS, Figures
+from gofer_sandbox import Bubblewrap, Limits, Sandbox, processes
+from gofer_sandbox.bubblewrap import arguments
+
+GROUP = "sandbox"
+_PAUSE = 0.003
+"""Between commands; a model thinks longer."""
+
+
+def percentile(times: list[float], share: float) -> float:
+    """The value that share of the times do not exceed."""
+    return sorted(times)[min(len(times) - 1, int(len(times) * share))]
+
+
+def pipe_floor(rounds: int, command: bytes, cores: tuple[int, int] | None) -> float:
+    """The median of a write to a running bash and the read of its answer: nothing can be faster."""
+    own = os.sched_getaffinity(0)
+    bash = subprocess.Popen(["bash", "--norc"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert bash.stdin
+    assert bash.stdout
+    into, out, times = bash.stdin.fileno(), bash.stdout.fileno(), []
+    try:
+        if cores:
+            os.sched_setaffinity(0, {cores[0]})
+            os.sched_setaffinity(bash.pid, {cores[1]})
+        for _ in range(rounds):
+            began = time.perf_counter()
+            os.write(into, command + b"; echo $?\n")
+            os.read(out, 100)
+            times.append(time.perf_counter() - began)
+    finally:
+        os.sched_setaffinity(0, own)
+        bash.kill()
+        bash.communicate()
+    return statistics.median(times)
+
+
+def spawned(arguments: list[str], **options: object) -> float:
+    """How long a process takes from start to end."""
+    began = time.perf_counter()
+    subprocess.run(arguments, check=True, stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
+    return time.perf_counter() - began
+
+
+async def timed_commands(sandbox: Sandbox, command: str, rounds: int) -> list[float]:
+    """Each command's time, with a pause between."""
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        await sandbox.run(command)
+        times.append(time.perf_counter() - began)
+        await asyncio.sleep(_PAUSE)
+    return times
+
+
+async def fresh_bwrap(provider: Bubblewrap) -> Callable[[str], float]:
+    """Starts bubblewrap as a session would, for one command: `true` or another."""
+    probe = await provider._probed()
+    assert probe.bwrap
+    assert probe.etc
+    options = [*arguments.isolation(), *arguments.system(probe.etc), *arguments.devices(Limits())]
+    drop = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    path = ["--setenv", "PATH", "/usr/bin:/bin", "--remount-ro", "/dev", "--remount-ro", "/"]
+    return lambda command: spawned([str(probe.bwrap), *options, *path, *command.split()], env={}, **drop)
+
+
+async def commands(rounds: int, provider: Bubblewrap) -> tuple[list[Row], float]:
+    """What one command costs."""
+    fresh = await fresh_bwrap(provider)
+    async with Sandbox(provider) as sandbox:
+        await timed_commands(sandbox, "true", 20)
+        times = await timed_commands(sandbox, "true", rounds)
+        external = statistics.median(await timed_commands(sandbox, "/bin/true", rounds // 4))
+    ours, last = statistics.median(times), (os.cpu_count() or 1) - 1
+    same, cross = (
+        pipe_floor(rounds, b"true", (0, 0)),
+        pipe_floor(rounds, b"true", (0, last)),
+    )
+    forked = pipe_floor(rounds // 4, b"/bin/true", None)
+    fewer = max(5, rounds // 20)
+    bash = statistics.median(spawned(["bash", "-c", "true"]) for _ in range(fewer))
+    bwrap = statistics.median(fresh("bash -c true") for _ in range(fewer))
+    rows = [
+        _row("true, median", ours, "raw pipe to bash, same core", same, at_most=30),
+        _row("true, median", ours, "raw pipe to bash, across cores", cross, at_most=5),
+        _row("true, 99 of 100", percentile(times, 0.99), "its median", ours, at_most=3),
+        _row("true, median", ours, "fresh bash -c", bash),
+        _row("true, median", ours, "fresh bwrap bash -c", bwrap, at_most=1 / 30),
+        _row("/bin/true, median", external, "bash's own fork and exec", forked, at_most=1.7),
+    ]
+    return rows, ours
+
+
+async def creation(rounds: int, provider: Bubblewrap) -> tuple[list[Row], float]:
+    """What a session costs to make, interleaved with its floor so that both see the same machine."""
+    fresh = await fresh_bwrap(provider)
+    made, floors = [], []
+    for _ in range(rounds):
+        floors.append(fresh("true"))
+        sandbox = Sandbox(provider)
+        began = time.perf_counter()
+        await sandbox.start()
+        made.append(time.perf_counter() - began)
+        await sandbox.close()
+    ours = statistics.median(made)
+    return [_row("a new session", ours, "fresh bwrap true", statistics.median(floors), at_most=1.3)], ours
+
+
+async def density(count: int, provider: Bubblewrap) -> list[Row]:
+    """Many sessions at once: memory of each, and a command in all of them."""
+    sandboxes = [Sandbox(provider) for _ in range(count)]
+    slots = asyncio.Semaphore(8)
+
+    async def start(sandbox: Sandbox) -> None:
+        async with slots:
+            await sandbox.start()
+
+    began = time.perf_counter()
+    await asyncio.gather(*map(start, sandboxes))
+    starting = time.perf_counter() - began
+    memory = statistics.mean(_share(sandbox) for sandbox in sandboxes[:50])
+    began = time.perf_counter()
+    results = await asyncio.gather(*(sandbox.run("echo $$") for sandbox in sandboxes))
+    everywhere = time.perf_counter() - began
+    assert all(result.ok for result in results)
+    await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
+    return [
+        Row(GROUP, f"memory of an idle session, {count} at once", memory / 1e6, "MB", at_most=1),
+        Row(GROUP, f"{count} sessions started", starting, "s"),
+        Row(GROUP, f"echo in all {count} at once, each", everywhere / count * 1e3, "ms"),
+    ]
+
+
+def _share(sandbox: Sandbox) -> int:
+    """The proportional set size of everything a session has running, bubblewrap's own process included."""
+    keeper = sandbox.record.reference.pid
+    found = processes.stat(keeper)
+    pids = [keeper, *processes.descendants(keeper), *([found[0]] if found else [])]
+    total = 0
+    for pid in pids:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return total
+
+
+async def output(size: int, provider: Bubblewrap) -> list[Row]:
+    """A lot of output, capped, beside reading a pipe and throwing it away."""
+    command = f"yes 'a line of text of some length' | head -c {size}"
+    began = time.perf_counter()
+    raw = subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE)
+    assert raw.stdout
+    while os.read(raw.stdout.fileno(), 1 << 17):
+        pass
+    raw.communicate()
+    floor = size / (time.perf_counter() - began) / 1e6
+    async with Sandbox(provider, limits=Limits(cpus=float(os.cpu_count() or 1))) as sandbox:
+        result = await sandbox.run(command)
+    ours = size / result.duration / 1e6
+    name = f"{size // 1_000_000} MB of output"
+    return [Row(GROUP, name, ours, "MB/s", "a raw read loop", floor, at_least=0.6)]
+
+
+async def recovery(rounds: int, provider: Bubblewrap) -> list[Row]:
+    """Coming back: after the shell's death, after the server's, and after a deadline."""
+    deaths, attached, late = [], [], []
+    for _ in range(rounds):
+        sandbox = Sandbox(provider)
+        await sandbox.start()
+        await sandbox.run("x=1")
+        began = time.perf_counter()
+        await sandbox.run("exit 3")
+        deaths.append(time.perf_counter() - began)
+        late.append((await sandbox.run("sleep 9", timeout=0.1)).duration - 0.1)
+        record = sandbox.record
+        await sandbox.detach()
+        began = time.perf_counter()
+        again = await Sandbox.attach(record, provider)
+        attached.append(time.perf_counter() - began)
+        await again.close()
+    bash = statistics.median(spawned(["bash", "-c", "true"]) for _ in range(rounds))
+    return [
+        _row("shell's death to the next shell", statistics.median(deaths), "fresh bash -c", bash, at_most=2),
+        Row(GROUP, "attach by another server", statistics.median(attached) * 1e3, "ms", at_most=5),
+        Row(GROUP, "return after the deadline", statistics.median(late) * 1e3, "ms", at_most=20),
+    ]
+
+
+def peers(rounds: int, command: float, create: float) -> list[Row]:
+    """The same in other projects' sessions, which are not sandboxed."""
+    rows = []
+    for peer in PEERS:
+        found = peer.measure(rounds)
+        if isinstance(found, Figures):
+            rows.append(_row("true, median", command, peer.name, found.command, at_most=1 / 300))
+            rows.append(_row("a new session", create, peer.name, found.create, at_most=1 / 30))
+        else:
+            rows.append(Row(GROUP, "true, median", command * 1e3, "ms", peer.name, note=found))
+    return rows
+
+
+def _row(name: str, seconds: float, against: str, reference: float, *, at_most: float | None = None) -> Row:
+    return Row(GROUP, name, seconds * 1e3, "ms", against, reference * 1e3, at_most=at_most)
+
+
+async def main(quick: bool = False) -> list[Row]:
+    """Every figure of the sandbox."""
+    provider = Bubblewrap()
+    await provider.probe()
+    rows, command = await commands(100 if quick else 1000, provider)
+    made, create = await creation(5 if quick else 40, provider)
+    rows += made
+    rows += await recovery(3 if quick else 20, provider)
+    rows += await output(20_000_000 if quick else 100_000_000, provider)
+    rows += await density(20 if quick else 500, provider)
+    return rows + await asyncio.to_thread(peers, 5 if quick else 30, command, create)
+
+
+if __name__ == "__main__":
+    print(table(asyncio.run(main("--quick" in sys.argv))))

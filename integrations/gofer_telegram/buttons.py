@@ -1,0 +1,34 @@
+"""Buttons: what is written on them, and what comes back in the 64 bytes that a press may carry."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+STOP = "stop"
+_ANSWER = re.compile(r"q:([A-Za-z0-9_-]{1,50}):([0-9]{1,2})")
+LABEL_LIMIT = 60
+MOST_CHOICES = 20
+
+
+def stop_keyboard() -> dict[str, Any]:
+    """One button that stops the run."""
+    return {"inline_keyboard": [[{"text": "Stop", "callback_data": STOP}]]}
+
+
+def choices_keyboard(question: str, choices: tuple[str, ...]) -> dict[str, Any] | None:
+    """A button for each choice, one to a row unless all are short."""
+    if not question or not choices:
+        return None
+    buttons = [
+        {"text": (choice.strip() or "…")[:LABEL_LIMIT], "callback_data": f"q:{question}:{number}"}
+        for number, choice in enumerate(choices[:MOST_CHOICES])
+    ]
+    in_one_row = len(buttons) <= 3 and sum(len(button["text"]) for button in buttons) <= 30
+    return {"inline_keyboard": [buttons] if in_one_row else [[button] for button in buttons]}
+
+
+def pressed(data: str) -> tuple[str, int] | None:
+    """The question and choice a press carries, if it carries one."""
+    found = _ANSWER.fullmatch(data)
+    return (found[1], int(found[2])) if found else None

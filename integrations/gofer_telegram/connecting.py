@@ -1,0 +1,134 @@
+"""Setting a bot up: commands, a webhook or none, and how it is doing."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from gofer.errors import Temporary
+from gofer.integration import COMMANDS, Account, Command, Health, Request
+from gofer_telegram.client import Client, Rejected
+from gofer_telegram.updates import WANTED
+
+POLL_SECONDS = 25
+STALLED_AFTER = POLL_SECONDS + 10
+"""Seconds after which a poll that brought neither updates nor an empty answer is given up."""
+FOREIGN_WEBHOOK = (
+    "This bot's updates go to another program's webhook ({url}). Remove it there, or let this connection take the "
+    "bot over: gofer connections enable {connection}"
+)
+PRIVACY = (
+    " In groups it sees only what is meant for it (privacy mode); to let it follow all talk, send /setprivacy to "
+    "@BotFather, choose Disable, and add the bot to the group again."
+)
+
+
+async def set_up(account: Account) -> Health:
+    """Check the token, offer the commands, and say how updates come in. Drops nothing that waits at Telegram."""
+    client = Client(account)
+    me = await client.call("getMe")
+    await _offer_commands(client)
+    if account.hook_url is not None:
+        await client.call(
+            "setWebhook",
+            url=account.hook_url,
+            secret_token=account.secret("webhook_secret"),
+            allowed_updates=list(WANTED),
+            drop_pending_updates=False,
+        )
+        way = f"updates are pushed to {account.hook_url}"
+    else:
+        await client.call("deleteWebhook", drop_pending_updates=False)
+        way = "updates are fetched by long polling, since GOFER_PUBLIC_URL is not set"
+    name = str(me.get("username", ""))
+    hint = "" if me.get("can_read_all_group_messages") else PRIVACY
+    return Health(True, f"@{name} is ready: {way}.{hint}", learned={"username": name})
+
+
+async def _offer_commands(client: Client) -> None:
+    await client.call("setMyCommands", commands=_menu(COMMANDS), scope={"type": "all_private_chats"})
+    public = [command for command in COMMANDS if not command.private]
+    await client.call("setMyCommands", commands=_menu(public), scope={"type": "all_group_chats"})
+
+
+def _menu(commands: Sequence[Command]) -> list[dict[str, str]]:
+    return [{"command": command.name, "description": command.help} for command in commands]
+
+
+async def tear_down(account: Account) -> None:
+    """Leave the bot as it was found; what waits at Telegram stays there."""
+    client = Client(account)
+    await client.call("deleteWebhook", drop_pending_updates=False)
+    for scope in ("all_private_chats", "all_group_chats"):
+        await client.call("deleteMyCommands", scope={"type": scope})
+
+
+async def health(account: Account) -> Health:
+    """Who the bot is, how its updates come in, how many wait, and what Telegram last complained about."""
+    client = Client(account)
+    try:
+        me = await client.call("getMe")
+        info = await client.call("getWebhookInfo")
+    except Rejected as error:
+        return Health(False, str(error), fix=f"gofer secrets put token --owner {account.id}")
+    except Temporary as error:
+        return Health(False, str(error), fix="Look whether this machine reaches the Bot API server.")
+    return _judge(account, f"@{me.get('username', '')}", info)
+
+
+def _judge(account: Account, name: str, info: dict[str, Any]) -> Health:
+    url, waiting = str(info.get("url", "")), int(info.get("pending_update_count", 0))
+    again = f"gofer connections enable {account.id}"
+    if account.hook_url is not None and url != account.hook_url:
+        what = f"its webhook is {url}" if url else "it has no webhook"
+        return Health(
+            False, f"{name}: {what}, but should be {account.hook_url}; {waiting} waiting.", fix=again
+        )
+    if account.hook_url is None and url:
+        return Health(False, _foreign(url, account), fix=again)
+    way = "webhook" if url else "long polling"
+    complaint = str(info.get("last_error_message", ""))
+    since = int(info.get("last_error_date", 0))
+    if complaint and (waiting or time.time() - since < 600):
+        return Health(
+            False,
+            f"{name}: {way}, {waiting} waiting; Telegram's last error: {complaint}",
+            fix="Look whether GOFER_PUBLIC_URL reaches this server over HTTPS with a valid certificate.",
+        )
+    return Health(True, f"{name}: {way}, {waiting} waiting.")
+
+
+def _foreign(url: str, account: Account) -> str:
+    """Only the host: others put secrets into their paths."""
+    return FOREIGN_WEBHOOK.format(url=urlsplit(url).netloc, connection=account.id)
+
+
+async def poll(account: Account, last: str | None) -> Sequence[Request]:
+    """Wait for what comes after the last stored update. Confirming is what the offset does, so it is never guessed."""
+    client = Client(account)
+    offset = int(last) + 1 if last is not None and last.isdigit() else None
+    try:
+        found = await client.call(
+            "getUpdates",
+            within=STALLED_AFTER,
+            timeout=POLL_SECONDS,
+            offset=offset,
+            allowed_updates=list(WANTED),
+        )
+    except Temporary as error:
+        if error.reason != "conflict" or "webhook" not in str(error).lower():
+            raise
+        await _remove_own_webhook(client, account)
+        return ()
+    return [Request(json.dumps(update).encode()) for update in found if isinstance(update, dict)]
+
+
+async def _remove_own_webhook(client: Client, account: Account) -> None:
+    """After a switch from webhook to polling the old webhook is ours to remove; another program's is not."""
+    url = str((await client.call("getWebhookInfo")).get("url", ""))
+    if not url.endswith(f"/hooks/{account.id}"):
+        raise Temporary(_foreign(url, account), reason="conflict", retry_after=60)
+    await client.call("deleteWebhook", drop_pending_updates=False)

@@ -1,0 +1,123 @@
+"""The integration: what Gofer asks of it, each answered by the file that knows."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gofer.errors import Permanent, Refused
+from gofer.integration import (
+    Account,
+    Admission,
+    Health,
+    Incoming,
+    Integration,
+    Outgoing,
+    Parsed,
+    Progress,
+    Request,
+    SecretField,
+    Unread,
+)
+from gofer.tool import Tool
+from gofer_telegram import connecting, receiving, sending, showing
+from gofer_telegram.client import Client
+from gofer_telegram.files import send_file_tool
+from gofer_telegram.settings import Group, Settings
+from gofer_telegram.text import split
+from gofer_telegram.updates import Bot, read_update
+
+SECRET_HEADER = "x-telegram-bot-api-secret-token"  # noqa: S105 - a name, not a value
+
+
+class Telegram(Integration):
+    """A bot people talk to in private, in groups and in topics."""
+
+    name = "telegram"
+    summary = "A Telegram bot: private chats, groups, topics, files and buttons."
+    secrets = (
+        SecretField("token", "The bot's token, from @BotFather."),
+        SecretField(
+            "webhook_secret", "Comes with every webhook, so that nobody else can send one.", generated=True
+        ),
+    )
+    settings = Settings
+    secret_headers = frozenset({SECRET_HEADER})
+    can_poll = True
+    progress_every = 5.0
+
+    def verify(self, request: Request, account: Account) -> None:
+        expected = account.secret("webhook_secret").encode()
+        if not hmac.compare_digest(request.header(SECRET_HEADER) or b"", expected):
+            raise Refused("The secret token does not match.")
+
+    def parse(self, request: Request, account: Account) -> Parsed:
+        return read_update(request.json(), _bot(account))
+
+    def split(self, text: str) -> Sequence[str]:
+        return split(text)
+
+    def private_place(self, author_id: str) -> str | None:
+        # A person's private chat has the person's id.
+        return author_id if author_id.isdigit() else None
+
+    def invitation(self, code: str, account: Account) -> str:
+        name = Settings.model_validate(account.settings).username
+        return f"Open https://t.me/{name}?start={code} and press Start, or send /start {code} to @{name}. "
+
+    def allow(self, settings: Mapping[str, Any], place: str) -> dict[str, Any]:
+        current = Settings.model_validate(dict(settings))
+        groups = {**current.groups, place: current.groups.get(place, Group())}
+        return current.model_copy(update={"groups": groups}).model_dump(mode="json")
+
+    def move(self, settings: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+        current = Settings.model_validate(dict(settings))
+        groups = {new if place == old else place: group for place, group in current.groups.items()}
+        return current.model_copy(update={"groups": groups}).model_dump(mode="json")
+
+    async def admit(self, unread: Unread, account: Account) -> Admission:
+        return await receiving.admit(unread, account)
+
+    async def place(self, outgoing: Outgoing, account: Account) -> str:
+        return await sending.place(outgoing, Client(account))
+
+    async def complete(self, outgoing: Outgoing, external_id: str, account: Account) -> None:
+        await sending.complete(outgoing, external_id, Client(account))
+
+    async def notice(self, message: Incoming, account: Account) -> None:
+        await showing.notice(message, Client(account))
+
+    async def show_progress(self, conversation: str, progress: Progress, shown: str, account: Account) -> str:
+        return await showing.show_progress(conversation, progress, shown, Client(account))
+
+    async def clear_progress(self, conversation: str, shown: str, account: Account) -> None:
+        await showing.clear_progress(shown, Client(account))
+
+    async def settle(self, message: Incoming, outcome: str, account: Account) -> None:
+        await showing.settle(message, outcome, Client(account))
+
+    async def set_up(self, account: Account) -> Health:
+        return await connecting.set_up(account)
+
+    async def tear_down(self, account: Account) -> None:
+        await connecting.tear_down(account)
+
+    async def health(self, account: Account) -> Health:
+        return await connecting.health(account)
+
+    def tools(self, account: Account, message: Incoming) -> Sequence[Tool[Any]]:
+        return (send_file_tool(account, message.conversation),)
+
+    async def poll(self, account: Account, last: str | None) -> Sequence[Request]:
+        return await connecting.poll(account, last)
+
+
+def _bot(account: Account) -> Bot:
+    number = account.secret("token").partition(":")[0]
+    if not number.isdigit():
+        raise Permanent("The token does not look like one: it should be 123456:ABC…", reason="token_refused")
+    return Bot(int(number), Settings.model_validate(account.settings))
+
+
+integration = Telegram()

@@ -1,0 +1,94 @@
+"""Sending: place an opening, then edit it until it is whole. Each step may be repeated without harm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gofer.integration import Outgoing
+from gofer_telegram.buttons import choices_keyboard
+from gofer_telegram.client import Client, Rejected
+from gofer_telegram.place import Place, place_of
+from gofer_telegram.text import Rendered, opening, render
+
+FILE_NAME = "answer.md"
+FILE_FOLLOWS = "The whole answer, as a file"
+_FORMAT = ("entit", "can't parse")
+_NO_PREVIEW = {"is_disabled": True}
+
+
+async def place(outgoing: Outgoing, client: Client) -> str:
+    """Send the opening lines; only the first part of an answer makes a sound."""
+    where = place_of(outgoing.conversation)
+    rendered = render(outgoing.text)
+    text = opening(rendered.text) if rendered.fits else f"{FILE_FOLLOWS} …"
+    parameters: dict[str, Any] = {
+        "text": text,
+        "disable_notification": outgoing.part > 1 or None,
+        "reply_parameters": _answering(outgoing, where),
+        "link_preview_options": _NO_PREVIEW,
+    }
+    try:
+        sent = await client.call("sendMessage", **where.sending, **parameters)
+    except Rejected as error:
+        if error.moved_to is None:
+            raise
+        sent = await client.call("sendMessage", **Place(error.moved_to).sending, **parameters)
+    return _external_id(sent, where)
+
+
+def _answering(outgoing: Outgoing, where: Place) -> dict[str, Any] | None:
+    """In a group it must be clear whom an answer answers; in private that would only be noise."""
+    if not where.is_group or outgoing.part > 1 or not outgoing.reply_to.isdigit():
+        return None
+    return {"message_id": int(outgoing.reply_to), "allow_sending_without_reply": True}
+
+
+def _external_id(sent: Any, where: Place) -> str:
+    """Chat and message: a group may have another id by the time the message is edited."""
+    return f"{sent.get('chat', {}).get('id', where.chat)}:{sent['message_id']}"
+
+
+async def complete(outgoing: Outgoing, external_id: str, client: Client) -> None:
+    """Edit the placed message to its whole text."""
+    chat, _, message = external_id.rpartition(":")
+    target = {"chat_id": int(chat), "message_id": int(message)}
+    rendered = render(outgoing.text)
+    if not rendered.fits:
+        await _attach(outgoing, target, client)
+        return
+    keyboard = choices_keyboard(outgoing.question, outgoing.choices)
+    try:
+        await _edit(target, rendered, keyboard, client)
+    except Rejected as error:
+        if not error.says(*_FORMAT):
+            raise
+        await _edit(target, Rendered(rendered.text, []), keyboard, client)
+
+
+async def _edit(
+    target: dict[str, Any], rendered: Rendered, keyboard: dict[str, Any] | None, client: Client
+) -> None:
+    try:
+        await client.call(
+            "editMessageText",
+            **target,
+            text=rendered.text,
+            entities=rendered.entities or None,
+            reply_markup=keyboard,
+            link_preview_options=_NO_PREVIEW,
+        )
+    except Rejected as error:
+        if not error.says("message is not modified"):
+            raise
+
+
+async def _attach(outgoing: Outgoing, target: dict[str, Any], client: Client) -> None:
+    """Turn the placed message into one with a file: what is replaced cannot be there twice."""
+    media = {"type": "document", "media": "attach://answer", "caption": FILE_FOLLOWS}
+    await client.call(
+        "editMessageMedia",
+        **target,
+        media=media,
+        files={"answer": (FILE_NAME, outgoing.text.encode())},
+        within=60,
+    )

@@ -1,0 +1,293 @@
+"""Reading updates. Pure: JSON in, what it means out. Whatever is missing or mistyped, nothing here raises but
+`Malformed` for an update without a number: one that cannot be told from another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gofer.errors import Malformed
+from gofer.integration import Author, Incoming, Parsed
+from gofer_telegram.buttons import STOP, pressed
+from gofer_telegram.content import CONTENT, attachments, in_words
+from gofer_telegram.node import Node
+from gofer_telegram.place import Place, where
+from gofer_telegram.settings import Group, Settings
+
+CONTROLS = {"stop": "stop", "new": "new"}
+QUOTE_LIMIT = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Bot:
+    """Who we are, as far as reading an update needs it."""
+
+    id: int
+    settings: Settings
+
+    def group(self, place: Place) -> Group | None:
+        """How a group is to be heard; None when it is not allowed."""
+        return self.settings.groups.get(str(place.chat))
+
+
+def read_update(update: Any, bot: Bot) -> Parsed:
+    """What an update means."""
+    node = Node(update)
+    number = node.number("update_id")
+    if number is None:
+        raise Malformed("An update has no update_id.")
+    kind = node.kind(tuple(_READERS))
+    if not kind:
+        other = next(
+            (name for name in (update if isinstance(update, dict) else ()) if name != "update_id"), "empty"
+        )
+        return Parsed(str(number), str(other)[:100], note="this kind of update is not handled")
+    read = _READERS[kind](node.node(kind), bot)
+    if isinstance(read, Incoming):
+        return Parsed(str(number), kind, message=read)
+    if isinstance(read, tuple):
+        return Parsed(str(number), kind, note="the group has a new id", moved=read)
+    return Parsed(str(number), kind, note=read)
+
+
+def _message(message: Node, bot: Bot) -> Incoming | tuple[str, str] | str:
+    place = where(message)
+    if place is None:
+        return "a message without a chat"
+    if (moved := _moved(message, place)) is not None:
+        return moved
+    author = author_of(message, place)
+    if author is None:
+        return "a message without an author"
+    if author.is_bot:
+        return "written by a bot"
+    if not any(name in message for name in CONTENT):
+        return "a service message"
+    if place.is_group and bot.group(place) is None:
+        return _uninvited(message, place, author, bot)
+    return _said(message, place, author, bot)
+
+
+def _moved(message: Node, place: Place) -> tuple[str, str] | None:
+    to, since = message.number("migrate_to_chat_id"), message.number("migrate_from_chat_id")
+    if to is not None:
+        return str(place.chat), str(to)
+    return (str(since), str(place.chat)) if since is not None else None
+
+
+def author_of(message: Node, place: Place) -> Author | None:
+    """Who wrote it. Somebody who writes as a chat has that chat's id, which nobody can be paired with."""
+    if (sender := message.node("sender_chat")).number("id") is not None:
+        number = sender.number("id")
+        anonymous = number == place.chat
+        name = "an anonymous admin" if anonymous else sender.text("title")
+        return Author(f"chat:{number}", name[:200], is_bot=message.flag("is_automatic_forward"))
+    user = message.node("from")
+    number = user.number("id")
+    if number is None:
+        return None
+    name = f"{user.text('first_name')} {user.text('last_name')}".strip() or user.text("username")
+    return Author(str(number), name[:200], is_bot=user.flag("is_bot"))
+
+
+def _uninvited(message: Node, place: Place, author: Author, bot: Bot) -> Incoming | str:
+    """In a group nobody allowed, nothing is kept; who addresses us is heard only as a wish to be heard."""
+    if not _trigger(message, place, bot):
+        return "the group is not allowed"
+    return _wish(message.node("chat"), place, author)
+
+
+def _wish(chat: Node, place: Place, author: Author) -> Incoming:
+    return Incoming(
+        conversation=str(place.chat),
+        author=author,
+        text="",
+        addressed=False,
+        kind="group",
+        title=chat.text("title")[:200],
+        event="place",
+        command="allow",
+        arguments=str(place.chat),
+    )
+
+
+def _said(message: Node, place: Place, author: Author, bot: Bot) -> Incoming | str:
+    trigger = _trigger(message, place, bot)
+    command, arguments = _command(message, bot)
+    edited = "edit_date" in message
+    if command and edited:
+        return "an edited command"
+    text, quoted = words(message, author, bot)
+    number = str(message.number("message_id") or "")
+    album = message.text("media_group_id")[:100]
+    return Incoming(
+        conversation=place.ref,
+        author=author,
+        text=text,
+        addressed=bool(trigger) and not command,
+        kind=_kind(place),
+        title=_title(message.node("chat")),
+        private=not place.is_group,
+        event="command" if command else "message",
+        trigger=trigger or "any",
+        external_id=number,
+        reply_to=str(message.node("reply_to_message").number("message_id") or ""),
+        replaces=number if edited else "",
+        control=CONTROLS.get(command, ""),  # type: ignore[arg-type]
+        command=command,
+        arguments=arguments,
+        quoted=quoted[:QUOTE_LIMIT],
+        joins=f"album:{album}" if album else "",
+        attachments=attachments(message),
+    )
+
+
+def _kind(place: Place) -> str:
+    if place.thread is not None:
+        return "topic"
+    return "group" if place.is_group else "chat"
+
+
+def _title(chat: Node) -> str:
+    name = f"{chat.text('first_name')} {chat.text('last_name')}".strip()
+    return (chat.text("title") or name or chat.text("username"))[:200]
+
+
+def words(message: Node, author: Author, bot: Bot) -> tuple[str, str]:
+    """What the author says, and what is somebody else's: a forward, another bot's, the message answered."""
+    own = message.text("text") or message.text("caption")
+    own = "\n".join(part for part in (own, in_words(message)) if part)
+    if "forward_origin" in message or "forward_date" in message:
+        return "(forwarded)", own
+    if via := message.node("via_bot"):
+        return f"(sent through the bot {via.text('username')})", own
+    answered, whose = _answered(message)
+    if not answered:
+        return own, ""
+    if whose in (str(bot.id), author.id):
+        return f"(in answer to: {answered[:500]})\n{own}", ""
+    return own, answered
+
+
+def _answered(message: Node) -> tuple[str, str]:
+    """The text a message answers, or the part of it that was marked, and whose it is."""
+    replied = message.node("reply_to_message")
+    if "forum_topic_created" in replied:
+        # In a topic every message formally answers the one that opened it.
+        return "", ""
+    said = replied.text("text") or replied.text("caption")
+    forwarded = "forward_origin" in replied or "via_bot" in replied
+    whose = "" if forwarded else str(replied.node("from").number("id") or "")
+    return message.node("quote").text("text") or said, whose
+
+
+def _trigger(message: Node, place: Place, bot: Bot) -> str:
+    """What in a message wants us, or nothing."""
+    if not place.is_group:
+        return "private"
+    if _command(message, bot)[0]:
+        return "command"
+    if _mentions(message, bot):
+        return "mention"
+    if message.node("reply_to_message").node("from").number("id") == bot.id:
+        return "reply"
+    group = bot.group(place)
+    return "any" if group is not None and group.when == "always" else ""
+
+
+def _mentions(message: Node, bot: Bot) -> bool:
+    name = f"@{bot.settings.username}".lower() if bot.settings.username else ""
+    for kind, covered, entity in _entities(message):
+        if kind == "mention" and name and covered.lower() == name:
+            return True
+        if kind == "text_mention" and entity.node("user").number("id") == bot.id:
+            return True
+    return False
+
+
+def _command(message: Node, bot: Bot) -> tuple[str, str]:
+    """A command at the very beginning that is not another bot's, with what follows it."""
+    if "forward_origin" in message or "via_bot" in message:
+        return "", ""
+    for kind, covered, entity in _entities(message):
+        if kind == "bot_command" and entity.number("offset") == 0:
+            name, _, whose = covered[1:].partition("@")
+            if whose and whose.lower() != bot.settings.username.lower():
+                return "", ""
+            text = message.text("text") or message.text("caption")
+            return name.lower(), text[len(covered) :].strip()
+    return "", ""
+
+
+def _entities(message: Node) -> list[tuple[str, str, Node]]:
+    """Each entity's type and the text it covers; offsets count UTF-16 units."""
+    source = "text" if message.text("text") else "caption"
+    raw = message.text(source).encode("utf-16-le", "replace")
+    found = []
+    for entity in message.nodes("entities" if source == "text" else "caption_entities"):
+        offset, length = entity.number("offset"), entity.number("length")
+        if offset is not None and length is not None and offset >= 0 and length > 0:
+            covered = raw[2 * offset : 2 * (offset + length)].decode("utf-16-le", "replace")
+            found.append((entity.text("type"), covered, entity))
+    return found
+
+
+def _button(query: Node, bot: Bot) -> Incoming | str:
+    """A pressed button. One we do not know still has to be answered, or it spins for ever."""
+    place = where(query.node("message"))
+    user = query.node("from")
+    if place is None or user.number("id") is None or not query.text("id"):
+        return "a button without a chat"
+    question, choice = pressed(query.text("data")) or ("", -1)
+    stops = query.text("data") == STOP
+    return Incoming(
+        conversation=place.ref,
+        author=Author(str(user.number("id")), user.text("first_name")[:200], is_bot=user.flag("is_bot")),
+        text="",
+        addressed=False,
+        kind=_kind(place),
+        title=_title(query.node("message").node("chat")),
+        private=not place.is_group,
+        event="button",
+        control="stop" if stops else "",
+        command="stop" if stops else "button",
+        answers=question,
+        choice=choice,
+        facts={
+            "callback": query.text("id")[:100],
+            "message": query.node("message").number("message_id"),
+            "inaccessible": query.node("message").number("date") == 0,
+        },
+    )
+
+
+def _membership(change: Node, bot: Bot) -> Incoming | str:
+    """The bot was added, removed or blocked. Added to a group, it asks whoever added it whether to listen."""
+    place = where(change)
+    status = change.node("new_chat_member").text("status")
+    if place is None or not place.is_group or status not in ("member", "administrator"):
+        return f"the bot is now: {status[:50] or 'unknown'}"
+    author = author_of(change, place)
+    if author is None or author.is_bot or bot.group(place) is not None:
+        return "the bot is in a group"
+    if change.node("chat").text("type") == "channel":
+        return "channels are not listened to"
+    return _wish(change.node("chat"), place, author)
+
+
+def _ignored(reason: str) -> Callable[[Node, Bot], str]:
+    return lambda node, bot: reason
+
+
+_READERS: dict[str, Callable[[Node, Bot], Incoming | tuple[str, str] | str]] = {
+    "message": _message,
+    "edited_message": _message,
+    "callback_query": _button,
+    "my_chat_member": _membership,
+    "channel_post": _ignored("channels are not listened to"),
+    "edited_channel_post": _ignored("channels are not listened to"),
+}
+
+WANTED = ("message", "edited_message", "callback_query", "my_chat_member")
+"""What to ask Telegram for."""

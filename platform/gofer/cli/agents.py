@@ -1,0 +1,81 @@
+"""`gofer agents`: who answers, with which model and tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gofer.cli.calling import call
+from gofer.cli.exits import USAGE, Failed
+from gofer.cli.showing import AsJson, show, table
+
+app = typer.Typer(
+    help="Agents: who answers, with which model and tools.", no_args_is_help=True, rich_markup_mode=None
+)
+
+Name = Annotated[str, typer.Argument(help="The agent's name.", show_default=False)]
+
+
+@app.command("list")
+def list_agents(as_json: AsJson = False) -> None:
+    """List agents.
+
+    \b
+    gofer agents list
+    """
+    found = call("GET", "/agents")
+    rows = [
+        (each["name"], each["model"], "file" if each["file"] else "built in", each["problem"])
+        for each in found["agents"]
+    ]
+    show(found, as_json, lambda: table(("agent", "model", "from", "problem"), rows, empty="No agents."))
+
+
+@app.command("show")
+def show_agent(name: Name, as_json: AsJson = False) -> None:
+    """Show an agent's files.
+
+    \b
+    gofer agents show reviewer
+    """
+    found = call("GET", f"/agents/{name}")
+    show(found, as_json, lambda: print(found["toml"], found["instructions"], sep="\n"))
+
+
+@app.command()
+def put(
+    name: Name,
+    file: Annotated[Path, typer.Argument(help="Its settings, a TOML file.", show_default=False)],
+    instructions: Annotated[Path | None, typer.Option(help="Its instructions, a Markdown file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write an agent from files; it is in force from the next run on. docs/agents.md has every setting.
+
+    \b
+    gofer agents put reviewer reviewer.toml --instructions reviewer.md
+    """
+    wish = {"toml": _read(file), "instructions": None if instructions is None else _read(instructions)}
+    made = call("PUT", f"/agents/{name}", json=wish)
+    show(made, as_json, lambda: print(f"The agent {name} is written."))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failed(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or 'not text'}.", USAGE
+        ) from None
+
+
+@app.command()
+def remove(name: Name, as_json: AsJson = False) -> None:
+    """Remove an agent's files; its conversations keep their history.
+
+    \b
+    gofer agents remove reviewer
+    """
+    gone = call("DELETE", f"/agents/{name}")
+    show(gone, as_json, lambda: print(f"The agent {name} is removed."))

@@ -1,0 +1,59 @@
+"""Messages that a service sends in several pieces, such as an album: put together while nobody has read them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, select
+
+from gofer.integration import Attachment, Incoming
+from gofer.store.content import open_message
+from gofer.store.tables import messages
+from gofer.vault.envelope import DataKey
+
+WHOLE_AFTER = 0.7
+"""Seconds to wait for further pieces before an agent is woken."""
+_NEAR = 20
+"""How many unread messages back a piece may lie."""
+_PIECES = "pieces"
+
+
+def find_whole(
+    connection: Connection, key: DataKey, conversation_id: str, piece: Incoming
+) -> tuple[int, Incoming] | None:
+    """The unread message that a piece belongs to, with the piece in it."""
+    for row in connection.execute(_UNREAD, {"conversation": conversation_id}).all():
+        stored = open_message(key, conversation_id, row.seq, row.sealed)
+        if stored.joins == piece.joins and stored.author.id == piece.author.id:
+            return int(row.seq), join(stored, piece)
+    return None
+
+
+_UNREAD = (
+    select(messages.c.seq, messages.c.sealed)
+    .where(messages.c.conversation_id == bindparam("conversation"))
+    .where(messages.c.admitted_at.is_(None), messages.c.sealed.is_not(None))
+    .order_by(messages.c.seq.desc())
+    .limit(_NEAR)
+)
+
+
+def join(whole: Incoming, piece: Incoming) -> Incoming:
+    """A message with one more piece, or with a new version of one it has."""
+    pieces: dict[str, Any] = dict(whole.facts.get(_PIECES) or {whole.external_id: _as_piece(whole)})
+    pieces[piece.external_id] = _as_piece(piece)
+    texts = [one["text"] for one in pieces.values() if one["text"]]
+    files = [Attachment(**file) for one in pieces.values() for file in one["attachments"]]
+    return dataclasses.replace(
+        whole,
+        text="\n".join(texts),
+        attachments=tuple(files),
+        addressed=whole.addressed or piece.addressed,
+        trigger=whole.trigger if whole.addressed else piece.trigger,
+        facts={**whole.facts, _PIECES: pieces},
+    )
+
+
+def _as_piece(message: Incoming) -> dict[str, Any]:
+    return {"text": message.text, "attachments": [dataclasses.asdict(file) for file in message.attachments]}

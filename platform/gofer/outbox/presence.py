@@ -1,0 +1,190 @@
+"""Presence: showing people that their message arrived and that work goes on. Decoration, and never in the way.
+
+Each run that works for somebody has a companion, which shows progress until the run ends and then removes what it
+showed. What was shown is stored, so that whoever ends the job, after whatever crash, can remove it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import structlog
+from sqlalchemy import Connection, delete, func, insert, select
+
+from gofer.accounts import Accounts, Connected
+from gofer.intake.admit import Read
+from gofer.integration import Progress
+from gofer.jobs.conclude import ANSWER
+from gofer.jobs.outcome import Outcome
+from gofer.jobs.queue import Claim
+from gofer.jobs.worker import Handler, Run
+from gofer.store.database import Database
+from gofer.store.tables import JobState, Trust, events, in_state, jobs, showings
+
+log = structlog.get_logger()
+
+SWEEP_EVERY = 30.0
+LINGER = 3.0
+"""Seconds that companions get to remove what they show when the process ends."""
+
+
+@dataclass(eq=False)
+class Companion:
+    """What goes along with one run."""
+
+    claim: Claim
+    connection_id: str
+    ref: str
+    message: str
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Presence:
+    """Companions of the runs of this process."""
+
+    def __init__(self, *, database: Database, accounts: Accounts) -> None:
+        self._database = database
+        self._accounts = accounts
+        self._companions: dict[int, Companion] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sweeping: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to look for what dead processes left behind."""
+        self._sweeping = asyncio.create_task(self._keep_sweeping(), name="presence-sweep")
+
+    async def close(self) -> None:
+        """Let companions finish, briefly."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        for companion in self._companions.values():
+            companion.ended.set()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=LINGER)
+        for task in self._tasks:
+            task.cancel()
+
+    def noticed(self, claim: Claim, read: Read, fresh: bool) -> None:
+        """A run reads a message: show that to its author, if it is somebody we work for. Never blocks or raises."""
+        known = read.trust in (Trust.OWNER, Trust.MEMBER)
+        if claim.kind != ANSWER or not known or not read.message.addressed or read.connection_id is None:
+            return
+        if fresh:
+            self._spawn(self._notice(read))
+        if claim.id not in self._companions:
+            message = read.message
+            companion = Companion(claim, read.connection_id, message.conversation, message.external_id)
+            self._companions[claim.id] = companion
+            self._spawn(self._accompany(companion))
+
+    def around(self, handler: Handler) -> Handler:
+        """The handler, with its companion sent away when it ends, however it ends."""
+
+        async def accompanied(run: Run) -> Outcome:
+            try:
+                return await handler(run)
+            finally:
+                companion = self._companions.pop(run.claim.id, None)
+                if companion is not None:
+                    companion.ended.set()
+
+        return accompanied
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._quietly(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - decoration must never cost a reply
+            log.info("presence.failed", error=f"{type(error).__name__}: {error}")
+
+    async def _notice(self, read: Read) -> None:
+        connected = await self._accounts.get(str(read.connection_id))
+        await connected.integration.notice(read.message, connected.account)
+
+    async def _accompany(self, companion: Companion) -> None:
+        connected = await self._accounts.get(companion.connection_id)
+        every = connected.integration.progress_every
+        if not every:
+            return
+        began = time.monotonic()
+        shown = await self._database.read(partial(_shown, job_id=companion.claim.id))
+        while not companion.ended.is_set():
+            with contextlib.suppress(Exception):
+                shown = await self._show(companion, connected, shown, time.monotonic() - began)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(every):
+                    await companion.ended.wait()
+        if shown:
+            await self._clear(connected, companion.claim.id, companion.ref, shown)
+
+    async def _show(self, companion: Companion, connected: Connected, shown: str, seconds: float) -> str:
+        steps, doing = await self._database.read(partial(_progress, job_id=companion.claim.id))
+        progress = Progress(seconds, steps, doing, companion.message)
+        new = await connected.integration.show_progress(companion.ref, progress, shown, connected.account)
+        if new and new != shown:
+            await self._database.write(
+                partial(
+                    _keep,
+                    job_id=companion.claim.id,
+                    connection_id=companion.connection_id,
+                    ref=companion.ref,
+                    external_id=new,
+                )
+            )
+        return new
+
+    async def _clear(self, connected: Connected, job_id: int, ref: str, shown: str) -> None:
+        await connected.integration.clear_progress(ref, shown, connected.account)
+        await self._database.write(partial(_forget, job_id=job_id))
+
+    async def _keep_sweeping(self) -> None:
+        while True:
+            await self._quietly(self._sweep())
+            await asyncio.sleep(SWEEP_EVERY)
+
+    async def _sweep(self) -> None:
+        """Remove what is still shown for jobs that nobody works on."""
+        for row in await self._database.read(_left_behind):
+            connected = await self._accounts.get(row.connection_id)
+            await self._clear(connected, row.job_id, row.ref, row.external_id)
+
+
+def _shown(connection: Connection, job_id: int) -> str:
+    query = select(showings.c.external_id).where(showings.c.job_id == job_id)
+    return connection.execute(query).scalar() or ""
+
+
+def _progress(connection: Connection, job_id: int) -> tuple[int, str]:
+    """How many turns a run has taken, and the tool it is at, if it is at one."""
+    of_job = events.c.job_id == job_id
+    turns = select(func.count()).select_from(events).where(of_job, events.c.kind == "turn.started")
+    last = select(events.c.kind, events.c.data).where(of_job, events.c.kind.like("tool.%"))
+    row = connection.execute(last.order_by(events.c.seq.desc()).limit(1)).first()
+    doing = str(row.data.get("name", "")) if row is not None and row.kind == "tool.started" else ""
+    return int(connection.execute(turns).scalar_one()), doing
+
+
+def _keep(connection: Connection, job_id: int, connection_id: str, ref: str, external_id: str) -> None:
+    _forget(connection, job_id)
+    connection.execute(
+        insert(showings).values(job_id=job_id, connection_id=connection_id, ref=ref, external_id=external_id)
+    )
+
+
+def _forget(connection: Connection, job_id: int) -> None:
+    connection.execute(delete(showings).where(showings.c.job_id == job_id))
+
+
+def _left_behind(connection: Connection) -> list[Any]:
+    query = select(showings).join(jobs, jobs.c.id == showings.c.job_id)
+    return list(connection.execute(query.where(~in_state(JobState.RUNNING))).all())

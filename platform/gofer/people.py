@@ -1,0 +1,186 @@
+"""People: pairing them by a code, letting them in, and keeping strangers within bounds."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gofer.errors import Conflict
+from gofer.integration import Role
+from gofer.store import events as log
+from gofer.store.clock import now
+from gofer.store.ids import new_id
+from gofer.store.tables import identities, pairings, principals, strangers
+
+ALPHABET = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # without look-alikes: people type these on phones
+CODE_LENGTH = 8
+CODE_LIFE = 3600.0
+MOST_CODES = 3
+MOST_GUESSES = 5
+"""Wrong codes from one person within an hour, after which none is looked at."""
+MOST_GUESSES_IN_ALL = 30
+"""The same from everybody together: many accounts are no way around."""
+TOLD_EVERY = 86400.0
+
+
+class TooManyGuesses(Conflict):
+    """Too many wrong codes came in; none is taken for an hour."""
+
+    code = "pairing.locked"
+
+
+def new_code(connection: Connection, *, workspace_id: str, connection_id: str, role: Role = "owner") -> str:
+    """A fresh code for a connection; raises Conflict while three others are open."""
+    of_connection = pairings.c.connection_id == connection_id
+    connection.execute(delete(pairings).where(of_connection, pairings.c.expires_at < now()))
+    open_ones = select(func.count()).select_from(pairings).where(of_connection, pairings.c.used_at.is_(None))
+    if int(connection.execute(open_ones).scalar_one()) >= MOST_CODES:
+        raise Conflict(
+            f"{MOST_CODES} codes are open already. Use one of them, or wait until one is an hour old."
+        )
+    code = "".join(secrets.choice(ALPHABET) for _ in range(CODE_LENGTH))
+    connection.execute(
+        insert(pairings).values(
+            id=new_id("pair"),
+            workspace_id=workspace_id,
+            connection_id=connection_id,
+            digest=_digest(connection_id, code),
+            role=role,
+            created_at=now(),
+            expires_at=now() + CODE_LIFE,
+            used_by="",
+        )
+    )
+    return code
+
+
+def _digest(connection_id: str, code: str) -> str:
+    plain = "".join(code.upper().split()).replace("-", "")
+    return hashlib.sha256(f"{connection_id}:{plain}".encode()).hexdigest()
+
+
+def redeem(
+    connection: Connection, *, connection_id: str, integration: str, subject: str, name: str, code: str
+) -> Role | None:
+    """Pair somebody by a code; None when it is wrong, which is counted. Raises TooManyGuesses."""
+    if _guessed(connection, connection_id, subject) >= MOST_GUESSES:
+        raise TooManyGuesses
+    if _guessed(connection, connection_id, None) >= MOST_GUESSES_IN_ALL:
+        raise TooManyGuesses
+    used = connection.execute(
+        update(pairings)
+        .where(pairings.c.connection_id == connection_id, pairings.c.digest == _digest(connection_id, code))
+        # The one who used it may say it again: the answer may have been lost.
+        .where(pairings.c.used_at.is_(None) | (pairings.c.used_by == subject), pairings.c.expires_at > now())
+        .values(used_at=now(), used_by=subject)
+        .returning(pairings.c.workspace_id, pairings.c.role)
+    ).one_or_none()
+    if used is None:
+        _count_guess(connection, connection_id, subject)
+        return None
+    role: Role = "owner" if used.role == "owner" else "member"
+    let_in(
+        connection,
+        workspace_id=used.workspace_id,
+        integration=integration,
+        subject=subject,
+        name=name,
+        role=role,
+        by="pairing code",
+    )
+    return role
+
+
+def _guessed(connection: Connection, connection_id: str, subject: str | None) -> int:
+    query = select(func.coalesce(func.sum(strangers.c.guesses), 0)).where(
+        strangers.c.connection_id == connection_id, strangers.c.guessing_since > now() - CODE_LIFE
+    )
+    if subject is not None:
+        query = query.where(strangers.c.subject == subject)
+    return int(connection.execute(query).scalar_one())
+
+
+def _count_guess(connection: Connection, connection_id: str, subject: str) -> None:
+    _know(connection, connection_id, subject)
+    mine = (strangers.c.connection_id == connection_id) & (strangers.c.subject == subject)
+    stale = strangers.c.guessing_since <= now() - CODE_LIFE
+    connection.execute(update(strangers).where(mine, stale).values(guesses=0, guessing_since=now()))
+    connection.execute(update(strangers).where(mine).values(guesses=strangers.c.guesses + 1))
+
+
+def _know(connection: Connection, connection_id: str, subject: str) -> None:
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    connection.execute(
+        dialect.insert(strangers)
+        .values(connection_id=connection_id, subject=subject, guesses=0, guessing_since=0)
+        .on_conflict_do_nothing(index_elements=["connection_id", "subject"])
+    )
+
+
+def let_in(
+    connection: Connection,
+    *,
+    workspace_id: str,
+    integration: str,
+    subject: str,
+    name: str,
+    role: Role,
+    by: str,
+) -> str:
+    """Make somebody a Principal, or raise a member's role; nobody's role is lowered here. Returns its id."""
+    found = connection.execute(
+        select(principals.c.id, principals.c.role)
+        .join(identities, identities.c.principal_id == principals.c.id)
+        .where(identities.c.workspace_id == workspace_id, identities.c.integration == integration)
+        .where(identities.c.subject == subject)
+    ).one_or_none()
+    if found is not None:
+        if role == "owner":
+            connection.execute(update(principals).where(principals.c.id == found.id).values(role=role))
+        return str(found.id)
+    principal_id = new_id("person")
+    connection.execute(
+        insert(principals).values(
+            id=principal_id, workspace_id=workspace_id, name=name[:200], role=role, created_at=now()
+        )
+    )
+    connection.execute(
+        insert(identities).values(
+            id=new_id("ident"),
+            workspace_id=workspace_id,
+            principal_id=principal_id,
+            integration=integration,
+            subject=subject,
+        )
+    )
+    log.record(
+        connection, "person.let_in", workspace_id, data={"person": principal_id, "role": role, "by": by}
+    )
+    return principal_id
+
+
+def owners_of(connection: Connection, *, workspace_id: str, integration: str) -> list[str]:
+    """The ids owners have on a service, the first paired first."""
+    query = (
+        select(identities.c.subject)
+        .join(principals, principals.c.id == identities.c.principal_id)
+        .where(identities.c.workspace_id == workspace_id, identities.c.integration == integration)
+        .where(principals.c.role == "owner")
+        .order_by(principals.c.created_at, principals.c.id)
+    )
+    return list(connection.execute(query).scalars())
+
+
+def may_tell(connection: Connection, connection_id: str, subject: str) -> bool:
+    """Whether a stranger may be told once more; noted as told when so."""
+    _know(connection, connection_id, subject)
+    told = connection.execute(
+        update(strangers)
+        .where(strangers.c.connection_id == connection_id, strangers.c.subject == subject)
+        .where(strangers.c.told_at.is_(None) | (strangers.c.told_at < now() - TOLD_EVERY))
+        .values(told_at=now())
+    )
+    return told.rowcount == 1

@@ -1,0 +1,150 @@
+"""What the commands that only look answer: status, cost, agent, model, settings, help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection, func, select
+
+from gofer.agent.agents import Agents, AgentSpec
+from gofer.errors import GoferError, NotFound
+from gofer.integration import COMMANDS, Incoming
+from gofer.jobs.conclude import ANSWER
+from gofer.store.clock import now
+from gofer.store.tables import (
+    LIVE,
+    Trust,
+    agents,
+    attempts,
+    connections,
+    conversations,
+    events,
+    in_state,
+    jobs,
+    participants,
+    spends,
+)
+
+STATES = {
+    "ready": "about to begin",
+    "running": "working",
+    "scheduled": "waiting to try again",
+    "waiting": "waiting for an answer to my question",
+}
+HELLO = "Hello. Write to me what you need; I work on it and answer here."
+UNKNOWN = "I do not know /{name}. I know:\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A command, who gave it, and where."""
+
+    message: Incoming
+    trust: Trust
+    conversation_id: str
+    connection_id: str
+    agents_dir: Path
+    today: str
+
+
+def answer_to(connection: Connection, asking: Asking) -> str:
+    """The answer to a command that changes nothing."""
+    answer = _ANSWERS.get(asking.message.command)
+    if answer is None:
+        return UNKNOWN.format(name=asking.message.command[:40]) + _list()
+    return answer(connection, asking)
+
+
+def _list() -> str:
+    return "\n".join(f"/{command.name} – {command.help}" for command in COMMANDS)
+
+
+def _help(connection: Connection, asking: Asking) -> str:
+    return f"{HELLO}\n\n{_list()}"
+
+
+def _status(connection: Connection, asking: Asking) -> str:
+    query = (
+        select(jobs.c.id, jobs.c.state, jobs.c.attempts, (now() - jobs.c.created_at).label("age"))
+        .where(jobs.c.conversation_id == asking.conversation_id, jobs.c.kind == ANSWER, in_state(*LIVE))
+        .order_by(jobs.c.id)
+    )
+    found = connection.execute(query).all()
+    if not found:
+        return f"I am doing nothing here. {_spent(connection, asking)}"
+    lines = []
+    for job in found:
+        turns = select(func.count()).select_from(events).where(events.c.job_id == job.id)
+        steps = int(connection.execute(turns.where(events.c.kind == "turn.started")).scalar_one())
+        tries = int(connection.execute(_TRIES.where(attempts.c.job_id == job.id)).scalar_one())
+        again = f", try {tries}" if tries > 1 else ""
+        lines.append(f"I am {STATES.get(job.state, job.state)} ({int(job.age)} s, step {steps}{again}).")
+    return "\n".join([*lines, _spent(connection, asking)])
+
+
+_TRIES = select(func.count()).select_from(attempts)
+
+
+def _spent(connection: Connection, asking: Asking) -> str:
+    here = spends.c.conversation_id == asking.conversation_id
+    total = select(func.coalesce(func.sum(spends.c.micros), 0)).where(here)
+    in_all = int(connection.execute(total).scalar_one())
+    today = int(connection.execute(total.where(spends.c.day == asking.today)).scalar_one())
+    return f"Spent in this conversation: ${today / 1e6:.4f} today, ${in_all / 1e6:.4f} in all."
+
+
+def _agents_here(connection: Connection, asking: Asking) -> list[AgentSpec]:
+    query = (
+        select(agents.c.name)
+        .join(participants, participants.c.agent_id == agents.c.id)
+        .where(participants.c.conversation_id == asking.conversation_id)
+        .order_by(agents.c.name)
+    )
+    names = list(connection.execute(query).scalars()) or list(
+        connection.execute(select(agents.c.name).order_by(agents.c.name)).scalars()
+    )
+    return [_spec(asking.agents_dir, name) for name in names]
+
+
+def _spec(agents_dir: Path, name: str) -> AgentSpec:
+    try:
+        return Agents(agents_dir).get(name)
+    except (NotFound, GoferError):
+        return AgentSpec(name=name)
+
+
+def _agent(connection: Connection, asking: Asking) -> str:
+    return "\n".join(f"{spec.name} hears this conversation." for spec in _agents_here(connection, asking))
+
+
+def _model(connection: Connection, asking: Asking) -> str:
+    return "\n".join(f"{spec.name} answers with {spec.model}." for spec in _agents_here(connection, asking))
+
+
+def _settings(connection: Connection, asking: Asking) -> str:
+    place = connection.execute(
+        select(conversations.c.kind, conversations.c.title, connections.c.name).where(
+            conversations.c.id == asking.conversation_id, connections.c.id == asking.connection_id
+        )
+    ).one()
+    return "\n".join(
+        [
+            f"Conversation: {asking.conversation_id} ({place.kind})",
+            f"Connection: {asking.connection_id} ({place.name})",
+            f"You are: {asking.trust.value} (id {asking.message.author.id})",
+            "Settings are changed by the operator: gofer connections set, or the dashboard.",
+        ]
+    )
+
+
+_ANSWERS: dict[str, Callable[[Connection, Asking], str]] = {
+    "start": _help,
+    "help": _help,
+    "status": _status,
+    "cost": _spent,
+    "agent": _agent,
+    "model": _model,
+    "settings": _settings,
+}

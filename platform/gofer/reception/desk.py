@@ -1,0 +1,219 @@
+"""The desk: answers commands and pressed buttons at once, beside whatever an agent is doing."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime
+from functools import partial
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import structlog
+from sqlalchemy import Connection, select, update
+
+from gofer.accounts import Accounts, Connected
+from gofer.errors import Conflict, GoferError, NotFound, Temporary
+from gofer.intake.admit import Admitter, Read, read_one
+from gofer.intake.strangers import binding_at, wish
+from gofer.jobs.conclude import lock_conversation
+from gofer.jobs.outcome import Done, Draft, Outcome, Retry, Snooze
+from gofer.jobs.queue import Claim
+from gofer.jobs.signals import JOBS, Signals
+from gofer.jobs.steer import answer
+from gofer.jobs.worker import Run
+from gofer.people import TooManyGuesses, redeem
+from gofer.reception.commands import Asking, answer_to
+from gofer.settings import Settings
+from gofer.store.clock import now
+from gofer.store.database import Database
+from gofer.store.sealing import conversation_key, unseal
+from gofer.store.tables import Trust, jobs, participants, questions
+from gofer.vault.envelope import Vault
+
+log = structlog.get_logger()
+
+PAIRED = "You are paired: you are my {role} now. Write to me what you need."
+WRONG_CODE = "That code is not valid. Codes live for an hour and work once."
+FRESH = "A fresh start: what was said before is forgotten."
+NOTHING_TO_STOP = "I am doing nothing here."
+STOPPING = "Stopping …"
+NOT_YOURS = "This is not for you to answer."
+NOT_OPEN = "That was answered already, or it is too late."
+GONE = "That button does nothing any more."
+
+
+class Desk:
+    """Handles reception jobs."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        database: Database,
+        vault: Vault,
+        accounts: Accounts,
+        admitter: Admitter,
+        signals: Signals,
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._vault = vault
+        self._accounts = accounts
+        self._admitter = admitter
+        self._signals = signals
+
+    async def handle(self, run: Run) -> Outcome:
+        """Answer one command or press."""
+        claim = run.claim
+        seq = int(claim.payload["seq"])
+        try:
+            read = await self._database.read(
+                partial(read_one, vault=self._vault, conversation_id=str(claim.conversation_id), seq=seq)
+            )
+            if read is None or read.connection_id is None:
+                return Done()
+            connected = await self._accounts.get(read.connection_id)
+            if (paired := await self._pair(claim, read, connected)) is not None:
+                return paired
+            (read,) = await self._admitter.admit(claim, [read])
+            return await self._answer(claim, read, connected)
+        except Temporary as error:
+            after = error.retry_after
+            return Retry(error.reason) if after is None else Snooze(after, error.reason)
+        except NotFound:
+            return Done()
+
+    async def _pair(self, claim: Claim, read: Read, connected: Connected) -> Outcome | None:
+        """A code is looked at before anything else: it comes from somebody nobody knows yet."""
+        message = read.message
+        if message.command != "start" or not message.arguments or not message.private:
+            return None
+        verb = partial(
+            redeem,
+            connection_id=connected.account.id,
+            integration=connected.integration.name,
+            subject=message.author.id,
+            name=message.author.name,
+            code=message.arguments[:64],
+        )
+        try:
+            role = await self._database.write(verb)
+        except TooManyGuesses as error:
+            log.warning("pairing.locked", connection=connected.account.id, error=str(error))
+            return Done()
+        words = WRONG_CODE if role is None else PAIRED.format(role=role)
+        return await self._say(claim, read, connected, words)
+
+    async def _answer(self, claim: Claim, read: Read, connected: Connected) -> Outcome:
+        message, known = read.message, read.trust in (Trust.OWNER, Trust.MEMBER)
+        if message.event == "button":
+            await self._pressed(claim, read, connected, known)
+            return Done()
+        if message.command == "allow":
+            if read.trust is Trust.OWNER:
+                await self._database.write(partial(_wish_to_listen, claim=claim, read=read))
+                self._signals.wake(JOBS)
+            return Done()
+        if message.command == "stop" and claim.payload.get("stopped"):
+            # What is stopped says so itself.
+            return Done()
+        if not known:
+            return Done()
+        return await self._say(claim, read, connected, await self._words(claim, read))
+
+    async def _words(self, claim: Claim, read: Read) -> str:
+        if read.message.command == "stop":
+            return NOTHING_TO_STOP
+        if read.message.command == "new":
+            await self._database.write(partial(_new_epoch, claim=claim, seq=read.seq))
+            return FRESH
+        asking = Asking(
+            message=read.message,
+            trust=read.trust,
+            conversation_id=str(claim.conversation_id),
+            connection_id=str(read.connection_id),
+            agents_dir=self._settings.data_dir / "agents",
+            today=datetime.now(ZoneInfo(self._settings.timezone)).strftime("%Y-%m-%d"),
+        )
+        return await self._database.read(partial(answer_to, asking=asking))
+
+    async def _say(self, claim: Claim, read: Read, connected: Connected, words: str) -> Outcome:
+        binding = await self._database.read(
+            partial(
+                binding_at, conversation_id=str(claim.conversation_id), connection_id=connected.account.id
+            )
+        )
+        if binding is None:
+            return Done()
+        parts = tuple(connected.integration.split(words))
+        return Done((Draft(binding, parts, kind="note", reply_to=read.message.external_id),))
+
+    async def _pressed(self, claim: Claim, read: Read, connected: Connected, known: bool) -> None:
+        """Take a press as the answer it is, and tell the presser what came of it."""
+        message = read.message
+        if not known:
+            outcome = NOT_YOURS
+        elif message.command == "stop":
+            outcome = STOPPING if claim.payload.get("stopped") else NOTHING_TO_STOP
+        elif not message.answers:
+            outcome = GONE
+        else:
+            outcome = await self._database.write(partial(press, vault=self._vault, claim=claim, read=read))
+            self._signals.wake(JOBS)
+        counted = outcome not in (NOT_YOURS,)
+        told = message if counted else dataclasses.replace(message, answers="")
+        try:
+            await connected.integration.settle(told, outcome, connected.account)
+        except GoferError as error:
+            log.info("button.not_settled", error=str(error))
+
+
+def press(connection: Connection, vault: Vault, claim: Claim, read: Read) -> str:
+    """Answer the question a button belongs to; returns what to tell the presser."""
+    message = read.message
+    query = (
+        select(questions, jobs.c.workspace_id, (questions.c.expires_at < now()).label("late"))
+        .join(jobs, jobs.c.id == questions.c.job_id)
+        .where(questions.c.id == message.answers, jobs.c.workspace_id == claim.workspace_id)
+    )
+    question = connection.execute(query).one_or_none()
+    if question is None:
+        return GONE
+    if question.asked_of and question.asked_of != message.author.id:
+        return NOT_YOURS
+    choices = _choices(connection, vault, question)
+    if question.late or not 0 <= message.choice < len(choices):
+        return NOT_OPEN
+    chosen = choices[message.choice]
+    try:
+        answer(connection, vault, question.id, chosen, by=message.author.id, trust=read.trust.value)
+    except (Conflict, NotFound):
+        return NOT_OPEN
+    return chosen
+
+
+def _choices(connection: Connection, vault: Vault, question: Any) -> list[str]:
+    if question.choices is None or question.conversation_id is None:
+        return []
+    key = conversation_key(connection, vault, question.conversation_id)
+    return [str(choice) for choice in unseal(key, question.choices, "choices", question.id)]
+
+
+def _new_epoch(connection: Connection, claim: Claim, seq: int) -> None:
+    connection.execute(
+        update(participants)
+        .where(participants.c.conversation_id == claim.conversation_id, participants.c.epoch_seq < seq)
+        .values(epoch_seq=seq)
+    )
+
+
+def _wish_to_listen(connection: Connection, claim: Claim, read: Read) -> None:
+    lock_conversation(connection, str(claim.conversation_id))
+    message = read.message
+    what = {
+        "what": "place",
+        "subject": message.arguments,
+        "name": message.title[:100],
+        "by": message.author.id,
+    }
+    wish(connection, claim, connection_id=str(read.connection_id), what=what)

@@ -1,0 +1,95 @@
+"""Agents: the files of the data directory, read and written."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.agent.agents import AgentFileError, Agents, put_agent, remove_agent
+from gofer.errors import Malformed, NotFound
+from gofer.store.tables import agents
+from gofer.web.control.asking import Question, answered, asked, platform_of, rows
+
+
+class Wish(Question):
+    """An agent to write."""
+
+    toml: str
+    instructions: str | None = None
+    """Markdown, kept beside the settings; left as it is when not given."""
+
+
+async def index(request: Request) -> Response:
+    """List agents: those the store knows, and what their files say."""
+    known = await platform_of(request).database.read(
+        lambda connection: rows(connection, select(agents).order_by(agents.c.name))
+    )
+    files = await asyncio.to_thread(_files, _directory(request))
+    names = sorted({*files, *(each["name"] for each in known)})
+    stored = {each["name"]: each for each in known}
+    return answered(request, {"agents": [_told(name, stored.get(name), files.get(name)) for name in names]})
+
+
+async def show(request: Request) -> Response:
+    """One agent's files, and what they mean."""
+    name = request.path_params["name"]
+    path = _directory(request) / f"{name}.toml"
+    files = await asyncio.to_thread(_files, path.parent)
+    if name not in files:
+        raise NotFound(f"There is no file for an agent called {name[:40]!r}. `gofer agents list` shows them.")
+    toml, instructions = await asyncio.to_thread(_texts, path)
+    return answered(request, {"name": name, "toml": toml, "instructions": instructions, **files[name]})
+
+
+async def put(request: Request) -> Response:
+    """Write an agent; it is in force from the next run on."""
+    wish = await asked(request, Wish)
+    try:
+        spec = await asyncio.to_thread(
+            put_agent, _directory(request), request.path_params["name"], wish.toml, wish.instructions
+        )
+    except AgentFileError as error:
+        raise Malformed(f"line {error.line}: {error.message}") from None
+    return answered(request, {"name": spec.name, "spec": spec.model_dump(mode="json")})
+
+
+async def remove(request: Request) -> Response:
+    """Remove an agent's files."""
+    name = request.path_params["name"]
+    await asyncio.to_thread(remove_agent, _directory(request), name)
+    return answered(request, {"name": name})
+
+
+def _directory(request: Request) -> Path:
+    return platform_of(request).settings.data_dir / "agents"
+
+
+def _files(directory: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    all_agents = Agents(directory)
+    for name in all_agents.names():
+        try:
+            found[name] = {"spec": all_agents.get(name).model_dump(mode="json"), "problem": ""}
+        except AgentFileError as error:
+            found[name] = {"spec": None, "problem": f"line {error.line}: {error.message}"}
+    return found
+
+
+def _texts(path: Path) -> tuple[str, str]:
+    notes = path.with_suffix(".md")
+    return path.read_text("utf-8"), notes.read_text("utf-8") if notes.is_file() else ""
+
+
+def _told(name: str, stored: dict[str, Any] | None, file: dict[str, Any] | None) -> dict[str, Any]:
+    spec = (file or {}).get("spec") or {}
+    return {
+        "name": name,
+        "model": spec.get("model") or (stored or {}).get("model", ""),
+        "file": file is not None,
+        "problem": (file or {}).get("problem", ""),
+    }

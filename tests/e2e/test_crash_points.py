@@ -1,0 +1,100 @@
+"""Die at every named point in turn, start again, and find everything answered once and in order."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from e2e.process import Gofer
+from e2e.scenario import Scenario, prepared
+from gofer.crash import EXIT_CODE, POINTS
+
+SOURCE = Path(__file__).parents[2]
+
+SHELL = {"shell.ran"}
+ROTATION = {point for point in POINTS if point.startswith("key.")}
+OUTBOX = {point for point in POINTS if point.startswith("outbox.")}
+
+ONCE_EACH = [("hello", point) for point in sorted(POINTS)]
+MORE = (
+    [("hello", f"{point}:2") for point in sorted(POINTS - ROTATION - SHELL)]
+    + [("hello", f"journal.appended:{number}") for number in (3, 4, 5, 6)]
+    + [("probe", point) for point in sorted(OUTBOX)]
+)
+CRASHES = [pytest.param(*crash, id="-".join(crash)) for crash in ONCE_EACH] + [
+    # Too many for every run of the tests; `make chaos` has them.
+    pytest.param(*crash, id="-".join(crash), marks=pytest.mark.chaos)
+    for crash in MORE
+]
+
+
+def test_every_point_in_the_code_is_listed_and_every_listed_one_is_in_the_code() -> None:
+    folders = ("platform", "integrations", "sandbox")
+    files = [file for folder in folders for file in (SOURCE / folder).rglob("*.py")]
+    called = {name for file in files for name in re.findall(r'crash_point\(\s*"([^"]+)"', file.read_text())}
+    assert called == POINTS
+
+
+@pytest.mark.parametrize(("integration", "crash_at"), CRASHES)
+async def test_nothing_is_lost_or_doubled_by_dying_at(
+    integration: str, crash_at: str, database_url: str, data_dir: Path
+) -> None:
+    if database_url.startswith("sqlite"):
+        database_url = ""
+    point = crash_at.partition(":")[0]
+    sandbox = "bubblewrap" if point in SHELL else "off"
+    async with prepared(
+        data_dir, database_url, integration=integration, sandbox=sandbox, keep_shells=False
+    ) as scenario:
+        talking = _talk(scenario, in_shell=point in SHELL)
+        dying = scenario.start(crash_at=crash_at).wait_until_ready()
+        if point in ROTATION:
+            talking.append(asyncio.create_task(_rotate(scenario)))
+        await _death(dying, crash_at)
+        living = scenario.start().wait_until_ready()
+        try:
+            async with asyncio.timeout(30):
+                await asyncio.gather(*talking)
+            assert await scenario.settle(), await scenario.findings()
+        finally:
+            code = living.stop()
+        assert code == 0
+        assert not await scenario.findings()
+        assert not scenario.service.refused
+        assert scenario.orphans() <= 1
+        _each_mark_once(scenario)
+
+
+def _talk(scenario: Scenario, *, in_shell: bool) -> list[asyncio.Task[None]]:
+    """Two conversations, each with a message that wants something done and one that wants an answer."""
+    do = "$ echo {0} >> done; cat done" if in_shell else '$tool mark {{"line": "{0}"}}'
+    return [
+        asyncio.create_task(scenario.say_in_turn(room, [do.format(f"{room}-first"), "and you?"]))
+        for room in ("kitchen", "garden")
+    ]
+
+
+async def _rotate(scenario: Scenario) -> None:
+    """Ask for a new master key while messages come in; the server dies of it."""
+    with pytest.raises(Exception, match=r".*"):
+        (await scenario.control("POST", "/key/rotate")).raise_for_status()
+
+
+async def _death(gofer: Gofer, crash_at: str) -> None:
+    for _ in range(1500):
+        if gofer.ended:
+            assert gofer.exit_code == EXIT_CODE, gofer.log.read_text()[-2000:]
+            return
+        await asyncio.sleep(0.01)
+    gofer.kill()
+    pytest.fail(f"{crash_at} is never reached")
+
+
+def _each_mark_once(scenario: Scenario) -> None:
+    """What a command did to the world happened at most once; a crash in between may leave its outcome unknown."""
+    marks = Path(scenario.environment["GOFER_TEST_MARKS"])
+    lines = marks.read_text().split() if marks.exists() else []
+    assert len(set(lines)) == len(lines), lines

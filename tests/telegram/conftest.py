@@ -1,0 +1,24 @@
+"""The stand-in, and Gofer on it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gofer.rehearsal.telegram import Telegram
+from telegram.house import House, open_house
+
+
+@pytest.fixture
+async def telegram() -> AsyncIterator[Telegram]:
+    async with Telegram(first_retry=0.05) as telegram:
+        yield telegram
+
+
+@pytest.fixture
+async def house(telegram: Telegram, tmp_path: Path) -> AsyncIterator[House]:
+    """Polling, without a sandbox."""
+    async with open_house(telegram, tmp_path / "data") as house:
+        yield house

@@ -1,0 +1,217 @@
+"""Gofer with a Telegram connection on the stand-in, in this process or in one of its own that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import func, select
+
+from gofer.assembly import open_platform
+from gofer.connecting import add_connection, set_up_connection
+from gofer.people import let_in, new_code
+from gofer.platform import Platform
+from gofer.rehearsal.telegram import Chat, Message, Person, Telegram
+from gofer.settings import Settings
+from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.tables import LIVE, deliveries, in_state, jobs
+from gofer.vault.secret import Secret
+from gofer.web.app import public_app
+from gofer.web.server import listening as serving
+
+
+class House:
+    """A platform with one Telegram connection."""
+
+    def __init__(self, telegram: Telegram, platform: Platform, connection_id: str) -> None:
+        self.telegram = telegram
+        self.platform = platform
+        self.connection_id = connection_id
+
+    async def let_in(self, person: Person, role: Any = "owner") -> Chat:
+        """Make somebody known without the ceremony; returns their private chat."""
+        await self.platform.database.write(
+            partial(
+                let_in,
+                workspace_id=FIRST_WORKSPACE,
+                integration="telegram",
+                subject=str(person.id),
+                name=person.first_name,
+                role=role,
+                by="test",
+            )
+        )
+        return self.telegram.world.private(person)
+
+    async def owner(self, name: str = "Ann") -> tuple[Person, Chat]:
+        """An owner with a chat the bot has seen."""
+        person = self.telegram.world.add_person(name)
+        return person, await self.let_in(person)
+
+    async def code(self, role: Any = "owner") -> str:
+        verb = partial(new_code, workspace_id=FIRST_WORKSPACE, connection_id=self.connection_id, role=role)
+        return await self.platform.database.write(verb)
+
+    async def rows(self, query: Any) -> list[Any]:
+        return await self.platform.database.read(lambda connection: list(connection.execute(query).all()))
+
+    async def count(self, table: Any, *conditions: Any) -> int:
+        return int((await self.rows(select(func.count()).select_from(table).where(*conditions)))[0][0])
+
+    async def answers(self, chat: Chat, count: int, *, within: float = 20) -> list[str]:
+        """What the bot says in a chat once it has said so much, all of it complete."""
+
+        def complete() -> bool:
+            said = self.telegram.said(chat)
+            return len(said) >= count and not any(text.endswith(" …") for text in said)
+
+        await self.telegram.until(complete, within=within)
+        return self.telegram.said(chat)
+
+    async def took_in(self, count: int, *, within: float = 20) -> None:
+        """Wait until so many deliveries are stored."""
+        async with asyncio.timeout(within):
+            while await self.count(deliveries) < count:
+                await asyncio.sleep(0.02)
+        assert await self.count(deliveries) == count
+
+    async def settled(self, *, within: float = 20) -> None:
+        """Wait until no job is left but the poller's."""
+        busy = (in_state(*LIVE), jobs.c.kind.not_in(("poll", "approval")))
+        async with asyncio.timeout(within):
+            while await self.count(jobs, *busy):
+                await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def open_house(
+    telegram: Telegram, data_dir: Path, *, webhook: bool = False, sandbox: str = "off", **settings: Any
+) -> AsyncIterator[House]:
+    """Gofer in this process, polling or behind a webhook."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    listening.setblocking(False)
+    public = f"http://127.0.0.1:{listening.getsockname()[1]}" if webhook else ""
+    given = Settings(data_dir=data_dir, public_url=public, sandbox=sandbox, poll_interval=0.3, lease=2)  # type: ignore[arg-type]
+    try:
+        async with open_platform(given, roles=frozenset({"web", "worker"})) as platform:
+            house = House(telegram, platform, await connect(platform, telegram, **settings))
+            async with serving(public_app(platform), listening):
+                yield house
+    finally:
+        listening.close()
+
+
+async def connect(platform: Platform, telegram: Telegram, **settings: Any) -> str:
+    """The bot's connection: the one there is, or a new one."""
+    known = await platform.accounts.all()
+    if known:
+        connection_id = known[0].account.id
+    else:
+        connection_id = await platform.database.write(
+            partial(
+                add_connection,
+                vault=platform.vault,
+                workspace_id=FIRST_WORKSPACE,
+                integration=platform.registry.get("telegram"),
+                name="bot",
+                settings={"api_url": telegram.url, **settings},
+                secrets_given={"token": Secret(telegram.token)},
+                by="test",
+            )
+        )
+        await platform.reload_secrets()
+    health = await set_up_connection(platform.database, platform.accounts, connection_id)
+    assert health.ok, health
+    await platform.database.write(platform.start_inflow)
+    return connection_id
+
+
+class Process:
+    """Gofer in a process of its own."""
+
+    def __init__(self, telegram: Telegram, data_dir: Path, *, webhook: bool, **environment: str) -> None:
+        self.telegram = telegram
+        self.data_dir = data_dir
+        self.webhook = webhook
+        self.environment = environment
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self._running: subprocess.Popen[bytes] | None = None
+
+    async def start(self, **environment: str) -> None:
+        """Start it, and wait until it serves."""
+        with contextlib.suppress(FileNotFoundError):
+            self.ready.unlink()
+        variables = {**os.environ, **self.environment, **environment, "GOFER_DATA_DIR": str(self.data_dir)}
+        wanted = {
+            "url": self.telegram.url,
+            "token": self.telegram.token,
+            "port": self.port,
+            "hook": self.webhook,
+        }
+        self._running = subprocess.Popen(
+            [sys.executable, "-m", "telegram.house", json.dumps(wanted), str(self.ready)],
+            env=variables,
+            cwd=Path(__file__).parents[1],
+            start_new_session=True,
+            stderr=(self.data_dir.parent / "process.log").open("ab"),
+        )
+        while not self.ready.exists():
+            if self._running.poll() is not None:
+                return
+            await asyncio.sleep(0.02)
+
+    @property
+    def ready(self) -> Path:
+        return self.data_dir.parent / "ready"
+
+    @property
+    def died(self) -> bool:
+        return self._running is not None and self._running.poll() is not None
+
+    async def kill(self, number: int = signal.SIGKILL) -> None:
+        """End it as a power cut would, or politely."""
+        assert self._running is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._running.send_signal(number)
+        await asyncio.to_thread(self._running.wait)
+
+
+async def serve(wanted: dict[str, Any], ready: Path) -> None:
+    """What `Process` runs."""
+    public = f"http://127.0.0.1:{wanted['port']}" if wanted["hook"] else ""
+    settings = Settings(public_url=public, sandbox="off", poll_interval=0.2, lease=1, stop_within=1)
+    listening = socket.create_server(("127.0.0.1", wanted["port"]))
+    listening.setblocking(False)
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    telegram = Telegram(token=wanted["token"])
+    telegram.url = wanted["url"]
+    async with (
+        open_platform(settings, roles=frozenset({"web", "worker"})) as platform,
+        serving(public_app(platform), listening),
+    ):
+        connection_id = await connect(platform, telegram)
+        house = House(telegram, platform, connection_id)
+        for number in range(5_000_000_001, 5_000_000_031):
+            await house.let_in(Person(number, "Somebody"), "owner")
+        ready.write_text(connection_id)
+        await stopping.wait()
+
+
+def texts(messages: list[Message]) -> list[str]:
+    return [str(message.get("text", "")) for message in messages]
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(json.loads(sys.argv[1]), Path(sys.argv[2])))

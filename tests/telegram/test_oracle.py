@@ -1,0 +1,120 @@
+"""Somebody else's types judge ours: aiogram reads our captured updates, the stand-in's answers and our requests."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gofer_telegram.client import Client
+from telegram.captured import UPDATES
+from telegram.house import House
+
+AIOGRAM = "aiogram==3.31"
+HERE = Path(__file__).parent
+ENVIRONMENT = HERE.parents[1] / ".bench" / "aiogram"
+NOT_REAL = {"unknown_kind"}
+
+
+@pytest.fixture(scope="session")
+def judge() -> Path:
+    """The interpreter of an environment with aiogram, made once and kept."""
+    python = ENVIRONMENT / "bin" / "python"
+    ready = ENVIRONMENT / "ready"
+    if ready.exists():
+        return python
+    ENVIRONMENT.parent.mkdir(exist_ok=True)
+    uv = shutil.which("uv")
+    made = (
+        [uv, "venv", "-q", "--clear", str(ENVIRONMENT)]
+        if uv
+        else [sys.executable, "-m", "venv", str(ENVIRONMENT)]
+    )
+    pip = (
+        [uv, "pip", "install", "-q", "--python", str(python)]
+        if uv
+        else [str(python), "-m", "pip", "install", "-q"]
+    )
+    try:
+        subprocess.run([*made], check=True, capture_output=True, timeout=60)
+        subprocess.run([*pip, AIOGRAM], check=True, capture_output=True, timeout=120)
+    except (subprocess.SubprocessError, OSError) as error:
+        pytest.skip(f"{AIOGRAM} cannot be installed here: {error}")
+    ready.touch()
+    return python
+
+
+def judged(judge: Path, asked: list[dict[str, Any]]) -> list[str]:
+    lines = "\n".join(json.dumps(one) for one in asked)
+    done = subprocess.run(
+        [str(judge), str(HERE / "oracle.py")],
+        input=lines,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+async def test_aiogram_agrees_with_our_updates_requests_and_answers(judge: Path, house: House) -> None:
+    await use_everything(house)
+    asked = [
+        {"what": "type", "name": "update", "value": update}
+        for name, update in UPDATES.items()
+        if name not in NOT_REAL
+    ]
+    asked += [
+        {"what": "type", "name": "update", "value": one.update} for one in house.telegram.updates.pending
+    ]
+    for call in house.telegram.world.calls:
+        request = {
+            name: "x" if str(value).startswith("<") else value for name, value in call.parameters.items()
+        }
+        asked.append({"what": "request", "name": call.method, "value": request})
+        if call.status == 200:
+            asked.append({"what": "answer", "name": call.method, "value": call.answer})
+    assert {call.method for call in house.telegram.world.calls} >= {
+        "getMe", "getUpdates", "getWebhookInfo", "setWebhook", "deleteWebhook", "setMyCommands", "sendMessage",
+        "editMessageText", "editMessageMedia", "setMessageReaction", "sendChatAction", "getFile", "deleteMessage",
+        "answerCallbackQuery", "editMessageReplyMarkup", "sendDocument",
+    }  # fmt: skip
+    assert judged(judge, asked) == []
+
+
+async def use_everything(house: House) -> None:
+    """Have every method called that the integration calls."""
+    from gofer.integration import Outgoing, Progress
+    from gofer_telegram.files import send_file
+
+    telegram = house.telegram
+    ann, chat = await house.owner()
+    telegram.phones.say(ann, chat, "hello **there**")
+    await house.answers(chat, 1)
+    telegram.phones.send_document(ann, chat, "notes.txt", b"words")
+    await house.answers(chat, 2)
+    bob = telegram.world.add_person("Bob")
+    telegram.phones.say(bob, telegram.world.private(bob), "hi")
+    question = (
+        await telegram.until(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m])
+    )[0]
+    telegram.phones.press(ann, question, "Yes")
+    await telegram.until(lambda: telegram.calls("editMessageReplyMarkup"))
+    connected = await house.platform.accounts.get(house.connection_id)
+    integration, account = connected.integration, connected.account
+    shown = await integration.show_progress(str(chat.id), Progress(99, 2, "bash"), "", account)
+    await integration.show_progress(str(chat.id), Progress(104, 3, "bash"), shown, account)
+    await integration.clear_progress(str(chat.id), shown, account)
+    long = Outgoing("x", str(chat.id), "word " * 9000)
+    await integration.complete(long, await integration.place(long, account), account)
+    await send_file(Client(account), str(chat.id), "a.txt", b"content", "a caption")
+    await integration.health(account)
+    await Client(account).call(
+        "setWebhook", url="http://127.0.0.1:1/hooks/x", secret_token="abc", allowed_updates=["message"]
+    )
+    await integration.tear_down(account)

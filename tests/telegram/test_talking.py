@@ -1,0 +1,204 @@
+"""Talking: what a person on a phone sees, over HTTP on the stand-in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gofer.rehearsal.telegram import Telegram
+from gofer.store.tables import conversations, deliveries, messages
+from telegram.house import House, open_house
+
+
+@pytest.mark.parametrize("webhook", [False, True], ids=["polling", "webhook"])
+async def test_a_message_is_seen_typed_at_and_answered_once(
+    telegram: Telegram, tmp_path: Path, webhook: bool
+) -> None:
+    async with open_house(telegram, tmp_path / "data", webhook=webhook) as house:
+        ann, chat = await house.owner()
+        asked = telegram.phones.say(ann, chat, "hello")
+        (answer,) = await house.answers(chat, 1)
+        assert "offline" in answer
+        await house.settled()
+        assert telegram.said(chat) == [answer]
+        assert chat.reactions[asked["message_id"]] == ["👀"]
+        assert chat.actions
+        assert chat.actions[0][1] == "typing"
+        (sent,) = telegram.calls("sendMessage")
+        assert sent.parameters["text"].endswith(" …")
+        assert sent.parameters["text"] != answer
+        assert answer.startswith(sent.parameters["text"][:20])
+        assert "disable_notification" not in sent.parameters
+
+
+async def test_a_pairing_code_makes_the_owner_and_works_once(house: House) -> None:
+    telegram = house.telegram
+    ann, eve = telegram.world.add_person("Ann"), telegram.world.add_person("Eve")
+    code = await house.code()
+    chat, other = telegram.world.private(ann), telegram.world.private(eve)
+    telegram.phones.say(ann, chat, f"/start {code.lower()}")
+    assert "owner" in (await house.answers(chat, 1))[0]
+    telegram.phones.say(eve, other, f"/start {code}")
+    assert "not valid" in (await house.answers(other, 1))[0]
+    telegram.phones.say(ann, chat, "hello")
+    assert len(await house.answers(chat, 2)) == 2
+
+
+async def test_guessing_codes_ends_after_five(house: House) -> None:
+    telegram = house.telegram
+    code = await house.code()
+    eve = telegram.world.add_person("Eve")
+    chat = telegram.world.private(eve)
+    for guess in range(5):
+        telegram.phones.say(eve, chat, f"/start WRONG{guess}")
+        await house.answers(chat, guess + 1)
+    telegram.phones.say(eve, chat, f"/start {code}")
+    await house.settled()
+    assert len(telegram.said(chat)) == 5
+
+
+async def test_a_stranger_hears_one_line_and_the_owner_lets_them_in_with_a_button(house: House) -> None:
+    telegram = house.telegram
+    ann, chat = await house.owner()
+    telegram.phones.say(ann, chat, "hello")
+    await house.answers(chat, 1)
+    bob = telegram.world.add_person("Bob")
+    his = telegram.world.private(bob)
+    for text in ("hi", "are you there?", "/status"):
+        telegram.phones.say(bob, his, text)
+    (line,) = await house.answers(his, 1)
+    assert "do not know you" in line
+    question = (
+        await telegram.until(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m])
+    )[0]
+    assert "Bob" in question["text"]
+    await house.settled()
+    assert telegram.said(his) == [line]
+    refused = telegram.phones.press(bob, question, "Yes")
+    await telegram.until(lambda: refused in telegram.methods.answered)
+    assert "not for you" in telegram.methods.answered[refused]
+    pressed = telegram.phones.press(ann, question, "Yes")
+    await telegram.until(lambda: pressed in telegram.methods.answered)
+    assert "may talk" in (await house.answers(his, 2))[1]
+    no = _keyboard(telegram)["inline_keyboard"][0][1]["callback_data"]
+    again = telegram.phones.press_data(ann, question, no)
+    await telegram.until(lambda: again in telegram.methods.answered)
+    assert telegram.methods.answered[again] != "No"
+    await telegram.until(lambda: "reply_markup" not in chat.messages[question["message_id"]])
+    telegram.phones.say(bob, his, "now?")
+    assert len(await house.answers(his, 3)) == 3
+
+
+def _keyboard(telegram: Telegram) -> dict[str, list[list[dict[str, str]]]]:
+    """The keyboard as it was sent."""
+    call = next(call for call in telegram.calls("editMessageText") if "reply_markup" in call.parameters)
+    return dict(call.parameters["reply_markup"])
+
+
+async def test_a_group_is_heard_only_once_its_owner_allows_it(house: House) -> None:
+    telegram = house.telegram
+    ann, _ = await house.owner()
+    eve = telegram.world.add_person("Eve")
+    group = telegram.world.add_group("Team")
+    name = f"@{telegram.bot.username}"
+    telegram.phones.say(eve, group, f"{name} hello")
+    await house.settled()
+    assert telegram.said(group) == []
+    telegram.phones.change_bot(ann, group, "member")
+    question = (
+        await telegram.until(lambda: [m for m in group.by_bot(telegram.bot.id) if "reply_markup" in m])
+    )[0]
+    telegram.phones.press(ann, question, "Yes")
+    assert "listening" in (await house.answers(group, 2))[1]
+    asked = telegram.phones.say(ann, group, f"{name} what is this?")
+    await house.answers(group, 3)
+    last = group.by_bot(telegram.bot.id)[-1]
+    assert last["reply_to_message"]["message_id"] == asked["message_id"]
+    telegram.phones.say(eve, group, f"{name} and me?")
+    telegram.phones.say(ann, group, "just talking among ourselves")
+    await house.settled()
+    assert len(telegram.said(group)) == 3
+
+
+async def test_topics_are_conversations_of_their_own(telegram: Telegram, tmp_path: Path) -> None:
+    forum = telegram.world.add_group("Forum", forum=True)
+    groups = {str(forum.id): {"when": "always", "everyone": True}}
+    telegram.methods.privacy = False
+    async with open_house(telegram, tmp_path / "data", groups=groups) as house:
+        ann = telegram.world.add_person("Ann")
+        one = telegram.phones.open_topic(ann, forum, "One")
+        telegram.phones.say(ann, forum, "in one", thread=one)
+        await house.answers(forum, 1)
+        telegram.phones.say(ann, forum, "in general")
+        await house.answers(forum, 2)
+        await house.settled()
+        first, second = forum.by_bot(telegram.bot.id)
+        assert first["message_thread_id"] == one
+        assert "message_thread_id" not in second
+        assert await house.count(conversations) == 2
+        assert {thread for _, _, thread in forum.actions} == {one, 1}
+
+
+async def test_an_album_is_one_message_with_all_its_photos(house: House) -> None:
+    telegram = house.telegram
+    ann, chat = await house.owner()
+    telegram.phones.send_album(ann, chat, ["our garden", "", "in spring"])
+    await house.answers(chat, 1)
+    await house.settled()
+    assert len(telegram.said(chat)) == 1
+    assert await house.count(messages, messages.c.event == "message") == 1
+    assert await house.count(deliveries) == 3
+    assert len(telegram.calls("getFile")) == 3
+
+
+async def test_a_group_that_becomes_a_supergroup_keeps_its_conversation(
+    telegram: Telegram, tmp_path: Path
+) -> None:
+    group = telegram.world.add_group("Team", kind="group")
+    groups = {str(group.id): {"everyone": True}}
+    async with open_house(telegram, tmp_path / "data", groups=groups) as house:
+        ann = telegram.world.add_person("Ann")
+        telegram.phones.say(ann, group, f"@{telegram.bot.username} hello")
+        await house.answers(group, 1)
+        new = telegram.phones.migrate(ann, group)
+        await house.settled()
+        telegram.phones.say(ann, new, f"@{telegram.bot.username} still there?")
+        await house.answers(new, 1)
+        assert await house.count(conversations) == 1
+
+
+async def test_commands_are_answered_also_unknown_ones(house: House) -> None:
+    telegram = house.telegram
+    ann, chat = await house.owner()
+    for number, (command, words) in enumerate(
+        [
+            ("/help", "/status"),
+            ("/status", "doing nothing"),
+            ("/cost", "$0.0000"),
+            ("/agent", "gofer"),
+            ("/model", "answers with"),
+            ("/settings", house.connection_id),
+            ("/new", "fresh start"),
+            ("/stop", "doing nothing"),
+            ("/frobnicate", "do not know /frobnicate"),
+        ],
+        1,
+    ):
+        telegram.phones.say(ann, chat, command)
+        said = await house.answers(chat, number)
+        assert words in said[-1], command
+
+
+async def test_an_edit_before_it_is_read_replaces_and_after_it_wakes_nobody(house: House) -> None:
+    telegram = house.telegram
+    ann, chat = await house.owner()
+    said = telegram.phones.say(ann, chat, "hello")
+    await house.answers(chat, 1)
+    await house.settled()
+    telegram.phones.edit(said, "hello again")
+    telegram.phones.say(ann, chat, "/help")
+    await house.answers(chat, 2)
+    await house.settled()
+    assert len(telegram.said(chat)) == 2
+    assert await house.count(messages, messages.c.event == "message") == 2

@@ -1,0 +1,184 @@
+"""Working: long runs, questions, files, and everything that can go wrong on the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gofer.rehearsal.telegram import Telegram
+from gofer.store.tables import ReplyState, replies
+from telegram.house import House, open_house
+
+
+async def test_a_long_run_shows_progress_and_its_stop_button_stops_it(
+    telegram: Telegram, tmp_path: Path
+) -> None:
+    async with open_house(telegram, tmp_path / "data", sandbox="unconfined", progress_after=0) as house:
+        ann, chat = await house.owner()
+        telegram.phones.say(ann, chat, "$ sleep 60")
+        shown = (
+            await telegram.until(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m])
+        )[0]
+        assert "Working" in shown["text"]
+        assert shown["message_id"] in chat.silent
+        telegram.phones.say(ann, chat, "/status")
+        await telegram.until(lambda: any("working" in text for text in telegram.said(chat)))
+        pressed = telegram.phones.press(ann, shown, "Stop")
+        await telegram.until(lambda: pressed in telegram.methods.answered)
+        await telegram.until(lambda: any("Stopped" in text for text in telegram.said(chat)))
+        await telegram.until(lambda: shown["message_id"] not in chat.messages)
+        await house.settled()
+        assert not any("Working" in text for text in telegram.said(chat))
+
+
+async def test_a_question_is_asked_with_buttons_and_a_press_answers_it(house: House) -> None:
+    telegram = house.telegram
+    ann, chat = await house.owner()
+    telegram.phones.say(
+        ann, chat, '$tool ask_user {"question": "Tea or coffee?", "choices": ["Tea", "Coffee"]}'
+    )
+    asked = (await telegram.until(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m]))[
+        0
+    ]
+    assert "Tea or coffee?" in asked["text"]
+    query = telegram.phones.press(ann, asked, "Coffee")
+    await telegram.until(lambda: telegram.methods.answered.get(query) == "Coffee")
+    assert "Coffee" in (await house.answers(chat, 2))[-1]
+
+
+async def test_files_go_in_and_come_back_by_a_tool(telegram: Telegram, tmp_path: Path) -> None:
+    async with open_house(telegram, tmp_path / "data", sandbox="unconfined") as house:
+        ann, chat = await house.owner()
+        telegram.phones.send_document(ann, chat, "../notes.txt", b"three little words")
+        await house.answers(chat, 1)
+        telegram.phones.say(ann, chat, "$ cp inbox/*notes.txt back.txt && cat back.txt")
+        assert "three little words" in (await house.answers(chat, 2))[-1]
+        telegram.phones.say(ann, chat, '$tool send_file {"path": "back.txt", "caption": "here"}')
+        await house.answers(chat, 4)
+        (sent,) = [message for message in chat.by_bot(telegram.bot.id) if "document" in message]
+        assert sent["document"]["file_name"] == "back.txt"
+        assert telegram.world.files[sent["document"]["file_id"]][1] == b"three little words"
+
+
+async def test_a_long_answer_comes_in_parts_and_a_very_long_one_as_a_file(
+    telegram: Telegram, tmp_path: Path
+) -> None:
+    async with open_house(telegram, tmp_path / "data", sandbox="unconfined") as house:
+        ann, chat = await house.owner()
+        telegram.phones.say(ann, chat, "$ seq 1 1500")
+        await house.answers(chat, 2)
+        await house.settled()
+        parts = chat.by_bot(telegram.bot.id)
+        assert len(parts) > 1
+        assert parts[0]["message_id"] not in chat.silent
+        assert all(part["message_id"] in chat.silent for part in parts[1:])
+
+
+@pytest.mark.parametrize(
+    ("method", "fault"),
+    [
+        ("sendMessage", {"status": 429, "retry_after": 1}),
+        ("editMessageText", {"status": 429, "retry_after": 1}),
+        ("editMessageText", {"status": 502}),
+        ("editMessageText", {"drop": True}),
+        ("editMessageText", {"status": 400, "description": "Bad Request: can't parse entities: no"}),
+        ("setMessageReaction", {"status": 400, "description": "Bad Request: REACTION_INVALID", "times": 9}),
+        ("sendChatAction", {"status": 500, "times": 9}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
+)
+async def test_a_fault_on_the_way_out_neither_loses_nor_doubles_an_answer(
+    house: House, method: str, fault: dict[str, object]
+) -> None:
+    telegram = house.telegram
+    ann, chat = await house.owner()
+    telegram.fail(method, **fault)
+    telegram.phones.say(ann, chat, "hello")
+    said = await house.answers(chat, 1)
+    await house.settled()
+    assert telegram.said(chat) == said
+    assert len(said) == 1
+
+
+async def test_an_answer_that_was_sent_unheard_leaves_an_opening_at_worst(house: House) -> None:
+    telegram = house.telegram
+    ann, chat = await house.owner()
+    telegram.fail("sendMessage", drop=True)
+    telegram.phones.say(ann, chat, "hello")
+    await telegram.until(lambda: len(telegram.said(chat)) == 2 and not telegram.said(chat)[1].endswith(" …"))
+    orphan, answer = telegram.said(chat)
+    assert orphan.endswith(" …")
+    assert orphan != answer
+
+
+@pytest.mark.parametrize(("state", "reason"), [("blocked", "blocked"), ("deleted", "account_deleted")])
+async def test_a_chat_that_is_gone_ends_the_reply_with_a_reason(
+    house: House, state: str, reason: str
+) -> None:
+    telegram = house.telegram
+    ann, chat = await house.owner()
+    telegram.phones.say(ann, chat, "hello")
+    if state == "blocked":
+        chat.bot_is = "blocked"
+    else:
+        ann.deleted = True
+    await telegram.until(lambda: telegram.calls("sendMessage"))
+    await house.settled()
+    (row,) = await house.rows(replies.select())
+    assert row.state == ReplyState.FAILED
+    assert row.reason.startswith(reason)
+
+
+async def test_two_readers_of_one_token_are_explained_and_the_work_goes_on(house: House) -> None:
+    from gofer_telegram.client import Client
+
+    telegram = house.telegram
+    connected = await house.platform.accounts.get(house.connection_id)
+    await telegram.until(lambda: telegram.updates._poller is not None)
+    await Client(connected.account).call("getUpdates", timeout=0)
+    await telegram.until(lambda: any(call.status == 409 for call in telegram.calls("getUpdates")))
+    conflict = next(call for call in telegram.calls("getUpdates") if call.status == 409)
+    assert "terminated by other" in conflict.answer["description"]
+
+
+async def test_switching_between_webhook_and_polling_loses_nothing(
+    telegram: Telegram, tmp_path: Path
+) -> None:
+    ann = telegram.world.add_person("Ann")
+    chat = telegram.world.private(ann)
+    for number, webhook in enumerate([False, True, False], 1):
+        telegram.phones.say(ann, chat, f"while it was away {number}")
+        async with open_house(telegram, tmp_path / "data", webhook=webhook) as house:
+            await house.let_in(ann)
+            telegram.phones.say(ann, chat, f"while it was there {number}")
+            await house.took_in(2 * number)
+            await house.settled()
+            connected = await house.platform.accounts.get(house.connection_id)
+            health = await connected.integration.health(connected.account)
+            assert health.ok, health
+            assert ("webhook" in health.line) == webhook
+
+
+async def test_ids_that_begin_anew_confirm_nothing_away(house: House) -> None:
+    telegram = house.telegram
+    ann, chat = await house.owner()
+    telegram.phones.say(ann, chat, "hello")
+    await house.answers(chat, 1)
+    telegram.updates.restart_ids(17)
+    telegram.phones.say(ann, chat, "/help")
+    assert len(await house.answers(chat, 2)) == 2
+
+
+async def test_the_token_is_in_no_log_and_no_error(
+    house: House, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    telegram = house.telegram
+    caplog.set_level("DEBUG")
+    ann, chat = await house.owner()
+    telegram.fail("editMessageText", status=500)
+    telegram.phones.say(ann, chat, "hello")
+    await house.answers(chat, 1)
+    secret = telegram.token.partition(":")[2]
+    assert secret not in caplog.text
+    assert secret not in "".join(capfd.readouterr())
