@@ -82,7 +82,7 @@ def test_every_kind_gets_the_right_answer(captured: list[tuple[str, dict[str, An
             assert parsed.message.conversation.startswith(f"{payload['repository']['full_name']}#")
 
 
-JUNK = (
+JUNK: st.SearchStrategy[Any] = (
     st.none()
     | st.booleans()
     | st.integers()
