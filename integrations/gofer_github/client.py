@@ -1,13 +1,14 @@
 """Requests to GitHub's API: PyGithub's requester in threads of our own, and its errors as ours.
 
 PyGithub signs, authenticates and reads answers. Its objects are not used: they load themselves lazily, so that
-one line may be several requests, each of which can fail (docs/decisions/0007-github-by-requests.md).
+one line may be several requests, each of which can fail (docs/decisions/0008-github-by-requests.md).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -32,9 +33,11 @@ def _pool() -> ThreadPoolExecutor:
 class Client:
     """One identity at one address."""
 
-    def __init__(self, api_url: str, auth: Auth) -> None:
+    def __init__(self, api_url: str, auth: Auth, renew: Callable[[], Awaitable[Auth]] | None = None) -> None:
+        """`renew` gives another credential when GitHub no longer takes this one."""
         self._api_url = api_url
         self._auth = auth
+        self._renew = renew
 
     async def get(self, path: str, *, accept: str = "", **parameters: Any) -> Any:
         return await self.request("GET", path, parameters=parameters, accept=accept)
@@ -67,6 +70,22 @@ class Client:
     ) -> Any:
         """One request, one answer; raises Temporary or Permanent."""
         headers = {"Accept": accept} if accept else None
+        try:
+            return await self._in_thread(method, path, parameters, headers, body)
+        except Permanent as error:
+            if self._renew is None or error.reason != "github.credentials":
+                raise
+        self._auth, self._renew = await self._renew(), None
+        return await self._in_thread(method, path, parameters, headers, body)
+
+    async def _in_thread(
+        self,
+        method: str,
+        path: str,
+        parameters: dict[str, Any] | None,
+        headers: dict[str, str] | None,
+        body: dict[str, Any] | None,
+    ) -> Any:
         loop = asyncio.get_running_loop()
         call = loop.run_in_executor(_pool(), self._ask, method, path, parameters, headers, body)
         try:

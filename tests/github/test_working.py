@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
-from github_scene import README, Scene, gofer
+from github_scene import FIX, README, Scene, gofer, tool
 from gofer.rehearsal.github import git
 from gofer.store.tables import events
 
 SHELL = {"sandbox": "bubblewrap"}
-
-
-def tool(name: str, **arguments: str) -> str:
-    """A line that has the offline model call a tool."""
-    return f"$tool {name} {json.dumps(arguments)}"
-
-
-FIX = "\n".join(
-    [
-        "@gofer please fix this",
-        tool("github_checkout"),
-        "$ cd ~/repo && echo fixed >> README.md && git commit -qam 'Fix the widget'",
-        "$ cd ~/repo && git push -q origin HEAD 2>&1; echo pushed $?",
-        tool("github_open_pull", title="Fix the widget", body="It said nothing; now it does."),
-    ]
-)
 
 
 def everything_in(folder: Path) -> bytes:
