@@ -133,7 +133,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def gofer(
-    scene: Scene, data_dir: Path, connection_id: str = "", poll_every: float = 300, **given: Any
+    scene: Scene, data_dir: Path, connection_id: str = "", poll_every: Any = 300, **given: Any
 ) -> AsyncIterator[Running]:
     """Gofer with web and worker; the App's webhook points to it."""
     values: dict[str, Any] = {

@@ -175,6 +175,24 @@ async def test_an_attach_that_fails_leaves_the_session_for_another(base: Path, d
     await sandbox.close()
 
 
+@pytest.mark.parametrize("command", ["true", "sleep 2"])
+async def test_what_prints_in_the_background_goes_on_with_another_server(
+    base: Path, directory: Path, command: str
+) -> None:
+    """Nobody reads its FIFO meanwhile; then somebody must, and not the next command."""
+    noise = "(while :; do printf '%5000s'; echo $((++n)) >/workspace/n; sleep 0.02; done) &"
+    server = Server(base, directory, "", noise, command)
+    await asyncio.sleep(1)
+    server.kill()
+    await asyncio.sleep(1)  # by now it is waiting
+    sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
+    await sandbox.pending()
+    before = (await sandbox.read("n")).lines
+    assert (await sandbox.run("sleep 1; echo quiet")).output == "quiet\n"
+    assert (await sandbox.read("n")).lines != before
+    await sandbox.close()
+
+
 async def test_detach_leaves_it_running(directory: Path) -> None:
     provider = Bubblewrap()
     first = Sandbox(provider, directory=directory)
