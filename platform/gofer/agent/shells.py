@@ -255,8 +255,9 @@ class Shells:
             del self._open[key]
             if shell.sandbox is not None:
                 await shell.sandbox.close()
-        elif shell is not None:
+        elif shell is not None and shell.sandbox is not None:
             return shell
+        # One that no tool has opened yet would be opened in the name of the run it was lent to, which is over.
         directory = self._directory / f"{key[0]}-{key[1]}"
         if risen:
             # What less trusted runs left in memory does not come along; their files do.
@@ -264,7 +265,12 @@ class Shells:
 
         async def opening() -> Sandbox:
             sandbox = await self._found_or_made(None if kept is None else kept[0], directory)
-            await self._put(claim, sandbox, trust)
+            try:
+                await self._put(claim, sandbox, trust)
+            except BaseException:
+                # Nobody else could have it as long as this process holds it.
+                await sandbox.detach()
+                raise
             return sandbox
 
         shell = self._open[key] = ConversationShell(directory, opening)
