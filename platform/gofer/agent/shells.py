@@ -268,8 +268,8 @@ class Shells:
             try:
                 await self._put(claim, sandbox, trust)
             except BaseException:
-                # Nobody else could have it as long as this process holds it.
-                await sandbox.detach()
+                # Nobody else could have it as long as this process holds it, nor ever find one that is new.
+                await (sandbox.detach() if kept is not None else sandbox.close())
                 raise
             return sandbox
 
