@@ -93,7 +93,9 @@ async def _idle(seconds: float) -> Row:
             str(gofer), "serve", "--port", "0", env=environment, stdout=subprocess.DEVNULL
         )
         try:
-            await asyncio.sleep(8)
+            while not (Path(folder) / "gofer.sock").exists():
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(5)  # starting is not idling
             before = _used(process.pid)
             await asyncio.sleep(seconds)
             used = _used(process.pid) - before

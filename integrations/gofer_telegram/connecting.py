@@ -129,6 +129,6 @@ async def poll(account: Account, last: str | None) -> Sequence[Request]:
 async def _remove_own_webhook(client: Client, account: Account) -> None:
     """After a switch from webhook to polling the old webhook is ours to remove; another program's is not."""
     url = str((await client.call("getWebhookInfo")).get("url", ""))
-    if not url.endswith(f"/hooks/{account.id}"):
+    if url and not url.endswith(f"/hooks/{account.id}"):
         raise Temporary(_foreign(url, account), reason="conflict", retry_after=60)
     await client.call("deleteWebhook", drop_pending_updates=False)

@@ -106,8 +106,8 @@ class Telegram(Integration):
     async def health(self, account: Account) -> Health:
         return await connecting.health(account)
 
-    def tools(self, account: Account, conversation: str) -> Sequence[Tool[Any]]:
-        return (send_file_tool(account, conversation),)
+    def tools(self, account: Account, message: Incoming) -> Sequence[Tool[Any]]:
+        return (send_file_tool(account, message.conversation),)
 
     async def poll(self, account: Account, last: str | None) -> Sequence[Request]:
         return await connecting.poll(account, last)

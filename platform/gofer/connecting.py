@@ -44,7 +44,7 @@ def checked_secrets(integration: Integration, given: Mapping[str, Secret]) -> di
             )
     values = dict(given)
     for name, field in known.items():
-        if name not in values:
+        if name not in values and not field.optional:
             if not field.generated:
                 raise ConfigError(f"{integration.name} needs the secret {name}: {field.help}")
             values[name] = Secret(chance.token_urlsafe(32))

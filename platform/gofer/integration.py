@@ -217,15 +217,33 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class EgressRule:
-    """What an integration needs of a shell's network, as data: a host and path, with a credential added outside."""
+    """A way out of a shell, as data: open only while a tool of the job that brought it runs."""
 
-    host: str
-    path_prefix: str = "/"
+    name: str
+    """Lower case, and unique within an integration."""
+    upstream: str
+    """Scheme, host and port."""
+    paths: tuple[str, ...]
+    """Allowed with everything below them; with git, repositories."""
     methods: tuple[str, ...] = ("GET", "HEAD")
-    credential: str = ""
-    """The name of the account's secret that is added on the way out; it never enters the shell."""
-    git_refs: tuple[str, ...] = ()
-    """Patterns of refs that may be pushed."""
+    git_push: tuple[str, ...] | None = None
+    """Patterns of full ref names that may be pushed, where git is spoken; None where it is not."""
+    allow_private: bool = False
+    """Whether the upstream may be on a private network."""
+
+
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What a job brings into its shell: files, and ways out whose credential is added outside."""
+
+    rules: tuple[EgressRule, ...] = ()
+    user: str = ""
+    password: str = field(default="", repr=False)
+    """Never enters the shell."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """By path below the shell's home."""
+    setup: str = ""
+    """A command to run in the shell before the job's first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +266,8 @@ class SecretField:
     help: str
     generated: bool = False
     """Made by Gofer when none is given."""
+    optional: bool = False
+    """A connection may do without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,10 +406,13 @@ class Integration:
         """Yield what the service tried to deliver since then and did not repeat by itself. Repeats are deduped."""
         raise NotImplementedError
 
-    def tools(self, account: Account, conversation: str) -> Sequence[Tool[Any]]:
-        """Tools that agents may be given in one of this connection's conversations."""
+    def tools(self, account: Account, message: Incoming) -> Sequence[Tool[Any]]:
+        """Tools for a run that this message asked for."""
         return ()
 
-    def egress(self, account: Account, conversation: str) -> Sequence[EgressRule]:
-        """What a shell working for this conversation may reach."""
-        return ()
+    async def equip(self, message: Incoming, account: Account) -> Equipment | None:
+        """What the shell gets for a job that this message asked for. Asked when the first command needs it."""
+        return None
+
+    async def release(self, equipment: Equipment, account: Account) -> None:
+        """End what `equip` minted; the job is over."""

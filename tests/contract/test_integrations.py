@@ -197,15 +197,6 @@ def test_a_setting_nobody_knows_is_refused(case: Case) -> None:
         checked_settings(case.integration, {**case.account.settings, "no_such_setting": 1})
 
 
-def test_what_a_shell_may_reach_names_only_secrets_there_are(case: Case) -> None:
-    parsed = case.integration.parse(case.message(), case.account)
-    assert parsed.message is not None
-    for allowed in case.integration.egress(case.account, parsed.message.conversation):
-        assert not allowed.credential or allowed.credential in {
-            each.name for each in case.integration.secrets
-        }
-
-
 # Answering.
 
 LONG = "".join(f"Line {n} with some words and a crab \U0001f980.\n" for n in range(4000))

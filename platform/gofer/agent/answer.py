@@ -12,6 +12,7 @@ from gofer.accounts import Accounts
 from gofer.agent.agents import Agents, AgentSpec
 from gofer.agent.build import Ports, build
 from gofer.agent.conversation import Covers
+from gofer.agent.equipping import Equipping
 from gofer.agent.models.keys import ModelKeys
 from gofer.agent.outcome import Answered, Asked, Failed, Stopped
 from gofer.agent.outcome import Outcome as End
@@ -72,6 +73,7 @@ class Answerer:
         self._shells = shells
         self._keys = keys
         self._agents = agents
+        self._plugins = plugin_tools()  # looked for once: reading every package's entry points takes long
 
     async def handle(self, run: Run) -> Outcome:
         """One run of the loop, from the journal if an earlier worker began it."""
@@ -108,7 +110,8 @@ class Answerer:
         spec = await self._spec(claim)
         catalogue = await self._keys.catalogue(claim.workspace_id)
         model = catalogue.model(spec.model, fallback=spec.fallback, thinking=spec.thinking)
-        async with self._shells.lend(claim, asker.trust) as shell:
+        equipping = await self._equipping(asker)
+        async with self._shells.lend(claim, asker.trust, equipping) as shell:
             ports = self._ports(run, shell)
             prices = load_prices(self._settings.data_dir / "prices.toml")
             loop = await build(spec, model, await self._tools(asker), prices, ports)
@@ -129,11 +132,21 @@ class Answerer:
             return AgentSpec(name=str(name))
 
     async def _tools(self, asker: Read) -> list[Tool[Any]]:
-        tools = [*builtin_tools(), *plugin_tools()]
+        tools = [*builtin_tools(), *self._plugins]
         if asker.connection_id is not None:
             connected = await self._accounts.get(asker.connection_id)
-            tools += connected.integration.tools(connected.account, asker.message.conversation)
+            tools += connected.integration.tools(connected.account, asker.message)
         return tools
+
+    async def _equipping(self, asker: Read) -> Equipping | None:
+        if asker.connection_id is None:
+            return None
+        connected = await self._accounts.get(asker.connection_id)
+        integration, account = connected.integration, connected.account
+        return Equipping(
+            lambda: integration.equip(asker.message, account),
+            lambda equipment: integration.release(equipment, account),
+        )
 
     def _ports(self, run: Run, shell: Shell | None) -> Ports:
         claim = run.claim

@@ -19,6 +19,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.agent.conversation import rank
+from gofer.agent.equipping import Equipping
 from gofer.crash import crash_point
 from gofer.errors import Fenced, Temporary
 from gofer.jobs.queue import Claim
@@ -66,6 +67,9 @@ class ConversationShell:
 
     def __init__(self, directory: Path, opening: Callable[[], Awaitable[Sandbox]]) -> None:
         self.sandbox: Sandbox | None = None
+        self.gate: Egress | None = None
+        self.equipping: Equipping | None = None
+        """What the job that has the shell now brings along."""
         self._opening = opening
         self._turn = asyncio.Lock()
         self._tag_file = directory / "tag"
@@ -82,15 +86,28 @@ class ConversationShell:
         self, command: str, *, timeout: float, tag: str = "", on_output: Callable[[bytes], None] | None = None
     ) -> CommandResult:
         sandbox = await self._sandbox()
+        await self._equip(sandbox)
         # Which call the command is of, written before it starts: what a later process recovers it by.
         self._tag_file.write_text(tag)
         heard = (lambda _stream, data: on_output(data)) if on_output is not None else None
-        task = asyncio.create_task(sandbox.run(command, timeout, on_output=heard))
+        task = asyncio.create_task(self._granted(sandbox.run(command, timeout, on_output=heard)))
         self._latest = (tag, task)
         # The command is the shell's, not the run's: a run that is handed on leaves it to be recovered.
         result = await asyncio.shield(task)
         crash_point("shell.ran")
         return _converted(sandbox, result)
+
+    async def _equip(self, sandbox: Sandbox) -> None:
+        if self.equipping is not None and self.gate is not None:
+            self._tag_file.write_text("")
+            await self.equipping.put_in(sandbox, self.gate)
+
+    async def _granted(self, command: Awaitable[Result]) -> Result:
+        """The job's ways out are open for as long as its command runs, and no longer."""
+        if self.equipping is None or self.gate is None:
+            return await command
+        async with self.equipping.granted(self.gate):
+            return await command
 
     async def recover(self, tag: str) -> CommandResult | None:
         if self._latest is not None and self._latest[0] == tag:
@@ -229,7 +246,9 @@ class Shells:
         return await reap(self._provider, {*known, *others})
 
     @contextlib.asynccontextmanager
-    async def lend(self, claim: Claim, trust: Trust) -> AsyncIterator[Shell | None]:
+    async def lend(
+        self, claim: Claim, trust: Trust, equipping: Equipping | None = None
+    ) -> AsyncIterator[Shell | None]:
         """The shell, for as long as the run lasts; None where no sandbox can be had."""
         if self._provider is None or self.report is None or self.report.level < self._minimum:
             yield None
@@ -237,10 +256,13 @@ class Shells:
         key = (str(claim.conversation_id), str(claim.agent_id))
         async with self._busy.setdefault(key, asyncio.Lock()):
             shell = await self._get(claim, key, trust)
+            shell.equipping = equipping
             try:
                 yield shell
             finally:
-                shell.used = time.monotonic()
+                shell.used, shell.equipping = time.monotonic(), None
+                if equipping is not None:
+                    await equipping.close()
                 await self._keep(claim, shell, trust)
 
     @property
@@ -264,7 +286,8 @@ class Shells:
             (directory / "snapshot").unlink(missing_ok=True)
 
         async def opening() -> Sandbox:
-            sandbox = await self._found_or_made(None if kept is None else kept[0], directory)
+            made.gate = await self._gate(made.equipping)
+            sandbox = await self._found_or_made(None if kept is None else kept[0], directory, made.gate)
             try:
                 await self._put(claim, sandbox, trust)
             except BaseException:
@@ -273,12 +296,18 @@ class Shells:
                 raise
             return sandbox
 
-        shell = self._open[key] = ConversationShell(directory, opening)
-        return shell
+        made = self._open[key] = ConversationShell(directory, opening)
+        return made
 
-    async def _found_or_made(self, record: Record | None, directory: Path) -> Sandbox:
+    async def _gate(self, equipping: Equipping | None) -> Egress | None:
+        """A way out of the sandbox, where anything is allowed; without isolation there is nothing to open."""
+        equipment = await equipping.get() if equipping is not None else None
+        if self._kind == "unconfined" or (equipment is None and not self._hosts):
+            return None
+        return Egress(self._hosts)
+
+    async def _found_or_made(self, record: Record | None, directory: Path, gate: Egress | None) -> Sandbox:
         assert self._provider is not None
-        gate = Egress(self._hosts) if self._hosts else None
         try:
             if record is not None and await asyncio.to_thread(directory.is_dir):
                 return await Sandbox.restore(record, self._provider, gate=gate)

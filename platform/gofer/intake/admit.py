@@ -98,12 +98,15 @@ class Admitter:
         return admitted
 
     async def _admit(self, claim: Claim, read: Read) -> Read:
-        admission = await self._ask(claim, read)
-        if admission.text is not None:
-            admission = dataclasses.replace(admission, text=self._redactor.redact(admission.text))
-        return await self._database.write(
-            partial(_store, vault=self._vault, claim=claim, read=read, admission=admission)
-        )
+        # Asked again when an edit came between the question and its answer.
+        while read.trust is Trust.UNKNOWN:
+            admission = await self._ask(claim, read)
+            if admission.text is not None:
+                admission = dataclasses.replace(admission, text=self._redactor.redact(admission.text))
+            read = await self._database.write(
+                partial(_store, vault=self._vault, claim=claim, read=read, admission=admission)
+            )
+        return read
 
     async def _ask(self, claim: Claim, read: Read) -> Admission:
         if read.connection_id is None:
@@ -144,7 +147,7 @@ _ROLE = (
 
 
 def _store(connection: Connection, vault: Vault, claim: Claim, read: Read, admission: Admission) -> Read:
-    """Keep what was found out, once: an earlier admission stands."""
+    """Keep what was found out, once: an earlier admission stands, and a message edited meanwhile is not admitted."""
     conversation_id = claim.conversation_id
     assert conversation_id is not None
     # The lock also keeps a replacing edit from falling between what was asked about and what is kept.
@@ -156,7 +159,7 @@ def _store(connection: Connection, vault: Vault, claim: Claim, read: Read, admis
         select(messages).where(messages.c.conversation_id == conversation_id, messages.c.seq == read.seq)
     ).one()
     current = _read(connection, vault, row)
-    if current.trust is not Trust.UNKNOWN:
+    if current.trust is not Trust.UNKNOWN or current.message != read.message:
         return current
     key = conversation_key(connection, vault, conversation_id)
     kept = [_keep_file(connection, vault, conversation_id, file) for file in admission.files]

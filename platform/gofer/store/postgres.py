@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import asyncpg
@@ -52,6 +53,16 @@ class PostgresDatabase:
         await self._engine.dispose()
 
     async def write(self, verb: Callable[[Connection], T]) -> T:
+        # Like SQLite's writer: a caller that stops waiting does not tear a transaction, whose own clean-up could
+        # otherwise fail and hide that the caller was cancelled.
+        working = asyncio.ensure_future(self._write(verb))
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            await asyncio.wait([working])
+            raise
+
+    async def _write(self, verb: Callable[[Connection], T]) -> T:
         for attempt in range(TRIES):
             try:
                 return await self._transact(verb)
@@ -71,14 +82,27 @@ class PostgresDatabase:
                 await connection.invalidate()
                 driver = (await connection.get_raw_connection()).driver_connection
             try:
-                async with driver.transaction():
-                    return await connection.run_sync(verb)
+                return await _in_transaction(driver, lambda: connection.run_sync(verb))
             finally:
-                if driver.is_closed():
+                if driver.is_closed() or driver.is_in_transaction():
                     await connection.invalidate()
 
     async def read(self, verb: Callable[[Connection], T]) -> T:
         return await self.write(verb)
+
+
+async def _in_transaction(driver: Any, work: Callable[[], Awaitable[T]]) -> T:
+    """Not asyncpg's own context: on a broken connection its end hides the error, and even a cancel, it ends for."""
+    transaction = driver.transaction()
+    await transaction.start()
+    try:
+        result = await work()
+    except BaseException:
+        with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            await transaction.rollback()
+        raise
+    await transaction.commit()
+    return result
 
 
 def _worth_repeating(error: Exception) -> bool:

@@ -1,0 +1,119 @@
+"""Who we are to GitHub: an App that mints a token for one repository and one purpose, or a plain token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
+
+from gofer.errors import Permanent, Unset
+from gofer.integration import Account
+from gofer_github.client import Client
+from gofer_github.settings import Settings
+
+Permissions = Mapping[str, str]
+
+READ: Permissions = MappingProxyType(
+    {"metadata": "read", "issues": "read", "pull_requests": "read", "contents": "read", "checks": "read"}
+)
+WRITE: Permissions = MappingProxyType({"metadata": "read", "issues": "write", "pull_requests": "write"})
+OPEN_PULL: Permissions = MappingProxyType({"metadata": "read", "contents": "read", "pull_requests": "write"})
+CHECKS: Permissions = MappingProxyType({"metadata": "read", "checks": "write"})
+LOGS: Permissions = MappingProxyType({"metadata": "read", "checks": "read", "actions": "read"})
+GIT: Permissions = MappingProxyType({"metadata": "read", "contents": "write"})
+GIT_READ: Permissions = MappingProxyType({"metadata": "read", "contents": "read"})
+
+REUSE = 300.0
+"""Seconds for which a token for the API is used again before another is minted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token for one repository."""
+
+    value: str
+    until: float
+
+
+class Access:
+    """Clients and tokens of one connection. What it keeps is a cache and may be lost at any time."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[tuple[str, str, frozenset[tuple[str, str]]], Token] = {}
+
+    def as_app(self, account: Account) -> Client:
+        """The App itself; it can mint tokens and list deliveries, and touch no repository."""
+        from github.Auth import AppAuth
+
+        settings = Settings.model_validate(account.settings)
+        if settings.app_id is None:
+            raise Permanent("This connection uses a plain token, not an App.", reason="no_app")
+        try:
+            return Client(settings.api_url, AppAuth(settings.app_id, account.secret("private_key")))
+        except ValueError as error:
+            raise Permanent(
+                f"The secret private_key is not an RSA key: {error}", reason="credentials"
+            ) from None
+
+    async def to(self, account: Account, repository: str, permissions: Permissions) -> Client:
+        """A client that can do just this in one repository."""
+        from github.Auth import Token as TokenAuth
+
+        async def renewed() -> TokenAuth:
+            self.forget(account)
+            return TokenAuth(await self._token(account, repository, permissions))
+
+        token = await self._token(account, repository, permissions)
+        settings = Settings.model_validate(account.settings)
+        renew = renewed if settings.app_id is not None else None
+        return Client(settings.api_url, TokenAuth(token), renew)
+
+    async def _token(self, account: Account, repository: str, permissions: Permissions) -> str:
+        if Settings.model_validate(account.settings).app_id is None:
+            return self._plain(account)
+        key = (account.id, repository.lower(), frozenset(permissions.items()))
+        kept = self._tokens.get(key)
+        if kept is None or kept.until < time.monotonic():
+            kept = Token(await self.mint(account, repository, permissions), time.monotonic() + REUSE)
+            self._tokens = {k: t for k, t in self._tokens.items() if t.until > time.monotonic()} | {key: kept}
+        return kept.value
+
+    def _plain(self, account: Account) -> str:
+        try:
+            return account.secret("token")
+        except Unset as error:
+            raise Permanent(f"Neither app_id nor token is set: {error}", reason="credentials") from None
+
+    async def mint(self, account: Account, repository: str, permissions: Permissions) -> str:
+        """A fresh token for one repository with no more than these permissions."""
+        if Settings.model_validate(account.settings).app_id is None:
+            return self._plain(account)
+        app = self.as_app(account)
+        installation = await app.get(f"/repos/{repository}/installation")
+        minted = await app.post(
+            f"/app/installations/{installation['id']}/access_tokens",
+            {"repositories": [repository.partition("/")[2]], "permissions": dict(permissions)},
+        )
+        return str(minted["token"])
+
+    async def revoke(self, account: Account, token: str) -> None:
+        """End a minted token before its time."""
+        from github.Auth import Token as TokenAuth
+
+        settings = Settings.model_validate(account.settings)
+        if settings.app_id is not None:
+            await Client(settings.api_url, TokenAuth(token)).request("DELETE", "/installation/token")
+
+    def forget(self, account: Account) -> None:
+        """Mint anew from here on."""
+        self._tokens = {key: token for key, token in self._tokens.items() if key[0] != account.id}
+
+
+def moment(text: str) -> float:
+    """GitHub's way of writing a time, in seconds; 0 when it is none."""
+    try:
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return 0.0

@@ -1,0 +1,174 @@
+"""Requests to GitHub's API: PyGithub's requester in threads of our own, and its errors as ours.
+
+PyGithub signs, authenticates and reads answers. Its objects are not used: they load themselves lazily, so that
+one line may be several requests, each of which can fail (docs/decisions/0008-github-by-requests.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from gofer.errors import Permanent, Temporary
+
+if TYPE_CHECKING:
+    from github.Auth import Auth
+
+TIMEOUT = 15
+THREADS = 8
+PER_PAGE = 100
+SECONDARY = 60.0
+"""Seconds to wait for a secondary limit that does not say how long."""
+
+
+@lru_cache(maxsize=1)
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="github")
+
+
+class Client:
+    """One identity at one address."""
+
+    def __init__(self, api_url: str, auth: Auth, renew: Callable[[], Awaitable[Auth]] | None = None) -> None:
+        """`renew` gives another credential when GitHub no longer takes this one."""
+        self._api_url = api_url
+        self._auth = auth
+        self._renew = renew
+
+    async def get(self, path: str, *, accept: str = "", **parameters: Any) -> Any:
+        return await self.request("GET", path, parameters=parameters, accept=accept)
+
+    async def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        return await self.request("POST", path, body=body or {})
+
+    async def patch(self, path: str, body: dict[str, Any]) -> Any:
+        return await self.request("PATCH", path, body=body)
+
+    async def pages(self, path: str, *, most: int = 10, key: str = "", **parameters: Any) -> list[Any]:
+        """A list from its first page to its last, or to the most that is wanted."""
+        found: list[Any] = []
+        for page in range(1, most + 1):
+            answer = await self.get(path, per_page=PER_PAGE, page=page, **parameters)
+            some = answer[key] if key else answer
+            found += some
+            if len(some) < PER_PAGE:
+                break
+        return found
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        parameters: dict[str, Any] | None = None,
+        body: dict[str, Any] | None = None,
+        accept: str = "",
+    ) -> Any:
+        """One request, one answer; raises Temporary or Permanent."""
+        headers = {"Accept": accept} if accept else None
+        try:
+            return await self._in_thread(method, path, parameters, headers, body)
+        except Permanent as error:
+            if self._renew is None or error.reason != "github.credentials":
+                raise
+        self._auth, self._renew = await self._renew(), None
+        return await self._in_thread(method, path, parameters, headers, body)
+
+    async def _in_thread(
+        self,
+        method: str,
+        path: str,
+        parameters: dict[str, Any] | None,
+        headers: dict[str, str] | None,
+        body: dict[str, Any] | None,
+    ) -> Any:
+        loop = asyncio.get_running_loop()
+        call = loop.run_in_executor(_pool(), self._ask, method, path, parameters, headers, body)
+        try:
+            async with asyncio.timeout(TIMEOUT + 5):
+                return await call
+        except TimeoutError:
+            raise Temporary("GitHub did not answer in time.", reason="timeout") from None
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        parameters: Any,
+        headers: dict[str, str] | None,
+        body: dict[str, Any] | None,
+    ) -> Any:
+        import requests
+        from github.Requester import Requester
+
+        from github import GithubException
+
+        requester = Requester(
+            self._auth, self._api_url, TIMEOUT, "Gofer", PER_PAGE, True, None, None,
+            seconds_between_requests=0, seconds_between_writes=0,
+        )  # fmt: skip
+        try:
+            _, answer = requester.requestJsonAndCheck(
+                method, path, parameters or None, headers, body, follow_302_redirect=True
+            )
+            return answer
+        except GithubException as error:
+            raise _ours(error.status, error.data, error.headers or {}, f"{method} {path}") from None
+        except requests.RequestException as error:
+            raise Temporary(
+                f"GitHub cannot be reached: {type(error).__name__}.", reason="unreachable"
+            ) from None
+        except ValueError:
+            raise Temporary("GitHub answered with something unreadable.", reason="unreadable") from None
+        finally:
+            requester.close()
+
+
+def _ours(status: int, data: Any, headers: dict[str, str], asked: str) -> Temporary | Permanent:
+    """What an answer means for whoever asked."""
+    message = str(data.get("message", "")) if isinstance(data, dict) else ""
+    given = {name.lower(): str(value) for name, value in headers.items()}
+    told = f"GitHub answered {status} to {asked}: {message or 'no reason given'}"
+    if status == 429 or (status == 403 and _limited(message, given)):
+        return Temporary(told, reason="rate_limit", retry_after=_wait(given))
+    if status >= 500 or status == 408:
+        return Temporary(told, reason="unavailable")
+    reasons = {
+        401: "credentials",
+        403: "forbidden",
+        404: "not_found",
+        410: "gone",
+        422: "invalid",
+        451: "blocked",
+    }
+    return Permanent(told, reason=f"github.{reasons.get(status, 'rejected')}")
+
+
+def _limited(message: str, headers: dict[str, str]) -> bool:
+    words = ("rate limit", "abuse detection", "secondary")
+    return (
+        "retry-after" in headers
+        or headers.get("x-ratelimit-remaining") == "0"
+        or any(word in message.lower() for word in words)
+    )
+
+
+def _wait(headers: dict[str, str]) -> float:
+    """Seconds until GitHub wants to be asked again."""
+    try:
+        if "retry-after" in headers:
+            return max(1.0, float(headers["retry-after"]))
+        if headers.get("x-ratelimit-remaining") == "0":
+            return min(3600.0, max(1.0, float(headers["x-ratelimit-reset"]) - time.time()))
+    except (KeyError, ValueError):
+        pass
+    return SECONDARY
+
+
+def is_missing(error: Permanent) -> bool:
+    """Whether the thing asked for is not there (or hidden from us, which GitHub does not tell apart)."""
+    return error.reason in ("github.not_found", "github.gone")

@@ -1,0 +1,123 @@
+"""Connecting: the App's manifest, what it may do and why, and how a connection is doing."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from gofer.errors import Permanent, ServiceError, Temporary
+from gofer.integration import Account, Health
+from gofer_github.access import Access
+from gofer_github.client import Client
+from gofer_github.settings import Settings
+
+PERMISSIONS = {
+    "metadata": ("read", "GitHub asks every App for it: names of repositories, who may write to them"),
+    "issues": ("write", "read issues, answer in one comment, put labels"),
+    "pull_requests": ("write", "read and open pull requests, answer reviews"),
+    "contents": ("write", "clone, and push branches of its own"),
+    "checks": ("write", "show its work as a check, read why others failed"),
+    "actions": ("read", "read the logs of failing workflows"),
+}
+"""What the App asks for, and why. It does not ask for `workflows`: GitHub then refuses pushes that change them."""
+
+EVENTS = (
+    "issues", "issue_comment", "pull_request", "pull_request_review", "pull_request_review_comment", "check_suite",
+)  # fmt: skip
+
+
+def manifest(name: str, hook_url: str | None, redirect_url: str, homepage: str) -> dict[str, Any]:
+    """What the one-click flow posts to GitHub: an App with the least it needs."""
+    hook = {"url": hook_url or "https://example.invalid/no-public-address", "active": hook_url is not None}
+    return {
+        "name": name,
+        "url": homepage,
+        "hook_attributes": hook,
+        "redirect_url": redirect_url,
+        "public": False,
+        "default_permissions": {permission: level for permission, (level, _) in PERMISSIONS.items()},
+        "default_events": list(EVENTS),
+    }
+
+
+def manifest_page(settings: Settings, state: str, organisation: str = "") -> str:
+    """Where the manifest is posted to."""
+    owner = f"organizations/{organisation}/settings" if organisation else "settings"
+    return f"{settings.web_url}/{owner}/apps/new?{urlencode({'state': state})}"
+
+
+async def convert(settings: Settings, code: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Exchange the code GitHub came back with for the App: its settings and its secrets. Works once, for an hour."""
+    if not code.isalnum() or len(code) > 200:
+        raise Permanent("That is not a code of GitHub's.", reason="code")
+    from github.Auth import Token
+
+    made = await Client(settings.api_url, Token("none")).post(f"/app-manifests/{code}/conversions")
+    learned = {"app_id": made["id"], "handle": made["slug"], "login": f"{made['slug']}[bot]"}
+    return learned, {"private_key": made["pem"], "webhook_secret": made["webhook_secret"]}
+
+
+async def set_up(access: Access, account: Account) -> Health:
+    """See that the credentials work, and learn our name."""
+    settings = Settings.model_validate(account.settings)
+    try:
+        if settings.app_id is None:
+            return await _set_up_token(access, account)
+        app = await access.as_app(account).get("/app")
+    except ServiceError as error:
+        return _ill(error)
+    learned = {"handle": app["slug"], "login": f"{app['slug']}[bot]", "permissions": app["permissions"]}
+    health = _drift(app)
+    return Health(health.ok, health.line, health.fix, learned)
+
+
+async def _set_up_token(access: Access, account: Account) -> Health:
+    user = await (await access.to(account, "", {})).get("/user")
+    line = f"A token of {user['login']}; without an App nothing missed can be fetched."
+    return Health(True, line, learned={"login": user["login"]})
+
+
+async def health(access: Access, account: Account) -> Health:
+    """Whether GitHub still knows us, and whether permissions and events are those we need."""
+    try:
+        if Settings.model_validate(account.settings).app_id is None:
+            user = await (await access.to(account, "", {})).get("/user")
+            return Health(True, f"A token of {user['login']}.")
+        return _drift(await access.as_app(account).get("/app"))
+    except ServiceError as error:
+        return _ill(error)
+
+
+def _drift(app: dict[str, Any]) -> Health:
+    """What the App lacks, or has beyond its need."""
+    granted, events = app.get("permissions", {}), set(app.get("events", ()))
+    missing = [
+        f"{name}: {level}"
+        for name, (level, _) in PERMISSIONS.items()
+        if granted.get(name) not in ((level,) if level == "write" else ("read", "write"))
+    ]
+    unheard = [event for event in EVENTS if event not in events]
+    if missing or unheard:
+        lacks = ", ".join(missing + [f"the event {event}" for event in unheard])
+        return Health(
+            False,
+            f"The App {app['slug']} lacks {lacks}.",
+            "Add them in the App's settings, then accept them.",
+        )
+    if granted.get("workflows"):
+        return Health(
+            False, f"The App {app['slug']} may change workflows.", "Take the permission workflows away."
+        )
+    return Health(
+        True, f"The App {app['slug']}, with {app.get('installations_count', 'some')} installations."
+    )
+
+
+def _ill(error: ServiceError) -> Health:
+    if isinstance(error, Temporary):
+        return Health(False, f"GitHub cannot say now: {error}")
+    if isinstance(error, Permanent) and error.reason == "github.credentials":
+        return Health(
+            False, "GitHub does not accept the key or token.", "gofer secrets put private_key --connection ID"
+        )
+    return Health(False, str(error))

@@ -1,0 +1,119 @@
+"""GitHub as an Integration: which function answers which question of the contract."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import weakref
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from gofer.errors import Refused
+from gofer.integration import (
+    Account,
+    Admission,
+    Equipment,
+    Health,
+    Incoming,
+    Integration,
+    Outgoing,
+    Parsed,
+    Progress,
+    Request,
+    SecretField,
+    Unread,
+)
+from gofer.tool import Tool
+from gofer_github import catching_up, connecting, people, reading, replies, tools, workspace
+from gofer_github.access import Access
+from gofer_github.settings import Settings
+
+SIGNATURE = "x-hub-signature-256"
+
+
+class GitHub(Integration):
+    """Issues, pull requests and their reviews."""
+
+    name = "github"
+    summary = "Works on issues and pull requests: mention it, label them, or ask for a review."
+    secrets = (
+        SecretField(
+            "webhook_secret", "Signs each webhook; the same as in the App's settings.", generated=True
+        ),
+        SecretField("private_key", "The App's private key (PEM).", optional=True),
+        SecretField("token", "A fine-grained token, where no App can be installed.", optional=True),
+    )
+    settings = Settings
+    secret_headers = frozenset({SIGNATURE, "x-hub-signature"})
+    same_body_window = 86_400
+    can_catch_up = True
+    can_poll = True
+    progress_every = 10
+
+    def __init__(self) -> None:
+        self._access = Access()
+        self._replies = replies.Replies(self._access)
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    def verify(self, request: Request, account: Account) -> None:
+        key = account.secret("webhook_secret").encode()
+        expected = b"sha256=" + hmac.new(key, request.body, hashlib.sha256).hexdigest().encode()
+        if not hmac.compare_digest(request.header(SIGNATURE) or b"", expected):
+            raise Refused("The signature does not match the body.")
+
+    def parse(self, request: Request, account: Account) -> Parsed:
+        return reading.parse(request, account)
+
+    def split(self, text: str) -> Sequence[str]:
+        return replies.split(text)
+
+    async def admit(self, unread: Unread, account: Account) -> Admission:
+        return await people.admit(unread, account, self._access)
+
+    async def find(self, outgoing: Outgoing, account: Account) -> str | None:
+        return await self._replies.find(outgoing, account)
+
+    async def place(self, outgoing: Outgoing, account: Account) -> str:
+        async with self._turn(account, outgoing.conversation):
+            return await self._replies.place(outgoing, account)
+
+    async def complete(self, outgoing: Outgoing, external_id: str, account: Account) -> None:
+        async with self._turn(account, outgoing.conversation):
+            await self._replies.complete(outgoing, external_id, account)
+
+    async def notice(self, message: Incoming, account: Account) -> None:
+        await self._replies.notice(message, account)
+
+    async def show_progress(self, conversation: str, progress: Progress, shown: str, account: Account) -> str:
+        async with self._turn(account, conversation):
+            return await self._replies.show_progress(conversation, progress, shown, account)
+
+    async def set_up(self, account: Account) -> Health:
+        return await connecting.set_up(self._access, account)
+
+    async def health(self, account: Account) -> Health:
+        return await connecting.health(self._access, account)
+
+    async def poll(self, account: Account, last: str | None) -> Sequence[Request]:
+        return await catching_up.poll(self._access, account, last)
+
+    def catch_up(self, account: Account, since: float) -> AsyncIterator[Request]:
+        return catching_up.missed(self._access, account, since)
+
+    def tools(self, account: Account, message: Incoming) -> Sequence[Tool[Any]]:
+        return tools.tools(self._access, account, message)
+
+    async def equip(self, message: Incoming, account: Account) -> Equipment:
+        return await workspace.equip(self._access, account, message)
+
+    async def release(self, equipment: Equipment, account: Account) -> None:
+        if equipment.password:
+            await self._access.revoke(account, equipment.password)
+
+    def _turn(self, account: Account, conversation: str) -> asyncio.Lock:
+        """One writer of a place's sticky comment at a time, so that late progress never covers an answer."""
+        return self._turns.setdefault(f"{account.id} {conversation}", asyncio.Lock())
+
+
+integration = GitHub()

@@ -1,0 +1,112 @@
+"""Who may ask for something: the permission of the real sender, looked up. Nothing else counts."""
+
+from __future__ import annotations
+
+import tomllib
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gofer.errors import Permanent
+from gofer.integration import Account, Admission, Incoming, Unread
+from gofer_github.access import READ, Access
+from gofer_github.client import Client, is_missing
+from gofer_github.place import Place
+from gofer_github.reading import MARK
+from gofer_github.settings import Settings, Trigger
+
+MAY_WRITE = frozenset({"write", "maintain", "admin"})
+CONFIG = ".gofer.toml"
+FIXING = "trigger=check"
+
+
+class RepositoryConfig(BaseModel):
+    """What a repository may say about itself, in .gofer.toml on its default branch."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    enabled: bool = True
+    triggers: tuple[Trigger, ...] | None = None
+    instructions: str = ""
+
+
+async def admit(unread: Unread, account: Account, access: Access) -> Admission:
+    """Look the sender's permission up. Gofer's owner is who is paired as such; repository roles give no more
+    than membership, because they say nothing about who runs this Gofer."""
+    message = unread.message
+    place = Place.of(message.conversation)
+    client = await access.to(account, place.repository, READ)
+    if message.trigger == "check":
+        return await _admit_check(message, client, place, Settings.model_validate(account.settings))
+    permission = await _permission(client, place.repository, message)
+    if permission not in MAY_WRITE:
+        return Admission("stranger", note=f"permission: {permission}")
+    if message.addressed and (closed := await _closed(client, place, message)):
+        return Admission("stranger", note=closed)
+    return Admission(unread.known_as or "member", note=f"permission: {permission}")
+
+
+async def _permission(client: Client, repository: str, message: Incoming) -> str:
+    login = str(message.facts.get("login", ""))
+    try:
+        found = await client.get(f"/repos/{repository}/collaborators/{login}/permission")
+    except Permanent as error:
+        if is_missing(error):
+            return "none"
+        raise
+    # A login can be given up and taken by somebody else; the number in the signed event cannot.
+    if str(found.get("user", {}).get("id")) != message.author.id:
+        return "none (the login belongs to somebody else now)"
+    return str(
+        found.get("role_name") if found.get("role_name") in MAY_WRITE else found.get("permission", "none")
+    )
+
+
+async def _admit_check(message: Incoming, client: Client, place: Place, settings: Settings) -> Admission:
+    """A failing check wakes us only on our own pull request, and only so often."""
+    pull = await client.get(f"/repos/{place.repository}/pulls/{place.number}")
+    if not settings.wrote(pull["user"]["login"]) or _is_fork(pull):
+        return Admission("stranger", note="not our pull request")
+    comments = await client.pages(f"/repos/{place.repository}/issues/{place.number}/comments")
+    ours = [comment["body"] for comment in comments if settings.wrote(comment["user"]["login"])]
+    tried = sum(1 for body in ours if MARK in body and FIXING in body)
+    if tried >= settings.fix_tries:
+        return Admission("stranger", note=f"tried {tried} times already")
+    return Admission("member", note="checks failed on our own pull request")
+
+
+def _is_fork(pull: dict[str, dict[str, dict[str, str] | None]]) -> bool:
+    head, base = pull["head"]["repo"], pull["base"]["repo"]
+    return head is None or base is None or head["full_name"] != base["full_name"]
+
+
+async def _closed(client: Client, place: Place, message: Incoming) -> str:
+    """Why the repository itself does not want this trigger; empty when it does."""
+    config = await repository_config(client, place.repository)
+    if not config.enabled:
+        return f"{CONFIG} switches Gofer off here"
+    if config.triggers is not None and message.trigger not in config.triggers:
+        return f"{CONFIG} does not allow the trigger {message.trigger}"
+    return ""
+
+
+async def repository_config(client: Client, repository: str) -> RepositoryConfig:
+    """The repository's own settings; one that makes no sense closes it."""
+    try:
+        # Without a ref GitHub answers from the default branch, which a pull request cannot change.
+        text = await client.get(
+            f"/repos/{repository}/contents/{CONFIG}", accept="application/vnd.github.raw+json"
+        )
+    except Permanent as error:
+        if is_missing(error):
+            return RepositoryConfig()
+        raise
+    try:
+        return RepositoryConfig.model_validate(tomllib.loads(_text(text)))
+    except (tomllib.TOMLDecodeError, ValidationError):
+        return RepositoryConfig(enabled=False)
+
+
+def _text(answer: object) -> str:
+    if isinstance(answer, dict) and set(answer) == {"data"}:
+        return str(answer["data"])
+    return answer if isinstance(answer, str) else ""

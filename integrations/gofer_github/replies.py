@@ -1,0 +1,218 @@
+"""One sticky comment per request: found by its hidden mark, edited in place, folded and cut to GitHub's limits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gofer.errors import Permanent
+from gofer.integration import Account, Incoming, Outgoing, Progress
+from gofer_github.access import CHECKS, READ, WRITE, Access
+from gofer_github.client import Client, is_missing
+from gofer_github.place import Place
+from gofer_github.reading import MARK
+from gofer_github.settings import Settings
+
+LIMIT = 65_536
+ROOM = 1_000
+"""Characters kept free for the mark and the notes around a text."""
+FOLD_AFTER = 12_000
+LOOK_BACK = 5
+"""Pages of comments in which a mark is looked for."""
+WORKING = "is-working"
+CHECK_NAME = "Gofer"
+
+
+def split(text: str) -> list[str]:
+    """As many comments as it takes, each within the limit, broken at line ends where there are some."""
+    most, parts = LIMIT - ROOM, []
+    while len(text) > most:
+        cut = text.rfind("\n", most // 2, most)
+        cut = cut + 1 if cut > 0 else most
+        parts.append(text[:cut])
+        text = text[cut:]
+    return [*parts, text] if text.strip() or not parts else parts
+
+
+def body_of(outgoing: Outgoing, check: str = "") -> str:
+    """The whole comment: the text, folded where it is long, and the hidden mark."""
+    trigger = "check" if outgoing.reply_to.startswith("check_suite-") else "request"
+    return (
+        f"{_fitted(outgoing.text)}\n\n{_mark(outgoing.id, f'trigger={trigger}', check and f'check={check}')}"
+    )
+
+
+def _fitted(text: str) -> str:
+    # What looks like our mark in the text must not be taken for it.
+    text = text.replace(MARK, "<!-- ").strip() or "(nothing to say)"
+    text = text[: LIMIT - ROOM]
+    return _folded(text) if len(text) > FOLD_AFTER else text
+
+
+def _folded(text: str) -> str:
+    cut = text.rfind("\n", 0, FOLD_AFTER // 4)
+    head, rest = (text[:cut], text[cut:]) if cut > 0 else (text[:2000], text[2000:])
+    fence = "\n```" if head.count("```") % 2 else ""
+    opening = "```\n" if fence else ""
+    return f"{head}{fence}\n\n<details><summary>The rest</summary>\n\n{opening}{rest.lstrip()}\n\n</details>"
+
+
+def _mark(id_: str, *more: str) -> str:
+    return f"{MARK} {' '.join(filter(None, (id_, *more)))} -->"
+
+
+def _working_mark(message: str) -> str:
+    return f"{WORKING}={message}"
+
+
+class Replies:
+    """Writes into issues and pull requests."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    async def find(self, outgoing: Outgoing, account: Account) -> str | None:
+        """Our comment with this reply's mark, if it is there already."""
+        place = Place.of(outgoing.conversation)
+        client = await self._access.to(account, place.repository, WRITE)
+        found = await self._marked(client, account, place, outgoing.id, outgoing.facts)
+        return str(found["id"]) if found else None
+
+    async def place(self, outgoing: Outgoing, account: Account) -> str:
+        """Turn the progress comment into the answer, or post one."""
+        place = Place.of(outgoing.conversation)
+        client = await self._access.to(account, place.repository, WRITE)
+        if outgoing.reply_to and outgoing.kind != "note" and outgoing.part == 1:
+            working = await self._marked(
+                client, account, place, _working_mark(outgoing.reply_to), outgoing.facts
+            )
+            if working is not None:
+                check = _check_of(working["body"])
+                await _edit(client, place, working["id"], body_of(outgoing, check))
+                return str(working["id"])
+        made = await client.post(
+            f"/repos/{place.repository}/issues/{place.number}/comments", {"body": body_of(outgoing)}
+        )
+        return str(made["id"])
+
+    async def complete(self, outgoing: Outgoing, external_id: str, account: Account) -> None:
+        """Bring the comment to its text again, and end the check that stands for the work."""
+        place = Place.of(outgoing.conversation)
+        client = await self._access.to(account, place.repository, WRITE)
+        comment = await client.get(f"/repos/{place.repository}/issues/comments/{external_id}")
+        check = _check_of(comment["body"])
+        wanted = body_of(outgoing, check)
+        if comment["body"] != wanted:
+            await _edit(client, place, external_id, wanted)
+        if check:
+            await self._settle_check(account, place, check, outgoing)
+
+    async def _marked(
+        self, client: Client, account: Account, place: Place, mark: str, facts: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """A comment of ours with a mark, looked for from the moment of the request on. Anybody can write a mark;
+        it counts only in what we wrote."""
+        settings = Settings.model_validate(account.settings)
+        since = {"since": facts["asked_at"]} if facts.get("asked_at") else {}
+        comments = await client.pages(
+            f"/repos/{place.repository}/issues/{place.number}/comments", most=LOOK_BACK, **since
+        )
+        for comment in comments:
+            if settings.wrote(comment["user"]["login"]) and _has(comment["body"] or "", mark):
+                found: dict[str, Any] = comment
+                return found
+        return None
+
+    async def notice(self, message: Incoming, account: Account) -> None:
+        """Eyes on the request."""
+        place = Place.of(message.conversation)
+        client = await self._access.to(account, place.repository, WRITE)
+        base = f"/repos/{place.repository}"
+        if comment := message.facts.get("review_comment"):
+            target = f"{base}/pulls/comments/{comment}"
+        elif (comment := message.facts.get("comment")) and message.external_id.startswith("comment-"):
+            target = f"{base}/issues/comments/{comment}"
+        else:
+            target = f"{base}/issues/{place.number}"
+        await client.post(f"{target}/reactions", {"content": "eyes"})
+
+    async def show_progress(self, conversation: str, progress: Progress, shown: str, account: Account) -> str:
+        """The sticky comment while work goes on; the answer takes its place."""
+        place = Place.of(conversation)
+        client = await self._access.to(account, place.repository, WRITE)
+        if not shown:
+            found = await self._marked(client, account, place, _working_mark(progress.message), {})
+            if found is None:
+                check = await self._begin_check(account, place, progress.message)
+                path = f"/repos/{place.repository}/issues/{place.number}/comments"
+                made = await client.post(path, {"body": _progress_body(progress, check)})
+                return str(made["id"])
+            shown = str(found["id"])
+        try:
+            comment = await client.get(f"/repos/{place.repository}/issues/comments/{shown}")
+        except Permanent as error:
+            if is_missing(error):
+                return shown
+            raise
+        if _has(comment["body"], _working_mark(progress.message)):
+            await _edit(client, place, shown, _progress_body(progress, _check_of(comment["body"])))
+        return shown
+
+    async def _begin_check(self, account: Account, place: Place, message: str) -> str:
+        """A check run on a pull request's head, so that its page shows the work; none on an issue."""
+        reading = await self._access.to(account, place.repository, READ)
+        try:
+            pull = await reading.get(f"/repos/{place.repository}/pulls/{place.number}")
+            client = await self._access.to(account, place.repository, CHECKS)
+            path = f"/repos/{place.repository}/commits/{pull['head']['sha']}/check-runs"
+            for run in await client.pages(path, key="check_runs", check_name=CHECK_NAME):
+                if run.get("external_id") == message and run["status"] != "completed":
+                    return str(run["id"])
+            made = await client.post(
+                f"/repos/{place.repository}/check-runs",
+                {
+                    "name": CHECK_NAME,
+                    "head_sha": pull["head"]["sha"],
+                    "status": "in_progress",
+                    "external_id": message,
+                },
+            )
+            return str(made["id"])
+        except Permanent:
+            return ""  # an issue has none, and a token may not be allowed to: the comment says it all
+
+    async def _settle_check(self, account: Account, place: Place, check: str, outgoing: Outgoing) -> None:
+        client = await self._access.to(account, place.repository, CHECKS)
+        conclusion = "failure" if outgoing.kind == "error" else "neutral"
+        summary = outgoing.text[:1000] or "Done."
+        await client.patch(
+            f"/repos/{place.repository}/check-runs/{check}",
+            {
+                "status": "completed",
+                "conclusion": conclusion,
+                "output": {"title": "Gofer has answered", "summary": summary},
+            },
+        )
+
+
+async def _edit(client: Client, place: Place, comment: object, body: str) -> None:
+    await client.patch(f"/repos/{place.repository}/issues/comments/{comment}", {"body": body})
+
+
+def _has(body: str, mark: str) -> bool:
+    """Whether the hidden line, which is our last, holds a mark."""
+    last = body.rstrip().rpartition("\n")[2]
+    return last.startswith(MARK) and mark in last.split()
+
+
+def _check_of(body: str) -> str:
+    found = re.search(rf"{re.escape(MARK)}[^\n]*\bcheck=(\d+)", body)
+    return found.group(1) if found else ""
+
+
+def _progress_body(progress: Progress, check: str) -> str:
+    minutes, seconds = divmod(int(progress.seconds), 60)
+    doing = f", using `{progress.doing}`" if progress.doing else ""
+    line = f"⏳ Working on it: step {progress.steps}{doing}, {minutes}:{seconds:02d} so far."
+    return f"{line}\n\n{_mark('progress', _working_mark(progress.message), check and f'check={check}')}"

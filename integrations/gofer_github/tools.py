@@ -1,0 +1,338 @@
+"""What an agent can do on GitHub. Everything is about the conversation's own repository; `reach` says what is
+closed once a run has read strangers' words."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import Field
+
+from gofer.errors import Permanent
+from gofer.integration import Account, Incoming
+from gofer.tool import Arguments, Reach, Tier, Tool, ToolContext, ToolResult
+from gofer_github import cleaning
+from gofer_github.access import LOGS, OPEN_PULL, READ, WRITE, Access, moment
+from gofer_github.place import Place
+from gofer_github.reading import MARK
+from gofer_github.settings import Settings
+from gofer_github.workspace import branches
+
+LONGEST_DIFF = 200_000
+DEPTH = 50
+
+A = TypeVar("A", bound=Arguments)
+
+
+class About(Arguments):
+    """Which issue or pull request."""
+
+    number: int | None = Field(default=None, ge=1, description="Default: the one this conversation is about.")
+
+
+class OfFile(Arguments):
+    """A file at a ref."""
+
+    path: str = Field(min_length=1, max_length=1000)
+    ref: str = Field(
+        default="", max_length=250, description="Branch, tag or commit; default: the default branch."
+    )
+
+
+class Words(Arguments):
+    """Something to look for."""
+
+    query: str = Field(min_length=1, max_length=200)
+
+
+class Labels(Arguments):
+    """Labels to put on."""
+
+    labels: tuple[str, ...] = Field(min_length=1, max_length=10)
+
+
+class Body(Arguments):
+    """A text in Markdown."""
+
+    body: str = Field(min_length=1, max_length=60_000)
+
+
+class Remark(Body):
+    """A comment somewhere else in the repository."""
+
+    number: int = Field(ge=1)
+
+
+class Logins(Arguments):
+    """People."""
+
+    logins: tuple[str, ...] = Field(min_length=1, max_length=10)
+
+
+class Checkout(Arguments):
+    """Where to clone to."""
+
+    directory: str = Field(default="repo", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,60}$")
+
+
+class Pull(Arguments):
+    """A pull request."""
+
+    title: str = Field(min_length=1, max_length=256)
+    body: str = Field(
+        min_length=1,
+        max_length=50_000,
+        description="What changed, why, how it was tested, and what is uncertain.",
+    )
+    branch: str = Field(default="", max_length=200, description="Default: this conversation's own branch.")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The tools' view of one conversation."""
+
+    access: Access
+    account: Account
+    message: Incoming
+
+    @property
+    def place(self) -> Place:
+        return Place.of(self.message.conversation)
+
+    @property
+    def settings(self) -> Settings:
+        return Settings.model_validate(self.account.settings)
+
+    def path(self, rest: str) -> str:
+        return f"/repos/{self.place.repository}/{rest}"
+
+    async def read(self, about: About, context: ToolContext) -> ToolResult:
+        number = about.number or self.place.number
+        client = await self.access.to(self.account, self.place.repository, READ)
+        issue = await client.get(self.path(f"issues/{number}"))
+        comments = await client.pages(self.path(f"issues/{number}/comments"), most=3)
+        if "pull_request" in issue:
+            comments += await client.pages(self.path(f"pulls/{number}/comments"), most=3)
+        kind = "Pull request" if "pull_request" in issue else "Issue"
+        head = f"{kind} #{number} ({issue['state']}): {cleaning.line(issue['title'])}"
+        labels = ", ".join(label["name"] for label in issue["labels"])
+        said = [self._said(issue, number == self.place.number)] + [self._said(one, False) for one in comments]
+        text = "\n\n".join([head, f"Labels: {labels or 'none'}", *said])
+        return ToolResult(text, untrusted=self._others([issue, *comments]))
+
+    def _said(self, one: dict[str, Any], subject: bool) -> str:
+        """One entry, unless it was changed after the request was made."""
+        who = cleaning.line(one["user"]["login"], 60) if one.get("user") else "somebody"
+        where = f" on {cleaning.line(one['path'], 300)}" if one.get("path") else ""
+        body = one["body"] or ""
+        asked = moment(str(self.message.facts.get("asked_at", "")))
+        digest = hashlib.sha256(body.encode("utf-8", "replace")).hexdigest()
+        if subject:
+            late = self.message.facts.get("body", digest) != digest
+        else:
+            late = (
+                bool(asked) and one["updated_at"] != one["created_at"] and moment(one["updated_at"]) > asked
+            )
+        if late and not self.settings.wrote(one["user"]["login"]):
+            return f"--- {who}{where}: (changed after the request was made, so it is not shown)"
+        return f"--- {who}{where}:\n{cleaning.clean(body.partition(MARK)[0])}"
+
+    def _others(self, entries: Sequence[dict[str, Any]]) -> bool:
+        """Whether anybody but the requester and us wrote something of it."""
+        requester = str(self.message.facts.get("login", "")).lower()
+        logins = {str((one.get("user") or {}).get("login", "")).lower() for one in entries}
+        return any(login != requester and not self.settings.wrote(login) for login in logins)
+
+    async def diff(self, about: About, context: ToolContext) -> ToolResult:
+        client = await self.access.to(self.account, self.place.repository, READ)
+        number = about.number or self.place.number
+        answer = await client.get(self.path(f"pulls/{number}"), accept="application/vnd.github.diff")
+        text = _raw(answer)
+        return ToolResult(text[:LONGEST_DIFF], truncated=len(text) > LONGEST_DIFF, untrusted=True)
+
+    async def file(self, of: OfFile, context: ToolContext) -> ToolResult:
+        client = await self.access.to(self.account, self.place.repository, READ)
+        ref = {"ref": of.ref} if of.ref else {}
+        path = "/".join(part for part in of.path.split("/") if part not in ("", ".", ".."))
+        answer = await client.get(
+            self.path(f"contents/{path}"), accept="application/vnd.github.raw+json", **ref
+        )
+        # The default branch is the maintainers' own; anything else may be anybody's.
+        return ToolResult(_raw(answer)[:LONGEST_DIFF], untrusted=bool(of.ref))
+
+    async def checks(self, about: About, context: ToolContext) -> ToolResult:
+        number = about.number or self.place.number
+        client = await self.access.to(self.account, self.place.repository, READ)
+        pull = await client.get(self.path(f"pulls/{number}"))
+        logs = await self.access.to(self.account, self.place.repository, LOGS)
+        runs = await logs.pages(
+            self.path(f"commits/{pull['head']['sha']}/check-runs"), key="check_runs", most=2
+        )
+        lines = [_check(run) for run in runs]
+        return ToolResult("\n".join(lines) or "There are no checks on it.", untrusted=True)
+
+    async def search(self, words: Words, context: ToolContext) -> ToolResult:
+        client = await self.access.to(self.account, self.place.repository, READ)
+        query = f"repo:{self.place.repository} {words.query.replace('repo:', '')}"
+        found = await client.get("/search/issues", q=query, per_page=20)
+        lines = [f"#{one['number']} ({one['state']}) {cleaning.line(one['title'])}" for one in found["items"]]
+        return ToolResult("\n".join(lines) or "Nothing found.", untrusted=True)
+
+    async def label(self, wanted: Labels, context: ToolContext) -> ToolResult:
+        client = await self.access.to(self.account, self.place.repository, WRITE)
+        labels = [name for name in wanted.labels if name.lower() != self.settings.label.lower()]
+        await client.post(self.path(f"issues/{self.place.number}/labels"), {"labels": labels})
+        return ToolResult(f"Put on: {', '.join(labels) or 'nothing'}.", progress=True)
+
+    async def reply(self, wanted: Body, context: ToolContext) -> ToolResult:
+        thread = self.message.facts.get("thread")
+        if not thread:
+            return ToolResult(
+                "This request is no review comment; the answer goes below it by itself.", is_error=True
+            )
+        client = await self.access.to(self.account, self.place.repository, WRITE)
+        mark = _mark(context)
+        known = await client.pages(self.path(f"pulls/{self.place.number}/comments"))
+        if not any(mark in one["body"] for one in known):
+            path = self.path(f"pulls/{self.place.number}/comments/{thread}/replies")
+            await client.post(path, {"body": f"{wanted.body}\n\n{mark}"})
+        return ToolResult("Replied in the thread.", progress=True)
+
+    async def comment(self, wanted: Remark, context: ToolContext) -> ToolResult:
+        client = await self.access.to(self.account, self.place.repository, WRITE)
+        path, mark = self.path(f"issues/{wanted.number}/comments"), _mark(context)
+        if not any(mark in one["body"] for one in await client.pages(path)):
+            await client.post(path, {"body": f"{wanted.body}\n\n{mark}"})
+        return ToolResult(f"Commented on #{wanted.number}.", progress=True)
+
+    async def request_review(self, wanted: Logins, context: ToolContext) -> ToolResult:
+        client = await self.access.to(self.account, self.place.repository, WRITE)
+        pull = await self._own_pull() or {"number": self.place.number}
+        path = self.path(f"pulls/{pull['number']}/requested_reviewers")
+        await client.post(path, {"reviewers": list(wanted.logins)})
+        return ToolResult(f"Asked {', '.join(wanted.logins)} for a review.", progress=True)
+
+    async def checkout(self, wanted: Checkout, context: ToolContext) -> ToolResult:
+        """Clone through the proxy and go to the conversation's own branch, as it is at GitHub if it is there."""
+        if context.shell is None:
+            return ToolResult("There is no shell here.", is_error=True)
+        found = await branches(self.access, self.account, self.message)
+        if found is None:
+            return ToolResult("Pull requests from forks are only read: use github_diff.", is_error=True)
+        command = _checkout(f"{self.settings.web_url}/{self.place.repository}.git", wanted.directory, found.own,
+                            found.base, self.settings.submodules)  # fmt: skip
+        ran = await context.shell.run(command, timeout=min(300, context.seconds_left), tag=context.call_id)
+        text = ran.output.decode("utf-8", "replace")
+        done = ran.exit_code == 0
+        said = f"Cloned into {wanted.directory}, on branch {found.own} (from {found.base})." if done else text
+        return ToolResult(said, is_error=not done, exit_code=ran.exit_code, progress=done)
+
+    async def open_pull(self, wanted: Pull, context: ToolContext) -> ToolResult:
+        found = await branches(self.access, self.account, self.message)
+        if found is None:
+            return ToolResult("A pull request from a fork is only read.", is_error=True)
+        branch = wanted.branch or found.own
+        if not branch.startswith(self.settings.branch_prefix):
+            return ToolResult(f"Our branches begin with {self.settings.branch_prefix}.", is_error=True)
+        client = await self.access.to(self.account, self.place.repository, OPEN_PULL)
+        owner = self.place.repository.partition("/")[0]
+        there = await client.get(self.path("pulls"), head=f"{owner}:{branch}", state="open")
+        body = self._pull_body(wanted)
+        if there:
+            made = await client.patch(
+                self.path(f"pulls/{there[0]['number']}"), {"title": wanted.title, "body": body}
+            )
+            return ToolResult(f"Updated {made['html_url']} (#{made['number']}).", progress=True)
+        new = {"title": wanted.title, "body": body, "head": branch, "base": found.base, "draft": True}
+        made = await client.post(self.path("pulls"), new)
+        return ToolResult(f"Opened the draft {made['html_url']} (#{made['number']}).", progress=True)
+
+    def _pull_body(self, wanted: Pull) -> str:
+        closes = f"\n\nFixes #{self.place.number}" if self.message.kind == "issue" else ""
+        login = self.message.facts.get("login")
+        asked = f"\n\nAsked for by @{login}." if login else ""
+        return f"{wanted.body.replace(MARK, '<!-- ')}{closes}{asked}\n\n{MARK} pull -->"
+
+    async def _own_pull(self) -> dict[str, Any] | None:
+        found = await branches(self.access, self.account, self.message)
+        if found is None:
+            return None
+        client = await self.access.to(self.account, self.place.repository, READ)
+        owner = self.place.repository.partition("/")[0]
+        there = await client.get(self.path("pulls"), head=f"{owner}:{found.own}", state="open")
+        return there[0] if there else None
+
+
+def _checkout(url: str, directory: str, branch: str, base: str, submodules: bool) -> str:
+    """Shallow, and repeatable: a clone that is there is brought up to date instead."""
+    q = shlex.quote
+    modules = "git submodule update --init --depth 1" if submodules else "true"
+    clone = f"git clone --quiet --depth {DEPTH} --no-single-branch --no-recurse-submodules {q(url)} {q(directory)}"
+    return (
+        f"( set -e; cd ~; [ -d {q(directory)}/.git ] || {clone}; cd {q(directory)}; {modules}; "
+        f"git fetch --quiet --depth {DEPTH} origin; "
+        f"git checkout --quiet {q(branch)} 2>/dev/null || git checkout --quiet -b {q(branch)} origin/{q(base)} )"
+    )
+
+
+def _mark(context: ToolContext) -> str:
+    return f"{MARK} call-{hashlib.sha256(context.call_id.encode()).hexdigest()[:16]} -->"
+
+
+def _raw(answer: object) -> str:
+    """A file or diff as PyGithub hands it over."""
+    if isinstance(answer, dict) and set(answer) == {"data"}:
+        return str(answer["data"])
+    if isinstance(answer, (dict, list)):
+        raise Permanent("That is a directory, or not text.", reason="github.not_text")
+    return "" if answer is None else str(answer)
+
+
+def _check(run: dict[str, Any]) -> str:
+    output = run.get("output") or {}
+    summary = cleaning.clean(str(output.get("summary") or ""))[:2000]
+    title = cleaning.line(str(output.get("title") or ""))
+    return f"{cleaning.line(run['name'])}: {run['conclusion'] or run['status']} {title}\n{summary}".strip()
+
+
+def tools(access: Access, account: Account, message: Incoming) -> list[Tool[Any]]:
+    """The tools of one conversation."""
+    work = Work(access, account, message)
+    return [
+        _tool("github_read", "Read this issue or pull request, or another one of this repository, with its comments.",
+              About, work.read, Tier.READ),
+        _tool("github_diff", "Read a pull request's diff.", About, work.diff, Tier.READ),
+        _tool("github_file", "Read a file of this repository at a branch, tag or commit.",
+              OfFile, work.file, Tier.READ),
+        _tool("github_checks", "Read how the checks of a pull request ended, and what they say.",
+              About, work.checks, Tier.READ),
+        _tool("github_search", "Search this repository's issues and pull requests.", Words, work.search, Tier.READ),
+        _tool("github_label", "Put labels on this issue or pull request.", Labels, work.label, Tier.WRITE),
+        _tool("github_reply", "Reply in the review thread that this request came from.", Body, work.reply, Tier.WRITE),
+        _tool("github_comment", "Comment on another issue or pull request of this repository. Your answer here "
+              "becomes a comment by itself.", Remark, work.comment, Tier.WRITE, "outside"),
+        _tool("github_request_review", "Ask people to review this conversation's pull request.",
+              Logins, work.request_review, Tier.WRITE, "outside"),
+        _tool("github_checkout", "Clone the repository into the shell and go to this conversation's own branch. "
+              "There git fetch, commit and push work as usual; push to this branch only.",
+              Checkout, work.checkout, Tier.EXEC, timeout=330),
+        _tool("github_open_pull", "Open a draft pull request from the pushed branch, or update the one that is there. "
+              "`Fixes #n` is added by itself.", Pull, work.open_pull, Tier.WRITE),
+    ]  # fmt: skip
+
+
+def _tool(
+    name: str,
+    description: str,
+    arguments: type[A],
+    run: Callable[[A, ToolContext], Awaitable[ToolResult]],
+    tier: Tier,
+    reach: Reach = "own",
+    timeout: float = 60,
+) -> Tool[A]:
+    return Tool(
+        name, description, arguments, run, tier, timeout=timeout, parallel=tier is Tier.READ, reach=reach
+    )

@@ -1,0 +1,70 @@
+"""What in a text addresses us: a mention or a command, in words that are the author's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+LONGEST = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """How a text addresses us."""
+
+    trigger: str
+    """mention, command, or empty for not at all."""
+    command: str = ""
+    """The first word behind /gofer."""
+    arguments: str = ""
+
+
+NOT_AT_ALL = Spoken("")
+
+
+@lru_cache(maxsize=1)
+def _markdown() -> MarkdownIt:
+    return MarkdownIt("commonmark", {"maxNesting": 20})
+
+
+def spoken(text: str, handle: str) -> Spoken:
+    """Read a text; code, quotes and HTML are not its author speaking to us."""
+    if handle.lower() not in text.lower():
+        return NOT_AT_ALL
+    own = "\n".join(own_words(text[:LONGEST]))
+    name = re.escape(handle)
+    command = re.search(rf"^[ \t]*/{name}(?![\w-])[ \t]*([\w-]*)[ \t]*(.*)$", own, re.I | re.M)
+    if command is not None:
+        return Spoken("command", command.group(1).lower(), command.group(2).strip())
+    # A team (@org/gofer, @gofer/team), an address or a longer name is somebody else.
+    mention = rf"(?<![\w@/.`-])@{name}(?:\[bot\])?(?![\w/-]|\.\w)"
+    return Spoken("mention") if re.search(mention, own, re.I) else NOT_AT_ALL
+
+
+def own_words(text: str) -> Iterator[str]:
+    """The lines of a Markdown text that are plain words: no code, no quotes, no HTML."""
+    depth = 0
+    for token in _markdown().parse(text):
+        if token.type == "blockquote_open":
+            depth += 1
+        elif token.type == "blockquote_close":
+            depth -= 1
+        elif token.type == "inline" and depth == 0:
+            yield from _inline(token.children or []).split("\n")
+
+
+def _inline(children: list[Token]) -> str:
+    pieces = []
+    for child in children:
+        if child.type == "text":
+            pieces.append(child.content)
+        elif child.type in ("softbreak", "hardbreak"):
+            pieces.append("\n")
+        else:
+            pieces.append("\x00" if child.type in ("code_inline", "html_inline", "image") else "")
+    return "".join(pieces)

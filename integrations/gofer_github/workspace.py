@@ -1,0 +1,101 @@
+"""A job's shell: git through the proxy, one repository, branches of our own. No token enters it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from gofer.integration import Account, EgressRule, Equipment, Incoming
+from gofer_github.access import GIT, READ, Access
+from gofer_github.place import Place
+from gofer_github.settings import PUBLIC, Settings
+
+HOOKS = ".config/git/hooks"
+_CONFIG = """[user]
+	name = {name}
+	email = {email}
+[core]
+	hooksPath = ~/{hooks}
+[init]
+	defaultBranch = main
+[submodule]
+	recurse = false
+[protocol "file"]
+	allow = never
+[advice]
+	detachedHead = false
+[include]
+	path = gofer
+"""
+# Appended to each commit, so that the person who asked has their part in it.
+_CO_AUTHOR = """#!/bin/sh
+exec git interpret-trailers --in-place --if-exists addIfDifferent --trailer "Co-authored-by: {name} <{email}>" "$1"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Where a conversation may push."""
+
+    own: str
+    """The branch to begin on."""
+    allowed: tuple[str, ...]
+    base: str
+
+
+async def branches(access: Access, account: Account, message: Incoming) -> Branches | None:
+    """The branches of a conversation; None for a pull request from a fork, which gets no repository at all."""
+    place = Place.of(message.conversation)
+    prefix = Settings.model_validate(account.settings).branch_prefix
+    own = f"{prefix}{place.number}"
+    names: tuple[str, ...] = (own, f"{own}-*")
+    client = await access.to(account, place.repository, READ)
+    if message.kind != "pull":
+        repository = await client.get(f"/repos/{place.repository}")
+        return Branches(own, names, str(repository["default_branch"]))
+    pull = await client.get(f"/repos/{place.repository}/pulls/{place.number}")
+    if not pull["head"]["repo"] or pull["head"]["repo"]["full_name"] != place.repository:
+        return None
+    head = str(pull["head"]["ref"])
+    if head.startswith(prefix):
+        # A pull request of ours is worked on where it is.
+        return Branches(head, (head, *names), str(pull["base"]["ref"]))
+    return Branches(own, names, head)
+
+
+async def equip(access: Access, account: Account, message: Incoming) -> Equipment:
+    """The way to the repository for one job, with a token minted for it alone."""
+    found = await branches(access, account, message)
+    if found is None:
+        return Equipment()
+    place = Place.of(message.conversation)
+    settings = Settings.model_validate(account.settings)
+    token = await access.mint(account, place.repository, GIT)
+    rule = EgressRule(
+        name="github",
+        upstream=settings.web_url,
+        paths=(f"/{place.repository}",),
+        git_push=tuple(f"refs/heads/{name}" for name in found.allowed),
+        # Who set another address than GitHub's own meant it, wherever it is.
+        allow_private=settings.web_url != PUBLIC,
+    )
+    files = _files(settings, message.facts)
+    return Equipment((rule,), "x-access-token", token, files, f"chmod -f +x ~/{HOOKS}/* || true")
+
+
+def _files(settings: Settings, facts: Mapping[str, Any]) -> dict[str, bytes]:
+    """Git's configuration: commits are ours, with the requester as co-author."""
+    host = urlsplit(settings.web_url).hostname or "github.com"
+    us = settings.login or f"{settings.handle}[bot]"
+    files = {
+        ".config/git/config": _CONFIG.format(
+            name=us, email=f"{settings.app_id or 0}+{us}@users.noreply.{host}", hooks=HOOKS
+        )
+    }
+    login = str(facts.get("login", ""))
+    if login and login.replace("-", "").isalnum():
+        email = f"{int(facts['sender'])}+{login}@users.noreply.{host}"
+        files[f"{HOOKS}/commit-msg"] = _CO_AUTHOR.format(name=login, email=email)
+    return {name: text.encode() for name, text in files.items()}

@@ -1,0 +1,96 @@
+"""What a job brings into its shell: ways out that are open only while one of its commands runs, and files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import structlog
+
+from gofer.errors import GoferError
+from gofer.integration import EgressRule, Equipment
+from gofer_sandbox import Sandbox
+from gofer_sandbox.network import Credential, Egress, GitAccess, Rule
+
+log = structlog.get_logger()
+
+GIT_CONFIG = ".config/git/gofer"
+"""Where git's way through the proxy is written, for an integration's own configuration to include."""
+SETUP_WITHIN = 30.0
+
+
+class Equipping:
+    """One job's equipment, fetched when its first command needs it and given back when the job ends."""
+
+    def __init__(
+        self,
+        fetch: Callable[[], Awaitable[Equipment | None]],
+        release: Callable[[Equipment], Awaitable[None]],
+    ) -> None:
+        self._fetch = fetch
+        self._release = release
+        self._turn = asyncio.Lock()
+        self._fetched = False
+        self._equipment: Equipment | None = None
+        self._rules: tuple[Rule, ...] = ()
+        self._put_in = False
+
+    async def get(self) -> Equipment | None:
+        """The equipment; None when the job has none."""
+        async with self._turn:
+            if not self._fetched:
+                self._equipment = await self._fetch()
+                self._rules = tuple(_rule(self._equipment, one) for one in _rules_of(self._equipment))
+                self._fetched = True
+            return self._equipment
+
+    async def put_in(self, sandbox: Sandbox, gate: Egress) -> None:
+        """Bring files and settings into the shell, once for the job."""
+        equipment = await self.get()
+        async with self._turn:
+            if equipment is None or self._put_in:
+                return
+            for path, content in equipment.files.items():
+                await sandbox.write(path, content)
+            await sandbox.write(
+                GIT_CONFIG, "".join(gate.git_config(rule) for rule in self._rules if rule.git)
+            )
+            if equipment.setup:
+                await sandbox.run(equipment.setup, SETUP_WITHIN)
+            self._put_in = True
+
+    @contextlib.asynccontextmanager
+    async def granted(self, gate: Egress) -> AsyncIterator[None]:
+        """The ways out are open within this block."""
+        await self.get()
+        async with contextlib.AsyncExitStack() as stack:
+            for rule in self._rules:
+                await stack.enter_async_context(gate.grant(rule))
+            yield
+
+    async def close(self) -> None:
+        """Give everything back. What cannot be ended now ends by itself soon."""
+        equipment, self._equipment, self._rules = self._equipment, None, ()
+        if equipment is not None:
+            try:
+                await self._release(equipment)
+            except GoferError as error:
+                log.info("equipment.not_released", error=type(error).__name__)
+
+
+def _rules_of(equipment: Equipment | None) -> tuple[EgressRule, ...]:
+    return equipment.rules if equipment is not None else ()
+
+
+def _rule(equipment: Equipment | None, one: EgressRule) -> Rule:
+    assert equipment is not None
+    return Rule(
+        name=one.name,
+        upstream=one.upstream,
+        paths=one.paths,
+        methods=one.methods,
+        credential=Credential.basic(equipment.user, equipment.password) if equipment.password else None,
+        git=None if one.git_push is None else GitAccess(push=one.git_push),
+        allow_private=one.allow_private,
+    )

@@ -1,0 +1,313 @@
+"""A strict stand-in for GitHub on loopback: Apps, issues, pulls, checks, signed webhooks, and real git.
+
+It covers what `gofer_github` uses, refuses what GitHub refuses there, and answers 404 to everything else. Its
+world is the ground truth of a test; faults are on demand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import tempfile
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+
+from gofer.rehearsal.github import api, git, shapes
+from gofer.rehearsal.github.apps import Apps, new_key
+from gofer.rehearsal.github.door import Fault, Refusal, repository_for, token_of
+from gofer.rehearsal.github.world import App, Comment, Delivery, Installation, Issue, Repository, World
+from gofer.rehearsal.loopback import hang_up, serve
+
+__all__ = ["Fault", "GitHubService"]
+
+PERMISSIONS = {
+    "metadata": "read", "issues": "write", "pull_requests": "write", "contents": "write", "checks": "write",
+    "actions": "read",
+}  # fmt: skip
+EVENTS = [
+    "issues", "issue_comment", "pull_request", "pull_request_review", "pull_request_review_comment", "check_suite",
+]  # fmt: skip
+
+
+class GitHubService:
+    """GitHub, as far as we use it. People act through its methods; programs through its API."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.faults: deque[Fault] = deque()
+        self.calls: list[tuple[str, str, int]] = []
+        """Method, path and status of every request to the API."""
+        self.url = ""
+        self.hook_timeout = 10.0
+        self._folder: Path | None = None
+        self._apps = Apps(self.world, self._redeliver)
+
+    @property
+    def api_url(self) -> str:
+        return f"{self.url}/api/v3"
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[GitHubService]:
+        """Listen on loopback, with a folder for repositories that goes with it."""
+        with tempfile.TemporaryDirectory(prefix="gofer-github-") as folder:
+            self._folder = Path(folder)
+            async with serve(self._app()) as self.url:
+                yield self
+
+    def _app(self) -> Starlette:
+        routes = [
+            Route(path, self._guarded(handler, permission, level), methods=[method])
+            for method, path, permission, level, handler in api.ROUTES
+        ]
+        apps = self._apps
+        plain: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
+            ("POST", "/app-manifests/{code}/conversions", apps.convert),
+            ("GET", "/app", apps.me),
+            ("GET", "/user", apps.user),
+            ("GET", "/repos/{owner}/{name}/installation", apps.installation_of),
+            ("POST", "/app/installations/{id:int}/access_tokens", apps.mint),
+            ("DELETE", "/installation/token", apps.revoke),
+            ("GET", "/app/hook/deliveries", apps.deliveries),
+            ("GET", "/app/hook/deliveries/{id:int}", apps.delivery),
+            ("POST", "/app/hook/deliveries/{id:int}/attempts", apps.redeliver),
+        ]
+        routes = [Route(path, self._plain(handler), methods=[m]) for m, path, handler in plain] + routes
+
+        async def smart_http(request: Request) -> Response:
+            return await git.serve(self.world, request)
+
+        backend = Route("/{owner}/{name}/{rest:path}", smart_http, methods=["GET", "POST"])
+        return Starlette(routes=[Mount("/api/v3", routes=routes), backend])
+
+    def _guarded(
+        self, handler: api.Handler, permission: str, level: str
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            token = token_of(self.world, request)
+            full_name = f"{request.path_params['owner']}/{request.path_params['name']}"
+            of = repository_for(self.world, token, full_name, permission, level)
+            return await handler(api.Asked(self.world, self.url, request, token, of, await _body(request)))
+
+        return self._plain(answer)
+
+    def _plain(
+        self, handler: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """With the faults asked for, and refusals in GitHub's words."""
+
+        async def answer(request: Request) -> Response:
+            path = request.url.path.removeprefix("/api/v3")
+            fault = self._fault(f"{request.method} {path}")
+            try:
+                if fault is not None:
+                    await _go_wrong(fault)
+                response = await handler(request)
+            except Refusal as refusal:
+                response = JSONResponse({"message": str(refusal)}, refusal.status, refusal.headers)
+            self.calls.append((request.method, path, response.status_code))
+            if fault is not None and fault.kind == "dropped":
+                hang_up(request)
+            return response
+
+        return answer
+
+    def _fault(self, asked: str) -> Fault | None:
+        for fault in self.faults:
+            if all(word in asked for word in fault.where.split()):
+                self.faults.remove(fault)
+                return fault
+        return None
+
+    # What an operator does.
+
+    def create_app(self, slug: str = "gofer", hook_url: str = "") -> tuple[App, str]:
+        """An App and its private key."""
+        private, public = new_key()
+        made = App(
+            self.world.next_id(),
+            slug,
+            public,
+            secrets.token_urlsafe(32),
+            hook_url,
+            dict(PERMISSIONS),
+            list(EVENTS),
+        )
+        self.world.apps[made.id] = made
+        self._apps.keys[made.id] = private
+        return made, private
+
+    def manifest_code(self, slug: str = "gofer") -> str:
+        """What GitHub comes back with after somebody pressed the button."""
+        code = secrets.token_hex(20)
+        self.world.codes[code] = self.create_app(slug)[0]
+        return code
+
+    def install(self, app: App, *repositories: str) -> Installation:
+        made = Installation(self.world.next_id(), app, set(repositories), dict(app.permissions))
+        self.world.installations[made.id] = made
+        return made
+
+    def create_repository(self, full_name: str, files: dict[str, str], **people: str) -> Repository:
+        """A repository with one commit, and what people may do with it."""
+        assert self._folder is not None
+        path = self._folder / f"{full_name.replace('/', '__')}.git"
+        git.make(path, files, "main")
+        for login in people:
+            self.world.user(login)
+        made = Repository(self.world.next_id(), full_name, path, permissions=dict(people))
+        self.world.repositories[full_name] = made
+        return made
+
+    # What people do.
+
+    async def open_issue(self, login: str, of: Repository, title: str, body: str = "") -> Issue:
+        made = Issue(of.next_number(), title, body, self.world.user(login))
+        of.issues[made.number] = made
+        await self.deliver(
+            "issues", {"action": "opened", "issue": shapes.issue(made, of, self.url)}, of, login
+        )
+        return made
+
+    async def open_pull(
+        self, login: str, of: Repository, head: str, title: str = "A change", fork: str = ""
+    ) -> Issue:
+        made = Issue(of.next_number(), title, "", self.world.user(login), head=head, base=of.default_branch)
+        made.head_repository = fork or of.full_name
+        of.issues[made.number] = made
+        shown = shapes.pull(made, of, self.url, git.sha_of(of, head))
+        await self.deliver("pull_request", {"action": "opened", "pull_request": shown}, of, login)
+        return made
+
+    async def comment(self, login: str, of: Repository, number: int, body: str) -> Comment:
+        made = Comment(self.world.next_id(), number, self.world.user(login), body)
+        of.comments[made.id] = made
+        payload = {
+            "action": "created",
+            "issue": shapes.issue(of.issues[number], of, self.url),
+            "comment": shapes.comment(made, of, self.url),
+        }
+        await self.deliver("issue_comment", payload, of, login)
+        return made
+
+    async def review_comment(self, login: str, of: Repository, number: int, path: str, body: str) -> Comment:
+        made = Comment(self.world.next_id(), number, self.world.user(login), body, path=path)
+        made.thread = made.id
+        of.review_comments[made.id] = made
+        pull = of.issues[number]
+        payload = {
+            "action": "created",
+            "pull_request": shapes.pull(pull, of, self.url, git.sha_of(of, pull.head)),
+            "comment": shapes.comment(made, of, self.url),
+        }
+        await self.deliver("pull_request_review_comment", payload, of, login)
+        return made
+
+    async def label(self, login: str, of: Repository, number: int, name: str) -> None:
+        of.issues[number].labels.append(name)
+        shown = shapes.issue(of.issues[number], of, self.url)
+        await self.deliver(
+            "issues", {"action": "labeled", "issue": shown, "label": {"name": name}}, of, login
+        )
+
+    async def fail_checks(self, of: Repository, number: int) -> None:
+        """The checks of a pull request end badly."""
+        pull = of.issues[number]
+        suite = {
+            "id": self.world.next_id(), "head_branch": pull.head, "head_sha": git.sha_of(of, pull.head),
+            "status": "completed", "conclusion": "failure", "pull_requests": [{"number": number}],
+        }  # fmt: skip
+        await self.deliver("check_suite", {"action": "completed", "check_suite": suite}, of, pull.user.login)
+
+    # Webhooks.
+
+    async def deliver(
+        self, event: str, payload: dict[str, Any], of: Repository, login: str
+    ) -> Delivery | None:
+        """Tell every App that is installed there."""
+        sender = self.world.users.get(login) or self._bot(login)
+        for place in list(self.world.installations.values()):
+            if of.full_name in place.repositories and event in place.app.events and not place.suspended:
+                whole = {
+                    **payload,
+                    "repository": shapes.repository(of, self.url),
+                    "sender": shapes.user(sender),
+                    "installation": {"id": place.id},
+                }
+                made = Delivery(self.world.next_id(), str(uuid.uuid4()), event, whole)
+                self.world.deliveries.append(made)
+                await self._send(place.app, made)
+                return made
+        return None
+
+    def _bot(self, login: str) -> Any:
+        bots = [app.user for app in self.world.apps.values() if app.user.login == login]
+        return bots[0] if bots else self.world.user(login)
+
+    async def _redeliver(self, app: App, delivery: Delivery) -> None:
+        again = Delivery(
+            self.world.next_id(), delivery.guid, delivery.event, delivery.payload, redelivery=True
+        )
+        self.world.deliveries.append(again)
+        await self._send(app, again)
+
+    async def _send(self, app: App, delivery: Delivery) -> None:
+        """One try; GitHub makes no second by itself."""
+        if not app.hook_url:
+            return
+        body = json.dumps(delivery.payload, separators=(",", ":")).encode()
+        async with httpx2.AsyncClient(timeout=self.hook_timeout) as http:
+            try:
+                headers = signed(app.webhook_secret, delivery, body)
+                response = await http.post(app.hook_url, content=body, headers=headers)
+                delivery.status_code = response.status_code
+            except httpx2.TransportError:
+                delivery.status_code = 502
+
+
+def signed(secret: str, delivery: Delivery, body: bytes) -> dict[str, str]:
+    """The headers GitHub sends a webhook with."""
+    return {
+        "content-type": "application/json",
+        "user-agent": "GitHub-Hookshot/0000000",
+        "x-github-event": delivery.event,
+        "x-github-delivery": delivery.guid,
+        "x-hub-signature": "sha1=" + hmac.new(secret.encode(), body, hashlib.sha1).hexdigest(),
+        "x-hub-signature-256": "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest(),
+    }
+
+
+async def _body(request: Request) -> Any:
+    if request.method not in ("POST", "PATCH", "PUT"):
+        return None
+    try:
+        return await request.json()
+    except ValueError:
+        raise Refusal(400, "Problems parsing JSON") from None
+
+
+async def _go_wrong(fault: Fault) -> None:
+    if fault.kind == "limited":
+        words = "You have exceeded a secondary rate limit. Please wait a few minutes before you try again."
+        raise Refusal(403, words, {"retry-after": f"{fault.seconds:g}"})
+    if fault.kind == "stalled":
+        await asyncio.sleep(fault.seconds)
+    statuses = {
+        "broken": (502, "Server Error"),
+        "missing": (404, "Not Found"),
+        "forbidden": (403, "Forbidden"),
+    }
+    if fault.kind in statuses:
+        raise Refusal(*statuses[fault.kind])

@@ -1,0 +1,313 @@
+"""The repositories' side of the API: issues, comments, pulls, checks, contents. Strict about what it takes."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from gofer.rehearsal.github import git, shapes
+from gofer.rehearsal.github.door import ORDER, Refusal
+from gofer.rehearsal.github.world import CheckRun, Comment, Issue, Repository, Token, World, stamp
+
+LONGEST_COMMENT = 65_536
+REACTIONS = {"+1", "-1", "laugh", "confused", "heart", "hooray", "rocket", "eyes"}
+
+
+class Asked:
+    """One request of somebody who may make it."""
+
+    def __init__(
+        self, world: World, base: str, request: Request, token: Token, of: Repository, body: Any
+    ) -> None:
+        self.world, self.base, self.request = world, base, request
+        self.token, self.of, self.body = token, of, body
+
+    def number(self, name: str) -> int:
+        return int(self.request.path_params[name])
+
+    def text(self, name: str, *, least: int = 1, most: int = LONGEST_COMMENT) -> str:
+        """A text of the body, or 422 as GitHub says it."""
+        found = self.body.get(name) if isinstance(self.body, dict) else None
+        if not isinstance(found, str) or not least <= len(found) <= most:
+            raise Refusal(422, f"Validation Failed: {name} must be a text of {least} to {most} characters")
+        return found
+
+    def issue(self) -> Issue:
+        found = self.of.issues.get(self.number("number"))
+        if found is None:
+            raise Refusal(404, "Not Found")
+        return found
+
+    def comment(self, among: dict[int, Comment]) -> Comment:
+        found = among.get(self.number("id"))
+        if found is None:
+            raise Refusal(404, "Not Found")
+        return found
+
+    def page(self, rows: list[Any]) -> list[Any]:
+        query = self.request.query_params
+        size, number = min(100, int(query.get("per_page", 30))), int(query.get("page", 1))
+        return rows[(number - 1) * size : number * size]
+
+
+Answer = Awaitable[Response]
+Handler = Callable[[Asked], Answer]
+
+
+def _pull(asked: Asked, one: Issue) -> dict[str, Any]:
+    return shapes.pull(one, asked.of, asked.base, git.sha_of(asked.of, one.head))
+
+
+async def get_repository(asked: Asked) -> Response:
+    return JSONResponse(shapes.repository(asked.of, asked.base))
+
+
+async def permission(asked: Asked) -> Response:
+    login = asked.request.path_params["login"]
+    user = asked.world.users.get(login)
+    if user is None:
+        raise Refusal(404, f"{login} is not a user")
+    role = asked.of.permissions.get(login, "none")
+    legacy = {"maintain": "write", "triage": "read"}.get(role, role)
+    return JSONResponse({"permission": legacy, "role_name": role, "user": shapes.user(user)})
+
+
+async def get_issue(asked: Asked) -> Response:
+    return JSONResponse(shapes.issue(asked.issue(), asked.of, asked.base))
+
+
+async def create_issue(asked: Asked) -> Response:
+    made = Issue(
+        asked.of.next_number(), asked.text("title", most=256), asked.body.get("body", ""), asked.token.user
+    )
+    asked.of.issues[made.number] = made
+    return JSONResponse(shapes.issue(made, asked.of, asked.base), 201)
+
+
+async def list_comments(asked: Asked) -> Response:
+    number, since = asked.issue().number, asked.request.query_params.get("since", "")
+    rows = [
+        one
+        for one in asked.of.comments.values()
+        if one.number == number and (one.updated_at or one.created_at) >= since
+    ]
+    return JSONResponse([shapes.comment(one, asked.of, asked.base) for one in asked.page(rows)])
+
+
+async def create_comment(asked: Asked) -> Response:
+    issue = asked.issue()
+    made = Comment(asked.world.next_id(), issue.number, asked.token.user, asked.text("body"))
+    asked.of.comments[made.id] = made
+    return JSONResponse(shapes.comment(made, asked.of, asked.base), 201)
+
+
+async def get_comment(asked: Asked) -> Response:
+    return JSONResponse(shapes.comment(asked.comment(asked.of.comments), asked.of, asked.base))
+
+
+async def edit_comment(asked: Asked) -> Response:
+    found = asked.comment(asked.of.comments)
+    if found.user.login != asked.token.user.login and asked.token.installation is not None:
+        raise Refusal(403, "You do not have permission to edit this comment")
+    found.body, found.updated_at = asked.text("body"), stamp()
+    found.edits += 1
+    return JSONResponse(shapes.comment(found, asked.of, asked.base))
+
+
+async def delete_comment(asked: Asked) -> Response:
+    del asked.of.comments[asked.comment(asked.of.comments).id]
+    return Response(status_code=204)
+
+
+def _react(asked: Asked, reactions: list[tuple[str, str]]) -> Response:
+    content = asked.text("content")
+    if content not in REACTIONS:
+        raise Refusal(422, "Validation Failed: content")
+    one = (asked.token.user.login, content)
+    known = one in reactions
+    if not known:
+        reactions.append(one)
+    return JSONResponse({"id": 1, "content": content}, 200 if known else 201)
+
+
+async def react_to_comment(asked: Asked) -> Response:
+    return _react(asked, asked.comment(asked.of.comments).reactions)
+
+
+async def react_to_review_comment(asked: Asked) -> Response:
+    return _react(asked, asked.comment(asked.of.review_comments).reactions)
+
+
+async def react_to_issue(asked: Asked) -> Response:
+    return _react(asked, asked.issue().reactions)
+
+
+async def add_labels(asked: Asked) -> Response:
+    issue, labels = asked.issue(), asked.body.get("labels")
+    if not isinstance(labels, list) or not all(isinstance(one, str) and 0 < len(one) <= 50 for one in labels):
+        raise Refusal(422, "Validation Failed: labels")
+    issue.labels += [one for one in labels if one not in issue.labels]
+    return JSONResponse([{"name": name} for name in issue.labels])
+
+
+async def list_pulls(asked: Asked) -> Response:
+    head = asked.request.query_params.get("head", "").partition(":")[2]
+    state = asked.request.query_params.get("state", "open")
+    rows = [
+        one
+        for one in asked.of.issues.values()
+        if one.head and (not head or one.head == head) and state in ("all", one.state)
+    ]
+    return JSONResponse([_pull(asked, one) for one in asked.page(rows)])
+
+
+async def create_pull(asked: Asked) -> Response:
+    head, base = asked.text("head"), asked.text("base")
+    if not git.sha_of(asked.of, head) or not git.sha_of(asked.of, base):
+        raise Refusal(422, "Validation Failed: head or base is not a branch")
+    if any(one.head == head and one.base == base and one.state == "open" for one in asked.of.issues.values()):
+        raise Refusal(422, f"Validation Failed: A pull request already exists for {head}.")
+    if git.sha_of(asked.of, head) == git.sha_of(asked.of, base):
+        raise Refusal(422, f"Validation Failed: No commits between {base} and {head}")
+    made = Issue(
+        asked.of.next_number(), asked.text("title", most=256), asked.text("body", least=0), asked.token.user,
+        head=head, base=base, draft=bool(asked.body.get("draft")), head_repository=asked.of.full_name,
+    )  # fmt: skip
+    asked.of.issues[made.number] = made
+    return JSONResponse(_pull(asked, made), 201)
+
+
+def _is_pull(asked: Asked) -> Issue:
+    issue = asked.issue()
+    if not issue.head:
+        raise Refusal(404, "Not Found")
+    return issue
+
+
+async def get_pull(asked: Asked) -> Response:
+    pull = _is_pull(asked)
+    if "diff" in asked.request.headers.get("accept", ""):
+        return PlainTextResponse(
+            git.run(asked.of.path, "diff", f"refs/heads/{pull.base}...refs/heads/{pull.head}")
+        )
+    return JSONResponse(_pull(asked, pull))
+
+
+async def edit_pull(asked: Asked) -> Response:
+    pull = _is_pull(asked)
+    pull.title = asked.text("title", most=256) if "title" in asked.body else pull.title
+    pull.body = asked.text("body", least=0) if "body" in asked.body else pull.body
+    return JSONResponse(_pull(asked, pull))
+
+
+async def list_review_comments(asked: Asked) -> Response:
+    number = _is_pull(asked).number
+    rows = [one for one in asked.of.review_comments.values() if one.number == number]
+    return JSONResponse([shapes.comment(one, asked.of, asked.base) for one in asked.page(rows)])
+
+
+async def reply_to_review(asked: Asked) -> Response:
+    pull, first = _is_pull(asked), asked.comment(asked.of.review_comments)
+    made = Comment(asked.world.next_id(), pull.number, asked.token.user, asked.text("body"))
+    made.path, made.thread = first.path, first.thread or first.id
+    asked.of.review_comments[made.id] = made
+    return JSONResponse(shapes.comment(made, asked.of, asked.base), 201)
+
+
+async def request_review(asked: Asked) -> Response:
+    pull, wanted = _is_pull(asked), asked.body.get("reviewers", [])
+    for login in wanted:
+        if ORDER[asked.of.permissions.get(login, "none")] == 0 or login == pull.user.login:
+            raise Refusal(422, "Reviews may only be requested from collaborators.")
+    pull.reviewers += [login for login in wanted if login not in pull.reviewers]
+    return JSONResponse(_pull(asked, pull), 201)
+
+
+async def contents(asked: Asked) -> Response:
+    path = asked.request.path_params["path"]
+    ref = asked.request.query_params.get("ref") or f"refs/heads/{asked.of.default_branch}"
+    if ref.startswith("-") or ":" in ref:
+        raise Refusal(404, "No commit found for the ref")
+    text = git.run(asked.of.path, "show", f"{ref}:{path}")
+    if "raw" in asked.request.headers.get("accept", ""):
+        return PlainTextResponse(text)
+    packed = base64.b64encode(text.encode()).decode()
+    return JSONResponse(
+        {"type": "file", "path": path, "encoding": "base64", "content": packed, "size": len(text)}
+    )
+
+
+async def list_checks(asked: Asked) -> Response:
+    sha, name = asked.request.path_params["sha"], asked.request.query_params.get("check_name")
+    rows = [one for one in asked.of.check_runs.values() if one.head_sha == sha and name in (None, one.name)]
+    return JSONResponse(
+        {"total_count": len(rows), "check_runs": list(map(shapes.check_run, asked.page(rows)))}
+    )
+
+
+async def create_check(asked: Asked) -> Response:
+    if asked.token.installation is None:
+        raise Refusal(403, "You must authenticate via a GitHub App.")
+    sha = asked.text("head_sha")
+    git.run(asked.of.path, "cat-file", "-e", f"{sha}^{{commit}}")
+    made = CheckRun(
+        asked.world.next_id(), asked.text("name"), sha, asked.body.get("status", "queued"), asked.token.user.login,
+        external_id=asked.body.get("external_id", ""),
+    )  # fmt: skip
+    asked.of.check_runs[made.id] = made
+    return JSONResponse(shapes.check_run(made), 201)
+
+
+async def edit_check(asked: Asked) -> Response:
+    found = asked.of.check_runs.get(asked.number("id"))
+    if found is None or found.by != asked.token.user.login:
+        raise Refusal(404, "Not Found")
+    found.status = asked.body.get("status", found.status)
+    found.conclusion = asked.body.get("conclusion", found.conclusion)
+    if found.status == "completed" and not found.conclusion:
+        raise Refusal(422, "Validation Failed: a completed check has a conclusion")
+    output = asked.body.get("output", found.output)
+    if output and not {"title", "summary"} <= set(output):
+        raise Refusal(422, "Validation Failed: output needs title and summary")
+    found.output = output
+    return JSONResponse(shapes.check_run(found))
+
+
+R = "/repos/{owner}/{name}"
+ROUTES: tuple[tuple[str, str, str, str, Handler], ...] = (
+    ("GET", R, "metadata", "read", get_repository),
+    ("GET", f"{R}/collaborators/{{login}}/permission", "metadata", "read", permission),
+    ("POST", f"{R}/issues", "issues", "write", create_issue),
+    ("GET", f"{R}/issues/{{number:int}}", "issues", "read", get_issue),
+    ("GET", f"{R}/issues/{{number:int}}/comments", "issues", "read", list_comments),
+    ("POST", f"{R}/issues/{{number:int}}/comments", "issues", "write", create_comment),
+    ("POST", f"{R}/issues/{{number:int}}/labels", "issues", "write", add_labels),
+    ("POST", f"{R}/issues/{{number:int}}/reactions", "issues", "write", react_to_issue),
+    ("GET", f"{R}/issues/comments/{{id:int}}", "issues", "read", get_comment),
+    ("PATCH", f"{R}/issues/comments/{{id:int}}", "issues", "write", edit_comment),
+    ("DELETE", f"{R}/issues/comments/{{id:int}}", "issues", "write", delete_comment),
+    ("POST", f"{R}/issues/comments/{{id:int}}/reactions", "issues", "write", react_to_comment),
+    ("GET", f"{R}/pulls", "pull_requests", "read", list_pulls),
+    ("POST", f"{R}/pulls", "pull_requests", "write", create_pull),
+    ("GET", f"{R}/pulls/{{number:int}}", "pull_requests", "read", get_pull),
+    ("PATCH", f"{R}/pulls/{{number:int}}", "pull_requests", "write", edit_pull),
+    ("GET", f"{R}/pulls/{{number:int}}/comments", "pull_requests", "read", list_review_comments),
+    (
+        "POST",
+        f"{R}/pulls/{{number:int}}/comments/{{id:int}}/replies",
+        "pull_requests",
+        "write",
+        reply_to_review,
+    ),
+    ("POST", f"{R}/pulls/{{number:int}}/requested_reviewers", "pull_requests", "write", request_review),
+    ("POST", f"{R}/pulls/comments/{{id:int}}/reactions", "pull_requests", "write", react_to_review_comment),
+    ("GET", f"{R}/contents/{{path:path}}", "contents", "read", contents),
+    ("GET", f"{R}/commits/{{sha}}/check-runs", "checks", "read", list_checks),
+    ("POST", f"{R}/check-runs", "checks", "write", create_check),
+    ("PATCH", f"{R}/check-runs/{{id:int}}", "checks", "write", edit_check),
+)
+"""Method, path, permission, level and who answers."""

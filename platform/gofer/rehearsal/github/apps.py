@@ -1,0 +1,125 @@
+"""The Apps' side of the API: manifests, installations, tokens, deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from gofer.rehearsal.github import shapes
+from gofer.rehearsal.github.door import ORDER, Refusal, app_of, token_of
+from gofer.rehearsal.github.world import App, Delivery, Installation, World, stamp
+
+
+def new_key() -> tuple[str, str]:
+    """A private and a public key, in PEM."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.TraditionalOpenSSL,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return private.decode(), public.decode()
+
+
+class Apps:
+    """Answers what Apps ask about themselves."""
+
+    def __init__(self, world: World, redeliver: Callable[[App, Delivery], Awaitable[None]]) -> None:
+        self._world = world
+        self._redeliver = redeliver
+        self.keys: dict[int, str] = {}
+        """Private keys that a manifest's conversion gives out."""
+
+    async def convert(self, request: Request) -> Response:
+        app = self._world.codes.pop(request.path_params["code"], None)
+        if app is None:
+            raise Refusal(404, "Not Found")
+        answer = {
+            **shapes.app(self._world, app.id),
+            "pem": self.keys[app.id],
+            "webhook_secret": app.webhook_secret,
+        }
+        return JSONResponse(answer, 201)
+
+    async def me(self, request: Request) -> Response:
+        return JSONResponse(shapes.app(self._world, app_of(self._world, request).id))
+
+    async def installation_of(self, request: Request) -> Response:
+        app = app_of(self._world, request)
+        full_name = f"{request.path_params['owner']}/{request.path_params['name']}"
+        for one in self._world.installations.values():
+            if one.app is app and full_name in one.repositories:
+                return JSONResponse({"id": one.id, "permissions": one.permissions, "app_slug": app.slug})
+        raise Refusal(404, "Not Found")
+
+    async def mint(self, request: Request) -> Response:
+        app = app_of(self._world, request)
+        place = self._world.installations.get(int(request.path_params["id"]))
+        if place is None or place.app is not app:
+            raise Refusal(404, "Not Found")
+        if place.suspended:
+            raise Refusal(403, "This installation has been suspended")
+        wanted: dict[str, Any] = await request.json()
+        permissions = wanted.get("permissions", place.permissions)
+        for name, level in permissions.items():
+            if ORDER.get(level, 9) > ORDER[place.permissions.get(name, "none")]:
+                raise Refusal(422, "The permissions requested are not granted to this installation.")
+        token = self._world.token(
+            user=app.user, installation=place, permissions=permissions, repositories=_narrowed(place, wanted)
+        )
+        shown = {"token": token.value, "expires_at": stamp(token.until), "permissions": permissions}
+        return JSONResponse(shown, 201)
+
+    async def revoke(self, request: Request) -> Response:
+        token = token_of(self._world, request)
+        del self._world.tokens[token.value]
+        return Response(status_code=204)
+
+    async def user(self, request: Request) -> Response:
+        token = token_of(self._world, request)
+        if token.installation is not None:
+            raise Refusal(403, "Resource not accessible by integration")
+        return JSONResponse(shapes.user(token.user))
+
+    async def deliveries(self, request: Request) -> Response:
+        app_of(self._world, request)
+        rows = sorted(self._world.deliveries, key=lambda one: -one.id)
+        cursor = int(request.query_params.get("cursor", 0))
+        rows = [one for one in rows if not cursor or one.id < cursor]
+        return JSONResponse(
+            [shapes.delivery(one) for one in rows[: int(request.query_params.get("per_page", 30))]]
+        )
+
+    def _delivery(self, request: Request) -> Delivery:
+        for one in self._world.deliveries:
+            if one.id == int(request.path_params["id"]):
+                return one
+        raise Refusal(404, "Not Found")
+
+    async def delivery(self, request: Request) -> Response:
+        app_of(self._world, request)
+        return JSONResponse(shapes.delivery(self._delivery(request), whole=True))
+
+    async def redeliver(self, request: Request) -> Response:
+        app = app_of(self._world, request)
+        await self._redeliver(app, self._delivery(request))
+        return JSONResponse({}, 202)
+
+
+def _narrowed(place: Installation, wanted: dict[str, Any]) -> set[str]:
+    if "repositories" not in wanted:
+        return set(place.repositories)
+    names = {
+        full_name for full_name in place.repositories if full_name.partition("/")[2] in wanted["repositories"]
+    }
+    if len(names) != len(wanted["repositories"]):
+        raise Refusal(422, "There is at least one repository that does not exist or is not accessible")
+    return names

@@ -1,0 +1,90 @@
+"""Who asks, and whether they may: App JWTs, installation tokens with enforced permissions, users' tokens; faults."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jwt
+from starlette.requests import Request
+
+from gofer.rehearsal.github.world import App, Repository, Token, World
+
+ORDER = {"none": 0, "read": 1, "triage": 1, "write": 2, "maintain": 2, "admin": 3}
+
+
+class Refusal(Exception):
+    """An answer that is not the one hoped for."""
+
+    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers or {}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong with the next request whose method and path contain the given words."""
+
+    kind: Literal["limited", "broken", "dropped", "stalled", "missing", "forbidden"]
+    where: str = ""
+    """Such as `POST /issues/1/comments`; empty for any request."""
+    seconds: float = 1
+
+
+def credentials(request: Request) -> str:
+    """The token or JWT of a request, in whichever way it is carried."""
+    kind, _, value = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            raise Refusal(401, "Bad credentials") from None
+    return value if kind.lower() in ("bearer", "token") else ""
+
+
+def app_of(world: World, request: Request) -> App:
+    """The App whose JWT this is; strict about everything GitHub is strict about."""
+    value = credentials(request)
+    try:
+        claimed = jwt.decode(value, options={"verify_signature": False})
+        app = world.apps[int(claimed["iss"])]
+        found: dict[str, Any] = jwt.decode(value, app.public_key, algorithms=["RS256"], leeway=60)
+    except (jwt.PyJWTError, KeyError, ValueError, TypeError):
+        raise Refusal(401, "A JSON web token could not be decoded") from None
+    if found["exp"] - time.time() > 660:
+        raise Refusal(401, "'Expiration time' claim ('exp') is too far in the future")
+    return app
+
+
+def token_of(world: World, request: Request) -> Token:
+    """The live token of a request."""
+    token = world.tokens.get(credentials(request))
+    if token is None or token.until < time.time():
+        raise Refusal(401, "Bad credentials")
+    if token.installation is not None and token.installation.suspended:
+        raise Refusal(403, "This installation has been suspended")
+    return token
+
+
+def repository_for(world: World, token: Token, full_name: str, permission: str, level: str) -> Repository:
+    """A repository, for a token that may do this in it; what it may not see is not there."""
+    repository = world.repositories.get(full_name)
+    if repository is None:
+        raise Refusal(404, "Not Found")
+    if token.installation is not None:
+        if full_name not in token.repositories or full_name not in token.installation.repositories:
+            raise Refusal(404, "Not Found")
+        held = "read" if permission == "metadata" else token.permissions.get(permission, "none")
+    else:
+        held = repository.permissions.get(token.user.login, "none")
+        if held == "none":
+            raise Refusal(404, "Not Found")
+    if ORDER[held] < ORDER[level]:
+        raise Refusal(403, "Resource not accessible by integration")
+    if level == "write" and repository.archived:
+        raise Refusal(403, "Repository was archived so is read-only.")
+    return repository

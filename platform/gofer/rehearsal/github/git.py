@@ -1,0 +1,125 @@
+"""Git over smart HTTP on real bare repositories, by git's own http-backend."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.rehearsal.github.door import Refusal, repository_for, token_of
+from gofer.rehearsal.github.world import Repository, World
+
+# GitHub refuses this to Apps without the permission `workflows`; so does every repository here.
+_HOOK = """#!/bin/sh
+case "$3" in 0000*) exit 0;; esac
+if git log --format= --name-only "$3" --not --all -- .github/workflows | grep -q .; then
+  echo "refusing to allow a GitHub App to create or update workflow without \\`workflows\\` permission" >&2
+  exit 1
+fi
+"""
+_PLAIN = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "PATH": os.environ.get("PATH", os.defpath),
+}
+_PERSON = {
+    f"GIT_{who}_{what}": value
+    for who in ("AUTHOR", "COMMITTER")
+    for what, value in (("NAME", "Ada"), ("EMAIL", "ada@example.com"))
+}
+
+
+def run(path: Path, *arguments: str, stdin: str = "", index: str = "") -> str:
+    """Run git in a bare repository as its owner."""
+    done = subprocess.run(
+        ["git", "-c", "safe.directory=*", *arguments], cwd=path, input=stdin,
+        env={**_PLAIN, **_PERSON, **({"GIT_INDEX_FILE": index} if index else {})},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise Refusal(404, f"git {arguments[0]}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def make(path: Path, files: dict[str, str], branch: str) -> None:
+    """A bare repository with one commit."""
+    path.mkdir(parents=True)
+    run(path, "init", "--bare", "--quiet", f"--initial-branch={branch}")
+    run(path, "config", "http.receivepack", "true")
+    hook = path / "hooks" / "update"
+    hook.write_text(_HOOK)
+    hook.chmod(0o755)
+    commit(path, files, branch, "The beginning")
+
+
+def commit(path: Path, files: dict[str, str], branch: str, message: str) -> str:
+    """Add files to a branch without a working copy. Returns the new commit."""
+    known = run(path, "for-each-ref", "--format=%(objectname)", f"refs/heads/{branch}")
+    with tempfile.TemporaryDirectory() as folder:
+        index = f"{folder}/index"
+        if known:
+            run(path, "read-tree", known, index=index)
+        for name, content in files.items():
+            blob = run(path, "hash-object", "-w", "--stdin", stdin=content)
+            run(path, "update-index", "--add", "--cacheinfo", f"100644,{blob},{name}", index=index)
+        made = run(path, "write-tree", index=index)
+    parents = ["-p", known] if known else []
+    new = run(path, "commit-tree", made, *parents, "-m", message)
+    run(path, "update-ref", f"refs/heads/{branch}", new)
+    return new
+
+
+def sha_of(repository: Repository, ref: str) -> str:
+    """The commit a branch is at, empty when there is none."""
+    try:
+        return run(repository.path, "rev-parse", "--verify", "--quiet", f"refs/heads/{ref}^{{commit}}")
+    except Refusal:
+        return ""
+
+
+async def serve(world: World, request: Request) -> Response:
+    """One request of git's smart HTTP."""
+    owner, name, rest = (request.path_params[part] for part in ("owner", "name", "rest"))
+    full_name = f"{owner}/{name.removesuffix('.git')}"
+    pushing = "git-receive-pack" in (rest, request.query_params.get("service"))
+    try:
+        token = token_of(world, request)
+        level = "write" if pushing else "read"
+        repository = repository_for(world, token, full_name, "contents", level)
+    except Refusal as refusal:
+        return Response(str(refusal), refusal.status, {"www-authenticate": 'Basic realm="GitHub"'})
+    return await _backend(repository, request, rest)
+
+
+async def _backend(repository: Repository, request: Request, rest: str) -> Response:
+    env = {
+        **_PLAIN,
+        "GIT_PROJECT_ROOT": str(repository.path.parent),
+        "GIT_HTTP_EXPORT_ALL": "1",
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "safe.directory",
+        "GIT_CONFIG_VALUE_0": "*",
+        "PATH_INFO": f"/{repository.path.name}/{rest}",
+        "QUERY_STRING": request.url.query,
+        "REQUEST_METHOD": request.method,
+        "CONTENT_TYPE": request.headers.get("content-type", ""),
+        "REMOTE_USER": "x-access-token",
+        "HTTP_CONTENT_ENCODING": request.headers.get("content-encoding", ""),
+        "GIT_PROTOCOL": request.headers.get("git-protocol", ""),
+    }
+    body = await request.body()
+    process = await asyncio.create_subprocess_exec(
+        "git", "http-backend", env={**env, "CONTENT_LENGTH": str(len(body))},
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    output, _ = await process.communicate(body)
+    head, _, content = output.partition(b"\r\n\r\n")
+    pairs = [line.decode("latin-1").partition(": ") for line in head.split(b"\r\n") if b": " in line]
+    headers = {name.lower(): value for name, _, value in pairs}
+    status = int(headers.pop("status", "200").split()[0])
+    return Response(content, status, headers)

@@ -1,0 +1,87 @@
+"""The stand-in's rows as the JSON of GitHub's API and webhooks: the fields that GitHub always sends, no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gofer.rehearsal.github.world import CheckRun, Comment, Delivery, Issue, Repository, User, World
+
+
+def user(one: User) -> dict[str, Any]:
+    return {"login": one.login, "id": one.id, "type": one.type, "site_admin": False}
+
+
+def repository(one: Repository, base: str) -> dict[str, Any]:
+    owner, _, name = one.full_name.partition("/")
+    return {
+        "id": one.id, "name": name, "full_name": one.full_name, "private": True, "fork": False,
+        "archived": one.archived, "owner": {"login": owner, "id": 1, "type": "Organization"},
+        "default_branch": one.default_branch, "html_url": f"{base}/{one.full_name}",
+        "clone_url": f"{base}/{one.full_name}.git",
+    }  # fmt: skip
+
+
+def issue(one: Issue, of: Repository, base: str) -> dict[str, Any]:
+    kind = "pull" if one.head else "issues"
+    shown: dict[str, Any] = {
+        "number": one.number, "title": one.title, "body": one.body or None, "user": user(one.user),
+        "state": one.state, "created_at": one.created_at, "updated_at": one.created_at,
+        "labels": [{"name": name} for name in one.labels], "draft": one.draft,
+        "html_url": f"{base}/{of.full_name}/{kind}/{one.number}", "id": of.id * 10_000 + one.number,
+    }  # fmt: skip
+    if one.head:
+        shown["pull_request"] = {"url": f"{base}/api/v3/repos/{of.full_name}/pulls/{one.number}"}
+    return shown
+
+
+def pull(one: Issue, of: Repository, base: str, sha: str) -> dict[str, Any]:
+    shown = issue(one, of, base)
+    del shown["pull_request"]
+    fork = one.head_repository != of.full_name
+    head = {"full_name": one.head_repository} if fork else repository(of, base)
+    return {
+        **shown,
+        "head": {"ref": one.head, "sha": sha, "repo": head},
+        "base": {"ref": one.base, "repo": repository(of, base)},
+        "requested_reviewers": [{"login": login} for login in one.reviewers],
+    }
+
+
+def comment(one: Comment, of: Repository, base: str) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "id": one.id, "body": one.body, "user": user(one.user), "created_at": one.created_at,
+        "updated_at": one.updated_at or one.created_at,
+        "html_url": f"{base}/{of.full_name}/issues/{one.number}#issuecomment-{one.id}",
+    }  # fmt: skip
+    if one.path:
+        shown |= {"path": one.path, "line": 1, "diff_hunk": "@@"}
+        if one.thread != one.id:
+            shown["in_reply_to_id"] = one.thread
+    return shown
+
+
+def check_run(one: CheckRun) -> dict[str, Any]:
+    return {
+        "id": one.id, "name": one.name, "head_sha": one.head_sha, "status": one.status,
+        "conclusion": one.conclusion, "external_id": one.external_id, "output": one.output,
+    }  # fmt: skip
+
+
+def delivery(one: Delivery, *, whole: bool = False) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "id": one.id, "guid": one.guid, "delivered_at": one.delivered_at, "redelivery": one.redelivery,
+        "status": "OK" if 200 <= one.status_code < 300 else "failed", "status_code": one.status_code,
+        "event": one.event, "action": one.payload.get("action"),
+    }  # fmt: skip
+    if whole:
+        shown["request"] = {"headers": {"X-GitHub-Event": one.event}, "payload": one.payload}
+    return shown
+
+
+def app(world: World, app_id: int) -> dict[str, Any]:
+    one = world.apps[app_id]
+    installed = sum(1 for place in world.installations.values() if place.app.id == app_id)
+    return {
+        "id": one.id, "slug": one.slug, "name": one.slug, "permissions": one.permissions, "events": one.events,
+        "installations_count": installed,
+    }  # fmt: skip

@@ -1,0 +1,188 @@
+"""What the stand-in's GitHub consists of. Its rows are the ground truth of a test."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+Level = Literal["read", "write"]
+
+
+def stamp(seconds: float | None = None) -> str:
+    """A time as GitHub writes it."""
+    return datetime.fromtimestamp(time.time() if seconds is None else seconds, UTC).strftime(
+        "%Y-%m-%dT%H:%M:%SZ"
+    )
+
+
+@dataclass
+class User:
+    """An account."""
+
+    id: int
+    login: str
+    type: Literal["User", "Bot"] = "User"
+
+
+@dataclass
+class Comment:
+    """A comment on an issue or pull request, or on a line of a diff."""
+
+    id: int
+    number: int
+    user: User
+    body: str
+    created_at: str = field(default_factory=stamp)
+    updated_at: str = ""
+    reactions: list[tuple[str, str]] = field(default_factory=list)
+    """Login and content."""
+    edits: int = 0
+    path: str = ""
+    """Of a review comment: the file it is about."""
+    thread: int = 0
+    """Of a review comment: the first one of its thread."""
+
+
+@dataclass
+class Issue:
+    """An issue, or with `head` a pull request."""
+
+    number: int
+    title: str
+    body: str
+    user: User
+    created_at: str = field(default_factory=stamp)
+    labels: list[str] = field(default_factory=list)
+    reactions: list[tuple[str, str]] = field(default_factory=list)
+    state: Literal["open", "closed"] = "open"
+    head: str = ""
+    base: str = ""
+    draft: bool = False
+    head_repository: str = ""
+    """The full name of the fork it comes from, or of the repository itself."""
+    reviewers: list[str] = field(default_factory=list)
+
+
+@dataclass
+class CheckRun:
+    """A check on a commit."""
+
+    id: int
+    name: str
+    head_sha: str
+    status: str
+    by: str
+    conclusion: str | None = None
+    external_id: str = ""
+    output: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Repository:
+    """A repository with its bare git directory."""
+
+    id: int
+    full_name: str
+    path: Path
+    default_branch: str = "main"
+    archived: bool = False
+    permissions: dict[str, str] = field(default_factory=dict)
+    issues: dict[int, Issue] = field(default_factory=dict)
+    comments: dict[int, Comment] = field(default_factory=dict)
+    review_comments: dict[int, Comment] = field(default_factory=dict)
+    check_runs: dict[int, CheckRun] = field(default_factory=dict)
+
+    def next_number(self) -> int:
+        return max(self.issues, default=0) + 1
+
+
+@dataclass
+class App:
+    """A GitHub App."""
+
+    id: int
+    slug: str
+    public_key: str
+    webhook_secret: str
+    hook_url: str = ""
+    permissions: dict[str, str] = field(default_factory=dict)
+    events: list[str] = field(default_factory=list)
+
+    @property
+    def user(self) -> User:
+        return User(10_000_000 + self.id, f"{self.slug}[bot]", "Bot")
+
+
+@dataclass
+class Installation:
+    """Where an App is installed."""
+
+    id: int
+    app: App
+    repositories: set[str]
+    permissions: dict[str, str]
+    suspended: bool = False
+
+
+@dataclass
+class Token:
+    """What a bearer may do: everything its user may, or what an installation granted."""
+
+    value: str
+    user: User
+    installation: Installation | None = None
+    repositories: set[str] = field(default_factory=set)
+    permissions: dict[str, str] = field(default_factory=dict)
+    until: float = field(default_factory=lambda: time.time() + 3600)
+
+
+@dataclass
+class Delivery:
+    """One try to deliver a webhook."""
+
+    id: int
+    guid: str
+    event: str
+    payload: dict[str, Any]
+    status_code: int = 0
+    delivered_at: str = field(default_factory=stamp)
+    redelivery: bool = False
+
+
+@dataclass
+class World:
+    """Everything there is."""
+
+    users: dict[str, User] = field(default_factory=dict)
+    repositories: dict[str, Repository] = field(default_factory=dict)
+    apps: dict[int, App] = field(default_factory=dict)
+    installations: dict[int, Installation] = field(default_factory=dict)
+    tokens: dict[str, Token] = field(default_factory=dict)
+    minted: list[Token] = field(default_factory=list)
+    """Every installation token there ever was, revoked ones included."""
+    deliveries: list[Delivery] = field(default_factory=list)
+    codes: dict[str, App] = field(default_factory=dict)
+    """Manifest codes, each good for one exchange."""
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1001))
+
+    def next_id(self) -> int:
+        return next(self._numbers)
+
+    def user(self, login: str) -> User:
+        """A person, made when not there yet."""
+        return self.users.setdefault(login, User(self.next_id(), login))
+
+    def token(self, **values: Any) -> Token:
+        """A new token; installation tokens are long, and their length is nobody's business."""
+        prefix = "ghs_" if values.get("installation") else "github_pat_"
+        made = Token(value=f"{prefix}{secrets.token_hex(40)}", **values)
+        self.tokens[made.value] = made
+        if made.installation is not None:
+            self.minted.append(made)
+        return made

@@ -1,0 +1,15 @@
+"""A scene on the stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from github_scene import Scene, open_scene
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    async with open_scene() as made:
+        yield made

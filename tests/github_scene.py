@@ -1,0 +1,171 @@
+"""GitHub's stand-in and a Gofer that is connected to it as an App, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+
+from gofer.assembly import open_platform
+from gofer.connecting import add_connection
+from gofer.integration import Account, Request
+from gofer.platform import Platform
+from gofer.rehearsal.github import GitHubService
+from gofer.rehearsal.github.world import App, Comment, Repository
+from gofer.settings import Settings
+from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.tables import JobState, jobs
+from gofer.vault.secret import Secret
+from gofer.web.app import public_app
+from gofer.web.server import make_server
+
+SECRET = "the-webhook-secret-of-the-app"
+README = "# Widgets\n"
+
+
+def request(
+    event: str, body: bytes, *, secret: str = SECRET, delivery: str = "d-1", **headers: str
+) -> Request:
+    """A webhook, rightly signed unless told otherwise."""
+    given = {
+        "x-github-event": event,
+        "x-github-delivery": delivery,
+        "x-hub-signature-256": "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest(),
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    return Request(body, tuple((name, value.encode("utf-8")) for name, value in given.items()))
+
+
+def account(**settings: Any) -> Account:
+    """A connection as the integration sees it, without anything behind it."""
+    return Account("github_1", "test", settings, {"webhook_secret": Secret(SECRET)})
+
+
+def tool(name: str, **arguments: str) -> str:
+    """A line that has the offline model call a tool."""
+    return f"$tool {name} {json.dumps(arguments)}"
+
+
+FIX = "\n".join(
+    [
+        "@gofer please fix this",
+        tool("github_checkout"),
+        "$ cd ~/repo && echo fixed >> README.md && git commit -qam 'Fix the widget'",
+        "$ cd ~/repo && git push -q origin HEAD 2>&1; echo pushed $?",
+        tool("github_open_pull", title="Fix the widget", body="It said nothing; now it does."),
+    ]
+)
+
+
+@dataclass
+class Scene:
+    """A stand-in with one repository and one App, and how Gofer is connected to it."""
+
+    github: GitHubService
+    app: App
+    private_key: str
+    repository: Repository
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "api_url": self.github.api_url,
+            "web_url": self.github.url,
+            "app_id": self.app.id,
+            "handle": self.app.slug,
+            "login": f"{self.app.slug}[bot]",
+        }
+
+    def account(self, **settings: Any) -> Account:
+        secrets = {"webhook_secret": Secret(self.app.webhook_secret), "private_key": Secret(self.private_key)}
+        return Account("github_1", "test", {**self.settings, **settings}, secrets)
+
+    def ours(self, number: int) -> list[Comment]:
+        """What we wrote on an issue."""
+        return [
+            one
+            for one in self.repository.comments.values()
+            if one.number == number and one.user.login == self.app.user.login
+        ]
+
+
+@contextlib.asynccontextmanager
+async def open_scene() -> AsyncIterator[Scene]:
+    """acme/widgets, where ada may write, olga administers, rita reads and mallory is nobody."""
+    async with GitHubService().open() as github:
+        app, key = github.create_app()
+        people = {"ada": "write", "olga": "admin", "rita": "read"}
+        repository = github.create_repository("acme/widgets", {"README.md": README}, **people)
+        github.install(app, "acme/widgets")
+        yield Scene(github, app, key, repository)
+
+
+@dataclass
+class Running:
+    """A Gofer that is connected."""
+
+    platform: Platform
+    connection_id: str
+
+    async def quiet(self, patience: float = 40) -> None:
+        """Wait until nothing is left to do."""
+        live = (JobState.READY, JobState.BLOCKED, JobState.RUNNING, JobState.SCHEDULED)
+        async with asyncio.timeout(patience):
+            while await self.jobs(lambda row: row.state in live and row.kind != "poll"):
+                await asyncio.sleep(0.02)
+
+    async def jobs(self, which: Callable[[Any], bool] = lambda row: True) -> list[Any]:
+        rows = await self.platform.database.read(lambda c: list(c.execute(select(jobs)).all()))
+        return [row for row in rows if which(row)]
+
+    async def rows(self, query: Any) -> list[Any]:
+        return list(await self.platform.database.read(lambda c: c.execute(query).all()))
+
+
+@contextlib.asynccontextmanager
+async def gofer(
+    scene: Scene, data_dir: Path, connection_id: str = "", poll_every: Any = 300, **given: Any
+) -> AsyncIterator[Running]:
+    """Gofer with web and worker; the App's webhook points to it."""
+    values: dict[str, Any] = {
+        "data_dir": data_dir,
+        "public_url": "http://gofer.test",
+        "sandbox": "off",
+        **given,
+    }
+    async with open_platform(Settings(**values), roles=frozenset({"web", "worker"})) as platform:
+        connection_id = connection_id or await platform.database.write(
+            partial(
+                add_connection,
+                vault=platform.vault,
+                workspace_id=FIRST_WORKSPACE,
+                integration=platform.registry.get("github"),
+                name="test",
+                settings={**scene.settings, "poll_every": poll_every},
+                secrets_given={
+                    "webhook_secret": Secret(scene.app.webhook_secret),
+                    "private_key": Secret(scene.private_key),
+                },
+                by="test",
+            )
+        )
+        await platform.reload_secrets()
+        server = make_server(public_app(platform), host="127.0.0.1", port=0)
+        running = asyncio.create_task(server.serve())
+        await server.ready.wait()
+        scene.app.hook_url = f"http://127.0.0.1:{server.port}/hooks/{connection_id}"
+        try:
+            yield Running(platform, connection_id)
+        finally:
+            scene.app.hook_url = ""
+            server.stop()
+            await running

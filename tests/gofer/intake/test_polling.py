@@ -1,0 +1,201 @@
+"""Admission and polling with an integration made for the test: asked once, one poller, nothing skipped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from gofer.accounts import Accounts
+from gofer.errors import Fenced, Permanent, Temporary
+from gofer.intake.admit import Admitter, unread
+from gofer.intake.polling import CATCH_UP, POLL, Poller, ensure_inflow
+from gofer.intake.receive import Gate, Intake
+from gofer.integration import Account, Admission, Author, File, Incoming, Integration, Parsed, Request, Unread
+from gofer.jobs.queue import Claim
+from gofer.jobs.signals import LocalSignals
+from gofer.registry import Registry
+from gofer.store.blobs import read_blob
+from gofer.store.tables import connections, jobs, messages
+from gofer.vault.redaction import Redactor
+from world import World
+
+Eventually = Callable[..., Awaitable[Any]]
+
+
+class Post(Integration):
+    """A service that is asked for its mail."""
+
+    name = "post"
+    can_poll = can_catch_up = True
+
+    def __init__(self) -> None:
+        self.box: list[dict[str, str]] = []
+        self.asked_after: list[str | None] = []
+        self.admitted: list[str] = []
+        self.trouble: Exception | None = None
+
+    def parse(self, request: Request, account: Account) -> Parsed:
+        letter = request.json()
+        message = Incoming(
+            "kitchen", Author(letter["from"]), letter["text"], addressed=True, external_id=letter["id"]
+        )
+        return Parsed(letter["id"], "message", message)
+
+    async def poll(self, account: Account, last: str | None) -> Sequence[Request]:
+        if self.trouble is not None:
+            trouble, self.trouble = self.trouble, None
+            raise trouble
+        self.asked_after.append(last)
+        known = [letter["id"] for letter in self.box]
+        new = self.box[known.index(last) + 1 :] if last in known else self.box
+        if not new:
+            await asyncio.sleep(0.01)
+        return [Request(json.dumps(letter).encode()) for letter in new]
+
+    async def admit(self, unread: Unread, account: Account) -> Admission:
+        if self.trouble is not None:
+            raise self.trouble
+        self.admitted.append(unread.message.text)
+        return Admission(
+            "member", text=unread.message.text.upper(), files=(File("a.txt", "text/plain", b"abc"),)
+        )
+
+
+class Office:
+    """What a process needs to take mail in."""
+
+    def __init__(self, world: World, post: Post) -> None:
+        registry = Registry([])
+        registry.integrations["post"] = post
+        self.accounts = Accounts(database=world.database, vault=world.vault, registry=registry, public_url="")
+        self.intake = Intake(
+            database=world.database, vault=world.vault, accounts=self.accounts, signals=LocalSignals(),
+            gate=Gate(1000), redactor=Redactor(),
+        )  # fmt: skip
+        self.poller = Poller(database=world.database, accounts=self.accounts, intake=self.intake)
+        self.admitter = Admitter(
+            database=world.database, vault=world.vault, accounts=self.accounts, redactor=Redactor()
+        )
+
+
+@pytest.fixture
+def post() -> Post:
+    return Post()
+
+
+@pytest.fixture
+async def office(world: World, post: Post) -> Office:
+    await world.run(lambda c: c.execute(update(connections).values(integration="post", settings={})))
+    return Office(world, post)
+
+
+def letter(number: int) -> dict[str, str]:
+    return {"id": f"letter-{number}", "from": "ann", "text": f"text {number}"}
+
+
+async def inflow(world: World) -> int:
+    names = frozenset({"post"})
+    made: int = await world.run(ensure_inflow, polling=names, catching_up=names, public=False)
+    return made
+
+
+async def test_processes_that_start_together_make_one_poller(world: World, office: Office) -> None:
+    made = await asyncio.gather(*(inflow(world) for _ in range(4)))
+    kinds = [row.kind for row in await world.rows(select(jobs))]
+    assert len(kinds) == len(set(kinds)) == sum(made)
+    assert {CATCH_UP, POLL} <= set(kinds)
+
+
+async def test_what_is_polled_comes_in_once_and_in_order(
+    world: World, office: Office, post: Post, eventually: Eventually
+) -> None:
+    post.box = [letter(n) for n in range(5)]
+    await inflow(world)
+    async with world.worker({POLL: office.poller.poll}):
+        await eventually(lambda: has_messages(world, 5))
+        post.box.append(letter(5))
+        await eventually(lambda: has_messages(world, 6))
+    assert post.asked_after[0] is None
+    rows = await world.rows(select(messages.c.external_id).order_by(messages.c.seq))
+    assert [row.external_id for row in rows] == [f"letter-{n}" for n in range(6)]
+
+
+async def has_messages(world: World, count: int) -> bool:
+    return await world.count(messages) >= count
+
+
+@pytest.mark.parametrize("trouble", [Temporary(retry_after=0.05), Permanent("no"), Temporary()], ids=repr)
+async def test_trouble_at_the_service_pauses_the_poller_and_costs_no_try(
+    world: World, office: Office, post: Post, eventually: Eventually, trouble: Exception
+) -> None:
+    post.trouble = trouble
+    await inflow(world)
+
+    async def has_paused() -> bool:
+        (job,) = await world.rows(select(jobs).where(jobs.c.kind == POLL))
+        return bool(job.state == "scheduled" or post.asked_after)
+
+    async with world.worker({POLL: office.poller.poll}):
+        await eventually(has_paused)
+    (job,) = await world.rows(select(jobs).where(jobs.c.kind == POLL))
+    assert job.attempts == 0
+
+
+# Admission.
+
+
+async def working(world: World) -> Claim:
+    await world.say("hello")
+    return await world.claim_one()
+
+
+async def test_a_message_is_admitted_once_and_what_was_found_is_kept(
+    world: World, office: Office, post: Post
+) -> None:
+    claim = await working(world)
+    for _ in range(2):
+        found = await world.database.read(lambda c: unread(c, world.vault, claim, 0))
+        (read,) = await office.admitter.admit(claim, found)
+    assert post.admitted == ["hello"]
+    assert (read.message.text, read.trust) == ("HELLO", "member")
+    digest = read.message.attachments[0].ref.removeprefix("blob:")
+    kept = await world.database.read(lambda c: read_blob(c, world.vault, str(claim.conversation_id), digest))
+    assert kept == b"abc"
+
+
+async def test_a_worker_that_lost_its_job_admits_nothing(world: World, office: Office) -> None:
+    claim = await working(world)
+    found = await world.database.read(lambda c: unread(c, world.vault, claim, 0))
+    await world.pass_time(31)
+    await world.sweep()
+    with pytest.raises(Fenced):
+        await office.admitter.admit(claim, found)
+    assert (await world.rows(select(messages.c.trust)))[0][0] == "unknown"
+
+
+async def test_who_cannot_be_looked_up_is_a_stranger_and_an_outage_is_tried_again(
+    world: World, office: Office, post: Post
+) -> None:
+    claim = await working(world)
+    found = await world.database.read(lambda c: unread(c, world.vault, claim, 0))
+    post.trouble = Temporary()
+    with pytest.raises(Temporary):
+        await office.admitter.admit(claim, found)
+    post.trouble = Permanent("gone")
+    (read,) = await office.admitter.admit(claim, found)
+    assert read.trust == "stranger"
+
+
+async def test_an_edit_that_crosses_admission_is_not_lost(world: World, office: Office) -> None:
+    """Edited after it was asked about and before the answer is stored: the newer words are kept."""
+    await world.say("helo", external_id="m1")
+    claim = await world.claim_one()
+    found = await world.database.read(lambda c: unread(c, world.vault, claim, 0))
+    await world.say("hello, world", external_id="m1", replaces="m1")
+    (read,) = await office.admitter.admit(claim, found)
+    assert read.message.text == "HELLO, WORLD"
