@@ -21,7 +21,9 @@ async def test_an_app_is_made_from_a_manifest_with_a_code_that_works_once(scene:
     code = scene.github.manifest_code("gofer-acme")
     settings = Settings(api_url=scene.github.api_url, web_url=scene.github.url)
     learned, secrets = await convert(settings, code)
-    account = Account("new", "new", {**settings.model_dump(), **learned}, {k: Secret(v) for k, v in secrets.items()})
+    account = Account(
+        "new", "new", {**settings.model_dump(), **learned}, {k: Secret(v) for k, v in secrets.items()}
+    )
     health = await integration.set_up(account)
     assert health.ok, health.line
     assert health.learned["handle"] == "gofer-acme"

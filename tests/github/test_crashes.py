@@ -60,7 +60,13 @@ async def doomed(data_dir: Path) -> AsyncIterator[Doomed]:
             process.kill()
 
 
-POINTS = ["intake.recorded", "run.admitted", "shell.ran:2", "outbox.placed_outside", "outbox.completed_outside"]
+POINTS = [
+    "intake.recorded",
+    "run.admitted",
+    "shell.ran:2",
+    "outbox.placed_outside",
+    "outbox.completed_outside",
+]
 
 
 @pytest.mark.parametrize("point", POINTS)
