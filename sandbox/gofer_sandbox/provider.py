@@ -152,6 +152,10 @@ class Wire(Protocol):
     def adopt(self, running: bool) -> None:
         """Go on reading what earlier commands' processes print; `running` when a command is to be resumed."""
 
+    @property
+    def keeps_output(self) -> bool:
+        """Whether what the running command prints is kept while no server is there."""
+
     def finish(self) -> bool:
         """Deliver the rest of the command's output; True when something still holds it open."""
 

@@ -76,6 +76,7 @@ def prepare(control: Path, keeper: str, owner: Ownership, inside: str, private: 
     """Fill a new control directory."""
     owner.fifo(control / "in")
     owner.fifo(control / "st")
+    owner.fifo(control / scripts.FIRST_OUTPUT)
     files = {
         "keeper": keeper,
         "rc": scripts.rc(inside),
@@ -173,16 +174,33 @@ class FifoWire:
 
     def adopt(self, running: bool) -> None:
         """Read on for what earlier commands left running, or it would wait for ever once its FIFO is full, and
-        the next command would get its output. The latest FIFO is the running command's, if there is one."""
+        the next command would get its output. The latest FIFO is the running command's, if there is one, and
+        goes on being used if nobody holds it."""
+        taken = False
         for name in os.listdir(self._control):
             if not re.fullmatch(r"[oe]\d+", name) or (running and int(name[1:]) == self._pipe):
                 continue
             path = f"{self._control}/{name}"
             stream = _Stream(path, _EARLIER, os.open(path, _READ))
+            if int(name[1:]) == self._pipe:
+                if self._at_end(stream):
+                    stream.close()
+                    continue
+                taken = True
             self._leave_open(stream)
             self._on_background(stream)  # nobody may hold it any more, of which the loop would not tell
-        if not running:
+        if taken:
             self._pipe += 1
+
+    def _at_end(self, stream: _Stream) -> bool:
+        """Whether nobody writes to a FIFO any more and nothing was left in it."""
+        try:
+            data = os.read(stream.reader, _BACKGROUND_CHUNK)
+        except BlockingIOError:
+            return False
+        if data and self._listener is not None:
+            self._listener.background(stream.number, data)
+        return not data
 
     def _open_streams(self, number: int, separate: bool, create: bool) -> list[str]:
         names = [f"o{self._pipe}", f"e{self._pipe}"][: 2 if separate else 1]
@@ -215,6 +233,11 @@ class FifoWire:
             if len(data) == _DEFAULT_PIPE:
                 stream.widen()
             self._listener.output(index, data)
+
+    @property
+    def keeps_output(self) -> bool:
+        """The keeper holds the first FIFO open; one that was made beside it is lost with its last writer."""
+        return f"o{self._pipe}" == scripts.FIRST_OUTPUT
 
     def finish(self) -> bool:
         """Everything the command wrote before its status is in the FIFO by now."""

@@ -44,7 +44,7 @@ class Shell:
         self.unread = False
         """Whether the last shell died without having read the command it was given."""
         self.ended_alone = False
-        """Whether the command we took over had ended before, when nobody read what it printed."""
+        """Whether the command we took over had ended before, when nobody read or kept what it printed."""
         self.background_log = BackgroundLog(directory / "output", limits.spool)
         self._home, self._limits, self._journal, self._directory = home, limits, journal, directory
         self._outputs = f"{directory}/output/"
@@ -98,7 +98,7 @@ class Shell:
             self.wire.resume(live.number, live.separate)
         left = frames.parse(self.wire.status())
         if isinstance(left, frames.Done) and left.number == live.number:
-            self.ended_alone = True
+            self.ended_alone = live.separate or not self.wire.keeps_output
             self.push(left)
         return True
 
