@@ -133,7 +133,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def gofer(
-    scene: Scene, data_dir: Path, connection_id: str = "", poll_every: float = 300, **given: Any
+    scene: Scene, data_dir: Path, connection_id: str = "", *, poll_every: float = 15, **given: Any
 ) -> AsyncIterator[Running]:
     """Gofer with web and worker; the App's webhook points to it."""
     values: dict[str, Any] = {
@@ -159,6 +159,7 @@ async def gofer(
             )
         )
         await platform.reload_secrets()
+        await platform.database.write(platform.start_inflow)
         server = make_server(public_app(platform), host="127.0.0.1", port=0)
         running = asyncio.create_task(server.serve())
         await server.ready.wait()

@@ -7,6 +7,7 @@ one line may be several requests, each of which can fail (docs/decisions/0008-gi
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,22 @@ class Client:
 
     async def get(self, path: str, *, accept: str = "", **parameters: Any) -> Any:
         return await self.request("GET", path, parameters=parameters, accept=accept)
+
+    async def text(self, path: str, accept: str) -> str:
+        """An answer that is text, such as a diff; PyGithub wraps what is no JSON."""
+        answer = await self.get(path, accept=accept)
+        if isinstance(answer, dict) and isinstance(answer.get("data"), str):
+            return str(answer["data"])
+        if answer is None:
+            return ""
+        raise Permanent("GitHub answered with something else than text.", reason="github.not_text")
+
+    async def file(self, repository: str, path: str, ref: str = "") -> str:
+        """A file's text, at the default branch unless a ref is given. Binary and huge ones are refused."""
+        answer = await self.get(f"/repos/{repository}/contents/{path}", **({"ref": ref} if ref else {}))
+        if not isinstance(answer, dict) or answer.get("encoding") != "base64":
+            raise Permanent("That is a directory, or too big to be read this way.", reason="github.not_text")
+        return base64.b64decode(answer["content"]).decode("utf-8", "replace")
 
     async def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         return await self.request("POST", path, body=body or {})
@@ -104,6 +121,7 @@ class Client:
     ) -> Any:
         import requests
         from github.Requester import Requester
+        from jwt import PyJWTError
 
         from github import GithubException
 
@@ -122,6 +140,8 @@ class Client:
             raise Temporary(
                 f"GitHub cannot be reached: {type(error).__name__}.", reason="unreachable"
             ) from None
+        except PyJWTError as error:
+            raise Permanent(f"The App's key cannot sign: {error}", reason="github.credentials") from None
         except ValueError:
             raise Temporary("GitHub answered with something unreadable.", reason="unreadable") from None
         finally:

@@ -32,9 +32,11 @@ _FRAMES_TIME = 0.005
 _SHARE = 10
 """Acting on frames may take one part in this many of the time once it takes long."""
 _BACKGROUND_CHUNK = 64 * 1024
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-_WRITE = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-_BOTH = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_EARLIER = 0
+"""Stands for the commands of an earlier server, whose numbers are not known."""
+# Windows has none of them, and imports this too.
+_SAFELY = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC"))
+_READ, _WRITE, _BOTH = os.O_RDONLY | _SAFELY, os.O_WRONLY | _SAFELY, os.O_RDWR | _SAFELY
 _FRAME = re.compile(rb"(?:D\d+ \d+ .*|X\d+ \d+ .*|R\d+|P)\Z", re.S)
 
 
@@ -168,6 +170,19 @@ class FifoWire:
     def resume(self, number: int, separate: bool) -> None:
         """Read on where another process stopped."""
         self._open_streams(number, separate, create=False)
+
+    def adopt(self, running: bool) -> None:
+        """Read on for what earlier commands left running, or it would wait for ever once its FIFO is full, and
+        the next command would get its output. The latest FIFO is the running command's, if there is one."""
+        for name in os.listdir(self._control):
+            if not re.fullmatch(r"[oe]\d+", name) or (running and int(name[1:]) == self._pipe):
+                continue
+            path = f"{self._control}/{name}"
+            stream = _Stream(path, _EARLIER, os.open(path, _READ))
+            self._leave_open(stream)
+            self._on_background(stream)  # nobody may hold it any more, of which the loop would not tell
+        if not running:
+            self._pipe += 1
 
     def _open_streams(self, number: int, separate: bool, create: bool) -> list[str]:
         names = [f"o{self._pipe}", f"e{self._pipe}"][: 2 if separate else 1]
