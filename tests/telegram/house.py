@@ -68,7 +68,7 @@ class House:
     async def count(self, table: Any, *conditions: Any) -> int:
         return int((await self.rows(select(func.count()).select_from(table).where(*conditions)))[0][0])
 
-    async def answers(self, chat: Chat, count: int, *, within: float = 20) -> list[str]:
+    async def answers(self, chat: Chat, count: int, *, within: float = 60) -> list[str]:
         """What the bot says in a chat once it has said so much, all of it complete."""
 
         def complete() -> bool:
@@ -78,14 +78,14 @@ class House:
         await self.telegram.until(complete, within=within)
         return self.telegram.said(chat)
 
-    async def took_in(self, count: int, *, within: float = 20) -> None:
+    async def took_in(self, count: int, *, within: float = 60) -> None:
         """Wait until so many deliveries are stored."""
         async with asyncio.timeout(within):
             while await self.count(deliveries) < count:
                 await asyncio.sleep(0.02)
         assert await self.count(deliveries) == count
 
-    async def settled(self, *, within: float = 20) -> None:
+    async def settled(self, *, within: float = 60) -> None:
         """Wait until no job is left but the poller's."""
         busy = (in_state(*LIVE), jobs.c.kind.not_in(("poll", "approval")))
         async with asyncio.timeout(within):

@@ -85,11 +85,11 @@ async def test_crashes_neither_lose_nor_double_an_answer(
             for _ in range(2):
                 for chat in watch.chats:
                     watch.say(chat)
-            await telegram.until(lambda: gofer.died, within=60)
+            await telegram.until(lambda: gofer.died, within=120)
             await gofer.kill()
             watch.say(watch.chats[0])
         await gofer.start()
-        await telegram.until(watch.all_answered, within=60)
+        await telegram.until(watch.all_answered, within=120)
         await asyncio.sleep(0.3)
         await gofer.kill(signal.SIGTERM)
     watch.check(kills=len(points))

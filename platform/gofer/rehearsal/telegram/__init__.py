@@ -102,7 +102,7 @@ class Telegram:
         """Let the next calls of a method go wrong; see `Fault`."""
         self.faults.append(Fault(method, **how))
 
-    async def until(self, condition: Callable[[], Any], *, within: float = 10) -> Any:
+    async def until(self, condition: Callable[[], Any], *, within: float = 60) -> Any:
         """Wait until a condition holds, and return its value; raises TimeoutError."""
         end = time.monotonic() + within
         while not (value := condition()):
