@@ -1,7 +1,7 @@
 """Requests to GitHub's API: PyGithub's requester in threads of our own, and its errors as ours.
 
 PyGithub signs, authenticates and reads answers. Its objects are not used: they load themselves lazily, so that
-one line may be several requests, each of which can fail (docs/decisions/0007-github-by-requests.md).
+one line may be several requests, each of which can fail (docs/decisions/0008-github-by-requests.md).
 """
 
 from __future__ import annotations

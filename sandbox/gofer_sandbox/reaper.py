@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import time
 from collections.abc import Collection
 from pathlib import Path
 
-from gofer_sandbox import records
+from gofer_sandbox import records, tree
 from gofer_sandbox.errors import SandboxOwned
 from gofer_sandbox.journal import Journal
 from gofer_sandbox.provider import Provider
@@ -55,5 +54,5 @@ async def _remove(record: Record, provider: Provider) -> bool:
         await provider.remove(record)
     records.remove(provider.base, record.id)
     if record.ephemeral:
-        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+        await asyncio.to_thread(tree.remove, directory)
     return True

@@ -17,7 +17,7 @@ from gofer.errors import Fenced, StoreError
 from gofer.jobs import queue, upkeep
 from gofer.jobs.conclude import Apology, Concluded, Ending, conclude_all
 from gofer.jobs.cron import tick
-from gofer.jobs.outcome import Cancel, Dead, Outcome, Retry, Snooze
+from gofer.jobs.outcome import Cancel, Dead, Draft, Outcome, Retry, Snooze
 from gofer.jobs.queue import Claim
 from gofer.jobs.signals import EVENTS, JOBS, Signals
 from gofer.jobs.steer import expire_questions
@@ -245,16 +245,19 @@ class Worker:
         try:
             concluded = await asyncio.shield(ending.concluded)
         except asyncio.CancelledError:
-            # A shutdown must not tear the end off a run that is done.
-            concluded = await ending.concluded
+            # A shutdown must not tear the end off a run that is done, and a second cancel not what is shared.
+            await asyncio.wait([ending.concluded])
+            concluded = ending.concluded.result()
         log.info("job.concluded", state=concluded.state, outcome=type(outcome).__name__.lower())
 
     async def _end_together(self) -> None:
         """Write the ends of all runs that are over, in one transaction; more gather while it commits."""
-        while self._endings:
-            batch, self._endings = self._endings[:MOST_TOGETHER], self._endings[MOST_TOGETHER:]
-            await self._end(batch)
-        self._ending = None
+        try:
+            while self._endings:
+                batch, self._endings = self._endings[:MOST_TOGETHER], self._endings[MOST_TOGETHER:]
+                await self._end(batch)
+        finally:
+            self._ending = None
 
     async def _end(self, batch: list[_Ending]) -> None:
         try:
@@ -325,14 +328,26 @@ class Worker:
         while True:
             woke = await database.write(tick) + await database.write(expire_questions)
             for claim in await database.read(upkeep.lost_jobs):
-                if await database.write(
-                    partial(upkeep.rescue, vault=self._vault, claim=claim, apology=self._apology)
-                ):
-                    log.warning("job.lost", job=claim.id, worker=claim.owner)
-                    woke += 1
+                woke += await self._rescue(claim)
             if woke:
                 self._signals.wake(JOBS)
             await asyncio.sleep(self._jittered())
+
+    async def _rescue(self, claim: Claim) -> bool:
+        for apology in (self._apology, _no_words):
+            rescue = partial(upkeep.rescue, vault=self._vault, claim=claim, apology=apology)
+            try:
+                found = await self._database.write(rescue)
+            except StoreError:
+                raise
+            except Exception:
+                # Where nothing can be said (a tampered key), it ends without a word: the others are waiting.
+                log.exception("job.not_rescued", job=claim.id)
+            else:
+                if found:
+                    log.warning("job.lost", job=claim.id, worker=claim.owner)
+                return found
+        return False
 
     async def _tidy_loop(self) -> None:
         """What may take its time: making good what should not exist, and removing what is old."""
@@ -370,6 +385,10 @@ def _let_go_of_lost(
         fence, _cancel_requested = held.get(job_id, (None, False))
         if fence != run.claim.fence and not task.done():
             task.cancel()
+
+
+def _no_words(connection: object, claim: Claim, reason: str) -> tuple[Draft, ...]:
+    return ()
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

@@ -65,6 +65,9 @@ class Outbox:
 
     async def _send(self, run: Run, part: Part, taken_over: bool) -> Outcome | None:
         """Send one part; None when the ledger knows its end, else why to come back later."""
+        if part.unreadable:
+            await self._give_up(run, part, part.unreadable)
+            return None
         try:
             connected = await self._accounts.get(part.connection_id)
             if part.state is ReplyState.SENT:

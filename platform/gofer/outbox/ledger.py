@@ -8,13 +8,14 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, select, update
 
-from gofer.errors import Fenced
+from gofer.errors import Fenced, NotFound
 from gofer.jobs.queue import Claim
 from gofer.store import events as log
 from gofer.store.clock import now
 from gofer.store.sealing import conversation_key, unseal
 from gofer.store.tables import IS_UNSENT, JobState, ReplyState, attempts, bindings, in_state, jobs, replies
 from gofer.vault.envelope import Vault
+from gofer.vault.errors import Tampered
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class Part:
     choices: tuple[str, ...]
     confirm_in: float | None
     """Seconds until its final edit is to be repeated; None when it is not."""
+    unreadable: str = ""
+    """Why its words cannot be opened, if they cannot: what was changed or purged behind our back is not sent."""
 
 
 def hold(connection: Connection, claim: Claim) -> None:
@@ -64,9 +67,9 @@ def next_part(connection: Connection, vault: Vault, binding_id: str) -> Part | N
         row = connection.execute(_TO_CONFIRM, {"binding": binding_id}).first()
     if row is None:
         return None
-    key = conversation_key(connection, vault, row.conversation_id)
-    content = unseal(key, row.sealed, "reply", row.job_id, row.kind, row.part)
+    content, unreadable = _content(connection, vault, row)
     return Part(
+        unreadable=unreadable,
         id=row.id,
         job_id=row.job_id,
         kind=row.kind,
@@ -84,6 +87,14 @@ def next_part(connection: Connection, vault: Vault, binding_id: str) -> Part | N
         choices=tuple(content.get("choices", ())),
         confirm_in=None if row.confirm_at is None else row.confirm_at - row.current,
     )
+
+
+def _content(connection: Connection, vault: Vault, row: Any) -> tuple[dict[str, Any], str]:
+    try:
+        key = conversation_key(connection, vault, row.conversation_id)
+        return unseal(key, row.sealed, "reply", row.job_id, row.kind, row.part), ""
+    except (NotFound, Tampered) as error:
+        return {"text": "", "facts": {}}, f"{error.code}: {error}"
 
 
 _ROW = select(replies, bindings.c.ref, bindings.c.connection_id, now().label("current")).join(

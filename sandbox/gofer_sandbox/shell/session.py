@@ -86,6 +86,7 @@ class Shell:
         self.process = self.box.shell(live.shell) if live.shell else None
         self._ready = self.process is not None
         self._copy_out()
+        self.wire.adopt(live.running)
         if not live.running:
             return False
         self._open_captures(live.number, live.separate)

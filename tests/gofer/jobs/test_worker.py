@@ -283,3 +283,29 @@ async def test_a_job_whose_end_could_not_be_written_is_not_kept_from_others(
         await eventually(is_state(world, job, "done"))
     outcomes = [outcome for _, outcome, _ in await world.tries(job)]
     assert outcomes == (["lost", "done"] if when == "before" else ["done"])
+
+
+class Slow(Interrupted):
+    """A real database that takes its time over the ends of runs."""
+
+    async def write(self, verb: Any) -> Any:
+        if getattr(verb, "func", None) is conclude_all:
+            await asyncio.sleep(0.3)
+        return await super().write(verb)
+
+
+async def test_a_run_cancelled_again_and_again_while_it_ends_does_not_hold_up_other_ends(
+    world: World, eventually: Eventually
+) -> None:
+    world.database = Slow(world.database, "")
+    first = await world.submit()
+    async with world.worker({"work": succeed}):
+        await eventually(is_state(world, first, "running"))
+        for _ in range(4):
+            await asyncio.sleep(0.02)
+            for task in asyncio.all_tasks():
+                if task.get_name() == f"job-{first}":
+                    task.cancel()
+        second = await world.submit()
+        await eventually(is_state(world, second, "done"))
+    assert await world.states(first) == ["done"]
