@@ -53,8 +53,11 @@ format: $(VENV)/.dev ## apply ruff's fixes and formatting
 	@$(BIN)/ruff check --fix --quiet
 	@$(BIN)/ruff format --quiet
 
+CYCLES ?= 200
+
 chaos: $(VENV)/.dev ## kill and stop processes under load: make chaos CYCLES=200
-	@$(BIN)/python -m chaos $(ARGS)
+	@$(BIN)/pytest -n 4 --dist worksteal -m chaos -q
+	@PYTHONPATH=tests $(BIN)/python -m chaos --cycles $(CYCLES) $(ARGS)
 
 bench: $(VENV)/.dev ## every figure beside its floor or peer
 	@$(BIN)/python -m benchmarks $(ARGS)

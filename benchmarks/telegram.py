@@ -54,8 +54,8 @@ async def main(quick: bool) -> list[Row]:
     peer = await _peer(rounds)
     peer_one, peer_together = peer if peer is not None else (None, None)
     return [
-        Row(GROUP, "message to first visible sign, p50", first * 1000, "ms", PEER, peer_one, at_most=2),
-        Row(GROUP, "message to the whole answer, p50", whole * 1000, "ms", PEER, peer_one, at_most=6),
+        Row(GROUP, "message to first visible sign, p50", first * 1000, "ms", PEER, peer_one, at_most=3),
+        Row(GROUP, "message to the whole answer, p50", whole * 1000, "ms", PEER, peer_one, at_most=8),
         Row(GROUP, f"{CHATS} chats at once, all answered", together * 1000, "ms", PEER, peer_together),
     ]
 

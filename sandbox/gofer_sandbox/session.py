@@ -19,6 +19,8 @@ from gofer_sandbox.shell.command import Outcome
 from gofer_sandbox.shell.ladder import Step
 from gofer_sandbox.shell.session import OnOutput, Shell
 
+ENDED_ALONE = "It ended while no server was there to read it: what it printed last may be missing."
+
 
 @dataclass(slots=True)
 class News:
@@ -77,6 +79,8 @@ class Session:
         self._shell = self._new_shell(box, snapshot)
         await self._opened()
         running = self._shell.take_over()
+        if self._shell.ended_alone:
+            self.news.notes.append(ENDED_ALONE)
         self._note_background(before=self._journal.live.clock if running else None)
         return running
 

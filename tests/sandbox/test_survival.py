@@ -99,6 +99,21 @@ async def test_rest_of_the_output_and_exit_code_after_kill_of_the_server(base: P
     await sandbox.close()
 
 
+async def test_output_that_nobody_was_there_to_read_is_said_to_be_missing(
+    base: Path, directory: Path
+) -> None:
+    server = Server(base, directory, "", STATE, "echo begin; sleep 0.3; echo end")
+    server.line()
+    server.kill()
+    await asyncio.sleep(1)
+    sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
+    result = await sandbox.pending()
+    assert result is not None
+    assert result.exit_code == 0
+    assert result.output == "begin\nend\n" or "may be missing" in " ".join(result.notes)
+    await sandbox.close()
+
+
 async def test_exit_code_is_not_lost_between_reading_and_recording_it(base: Path, directory: Path) -> None:
     server = Server(base, directory, "before recording", STATE, "echo out; (exit 43)")
     server.wait()

@@ -34,9 +34,9 @@ _SHARE = 10
 _BACKGROUND_CHUNK = 64 * 1024
 _EARLIER = 0
 """Stands for the commands of an earlier server, whose numbers are not known."""
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-_WRITE = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-_BOTH = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+# Windows has none of them, and imports this too.
+_SAFELY = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC"))
+_READ, _WRITE, _BOTH = os.O_RDONLY | _SAFELY, os.O_WRONLY | _SAFELY, os.O_RDWR | _SAFELY
 _FRAME = re.compile(rb"(?:D\d+ \d+ .*|X\d+ \d+ .*|R\d+|P)\Z", re.S)
 
 
