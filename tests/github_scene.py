@@ -139,6 +139,7 @@ async def gofer(
     values: dict[str, Any] = {
         "data_dir": data_dir,
         "public_url": "http://gofer.test",
+        "keep_shells": False,
         "sandbox": "off",
         **given,
     }
