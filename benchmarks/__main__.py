@@ -20,6 +20,7 @@ GROUPS = (
     "engine_sqlite",
     "engine_postgres",
     "webhook",
+    "github",
     "recovery",
     "sandbox",
     "telegram",

@@ -50,7 +50,7 @@ def account(**settings: Any) -> Account:
     return Account("github_1", "test", settings, {"webhook_secret": Secret(SECRET)})
 
 
-def tool(name: str, **arguments: str) -> str:
+def tool(name: str, **arguments: Any) -> str:
     """A line that has the offline model call a tool."""
     return f"$tool {name} {json.dumps(arguments)}"
 
@@ -139,6 +139,7 @@ async def gofer(
     values: dict[str, Any] = {
         "data_dir": data_dir,
         "public_url": "http://gofer.test",
+        "keep_shells": False,
         "sandbox": "off",
         **given,
     }

@@ -30,7 +30,8 @@ class Doomed:
     async def start(self, crash_at: str = "") -> Gofer:
         given = {
             "data_dir": self.data_dir, "host": "127.0.0.1", "port": self.port, "log_format": "json", "lease": 1,
-            "poll_interval": 0.1, "request_timeout": 1, "public_url": "http://gofer.test", "keep_shells": "true",
+            "poll_interval": 0.1, "request_timeout": 1, "public_url": "http://gofer.test",
+            "keep_shells": str(bool(crash_at)).lower(),
         }  # fmt: skip
         environment = {f"GOFER_{name.upper()}": str(value) for name, value in given.items()}
         log = self.data_dir.parent / "log"

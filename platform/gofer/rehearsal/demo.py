@@ -16,6 +16,7 @@ import httpx2
 
 from gofer.rehearsal import task
 from gofer.rehearsal.anthropic import Anthropic
+from gofer.rehearsal.github.scene import issue_to_pull
 from gofer.rehearsal.hello import Fault, HelloService
 from gofer.rehearsal.instance import Instance, throw_away
 from gofer.rehearsal.loopback import serve
@@ -122,6 +123,13 @@ async def a_lost_answer(stage: Stage) -> AsyncIterator[Step]:
     yield watch.step("looked before sending again", once, f"{len(found)} reply in the service's ledger")
 
 
+async def an_issue(stage: Stage) -> AsyncIterator[Step]:
+    """A request on a GitHub issue becomes a draft pull request."""
+    watch = Watch()
+    async for what, ok, detail in issue_to_pull(stage.instance):
+        yield watch.step(what, ok, detail)
+
+
 async def a_real_task(stage: Stage) -> AsyncIterator[Step]:
     """A model gets a key, and works on a task with tools in a real shell."""
     watch = Watch()
@@ -143,6 +151,7 @@ SCENES: tuple[tuple[str, Scene], ...] = (
     ("A forgery", a_forgery),
     ("Two at once", two_at_once),
     ("A lost answer", a_lost_answer),
+    ("An issue on GitHub", an_issue),
     ("A real task", a_real_task),
 )
 

@@ -60,6 +60,7 @@ def make(path: Path, files: dict[str, str], branch: str) -> None:
 def commit(path: Path, files: dict[str, str], branch: str, message: str) -> str:
     """Add files to a branch without a working copy. Returns the new commit."""
     known = run(path, "for-each-ref", "--format=%(objectname)", f"refs/heads/{branch}")
+    known = known or run(path, "for-each-ref", "--format=%(objectname)", run(path, "symbolic-ref", "HEAD"))
     with tempfile.TemporaryDirectory() as folder:
         index = f"{folder}/index"
         if known:
