@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +48,22 @@ def request(
 def account(**settings: Any) -> Account:
     """A connection as the integration sees it, without anything behind it."""
     return Account("github_1", "test", settings, {"webhook_secret": Secret(SECRET)})
+
+
+def tool(name: str, **arguments: str) -> str:
+    """A line that has the offline model call a tool."""
+    return f"$tool {name} {json.dumps(arguments)}"
+
+
+FIX = "\n".join(
+    [
+        "@gofer please fix this",
+        tool("github_checkout"),
+        "$ cd ~/repo && echo fixed >> README.md && git commit -qam 'Fix the widget'",
+        "$ cd ~/repo && git push -q origin HEAD 2>&1; echo pushed $?",
+        tool("github_open_pull", title="Fix the widget", body="It said nothing; now it does."),
+    ]
+)
 
 
 @dataclass
@@ -116,7 +133,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def gofer(
-    scene: Scene, data_dir: Path, connection_id: str = "", **given: Any
+    scene: Scene, data_dir: Path, connection_id: str = "", *, poll_every: float = 15, **given: Any
 ) -> AsyncIterator[Running]:
     """Gofer with web and worker; the App's webhook points to it."""
     values: dict[str, Any] = {
@@ -133,7 +150,7 @@ async def gofer(
                 workspace_id=FIRST_WORKSPACE,
                 integration=platform.registry.get("github"),
                 name="test",
-                settings=scene.settings,
+                settings={**scene.settings, "poll_every": poll_every},
                 secrets_given={
                     "webhook_secret": Secret(scene.app.webhook_secret),
                     "private_key": Secret(scene.private_key),
@@ -142,6 +159,7 @@ async def gofer(
             )
         )
         await platform.reload_secrets()
+        await platform.database.write(platform.start_inflow)
         server = make_server(public_app(platform), host="127.0.0.1", port=0)
         running = asyncio.create_task(server.serve())
         await server.ready.wait()

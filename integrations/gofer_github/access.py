@@ -61,8 +61,14 @@ class Access:
         """A client that can do just this in one repository."""
         from github.Auth import Token as TokenAuth
 
+        async def renewed() -> TokenAuth:
+            self.forget(account)
+            return TokenAuth(await self._token(account, repository, permissions))
+
         token = await self._token(account, repository, permissions)
-        return Client(Settings.model_validate(account.settings).api_url, TokenAuth(token))
+        settings = Settings.model_validate(account.settings)
+        renew = renewed if settings.app_id is not None else None
+        return Client(settings.api_url, TokenAuth(token), renew)
 
     async def _token(self, account: Account, repository: str, permissions: Permissions) -> str:
         if Settings.model_validate(account.settings).app_id is None:

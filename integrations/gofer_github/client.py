@@ -1,13 +1,15 @@
 """Requests to GitHub's API: PyGithub's requester in threads of our own, and its errors as ours.
 
 PyGithub signs, authenticates and reads answers. Its objects are not used: they load themselves lazily, so that
-one line may be several requests, each of which can fail (docs/decisions/0007-github-by-requests.md).
+one line may be several requests, each of which can fail (docs/decisions/0008-github-by-requests.md).
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -32,12 +34,30 @@ def _pool() -> ThreadPoolExecutor:
 class Client:
     """One identity at one address."""
 
-    def __init__(self, api_url: str, auth: Auth) -> None:
+    def __init__(self, api_url: str, auth: Auth, renew: Callable[[], Awaitable[Auth]] | None = None) -> None:
+        """`renew` gives another credential when GitHub no longer takes this one."""
         self._api_url = api_url
         self._auth = auth
+        self._renew = renew
 
     async def get(self, path: str, *, accept: str = "", **parameters: Any) -> Any:
         return await self.request("GET", path, parameters=parameters, accept=accept)
+
+    async def text(self, path: str, accept: str) -> str:
+        """An answer that is text, such as a diff; PyGithub wraps what is no JSON."""
+        answer = await self.get(path, accept=accept)
+        if isinstance(answer, dict) and isinstance(answer.get("data"), str):
+            return str(answer["data"])
+        if answer is None:
+            return ""
+        raise Permanent("GitHub answered with something else than text.", reason="github.not_text")
+
+    async def file(self, repository: str, path: str, ref: str = "") -> str:
+        """A file's text, at the default branch unless a ref is given. Binary and huge ones are refused."""
+        answer = await self.get(f"/repos/{repository}/contents/{path}", **({"ref": ref} if ref else {}))
+        if not isinstance(answer, dict) or answer.get("encoding") != "base64":
+            raise Permanent("That is a directory, or too big to be read this way.", reason="github.not_text")
+        return base64.b64decode(answer["content"]).decode("utf-8", "replace")
 
     async def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         return await self.request("POST", path, body=body or {})
@@ -67,6 +87,22 @@ class Client:
     ) -> Any:
         """One request, one answer; raises Temporary or Permanent."""
         headers = {"Accept": accept} if accept else None
+        try:
+            return await self._in_thread(method, path, parameters, headers, body)
+        except Permanent as error:
+            if self._renew is None or error.reason != "github.credentials":
+                raise
+        self._auth, self._renew = await self._renew(), None
+        return await self._in_thread(method, path, parameters, headers, body)
+
+    async def _in_thread(
+        self,
+        method: str,
+        path: str,
+        parameters: dict[str, Any] | None,
+        headers: dict[str, str] | None,
+        body: dict[str, Any] | None,
+    ) -> Any:
         loop = asyncio.get_running_loop()
         call = loop.run_in_executor(_pool(), self._ask, method, path, parameters, headers, body)
         try:
@@ -85,6 +121,7 @@ class Client:
     ) -> Any:
         import requests
         from github.Requester import Requester
+        from jwt import PyJWTError
 
         from github import GithubException
 
@@ -103,6 +140,8 @@ class Client:
             raise Temporary(
                 f"GitHub cannot be reached: {type(error).__name__}.", reason="unreachable"
             ) from None
+        except PyJWTError as error:
+            raise Permanent(f"The App's key cannot sign: {error}", reason="github.credentials") from None
         except ValueError:
             raise Temporary("GitHub answered with something unreadable.", reason="unreadable") from None
         finally:

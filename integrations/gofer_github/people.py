@@ -13,6 +13,7 @@ from gofer_github.client import Client, is_missing
 from gofer_github.place import Place
 from gofer_github.reading import MARK
 from gofer_github.settings import Settings, Trigger
+from gofer_github.workflows import chosen
 
 MAY_WRITE = frozenset({"write", "maintain", "admin"})
 CONFIG = ".gofer.toml"
@@ -34,15 +35,20 @@ async def admit(unread: Unread, account: Account, access: Access) -> Admission:
     than membership, because they say nothing about who runs this Gofer."""
     message = unread.message
     place = Place.of(message.conversation)
+    settings = Settings.model_validate(account.settings)
     client = await access.to(account, place.repository, READ)
     if message.trigger == "check":
-        return await _admit_check(message, client, place, Settings.model_validate(account.settings))
+        return await _admit_check(message, client, place, settings)
     permission = await _permission(client, place.repository, message)
     if permission not in MAY_WRITE:
         return Admission("stranger", note=f"permission: {permission}")
-    if message.addressed and (closed := await _closed(client, place, message)):
+    if not message.addressed:
+        return Admission(unread.known_as or "member", note=f"permission: {permission}")
+    config = await repository_config(client, place.repository)
+    if closed := _closed(config, message):
         return Admission("stranger", note=closed)
-    return Admission(unread.known_as or "member", note=f"permission: {permission}")
+    text = _instructed(message, settings, config.instructions)
+    return Admission(unread.known_as or "member", text=text, note=f"permission: {permission}")
 
 
 async def _permission(client: Client, repository: str, message: Incoming) -> str:
@@ -71,7 +77,18 @@ async def _admit_check(message: Incoming, client: Client, place: Place, settings
     tried = sum(1 for body in ours if MARK in body and FIXING in body)
     if tried >= settings.fix_tries:
         return Admission("stranger", note=f"tried {tried} times already")
-    return Admission("member", note="checks failed on our own pull request")
+    return Admission(
+        "member", text=_instructed(message, settings, ""), note="checks failed on our own pull request"
+    )
+
+
+def _instructed(message: Incoming, settings: Settings, own: str) -> str:
+    """The request with what this sort of request calls for, and what the repository says about itself."""
+    workflow = chosen(message, settings)
+    parts = [message.text, f"(How to go about it: {' '.join(workflow.instructions.split())})"]
+    if own.strip():
+        parts.append(f"(About this repository: {own.strip()[:4000]})")
+    return "\n\n".join(parts)
 
 
 def _is_fork(pull: dict[str, dict[str, dict[str, str] | None]]) -> bool:
@@ -79,9 +96,8 @@ def _is_fork(pull: dict[str, dict[str, dict[str, str] | None]]) -> bool:
     return head is None or base is None or head["full_name"] != base["full_name"]
 
 
-async def _closed(client: Client, place: Place, message: Incoming) -> str:
+def _closed(config: RepositoryConfig, message: Incoming) -> str:
     """Why the repository itself does not want this trigger; empty when it does."""
-    config = await repository_config(client, place.repository)
     if not config.enabled:
         return f"{CONFIG} switches Gofer off here"
     if config.triggers is not None and message.trigger not in config.triggers:
@@ -93,20 +109,14 @@ async def repository_config(client: Client, repository: str) -> RepositoryConfig
     """The repository's own settings; one that makes no sense closes it."""
     try:
         # Without a ref GitHub answers from the default branch, which a pull request cannot change.
-        text = await client.get(
-            f"/repos/{repository}/contents/{CONFIG}", accept="application/vnd.github.raw+json"
-        )
+        text = await client.file(repository, CONFIG)
     except Permanent as error:
         if is_missing(error):
             return RepositoryConfig()
+        if error.reason == "github.not_text":
+            return RepositoryConfig(enabled=False)
         raise
     try:
-        return RepositoryConfig.model_validate(tomllib.loads(_text(text)))
+        return RepositoryConfig.model_validate(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, ValidationError):
         return RepositoryConfig(enabled=False)
-
-
-def _text(answer: object) -> str:
-    if isinstance(answer, dict) and set(answer) == {"data"}:
-        return str(answer["data"])
-    return answer if isinstance(answer, str) else ""

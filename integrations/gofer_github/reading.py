@@ -155,7 +155,7 @@ def _incoming(kind: str, payload: Node, settings: Settings, repository: str, sai
         command=command,
         arguments=words.arguments if command else "",
         quoted=_quoted(subject, said) if trigger else "",
-        facts={**_facts(payload, subject, repository), **said.facts},
+        facts={**_facts(payload, subject, repository), "word": words.command, **said.facts},
     )
 
 

@@ -25,8 +25,14 @@ CHECK_NAME = "Gofer"
 
 
 def split(text: str) -> list[str]:
-    """One part, always: what is too long is folded, and what is longer than a comment can be is cut."""
-    return [text]
+    """As many comments as it takes, each within the limit, broken at line ends where there are some."""
+    most, parts = LIMIT - ROOM, []
+    while len(text) > most:
+        cut = text.rfind("\n", most // 2, most)
+        cut = cut + 1 if cut > 0 else most
+        parts.append(text[:cut])
+        text = text[cut:]
+    return [*parts, text] if text.strip() or not parts else parts
 
 
 def body_of(outgoing: Outgoing, check: str = "") -> str:
@@ -40,9 +46,7 @@ def body_of(outgoing: Outgoing, check: str = "") -> str:
 def _fitted(text: str) -> str:
     # What looks like our mark in the text must not be taken for it.
     text = text.replace(MARK, "<!-- ").strip() or "(nothing to say)"
-    most = LIMIT - ROOM
-    if len(text) > most:
-        text = f"{text[: most - 200]}\n\n… cut here: {len(text) - most + 200} more characters did not fit."
+    text = text[: LIMIT - ROOM]
     return _folded(text) if len(text) > FOLD_AFTER else text
 
 
@@ -79,7 +83,7 @@ class Replies:
         """Turn the progress comment into the answer, or post one."""
         place = Place.of(outgoing.conversation)
         client = await self._access.to(account, place.repository, WRITE)
-        if outgoing.reply_to and outgoing.kind != "note":
+        if outgoing.reply_to and outgoing.kind != "note" and outgoing.part == 1:
             working = await self._marked(
                 client, account, place, _working_mark(outgoing.reply_to), outgoing.facts
             )

@@ -39,6 +39,8 @@ class Settings(BaseModel):
     submodules: bool = False
     poll_every: float = Field(default=15, ge=0.05, le=3600)
     """Seconds between two looks at the list of deliveries, where webhooks cannot reach us."""
+    workflows: str = ""
+    """A folder with workflows of your own."""
     permissions: dict[str, str] = Field(default_factory=dict)
     """What the App was granted when it was set up, as learned then."""
 

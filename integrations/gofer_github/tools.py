@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
-from gofer.errors import Permanent
 from gofer.integration import Account, Incoming
 from gofer.tool import Arguments, Reach, Tier, Tool, ToolContext, ToolResult
 from gofer_github import cleaning
@@ -19,6 +18,7 @@ from gofer_github.access import LOGS, OPEN_PULL, READ, WRITE, Access, moment
 from gofer_github.place import Place
 from gofer_github.reading import MARK
 from gofer_github.settings import Settings
+from gofer_github.workflows import chosen
 from gofer_github.workspace import branches
 
 LONGEST_DIFF = 200_000
@@ -149,19 +149,15 @@ class Work:
     async def diff(self, about: About, context: ToolContext) -> ToolResult:
         client = await self.access.to(self.account, self.place.repository, READ)
         number = about.number or self.place.number
-        answer = await client.get(self.path(f"pulls/{number}"), accept="application/vnd.github.diff")
-        text = _raw(answer)
+        text = await client.text(self.path(f"pulls/{number}"), "application/vnd.github.diff")
         return ToolResult(text[:LONGEST_DIFF], truncated=len(text) > LONGEST_DIFF, untrusted=True)
 
     async def file(self, of: OfFile, context: ToolContext) -> ToolResult:
         client = await self.access.to(self.account, self.place.repository, READ)
-        ref = {"ref": of.ref} if of.ref else {}
         path = "/".join(part for part in of.path.split("/") if part not in ("", ".", ".."))
-        answer = await client.get(
-            self.path(f"contents/{path}"), accept="application/vnd.github.raw+json", **ref
-        )
+        text = await client.file(self.place.repository, path, of.ref)
         # The default branch is the maintainers' own; anything else may be anybody's.
-        return ToolResult(_raw(answer)[:LONGEST_DIFF], untrusted=bool(of.ref))
+        return ToolResult(text[:LONGEST_DIFF], truncated=len(text) > LONGEST_DIFF, untrusted=bool(of.ref))
 
     async def checks(self, about: About, context: ToolContext) -> ToolResult:
         number = about.number or self.place.number
@@ -282,15 +278,6 @@ def _mark(context: ToolContext) -> str:
     return f"{MARK} call-{hashlib.sha256(context.call_id.encode()).hexdigest()[:16]} -->"
 
 
-def _raw(answer: object) -> str:
-    """A file or diff as PyGithub hands it over."""
-    if isinstance(answer, dict) and set(answer) == {"data"}:
-        return str(answer["data"])
-    if isinstance(answer, (dict, list)):
-        raise Permanent("That is a directory, or not text.", reason="github.not_text")
-    return "" if answer is None else str(answer)
-
-
 def _check(run: dict[str, Any]) -> str:
     output = run.get("output") or {}
     summary = cleaning.clean(str(output.get("summary") or ""))[:2000]
@@ -301,6 +288,11 @@ def _check(run: dict[str, Any]) -> str:
 def tools(access: Access, account: Account, message: Incoming) -> list[Tool[Any]]:
     """The tools of one conversation."""
     work = Work(access, account, message)
+    names = chosen(message, work.settings).tools
+    return [tool for tool in _all(work) if "*" in names or tool.name in names]
+
+
+def _all(work: Work) -> list[Tool[Any]]:
     return [
         _tool("github_read", "Read this issue or pull request, or another one of this repository, with its comments.",
               About, work.read, Tier.READ),

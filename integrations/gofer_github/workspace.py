@@ -8,9 +8,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gofer.integration import Account, EgressRule, Equipment, Incoming
-from gofer_github.access import GIT, READ, Access
+from gofer_github.access import GIT, GIT_READ, READ, Access
 from gofer_github.place import Place
 from gofer_github.settings import PUBLIC, Settings
+from gofer_github.workflows import chosen
 
 HOOKS = ".config/git/hooks"
 _CONFIG = """[user]
@@ -72,12 +73,13 @@ async def equip(access: Access, account: Account, message: Incoming) -> Equipmen
         return Equipment()
     place = Place.of(message.conversation)
     settings = Settings.model_validate(account.settings)
-    token = await access.mint(account, place.repository, GIT)
+    pushes = chosen(message, settings).may_push
+    token = await access.mint(account, place.repository, GIT if pushes else GIT_READ)
     rule = EgressRule(
         name="github",
         upstream=settings.web_url,
         paths=(f"/{place.repository}",),
-        git_push=tuple(f"refs/heads/{name}" for name in found.allowed),
+        git_push=tuple(f"refs/heads/{name}" for name in found.allowed) if pushes else (),
         # Who set another address than GitHub's own meant it, wherever it is.
         allow_private=settings.web_url != PUBLIC,
     )

@@ -8,10 +8,9 @@ from gofer.integration import Outgoing
 from gofer_telegram.buttons import choices_keyboard
 from gofer_telegram.client import Client, Rejected
 from gofer_telegram.place import Place, place_of
-from gofer_telegram.text import Rendered, opening, render
+from gofer_telegram.text import Rendered, caption, opening, render
 
 FILE_NAME = "answer.md"
-FILE_FOLLOWS = "The whole answer, as a file"
 _FORMAT = ("entit", "can't parse")
 _NO_PREVIEW = {"is_disabled": True}
 
@@ -19,10 +18,8 @@ _NO_PREVIEW = {"is_disabled": True}
 async def place(outgoing: Outgoing, client: Client) -> str:
     """Send the opening lines; only the first part of an answer makes a sound."""
     where = place_of(outgoing.conversation)
-    rendered = render(outgoing.text)
-    text = opening(rendered.text) if rendered.fits else f"{FILE_FOLLOWS} …"
     parameters: dict[str, Any] = {
-        "text": text,
+        "text": opening(render(outgoing.text).text),
         "disable_notification": outgoing.part > 1 or None,
         "reply_parameters": _answering(outgoing, where),
         "link_preview_options": _NO_PREVIEW,
@@ -54,7 +51,7 @@ async def complete(outgoing: Outgoing, external_id: str, client: Client) -> None
     target = {"chat_id": int(chat), "message_id": int(message)}
     rendered = render(outgoing.text)
     if not rendered.fits:
-        await _attach(outgoing, target, client)
+        await _attach(outgoing, caption(rendered.text), target, client)
         return
     keyboard = choices_keyboard(outgoing.question, outgoing.choices)
     try:
@@ -82,9 +79,9 @@ async def _edit(
             raise
 
 
-async def _attach(outgoing: Outgoing, target: dict[str, Any], client: Client) -> None:
+async def _attach(outgoing: Outgoing, words: str, target: dict[str, Any], client: Client) -> None:
     """Turn the placed message into one with a file: what is replaced cannot be there twice."""
-    media = {"type": "document", "media": "attach://answer", "caption": FILE_FOLLOWS}
+    media = {"type": "document", "media": "attach://answer", "caption": words}
     await client.call(
         "editMessageMedia",
         **target,

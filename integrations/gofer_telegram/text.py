@@ -14,7 +14,7 @@ PART_LIMIT = 3900
 MOST_PARTS = 5
 """Parts beyond which the whole goes into a file."""
 OPENING = 200
-IN_A_FILE = "\n\n(This is long: the whole of it is in the file below.)"
+CAPTION = 900
 _FENCE = re.compile(r"\s{0,3}(`{3,}|~{3,})(.*)")
 
 
@@ -81,12 +81,16 @@ def opening(full: str) -> str:
     return f"{head.rpartition(' ')[0] or head} …"
 
 
+def caption(full: str) -> str:
+    """What stands under a file that holds the whole of a text."""
+    head = full[:CAPTION]
+    return f"{head.rpartition(' ')[0] or head} … (all of it is in the file)"
+
+
 def split(markdown: str) -> list[str]:
-    """A reply in parts; a very long one as its beginning and, too long for a message, the whole."""
+    """A reply in parts; a very long one as one part, which no message can hold: it becomes a file."""
     parts = list(_parts(markdown))
-    if len(parts) <= MOST_PARTS:
-        return parts or [markdown]
-    return [parts[0] + IN_A_FILE, markdown]
+    return parts if 0 < len(parts) <= MOST_PARTS else [markdown]
 
 
 def _parts(markdown: str) -> Iterator[str]:
@@ -139,7 +143,7 @@ def _around(markdown: str, position: int) -> tuple[str, str]:
     head, rest = markdown[:position], markdown[position:]
     fence = open_fence(head)
     if fence is None:
-        return head.rstrip("\n"), rest.lstrip("\n")
+        return head, rest
     mark, info = fence
     return f"{head.rstrip()}\n{mark}", f"{mark}{info}\n{rest}"
 

@@ -68,11 +68,14 @@ def _python() -> Finding:
 def _data_dir(settings: Settings) -> Finding:
     path = settings.data_dir
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
+        found = path.stat().st_mode
     except FileNotFoundError:
         return Finding("data directory", "note", f"{path} is not there yet.", "gofer serve")
     except OSError as error:
-        return Finding("data directory", "error", f"{path}: {error.strerror}.", f"ls -ld {path}")
+        return Finding("data directory", "error", f"{path}: {error.strerror}.", "Set GOFER_DATA_DIR.")
+    if not stat.S_ISDIR(found):
+        return Finding("data directory", "error", f"{path} is not a directory.", "Set GOFER_DATA_DIR.")
+    mode = stat.S_IMODE(found)
     if mode & 0o022:
         return Finding("data directory", "error", f"Others may write to {path}.", f"chmod go-w {path}")
     if not os.access(path, os.W_OK | os.X_OK):
@@ -84,7 +87,7 @@ def _data_dir(settings: Settings) -> Finding:
 
 def _disk(settings: Settings) -> Finding:
     path = settings.data_dir
-    while not path.exists():
+    while not os.path.exists(path):  # unlike Path.exists, it does not raise for a name that is too long
         path = path.parent
     free = shutil.disk_usage(path).free
     line = f"{free / 1024**3:.1f} GiB free."

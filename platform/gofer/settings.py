@@ -213,7 +213,9 @@ def load_settings(**overrides: Any) -> Settings:
         first = error.errors()[0]
         name = f"{PREFIX}{'_'.join(str(part) for part in first['loc']).upper()}" if first["loc"] else ""
         message = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{name} {message}".strip() + ".") from None
+        # Our own messages go on from the variable's name; pydantic's are sentences of their own.
+        between = ": " if message[:1].isupper() else " "
+        raise ConfigError((f"{name}{between}{message}" if name else message) + ".") from None
 
 
 def prepare_data_dir(settings: Settings) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gofer_sandbox.provider import Process
 
-TICKS = os.sysconf("SC_CLK_TCK")
+TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100  # Windows imports this too
 _COMMAND_SHOWN = 200
 _READ_CALLS, _OPEN_CALLS = {"x86_64": ((b"0",), (b"2", b"257")), "aarch64": ((b"63",), (b"56",))}.get(
     platform.machine(), ((), ())

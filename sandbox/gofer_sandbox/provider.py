@@ -149,6 +149,9 @@ class Wire(Protocol):
     def resume(self, number: int, separate: bool) -> None:
         """Go on reading the output of a command that another process submitted."""
 
+    def adopt(self, running: bool) -> None:
+        """Go on reading what earlier commands' processes print; `running` when a command is to be resumed."""
+
     def finish(self) -> bool:
         """Deliver the rest of the command's output; True when something still holds it open."""
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import time
 from collections.abc import Collection
 from pathlib import Path
 
-from gofer_sandbox import records
+from gofer_sandbox import records, tree
 from gofer_sandbox.errors import SandboxOwned
 from gofer_sandbox.journal import Journal
 from gofer_sandbox.provider import Provider
@@ -41,13 +40,21 @@ def _expired(record: Record, now: float) -> bool:
 
 
 async def _remove(record: Record, provider: Provider) -> bool:
-    directory = Path(record.directory)
-    with contextlib.suppress(FileNotFoundError):
-        try:
-            owned = Journal(directory)
-        except SandboxOwned:
-            return False
-        owned.close()
+    """The session is held while it is ended, so that nobody attaches to it meanwhile."""
+    held: Journal | None = None
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            held = Journal(Path(record.directory))
+        await _end(record, provider)
+    except SandboxOwned:
+        return False
+    finally:
+        if held:
+            held.close()
+    return True
+
+
+async def _end(record: Record, provider: Provider) -> None:
     box = await provider.find(record)
     if box:
         await box.destroy()
@@ -55,5 +62,4 @@ async def _remove(record: Record, provider: Provider) -> bool:
         await provider.remove(record)
     records.remove(provider.base, record.id)
     if record.ephemeral:
-        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
-    return True
+        await asyncio.to_thread(tree.remove, Path(record.directory))

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 import secrets
-import shutil
 import sys
 import tempfile
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from gofer_sandbox import processes, records
+from gofer_sandbox import processes, records, tree
 from gofer_sandbox.bubblewrap import Bubblewrap
 from gofer_sandbox.errors import InvalidInput, IsolationUnavailable, SandboxClosed, SandboxGone
 from gofer_sandbox.files import BytesPage, Edit, Edited, Listing, TextPage, Written
@@ -128,12 +127,16 @@ class Sandbox:
         A command that still runs, or ended meanwhile, is seen through: `pending` gives its result.
         """
         sandbox = cls._of(record, provider, gate)
-        box = await sandbox._provider.find(record)
-        if box is None:
-            sandbox._let_go(keep=True)
-            raise SandboxGone(f"session {record.id} is not alive any more; restore it")
         session = sandbox._new_session(record)
-        running = await session.take_over(box, _saved(Path(record.directory)))
+        try:
+            box = await sandbox._provider.find(record)
+            if box is None:
+                raise SandboxGone(f"session {record.id} is not alive any more; restore it")
+            running = await session.take_over(box, _saved(Path(record.directory)))
+        except BaseException:  # or nobody, this process included, could attach while it lives
+            await session.detach()
+            sandbox._let_go(keep=True)
+            raise
         sandbox._session = session
         if running:
             sandbox._pending = asyncio.create_task(sandbox._resume())
@@ -150,7 +153,11 @@ class Sandbox:
         with contextlib.suppress(SandboxGone):
             return await cls.attach(record, provider, gate=gate)
         sandbox = cls._of(record, provider, gate)
-        await sandbox._provider.remove(record)
+        try:
+            await sandbox._provider.remove(record)
+        except BaseException:
+            sandbox._let_go(keep=True)
+            raise
         session = sandbox._new_session(record)
         session.news.recreated = True
         session.news.background_lost += record.background
@@ -213,7 +220,7 @@ class Sandbox:
             self._journal.close()
             self._journal = None
         if self._ephemeral and self._directory and not keep:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            tree.remove(self._directory)
 
     def _alive(self) -> Session:
         if self._session is None:

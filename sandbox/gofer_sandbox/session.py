@@ -6,6 +6,7 @@ is lost, it is made again from its files and the last snapshot.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +18,8 @@ from gofer_sandbox.result import Result
 from gofer_sandbox.shell.command import Outcome
 from gofer_sandbox.shell.ladder import Step
 from gofer_sandbox.shell.session import OnOutput, Shell
+
+ENDED_ALONE = "It ended while no server was there to read it: what it printed last may be missing."
 
 
 @dataclass(slots=True)
@@ -41,6 +44,7 @@ class Session:
         self.background: list[Process] = []
         self.news = News()
         self._closed = False
+        self._clearing: asyncio.Task[None] | None = None
 
     @property
     def box(self) -> Box:
@@ -75,6 +79,8 @@ class Session:
         self._shell = self._new_shell(box, snapshot)
         await self._opened()
         running = self._shell.take_over()
+        if self._shell.ended_alone:
+            self.news.notes.append(ENDED_ALONE)
         self._note_background(before=self._journal.live.clock if running else None)
         return running
 
@@ -110,7 +116,7 @@ class Session:
             await self._box.destroy()
 
     async def _close_shell(self) -> None:
-        self._disk.end()
+        await self._watch_no_more()
         if self._shell:
             self._shell.close()
         if self._gate:
@@ -121,6 +127,7 @@ class Session:
     async def run(self, command: bytes, timeout: float, separate: bool, on_output: OnOutput | None) -> Result:
         """Run a command, within the limits."""
         began = time.monotonic()
+        await self._watch_no_more()
         if self.background:
             await self._relieve()
         try:
@@ -132,7 +139,11 @@ class Session:
     async def resume(self) -> Result:
         """See through the command that ran when this process took over."""
         began = time.monotonic()
-        return await self._result(await self.shell.resume(), began)
+        try:
+            outcome = await self.shell.resume()
+        finally:
+            self._disk.end()
+        return await self._result(outcome, began)
 
     async def _result(self, outcome: Outcome, began: float) -> Result:
         if self._closed:
@@ -147,6 +158,8 @@ class Session:
                 await self._relieve()
         if any(full):
             self.shell.prune_outputs()
+        if self.background:
+            self._disk.begin(self._clear_background)
         news, self.news = self.news, News()
         return Result(
             number=outcome.number,
@@ -197,6 +210,23 @@ class Session:
         self.news.notes.append(f"the session had too many processes: {len(ended)} were killed")
         self.news.killed += sorted({process.command for process in ended})
         self._note_background()
+
+    def _clear_background(self, why: str) -> None:
+        self._clearing = asyncio.create_task(self._end_background(why))
+
+    async def _end_background(self, why: str) -> None:
+        """No command runs, so it is something in the background that fills the disk."""
+        shell = self.shell.process
+        ended = await self.box.sweep(lambda process: process == shell)
+        self.news.notes.append(f"{why}: what ran in the background was killed")
+        self.news.killed += sorted({process.command for process in ended})
+        self._note_background()
+
+    async def _watch_no_more(self) -> None:
+        self._disk.end()
+        if self._clearing:
+            await asyncio.wait({self._clearing})
+            self._clearing = None
 
     async def _make_again(self, outcome: Outcome) -> None:
         """The box is lost or answers nothing: end it and make another from its files and last snapshot."""

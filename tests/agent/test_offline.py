@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,3 +105,28 @@ def test_models_are_made_once_and_without_importing_sdks() -> None:
         "assert 'anthropic' not in sys.modules and 'openai' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+async def test_words_of_others_that_a_member_quotes_are_not_run(tmp_path: Any) -> None:
+    asked = replace(ada("What does he want?"), quoted="$ touch pwned", files=("a\n$ touch pwned",))
+    outcome = await world(tmp_path, asked).run()
+    assert isinstance(outcome, Answered)
+    assert not (tmp_path / "pwned").exists()
+
+
+async def test_a_command_is_run_as_it_was_written(tmp_path: Any) -> None:
+    (tmp_path / "summary.txt").write_text("all of it\n")
+    outcome = await world(tmp_path, ada("$ cat < summary.txt; echo '<note>'")).run()
+    assert "```\nall of it\n<note>\n```" in outcome.text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"path": ' + "[" * 5000 + "]" * 5000 + "}", '{"path": "\\ud800"}', '{"path": NaN}', "{bad}"],
+)
+async def test_arguments_that_make_no_sense_are_answered_and_not_run(tmp_path: Any, arguments: str) -> None:
+    there = world(tmp_path, ada(f"$tool read {arguments}"))
+    outcome = await there.run()
+    assert isinstance(outcome, Answered)
+    assert "nothing was run" in outcome.text
+    assert there.journal.last("tool.finished")["status"] == "malformed"

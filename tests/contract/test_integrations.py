@@ -197,6 +197,19 @@ def test_a_setting_nobody_knows_is_refused(case: Case) -> None:
         checked_settings(case.integration, {**case.account.settings, "no_such_setting": 1})
 
 
+async def test_what_a_shell_is_given_holds_no_secret(case: Case) -> None:
+    parsed = case.integration.parse(case.message(), case.account)
+    assert parsed.message is not None
+    async with case.serve() as service:
+        message = dataclasses.replace(parsed.message, conversation=service.conversation)
+        given = await case.integration.equip(message, service.account)
+        if given is not None:
+            inside = repr((given, given.setup)).encode() + b"".join(given.files.values())
+            hidden = [given.password, *(secret.reveal() for secret in service.account.secrets.values())]
+            assert not [one for one in hidden if one and one.encode() in inside]
+            await case.integration.release(given, service.account)
+
+
 # Answering.
 
 LONG = "".join(f"Line {n} with some words and a crab \U0001f980.\n" for n in range(4000))

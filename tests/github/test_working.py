@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select
 
-from github_scene import README, Scene, gofer
+from github_scene import FIX, README, Scene, gofer, tool
 from gofer.rehearsal.github import git
 from gofer.store.tables import events
 
-SHELL = {"sandbox": "bubblewrap"}
-
-
-def tool(name: str, **arguments: str) -> str:
-    """A line that has the offline model call a tool."""
-    return f"$tool {name} {json.dumps(arguments)}"
-
-
-FIX = "\n".join(
-    [
-        "@gofer please fix this",
-        tool("github_checkout"),
-        "$ cd ~/repo && echo fixed >> README.md && git commit -qam 'Fix the widget'",
-        "$ cd ~/repo && git push -q origin HEAD 2>&1; echo pushed $?",
-        tool("github_open_pull", title="Fix the widget", body="It said nothing; now it does."),
-    ]
-)
+SHELL: dict[str, Any] = {"sandbox": "bubblewrap"}
 
 
 def everything_in(folder: Path) -> bytes:
@@ -125,3 +109,33 @@ async def test_a_fork_gets_no_repository(scene: Scene, tmp_path: Path) -> None:
     (reply,) = scene.ours(pull.number)
     assert "forks are only read" in reply.body
     assert not [one for one in scene.github.world.minted if one.permissions.get("contents") == "write"]
+
+
+async def test_a_workflow_that_only_comments_cannot_push(scene: Scene, tmp_path: Path) -> None:
+    before = git.run(scene.repository.path, "for-each-ref")
+    asked = [
+        "/gofer explain this", tool("github_checkout"),
+        "$ cd ~/repo && git commit -q --allow-empty -m x; git push origin HEAD 2>&1",
+        tool("github_open_pull", title="No", body="No"),
+    ]  # fmt: skip
+    async with gofer(scene, tmp_path / "data", **SHELL) as running:
+        await scene.github.open_issue("ada", scene.repository, "Try", "\n".join(asked))
+        await running.quiet()
+    (reply,) = scene.ours(1)
+    assert "may not push" in reply.body
+    assert "There is no tool called 'github_open_pull'" in reply.body
+    assert git.run(scene.repository.path, "for-each-ref") == before
+    assert not [one for one in scene.github.world.minted if one.permissions.get("contents") == "write"]
+
+
+@pytest.mark.parametrize("config", ["enabled = false", 'triggers = ["label"]', "not toml ["])
+async def test_the_default_branch_decides_whether_we_are_wanted(
+    scene: Scene, tmp_path: Path, config: str
+) -> None:
+    git.commit(scene.repository.path, {".gofer.toml": config}, "main", "Say no")
+    git.commit(scene.repository.path, {".gofer.toml": "enabled = true"}, "theirs", "Say yes")
+    async with gofer(scene, tmp_path / "data") as running:
+        pull = await scene.github.open_pull("ada", scene.repository, "theirs")
+        await scene.github.comment("ada", scene.repository, pull.number, "@gofer hello")
+        await running.quiet()
+    assert scene.ours(pull.number) == []

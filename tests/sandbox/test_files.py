@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -238,6 +240,38 @@ def test_an_edit_that_is_not_certain_changes_nothing(
     with pytest.raises(EditRefused, match=message):
         files.edit("f", edits)
     assert files.read_bytes("f").data == content
+
+
+def test_the_diff_of_edits_far_apart_is_what_comparing_whole_files_gives(files: ConfinedFiles) -> None:
+    lines = [f"line {n}\n" for n in range(1, 61)]
+    files.write("f", "".join(lines).encode())
+    edits = [
+        Edit("line 2\n", ""),
+        Edit("line 8\nline 9\n", "new\n" * 5),
+        Edit("ne 40\n", "x\ny\n"),
+        Edit("60\n", "end"),
+    ]
+    diff = files.edit("f", edits).diff
+    after = files.read_bytes("f").data.decode().splitlines(keepends=True)
+    expected = "".join(difflib.unified_diff(lines, after, "a/workspace/f", "b/workspace/f"))
+    assert diff == expected + "\n\\ No newline at end of file\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "old", "found"),
+    [
+        (b"a b\n" * 200_000, "a  b\n" * 100_000 + "z", False),
+        (b"a" * 4_000_000, "a" * 100_000, False),
+        (b"needle\n" + b"".join(b"%d\n" % (n * n % 401) for n in range(400_000)), "needle", True),
+    ],
+)
+def test_no_edit_keeps_the_server_busy(files: ConfinedFiles, content: bytes, old: str, found: bool) -> None:
+    """Each would take hours if lines or matches were compared one by one."""
+    files.write("f", content)
+    began = time.monotonic()
+    with contextlib.nullcontext() if found else pytest.raises(EditRefused):
+        files.edit("f", [Edit(old, "new")])
+    assert time.monotonic() - began < 5
 
 
 def test_edits_keep_bytes_that_are_not_utf8_and_a_missing_last_newline(files: ConfinedFiles) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +87,30 @@ async def test_a_workspace_does_not_hold_too_many_files(make: Callable[..., Sand
         assert (await sandbox.run("chmod 700 hidden; rm -rf hidden; echo alive")).output == "alive\n"
 
 
+async def test_a_workspace_does_not_grow_while_no_command_runs(make: Callable[..., Sandbox]) -> None:
+    async with make() as sandbox:
+        await sandbox.run("A=kept")
+        await sandbox.run("(while :; do head -c 5M /dev/zero >>f$((++n % 20)); done) &>/dev/null &")
+        await asyncio.sleep(2.5)
+        result = await sandbox.run("echo $A; du -sm . | cut -f1")
+        assert result.background == ()
+        assert any("background" in note for note in result.notes)
+        assert result.output.startswith("kept\n")
+
+
+@pytest.mark.skipif(not PYTHON, reason="needs the system's Python inside")
+async def test_nothing_hides_in_a_deep_tree_and_it_goes_with_the_session(
+    make: Callable[..., Sandbox],
+) -> None:
+    dig = "import os\nfor _ in range(1200): os.mkdir('d'); os.chdir('d')\nopen('f', 'w').write('x' * 40_000_000)"
+    async with make(files=10_000) as sandbox:
+        directory = sandbox.workspace.parent
+        result = await sandbox.run(f'python3 -c "{dig}"; sleep 60', timeout=20)
+        assert not result.timed_out
+        assert any("more than its" in note for note in result.notes)
+    assert not directory.exists()
+
+
 async def test_no_command_runs_longer_than_the_session_allows(make: Callable[..., Sandbox]) -> None:
     async with make(seconds=0.3) as sandbox:
         assert (await sandbox.run("sleep 60", timeout=60)).timed_out
@@ -109,6 +135,30 @@ async def test_output_of_any_size_takes_no_memory() -> None:
         result = await sandbox.run("yes | head -c 200000000", timeout=60)
         assert result.kept + result.dropped == 200_000_000
         assert _resident() - before < 30 * MIB
+
+
+@pytest.mark.skipif(not PYTHON, reason="needs the system's Python inside")
+@pytest.mark.parametrize("frame", ["%.0dP", "X%d 0 "])
+async def test_forged_frames_do_not_keep_the_server_from_its_other_sessions(frame: str) -> None:
+    """Each has the server read a large snapshot, or write the next shell's state."""
+    flood = f"""
+declare -a big; for n in {{1..20}}; do big[$n]=$(head -c 100000 /dev/zero | tr '\\0' x); done
+python3 - <<'END'
+import os
+snapshot = b"S/workspace\\0" + b"a" * 3_900_000 + b"\\0\\0\\0\\0\\0E"
+open("/run/p/s", "wb").write(snapshot)
+os.write(os.open("/run/s/st", os.O_WRONLY), b"".join(b"{frame}\\0" % n for n in range(2000)))
+END
+"""
+    async with Sandbox() as sandbox, Sandbox() as other:
+        run = asyncio.create_task(sandbox.run(flood, timeout=2))
+        longest = 0.0
+        while not run.done():
+            began = time.monotonic()
+            assert (await other.run("echo on")).output == "on\n"
+            longest = max(longest, time.monotonic() - began)
+            await asyncio.sleep(0.01)
+        assert longest < 1.0
 
 
 def _resident() -> int:

@@ -91,3 +91,22 @@ async def test_git_works_with_the_configuration_we_give_and_a_grant(server: Upst
     assert "work/late" not in server.git("for-each-ref")
     assert [r.host for r in gate.refusals] == ["code", "git.test", "code"]
     shutil.rmtree(server.repositories, ignore_errors=True)
+
+
+async def test_a_credential_that_comes_back_in_odd_places_does_not_enter(server: Upstream) -> None:
+    server.pages["/named"] = (200, {PASSWORD: "1", "X": PASSWORD}, PASSWORD.encode())
+    server.pages["/broken"] = (200, {f"{PASSWORD} no header": "1"}, b"")
+    rule = Rule(
+        "api",
+        f"http://git.test:{server.port}",
+        ("/",),
+        credential=Credential.basic(USER, PASSWORD),
+        allow_private=True,
+    )
+    gate = gate_for(server)
+    async with Sandbox(Bubblewrap(), gate=gate) as sandbox, gate.grant(rule):
+        for path, status in (("/named", "200"), ("/broken", "502")):
+            said = (await sandbox.run(f"curl -si {gate.url(rule, path)}")).output
+            assert said.startswith(f"HTTP/1.1 {status}")
+            assert PASSWORD not in said
+    assert PASSWORD not in repr(gate.refusals)

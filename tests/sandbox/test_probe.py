@@ -159,14 +159,27 @@ def test_version_2_without_controllers_is_said(place: Path) -> None:
     assert "no cpu, memory, pids controller" in why
 
 
-def test_elsewhere_the_library_imports_and_says_that_it_has_no_isolation() -> None:
-    script = """
-import asyncio, sys, platform, os
+MACOS = ("pidfd_open", "memfd_create", "O_PATH", "MFD_CLOEXEC")
+WINDOWS = (
+    *("sysconf", "O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC", "O_DIRECTORY", "O_NOCTTY", "geteuid", "uname"),
+    *("mkfifo", "fork", "fwalk"),
+)
+
+
+@pytest.mark.parametrize(("name", "missing"), [("darwin", MACOS), ("win32", MACOS + WINDOWS)])
+def test_elsewhere_the_library_imports_and_says_that_it_has_no_isolation(
+    name: str, missing: tuple[str, ...]
+) -> None:
+    script = f"""
+import asyncio, ctypes, random, sys, platform, os, shutil, socket, subprocess, tempfile
 sys.modules["fcntl"] = sys.modules["termios"] = sys.modules["pwd"] = sys.modules["grp"] = None
-for name in ("pidfd_open", "memfd_create", "O_PATH", "MFD_CLOEXEC"):
+for name in {missing!r}:
     delattr(os, name)
-sys.platform = "darwin"
-platform.system = lambda: "Darwin"
+sys.platform = {name!r}
+platform.system = lambda: {name!r}
+if sys.platform == "win32":
+    program = ctypes.CDLL(None)
+    ctypes.CDLL = lambda name, **_: dict(msvcrt=program)[name]
 from gofer_sandbox import Bubblewrap, IsolationUnavailable, Sandbox, Unconfined
 for provider in (Bubblewrap(), Unconfined()):
     try:
@@ -176,4 +189,4 @@ for provider in (Bubblewrap(), Unconfined()):
         print(error)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.stdout.count("there is no isolation on darwin") == 2, done.stderr
+    assert done.stdout.count(f"there is no isolation on {name}") == 2, done.stderr

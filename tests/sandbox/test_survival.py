@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +21,10 @@ from gofer_sandbox import (
     InvalidInput,
     Limits,
     Record,
+    Reference,
     Sandbox,
     SandboxClosed,
+    SandboxError,
     SandboxGone,
     SandboxOwned,
     processes,
@@ -97,6 +99,21 @@ async def test_rest_of_the_output_and_exit_code_after_kill_of_the_server(base: P
     await sandbox.close()
 
 
+async def test_output_that_nobody_was_there_to_read_is_said_to_be_missing(
+    base: Path, directory: Path
+) -> None:
+    server = Server(base, directory, "", STATE, "echo begin; sleep 0.3; echo end")
+    server.line()
+    server.kill()
+    await asyncio.sleep(1)
+    sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
+    result = await sandbox.pending()
+    assert result is not None
+    assert result.exit_code == 0
+    assert result.output == "begin\nend\n" or "may be missing" in " ".join(result.notes)
+    await sandbox.close()
+
+
 async def test_exit_code_is_not_lost_between_reading_and_recording_it(base: Path, directory: Path) -> None:
     server = Server(base, directory, "before recording", STATE, "echo out; (exit 43)")
     server.wait()
@@ -144,6 +161,50 @@ async def test_a_session_has_one_owner(base: Path, directory: Path) -> None:
     sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
     with pytest.raises(SandboxOwned):
         await Sandbox.attach(server.record, Bubblewrap(base=base))
+    await sandbox.close()
+
+
+class Shut:
+    """A gate that does not open."""
+
+    environment: Mapping[str, str] = {}
+
+    async def open(self, reference: Reference) -> None:
+        raise SandboxError(f"a process in {reference.pid} has taken the port")
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_an_attach_that_fails_leaves_the_session_for_another(base: Path, directory: Path) -> None:
+    server = Server(base, directory, "", "true", "echo begin; sleep 2; echo end")
+    server.line()
+    server.kill()
+    for bring in (Sandbox.attach, Sandbox.restore):
+        with pytest.raises(SandboxError, match="taken the port"):
+            await bring(server.record, Bubblewrap(base=base), gate=Shut())
+    sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
+    result = await sandbox.pending()
+    assert result
+    assert result.output == "begin\nend\n"
+    await sandbox.close()
+
+
+@pytest.mark.parametrize("command", ["true", "sleep 2"])
+async def test_what_prints_in_the_background_goes_on_with_another_server(
+    base: Path, directory: Path, command: str
+) -> None:
+    """Nobody reads its FIFO meanwhile; then somebody must, and not the next command."""
+    noise = "(while :; do printf '%5000s'; echo $((++n)) >/workspace/n; sleep 0.02; done) &"
+    server = Server(base, directory, "", noise, command)
+    await asyncio.sleep(1)
+    server.kill()
+    await asyncio.sleep(1)  # by now it is waiting
+    sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
+    await sandbox.pending()
+    before = (await sandbox.read("n")).lines
+    assert (await sandbox.run("sleep 1; echo quiet")).output == "quiet\n"
+    assert (await sandbox.read("n")).lines != before
     await sandbox.close()
 
 

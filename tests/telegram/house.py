@@ -159,13 +159,15 @@ class Process:
             "port": self.port,
             "hook": self.webhook,
         }
-        self._running = subprocess.Popen(
-            [sys.executable, "-m", "telegram.house", json.dumps(wanted), str(self.ready)],
-            env=variables,
-            cwd=Path(__file__).parents[1],
-            start_new_session=True,
-            stderr=(self.data_dir.parent / "process.log").open("ab"),
-        )
+        with (self.data_dir.parent / "process.log").open("ab") as log:
+            self._running = subprocess.Popen(
+                [sys.executable, "-m", "telegram.house", json.dumps(wanted), str(self.ready)],
+                env=variables,
+                cwd=Path(__file__).parents[1],
+                start_new_session=True,
+                stdout=log,
+                stderr=log,
+            )
         while not self.ready.exists():
             if self._running.poll() is not None:
                 return
@@ -179,9 +181,16 @@ class Process:
     def died(self) -> bool:
         return self._running is not None and self._running.poll() is not None
 
+    async def __aenter__(self) -> Process:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.kill()
+
     async def kill(self, number: int = signal.SIGKILL) -> None:
         """End it as a power cut would, or politely."""
-        assert self._running is not None
+        if self._running is None:
+            return
         with contextlib.suppress(ProcessLookupError):
             self._running.send_signal(number)
         await asyncio.to_thread(self._running.wait)

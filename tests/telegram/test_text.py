@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gofer.rehearsal.telegram.rules import checked_text
-from gofer_telegram.text import LIMIT, MOST_PARTS, open_fence, opening, render, split, units
+from gofer_telegram.text import LIMIT, MOST_PARTS, caption, open_fence, opening, render, split, units
 
 FENCE = "```python\n" + "\n".join(f"print({number})  # 🎉" for number in range(400)) + "\n```"
 PARAGRAPHS = "\n\n".join(
@@ -93,18 +93,15 @@ def test_code_cut_in_two_stays_code_of_its_language() -> None:
         assert (entity["type"], entity["language"]) == ("pre", "python")
 
 
-def test_a_very_long_answer_is_its_beginning_and_the_whole() -> None:
+def test_a_very_long_answer_stays_whole_for_a_file() -> None:
     text = PARAGRAPHS * 4
-    first, whole = split(text)
-    assert render(first).fits
-    assert whole == text
-    assert not render(whole).fits
+    assert split(text) == [text]
+    assert not render(text).fits
+    checked_text(caption(render(text).text), None, limit=1024)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(MARKDOWN, min_size=5, max_size=12).map("\n\n".join).map(lambda text: text * 6))
 def test_no_part_is_too_long(markdown: str) -> None:
     parts = split(markdown)
-    assert all(render(part).fits for part in parts[:1])
-    if len(parts) != 2:
-        assert all(render(part).fits for part in parts)
+    assert parts == [markdown] or all(render(part).fits for part in parts)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gofer.integration import Outgoing
 from gofer.rehearsal.telegram import Telegram
 from gofer.store.tables import ReplyState, replies
 from telegram.house import House, open_house
@@ -61,7 +62,7 @@ async def test_files_go_in_and_come_back_by_a_tool(telegram: Telegram, tmp_path:
         assert telegram.world.files[sent["document"]["file_id"]][1] == b"three little words"
 
 
-async def test_a_long_answer_comes_in_parts_and_a_very_long_one_as_a_file(
+async def test_a_long_answer_comes_in_parts_of_which_only_the_first_rings(
     telegram: Telegram, tmp_path: Path
 ) -> None:
     async with open_house(telegram, tmp_path / "data", sandbox="unconfined") as house:
@@ -73,6 +74,22 @@ async def test_a_long_answer_comes_in_parts_and_a_very_long_one_as_a_file(
         assert len(parts) > 1
         assert parts[0]["message_id"] not in chat.silent
         assert all(part["message_id"] in chat.silent for part in parts[1:])
+
+
+async def test_a_very_long_answer_becomes_one_file_however_often_it_is_completed(house: House) -> None:
+    telegram = house.telegram
+    _, chat = await house.owner()
+    connected = await house.platform.accounts.get(house.connection_id)
+    integration, account = connected.integration, connected.account
+    text = "many **words** " * 3000
+    (part,) = integration.split(text)
+    outgoing = Outgoing("gofer-1-final-1", str(chat.id), part)
+    external_id = await integration.place(outgoing, account)
+    for _ in range(2):
+        await integration.complete(outgoing, external_id, account)
+    (message,) = chat.by_bot(telegram.bot.id)
+    assert telegram.world.files[message["document"]["file_id"]][1] == text.encode()
+    assert "in the file" in message["caption"]
 
 
 @pytest.mark.parametrize(

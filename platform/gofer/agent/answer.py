@@ -73,6 +73,7 @@ class Answerer:
         self._shells = shells
         self._keys = keys
         self._agents = agents
+        self._plugins = plugin_tools()  # looked for once: reading every package's entry points takes long
 
     async def handle(self, run: Run) -> Outcome:
         """One run of the loop, from the journal if an earlier worker began it."""
@@ -131,7 +132,7 @@ class Answerer:
             return AgentSpec(name=str(name))
 
     async def _tools(self, asker: Read) -> list[Tool[Any]]:
-        tools = [*builtin_tools(), *plugin_tools()]
+        tools = [*builtin_tools(), *self._plugins]
         if asker.connection_id is not None:
             connected = await self._accounts.get(asker.connection_id)
             tools += connected.integration.tools(connected.account, asker.message)

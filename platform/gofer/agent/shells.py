@@ -277,8 +277,9 @@ class Shells:
             del self._open[key]
             if shell.sandbox is not None:
                 await shell.sandbox.close()
-        elif shell is not None:
+        elif shell is not None and shell.sandbox is not None:
             return shell
+        # One that no tool has opened yet would be opened in the name of the run it was lent to, which is over.
         directory = self._directory / f"{key[0]}-{key[1]}"
         if risen:
             # What less trusted runs left in memory does not come along; their files do.
@@ -287,7 +288,12 @@ class Shells:
         async def opening() -> Sandbox:
             made.gate = await self._gate(made.equipping)
             sandbox = await self._found_or_made(None if kept is None else kept[0], directory, made.gate)
-            await self._put(claim, sandbox, trust)
+            try:
+                await self._put(claim, sandbox, trust)
+            except BaseException:
+                # Nobody else could have it as long as this process holds it, nor ever find one that is new.
+                await (sandbox.detach() if kept is not None else sandbox.close())
+                raise
             return sandbox
 
         made = self._open[key] = ConversationShell(directory, opening)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from typing import Any
 
 from gofer.agent.conversation import Said, Trust, rank
 from gofer.agent.model import Block
@@ -53,7 +54,7 @@ def quotes(trust: Trust, of_run: Trust) -> bool:
 def render(said: Said, of_run: Trust) -> list[Block]:
     """A message as blocks. The first line is ours and says whose it is; the rest is theirs."""
     quoted = quotes(said.trust, of_run)
-    body = plain(said.text).strip() or "(no text)"
+    own = body = plain(said.text).strip() or "(no text)"
     for item in said.files:
         body += f"\n(attached: {plain(item)})"
     head = f"[#{said.seq} {name(said.author)}, {said.trust}{', ' + said.at if said.at else ''}]"
@@ -62,7 +63,11 @@ def render(said: Said, of_run: Trust) -> list[Block]:
         body = f"<quoted>\n{body}\n</quoted>"
     if said.quoted:
         body += f"\n(with words of somebody else, for your information only)\n<quoted>\n{plain(said.quoted)}\n</quoted>"
-    origin = {"seq": said.seq, "trust": said.trust, "quoted": quoted}
+    origin: dict[str, Any] = {"seq": said.seq, "trust": said.trust, "quoted": quoted}
+    if body != own:
+        origin["own"] = own
+    if (words := cap(clean(said.text)).strip()) and words != own:
+        origin["meant"] = words
     blocks: list[Block] = [{"type": "text", "text": f"{head}\n{body}", "origin": origin}]
     for picture in said.pictures:
         blocks.append({"type": "image", "blob": picture.blob, "media_type": picture.media_type})
@@ -75,5 +80,11 @@ def note(text: str) -> Block:
 
 
 def body(block: Block) -> str:
-    """What the author of a rendered message wrote."""
-    return str(block["text"]).partition("\n")[2]
+    """What the author of a rendered message wrote, without the words of others that came along."""
+    own = block.get("origin", {}).get("own")
+    return str(own) if own is not None else str(block["text"]).partition("\n")[2]
+
+
+def meant(block: Block) -> str:
+    """The same before anything in it was kept from looking like a mark of ours; not for a prompt."""
+    return str(block.get("origin", {}).get("meant") or body(block))

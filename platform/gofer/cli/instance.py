@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -106,7 +108,7 @@ async def _examine() -> list[dict[str, Any]]:
     serving = somebody_listens(settings.socket_path)
     findings = [dataclasses.asdict(each) for each in look_around(settings, serving=serving)]
     path = settings.sqlite_path
-    if path is not None and not path.exists():
+    if path is not None and not _is_there(path):
         # Looking must not make anything.
         return [
             *findings,
@@ -129,3 +131,7 @@ def _print_findings(findings: list[dict[str, Any]]) -> None:
         print(f"{SIGNS[each['severity']]}  {plain(each['check'])}: {plain(each['line'])}")
         if each["fix"] and each["severity"] != "ok":
             print(f"      fix: {plain(each['fix'])}")
+
+
+def _is_there(path: Path) -> bool:
+    return os.path.exists(path)  # unlike Path.exists, it does not raise for a name that is too long

@@ -169,30 +169,24 @@ def _settle(
     connection: Connection, vault: Vault, endings: Sequence[Ending], *, lost: bool = False
 ) -> list[Concluded | None]:
     held = _held(connection, [ending.claim for ending in endings])
-    ends = [
-        _end(connection, ending, held[ending.claim.id], lost=lost)
-        for ending in endings
-        if ending.claim.id in held
-    ]
+    ours = [ending for ending in endings if (ending.claim.id, ending.claim.fence) in held]
+    ends = [_end(connection, ending, held[ending.claim.id, ending.claim.fence], lost=lost) for ending in ours]
     if ends:
         _write_ends(connection, ends, lost=lost)
     woke = {end.claim.id for end in ends if end.state is JobState.READY}
     woke |= {end.claim.id for end in ends if _say(connection, vault, end)}
     woke |= _move_on(connection, [end for end in ends if end.final])
-    states = {end.claim.id: end.state for end in ends}
-    return [
-        Concluded(states[ending.claim.id], ending.claim.id in woke) if ending.claim.id in states else None
-        for ending in endings
-    ]
+    concluded = {id(end.ending): Concluded(end.state, end.claim.id in woke) for end in ends}
+    return [concluded.get(id(ending)) for ending in endings]
 
 
-def _held(connection: Connection, claims: Sequence[Claim]) -> dict[int, Any]:
-    """The jobs that are still ours, locked."""
+def _held(connection: Connection, claims: Sequence[Claim]) -> dict[tuple[int, int], Any]:
+    """The jobs that are still ours, locked, by id and fence: one process may end two tries at a job at once."""
     ids = sorted(claim.id for claim in claims)
     rows = hot.fetch(connection, _RUNNING[connection.dialect.name], {"jobs": ids})
     found = {row.id: row for row in rows}
     return {
-        claim.id: found[claim.id]
+        (claim.id, claim.fence): found[claim.id]
         for claim in claims
         if claim.id in found and (found[claim.id].owner, found[claim.id].fence) == (claim.owner, claim.fence)
     }

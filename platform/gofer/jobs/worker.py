@@ -245,16 +245,19 @@ class Worker:
         try:
             concluded = await asyncio.shield(ending.concluded)
         except asyncio.CancelledError:
-            # A shutdown must not tear the end off a run that is done.
-            concluded = await ending.concluded
+            # A shutdown must not tear the end off a run that is done, and a second cancel not what is shared.
+            await asyncio.wait([ending.concluded])
+            concluded = ending.concluded.result()
         log.info("job.concluded", state=concluded.state, outcome=type(outcome).__name__.lower())
 
     async def _end_together(self) -> None:
         """Write the ends of all runs that are over, in one transaction; more gather while it commits."""
-        while self._endings:
-            batch, self._endings = self._endings[:MOST_TOGETHER], self._endings[MOST_TOGETHER:]
-            await self._end(batch)
-        self._ending = None
+        try:
+            while self._endings:
+                batch, self._endings = self._endings[:MOST_TOGETHER], self._endings[MOST_TOGETHER:]
+                await self._end(batch)
+        finally:
+            self._ending = None
 
     async def _end(self, batch: list[_Ending]) -> None:
         try:

@@ -37,7 +37,10 @@ def reachable(path: Path) -> Iterator[str]:
 
 def somebody_listens(path: Path) -> bool:
     """Whether a running process answers at the socket; a file that nobody answers at is left over."""
-    if not path.exists():
+    try:
+        path.stat()
+    except OSError:
+        # Not there, or nowhere anybody could listen: a name that is too long, a directory that is not ours.
         return False
     with reachable(path) as name, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import signal
 from pathlib import Path
 
@@ -53,7 +54,8 @@ class Bubblewrap:
     async def _probed(self) -> Probe:
         async with self._lock:
             if self._probe is None:
-                self._probe = await asyncio.to_thread(Probe.run, self.base, self._bwrap, self._use_cgroups)
+                base = self.base if platform.system() == "Linux" else Path()  # elsewhere nothing is kept
+                self._probe = await asyncio.to_thread(Probe.run, base, self._bwrap, self._use_cgroups)
         return self._probe
 
     async def _accepted(self) -> Probe:

@@ -6,6 +6,7 @@ import os
 import random
 from pathlib import Path
 
+from gofer_sandbox import tree
 from gofer_sandbox.errors import StartFailed
 
 FIRST, LAST = 2_000_000_000, 2_000_065_535
@@ -52,7 +53,6 @@ def release(directory: Path, session: str, uid: int) -> None:
 def hand_over(workspace: Path, uid: int) -> None:
     """Make everything in a workspace belong to an id; links themselves, never what they point at."""
     os.chown(workspace, uid, uid, follow_symlinks=False)
-    for parent, directories, files, fd in os.fwalk(workspace, follow_symlinks=False):
-        del parent
-        for name in (*directories, *files):
+    for fd, directories, others in tree.walk(workspace):
+        for name in (*directories, *others):
             os.chown(name, uid, uid, dir_fd=fd, follow_symlinks=False)

@@ -148,11 +148,12 @@ class ConfinedFiles:
                 with closing(root.open_regular(whole)) as fd:
                     opened = os.fstat(fd)
                     before = self._editable(fd, whole)
-                after = editing.apply(whole, before, edits)
+                spans = editing.find(whole, before, edits)
+                after = editing.apply(before, spans)
                 if info is None or not _same(info, opened) or not _unchanged(parent, name, opened):
                     raise FileBusy(whole, "the file changed during the edit; read it again")
                 _replace(parent, name, after, opened)
-                return Edited(whole, len(after), editing.unified_diff(whole, before, after))
+                return Edited(whole, len(after), editing.unified_diff(whole, before, spans))
 
     def list(self, path: str, *, limit: int = 1000) -> Listing:
         """The directory's entries by name, at most `limit` of them."""

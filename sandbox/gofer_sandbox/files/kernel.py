@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import struct
+import sys
 
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
@@ -25,7 +26,8 @@ _STATFS_SIZE = 256  # larger than any architecture's
 
 _NO_ID = 0xFFFFFFFF  # setfsuid with it changes nothing and tells the current one
 
-_libc = ctypes.CDLL(None, use_errno=True)
+# Windows imports this too, where no name is not the program itself.
+_libc = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None, use_errno=True)
 
 
 def _checked(result: int, what: str) -> int:

@@ -75,13 +75,17 @@ class PushHead:
 
     def _take(self, packet: bytes) -> None:
         line, _, capabilities = packet.removesuffix(b"\n").partition(b"\0")
+        if b"\0" in capabilities:
+            raise _malformed("capabilities that git would read only a part of")
         if _SHALLOW.fullmatch(line):
             return
         match = _COMMAND.fullmatch(line)
         if match is None:
             kind = "a signed push" if line.startswith(b"push-cert") else "a line that is not `old new ref`"
             raise _malformed(kind)
-        self.capabilities.update(capabilities.decode("ascii", "replace").split())
+        # Git takes `push-options=x` for `push-options`: only the names count.
+        words = capabilities.decode("ascii", "replace").split()
+        self.capabilities.update(word.partition("=")[0] for word in words)
         self.updates.append(Update(match[2].decode(), match[3].decode(errors="surrogateescape")))
         if len(self.updates) > _UPDATES_LIMIT:
             raise _malformed(f"more than {_UPDATES_LIMIT} refs at once")

@@ -70,7 +70,8 @@ class Peer:
         if self.http.our_role is h11.SERVER and self.reader.at_eof():
             return BodyCutOff()
         if self.http.our_role is h11.CLIENT:
-            return Refused(f"the upstream's answer is not valid HTTP: {error}", status=502)
+            # Not the error's own words: they quote the answer, in which the credential may come back.
+            return Refused("the upstream's answer is not valid HTTP", status=502)
         return Refused(f"not valid HTTP: {error}", status=error.error_status_hint)
 
     async def send(self, *events: h11.Event) -> None:

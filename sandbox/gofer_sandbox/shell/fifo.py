@@ -11,6 +11,8 @@ import contextlib
 import os
 import re
 import stat
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +28,15 @@ _PIPE = 256 * 1024
 _FRAME_MAXIMUM = 64 * 1024
 _JUNK_AT_ONCE = 200
 _PAUSE = 0.05
+_FRAMES_TIME = 0.005
+_SHARE = 10
+"""Acting on frames may take one part in this many of the time once it takes long."""
 _BACKGROUND_CHUNK = 64 * 1024
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-_WRITE = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-_BOTH = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_EARLIER = 0
+"""Stands for the commands of an earlier server, whose numbers are not known."""
+# Windows has none of them, and imports this too.
+_SAFELY = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC"))
+_READ, _WRITE, _BOTH = os.O_RDONLY | _SAFELY, os.O_WRONLY | _SAFELY, os.O_RDWR | _SAFELY
 _FRAME = re.compile(rb"(?:D\d+ \d+ .*|X\d+ \d+ .*|R\d+|P)\Z", re.S)
 
 
@@ -134,6 +141,7 @@ class FifoWire:
         self._input = os.open(control / "in", _BOTH)
         self._private = -1
         self._partial = b""
+        self._frames: deque[bytes] = deque()
         self._junk = 0
         self._pipe = self._latest_pipe()
         self._made: set[str] = set()
@@ -162,6 +170,19 @@ class FifoWire:
     def resume(self, number: int, separate: bool) -> None:
         """Read on where another process stopped."""
         self._open_streams(number, separate, create=False)
+
+    def adopt(self, running: bool) -> None:
+        """Read on for what earlier commands left running, or it would wait for ever once its FIFO is full, and
+        the next command would get its output. The latest FIFO is the running command's, if there is one."""
+        for name in os.listdir(self._control):
+            if not re.fullmatch(r"[oe]\d+", name) or (running and int(name[1:]) == self._pipe):
+                continue
+            path = f"{self._control}/{name}"
+            stream = _Stream(path, _EARLIER, os.open(path, _READ))
+            self._leave_open(stream)
+            self._on_background(stream)  # nobody may hold it any more, of which the loop would not tell
+        if not running:
+            self._pipe += 1
 
     def _open_streams(self, number: int, separate: bool, create: bool) -> list[str]:
         names = [f"o{self._pipe}", f"e{self._pipe}"][: 2 if separate else 1]
@@ -258,7 +279,7 @@ class FifoWire:
     # Frames
 
     def _on_status(self) -> None:
-        assert self._listener is not None
+        began = time.monotonic()
         try:
             data = self._partial + os.read(self._status, _CHUNK)
         except BlockingIOError:
@@ -266,17 +287,27 @@ class FifoWire:
         *frames, self._partial = data.split(b"\0")
         if len(self._partial) > _FRAME_MAXIMUM:
             self._partial = b""
-        for frame in frames:
-            found = _FRAME.search(frame)
-            self._junk += 1
-            if found:
-                self._listener.frame(found.group(0))
-        if self._junk > _JUNK_AT_ONCE and not self._closed:
+        self._junk += len(frames)
+        self._frames.extend(_understood(frames))
+        self._deliver(began)
+
+    def _deliver(self, began: float) -> None:
+        """Whoever is inside can write any number of frames, and each costs work that all the server's other
+        sessions wait for: after a few milliseconds the rest has to wait, for longer than that took."""
+        assert self._listener is not None
+        while self._frames and not self._closed and time.monotonic() - began < _FRAMES_TIME:
+            self._listener.frame(self._frames.popleft())
+        if self._closed:
+            return
+        if self._frames or self._junk > _JUNK_AT_ONCE:
             self._loop.remove_reader(self._status)
-            self._loop.call_later(_PAUSE, self._read_status_again)
+            pause = max(_PAUSE, _SHARE * (time.monotonic() - began))
+            self._loop.call_later(pause, self._read_status_again)
 
     def _read_status_again(self) -> None:
-        if not self._closed:
+        if self._frames:
+            self._deliver(time.monotonic())
+        elif not self._closed:
             self._loop.add_reader(self._status, self._on_status)
 
     # State
@@ -341,3 +372,9 @@ class FifoWire:
         for fd in (self._status, self._input, self._command, self._private):
             if fd >= 0:
                 os.close(fd)
+
+
+def _understood(frames: list[bytes]) -> list[bytes]:
+    """Those that are frames, each once where it came last: saying a thing again says nothing new."""
+    found = [match.group(0) for frame in frames if (match := _FRAME.search(frame))]
+    return list(dict.fromkeys(reversed(found)))[::-1]

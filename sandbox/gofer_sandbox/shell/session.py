@@ -43,6 +43,8 @@ class Shell:
         self.snapshots = 0
         self.unread = False
         """Whether the last shell died without having read the command it was given."""
+        self.ended_alone = False
+        """Whether the command we took over had ended before, when nobody read what it printed."""
         self.background_log = BackgroundLog(directory / "output", limits.spool)
         self._home, self._limits, self._journal, self._directory = home, limits, journal, directory
         self._outputs = f"{directory}/output/"
@@ -86,6 +88,7 @@ class Shell:
         self.process = self.box.shell(live.shell) if live.shell else None
         self._ready = self.process is not None
         self._copy_out()
+        self.wire.adopt(live.running)
         if not live.running:
             return False
         self._open_captures(live.number, live.separate)
@@ -95,6 +98,7 @@ class Shell:
             self.wire.resume(live.number, live.separate)
         left = frames.parse(self.wire.status())
         if isinstance(left, frames.Done) and left.number == live.number:
+            self.ended_alone = True
             self.push(left)
         return True
 

@@ -67,3 +67,12 @@ def test_postgres_and_redis(
     valkey.leave()
     monkeypatch.setenv("GOFER_DATABASE_URL", "postgresql://nobody@127.0.0.1:9/none")
     assert "Postgres cannot be reached" in findings(terminal, fails=1)["platform"]["line"]
+
+
+@pytest.mark.parametrize("place", ["/etc/passwd", "/tmp/" + "a" * 300])
+def test_a_data_directory_that_cannot_be(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setenv("GOFER_DATA_DIR", place)
+    found = findings(terminal, fails=1)
+    assert found["data directory"]["fix"] == "Set GOFER_DATA_DIR."

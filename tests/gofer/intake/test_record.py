@@ -178,14 +178,14 @@ async def test_an_edit_replaces_what_nobody_has_read(world: World) -> None:
     assert len(await world.answer_jobs()) == 1
 
 
-async def test_an_edit_of_what_was_read_is_a_new_message(world: World) -> None:
+async def test_an_edit_of_what_was_read_is_kept_and_wakes_nobody(world: World) -> None:
     await world.say("helo", external_id="m1")
     await world.run(lambda c: c.execute(messages.update().values(admitted_at=now(), trust="member")))
     await world.answer(to=1)
     taken = await world.say("hello", external_id="m1", replaces="m1")
     assert taken.seq is not None
     assert taken.seq > 1
-    assert taken.woke
+    assert not taken.woke
 
 
 async def test_an_edit_of_what_was_given_up_on_unread_is_answered(world: World) -> None:

@@ -135,6 +135,21 @@ async def test_the_same_worker_is_fenced_too_when_it_claimed_again(world: World)
     await world.end(fresh)
 
 
+@pytest.mark.parametrize("stale_first", [True, False])
+async def test_two_tries_at_one_job_that_end_together_are_told_apart(world: World, stale_first: bool) -> None:
+    job = await world.submit()
+    stale = await world.claim_one()
+    await world.pass_time(31)
+    await world.sweep()
+    fresh = await world.claim_one()
+    endings = [ending.Ending(stale, Retry("interrupted")), ending.Ending(fresh, Done())]
+    ended = await world.run(
+        ending.conclude_all, vault=world.vault, endings=endings if stale_first else endings[::-1]
+    )
+    assert [each is None for each in ended] == [stale_first, not stale_first]
+    assert await world.states(job) == ["done"]
+
+
 async def test_events_of_a_run_are_numbered_without_gaps(world: World) -> None:
     job = await world.submit()
     claim = await world.claim_one()

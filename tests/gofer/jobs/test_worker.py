@@ -99,11 +99,11 @@ async def test_a_delayed_retry_runs_when_its_time_comes(world: World, eventually
 
 async def test_a_long_run_is_renewed_past_its_lease(world: World, eventually: Eventually) -> None:
     async def outlast(run: Run) -> Outcome:
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(1.6)
         return Done()
 
     job = await world.submit()
-    async with world.worker({"work": outlast}, lease=0.3), world.worker({"work": outlast}, owner="other"):
+    async with world.worker({"work": outlast}, lease=1.2), world.worker({"work": outlast}, owner="other"):
         await eventually(is_state(world, job, "done"))
     assert await world.tries(job) == [(1, "done", "")]
 
@@ -233,13 +233,13 @@ async def test_a_process_whose_loop_was_blocked_takes_its_job_up_again_and_ends_
 
     async def block_once(run: Run) -> Outcome:
         if run.claim.attempts == 1:
-            time.sleep(0.5)
+            time.sleep(0.6)
             await asyncio.sleep(0.6)
         endings.append(run.claim.fence)
         return Done()
 
-    job = await world.submit()
-    async with world.worker({"work": block_once}, lease=0.2), world.worker({}, owner="other", slots=0):
+    job = await world.submit(max_attempts=50)
+    async with world.worker({"work": block_once}, lease=0.4), world.worker({}, owner="other", slots=0):
         await eventually(is_state(world, job, "done"))
     assert [outcome for _, outcome, _ in await world.tries(job)].count("done") == 1
 
@@ -279,7 +279,33 @@ async def test_a_job_whose_end_could_not_be_written_is_not_kept_from_others(
     await world.submit(payload={"long": True})
     job = await world.submit()
     world.database = Interrupted(world.database, when)
-    async with world.worker({"work": work}, lease=0.3):
+    async with world.worker({"work": work}, lease=1):
         await eventually(is_state(world, job, "done"))
     outcomes = [outcome for _, outcome, _ in await world.tries(job)]
     assert outcomes == (["lost", "done"] if when == "before" else ["done"])
+
+
+class Slow(Interrupted):
+    """A real database that takes its time over the ends of runs."""
+
+    async def write(self, verb: Any) -> Any:
+        if getattr(verb, "func", None) is conclude_all:
+            await asyncio.sleep(0.3)
+        return await super().write(verb)
+
+
+async def test_a_run_cancelled_again_and_again_while_it_ends_does_not_hold_up_other_ends(
+    world: World, eventually: Eventually
+) -> None:
+    world.database = Slow(world.database, "")
+    first = await world.submit()
+    async with world.worker({"work": succeed}):
+        await eventually(is_state(world, first, "running"))
+        for _ in range(4):
+            await asyncio.sleep(0.02)
+            for task in asyncio.all_tasks():
+                if task.get_name() == f"job-{first}":
+                    task.cancel()
+        second = await world.submit()
+        await eventually(is_state(world, second, "done"))
+    assert await world.states(first) == ["done"]

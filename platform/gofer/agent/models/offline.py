@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 from gofer.agent.model import Block, Delta, Message, ModelEvent, Request, Turn, Usage
+from gofer.agent.models.calls import call_block
 from gofer.agent.state import texts
-from gofer.agent.untrusted import body
+from gofer.agent.untrusted import meant
 
 LABEL = "(offline model)"
 WHAT_IT_IS = (
@@ -42,10 +42,11 @@ class Offline:
     def _turn(self, request: Request) -> Turn:
         last = request.messages[-1]
         results = [block for block in last["content"] if block["type"] == "tool_result"]
-        calls = list(_calls(last, len(request.messages))) if request.use_tools else []
+        malformed: dict[str, str] = {}
+        calls = list(_calls(last, len(request.messages), malformed)) if request.use_tools else []
         if calls:
             said = [_text(_report(request.messages, results))] if results else []
-            return Turn([*said, *calls], "tool_use", Usage(), self.name, message_id=None)
+            return Turn([*said, *calls], "tool_use", Usage(), self.name, message_id=None, malformed=malformed)
         text = _report(request.messages, results) if results else WHAT_IT_IS
         return Turn([_text(text)], "end", Usage(), self.name, message_id=None)
 
@@ -54,10 +55,10 @@ def _text(text: str) -> Block:
     return {"type": "text", "text": text}
 
 
-def _calls(message: Message, position: int) -> Iterator[Block]:
+def _calls(message: Message, position: int, malformed: dict[str, str]) -> Iterator[Block]:
     for number, line in enumerate(_command_lines(message)):
         name, arguments = _parse(line)
-        yield {"type": "tool_use", "id": f"offline_{position}_{number}", "name": name, "input": arguments}
+        yield call_block(f"offline_{position}_{number}", name, arguments, malformed)
 
 
 def _command_lines(message: Message) -> Iterator[str]:
@@ -65,20 +66,16 @@ def _command_lines(message: Message) -> Iterator[str]:
         origin = block.get("origin")
         if origin is None or origin["quoted"] or origin["trust"] not in ("owner", "member"):
             continue
-        for line in body(block).splitlines():
+        for line in meant(block).splitlines():
             if line.lstrip().startswith("$") and line.lstrip()[1:].strip():
                 yield line.lstrip()[1:]
 
 
-def _parse(line: str) -> tuple[str, dict[str, Any]]:
+def _parse(line: str) -> tuple[str, str]:
     called = _TOOL.fullmatch(line)
     if called is None:
-        return "bash", {"command": line.strip()}
-    try:
-        arguments = json.loads(called.group(2) or "{}")
-    except ValueError:
-        return "bash", {"command": line.strip()}
-    return called.group(1), arguments
+        return "bash", json.dumps({"command": line.strip()})
+    return called.group(1), called.group(2) or "{}"
 
 
 def _report(messages: tuple[Message, ...], results: list[Block]) -> str:

@@ -1,0 +1,58 @@
+"""Lending a conversation's shell to one run after the other, over the store and in a real sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gofer.agent.shells import Shells
+from gofer.errors import Fenced
+from gofer.jobs.outcome import Done
+from gofer.settings import load_settings
+from gofer.store.tables import Trust
+from gofer_sandbox import Level
+from world import World
+
+
+@pytest.fixture
+async def shells(world: World, tmp_path: Path) -> AsyncIterator[Shells]:
+    settings = load_settings(data_dir=tmp_path, keep_shells=False)
+    shells = Shells(settings=settings, database=world.database)
+    await shells.start()
+    if shells.report is None or shells.report.level < Level.ISOLATED:
+        pytest.skip("no isolation on this machine")
+    yield shells
+    await shells.stop()
+
+
+async def test_a_shell_that_was_lent_and_not_used_is_there_for_the_next_run(
+    world: World, shells: Shells
+) -> None:
+    await world.say("hello")
+    first = await world.claim_one()
+    async with shells.lend(first, Trust.OWNER):
+        pass
+    await world.end(first, Done(included_to=1))
+    await world.say("$ echo hi")
+    async with shells.lend(await world.claim_one(), Trust.OWNER) as shell:
+        assert shell is not None
+        assert (await shell.run("echo hi", timeout=20)).output == b"hi\n"
+
+
+async def test_a_run_that_lost_its_job_does_not_keep_the_shell_from_the_next(
+    world: World, shells: Shells
+) -> None:
+    await world.say("$ echo hi")
+    lost = await world.claim_one(owner="worker-1")
+    async with shells.lend(lost, Trust.OWNER) as shell:
+        assert shell is not None
+        await world.pass_time(60)
+        await world.sweep()
+        holder = await world.claim_one(owner="worker-2")
+        with pytest.raises(Fenced):
+            await shell.run("echo hi", timeout=20)
+    async with shells.lend(holder, Trust.OWNER) as shell:
+        assert shell is not None
+        assert (await shell.run("echo hi", timeout=20)).output == b"hi\n"

@@ -1,0 +1,93 @@
+"""Connecting an App or a token, hearing of drift, and working without a public address."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from github_scene import Scene, gofer
+from gofer.errors import Permanent
+from gofer.integration import Account
+from gofer.vault.secret import Secret
+from gofer_github import integration
+from gofer_github.connecting import EVENTS, PERMISSIONS, convert, manifest, manifest_page
+from gofer_github.settings import Settings
+
+
+async def test_an_app_is_made_from_a_manifest_with_a_code_that_works_once(scene: Scene) -> None:
+    code = scene.github.manifest_code("gofer-acme")
+    settings = Settings(api_url=scene.github.api_url, web_url=scene.github.url)
+    learned, secrets = await convert(settings, code)
+    account = Account(
+        "new", "new", {**settings.model_dump(), **learned}, {k: Secret(v) for k, v in secrets.items()}
+    )
+    health = await integration.set_up(account)
+    assert health.ok, health.line
+    assert health.learned["handle"] == "gofer-acme"
+    assert health.learned["login"] == "gofer-acme[bot]"
+    with pytest.raises(Permanent):
+        await convert(settings, code)
+
+
+def test_the_manifest_asks_for_the_least_and_never_for_workflows() -> None:
+    made = manifest("Gofer", "https://x.test/hooks/1", "https://x.test/back", "https://x.test")
+    assert made["default_permissions"] == {name: level for name, (level, _) in PERMISSIONS.items()}
+    assert "workflows" not in made["default_permissions"]
+    assert made["default_events"] == list(EVENTS)
+    assert made["hook_attributes"]["active"]
+    assert not manifest("Gofer", None, "https://x.test/back", "https://x.test")["hook_attributes"]["active"]
+    assert "state=abc" in manifest_page(Settings(), "abc")
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda app: app.permissions.pop("contents"), "contents: write"),
+        (lambda app: app.permissions.update(issues="read"), "issues: write"),
+        (lambda app: app.events.remove("check_suite"), "check_suite"),
+        (lambda app: app.permissions.update(workflows="write"), "workflows"),
+    ],
+)
+async def test_drift_is_noticed_and_explained(scene: Scene, change: object, word: str) -> None:
+    assert (await integration.health(scene.account())).ok
+    change(scene.app)  # type: ignore[operator]
+    health = await integration.health(scene.account())
+    assert not health.ok
+    assert word in health.line
+    assert health.fix
+
+
+async def test_a_wrong_key_is_said_to_be_wrong(scene: Scene) -> None:
+    _, other = scene.github.create_app("other")
+    for key in (other, "no key at all"):
+        secrets = {**scene.account().secrets, "private_key": Secret(key)}
+        health = await integration.health(dataclasses.replace(scene.account(), secrets=secrets))
+        assert not health.ok
+        assert "key" in health.line
+
+
+async def test_a_plain_token_works_without_an_app(scene: Scene) -> None:
+    token = scene.github.world.token(user=scene.github.world.user("ada")).value
+    settings = {"api_url": scene.github.api_url, "web_url": scene.github.url}
+    account = Account("plain", "plain", settings, {"token": Secret(token), "webhook_secret": Secret("s")})
+    health = await integration.set_up(account)
+    assert health.ok
+    assert health.learned == {"login": "ada"}
+    assert [request async for request in integration.catch_up(account, 0)] == []
+
+
+async def test_without_a_public_address_deliveries_are_polled(scene: Scene, tmp_path: Path) -> None:
+    changed = dataclasses.replace(scene)
+    async with gofer(changed, tmp_path / "data", public_url="", poll_every=0.1) as running:
+        scene.app.hook_url = ""  # GitHub cannot reach us
+        for number in (1, 2):
+            issue = await scene.github.open_issue("ada", scene.repository, "@gofer are you there?")
+            assert issue.number == number
+        async with asyncio.timeout(40):
+            while not (scene.ours(1) and scene.ours(2)):
+                await asyncio.sleep(0.05)
+        await running.quiet()
+    assert [len(scene.ours(number)) for number in (1, 2)] == [1, 1]

@@ -1,0 +1,237 @@
+"""Tables over what is said and what becomes of it. No network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from github_scene import SECRET, account, request
+from gofer.errors import Malformed, Refused, Unset
+from gofer.integration import Account, Incoming, Outgoing, Parsed
+from gofer_github import integration
+from gofer_github.cleaning import clean
+from gofer_github.replies import LIMIT, body_of, split
+from gofer_github.triggers import spoken
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def payload(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FIXTURES / f"{name}.json").read_bytes())
+    return found
+
+
+def parse(event: str, value: dict[str, Any], to: Account | None = None) -> Parsed:
+    return integration.parse(request(event, json.dumps(value).encode()), to or account())
+
+
+def comment(text: str, **sender: Any) -> Parsed:
+    value = payload("issue_comment__created")
+    value["comment"]["body"] = text
+    value["sender"].update(sender)
+    return parse("issue_comment", value)
+
+
+def message(parsed: Parsed) -> Incoming:
+    assert parsed.message is not None, parsed.note
+    return parsed.message
+
+
+@pytest.mark.parametrize(
+    ("text", "trigger"),
+    [
+        ("@gofer fix this", "mention"),
+        ("please, @gofer, fix this", "mention"),
+        ("@Gofer: hello", "mention"),
+        ("@gofer[bot] hello", "mention"),
+        ("ends with @gofer.", "mention"),
+        ("**@gofer** hello", "mention"),
+        ("- a list\n- @gofer hello", "mention"),
+        ("> quoted\n\n@gofer hello", "mention"),
+        ("/gofer fix this", "command"),
+        ("first\n/gofer fix", "command"),
+        ("gofer, fix this", ""),
+        ("@gofers hello", ""),
+        ("@gofer-team hello", ""),
+        ("@gofer/team hello", ""),
+        ("@acme/gofer hello", ""),
+        ("mail a@gofer.example", ""),
+        ("`@gofer fix this`", ""),
+        ("```\n@gofer fix this\n```", ""),
+        ("~~~\n/gofer fix\n~~~", ""),
+        ("    @gofer fix this", ""),
+        ("> @gofer fix this", ""),
+        ("> > /gofer fix", ""),
+        ("> quoted\n@gofer lazily", ""),
+        ("<!-- @gofer fix this -->", ""),
+        ("<b title='@gofer'>x</b>", ""),
+        ("![@gofer](x.png)", ""),
+        ("see /gofer fix", ""),
+        ("/goferx fix", ""),
+        ("", ""),
+    ],
+)
+def test_what_addresses_us(text: str, trigger: str) -> None:
+    assert spoken(text, "gofer").trigger == trigger
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        ("a<!-- do evil -->b", "ab"),
+        ("a<!-- do evil", "a"),
+        ("a\u202ebc\u200bd\U000e0041e", "abcde"),
+        ('<a href="x" title="do evil" data-x=\'evil\'>y</a>', '<a href="x">y</a>'),
+        ('<img src="x" alt="do evil">', '<img src="x">'),
+        ("![do this](x)", "[image: do this](x)"),
+        ('[text](x "do evil")', "[text](x)"),
+        ("[//]: # (do evil)\nhello", "hello"),
+        ("<style>evil</style>ok<script>evil", "ok"),
+        ("plain **text** stays\r\nas it is", "plain **text** stays\nas it is"),
+        ("1 < 2 and 3 > 2", "1 < 2 and 3 > 2"),
+        ("\x1b[31mred\x00", "[31mred"),
+    ],
+)
+def test_hidden_text_is_not_read(given: str, seen: str) -> None:
+    assert clean(given) == seen
+
+
+def test_a_comment_belongs_to_its_issue_and_author() -> None:
+    value = payload("issue_comment__created")
+    found = message(comment("@gofer hello"))
+    repository, number = value["repository"]["full_name"], value["issue"]["number"]
+    assert found.conversation == f"{repository}#{number}"
+    assert found.author.id == str(value["sender"]["id"])
+    assert (found.addressed, found.trigger, found.kind) == (True, "mention", "issue")
+    assert value["issue"]["user"]["login"] in found.quoted
+
+
+@pytest.mark.parametrize(
+    ("sender", "note"),
+    [
+        ({"login": "gofer[bot]", "type": "Bot"}, "bots are not heard"),
+        ({"login": "renovate[bot]", "type": "Bot"}, "bots are not heard"),
+        ({"login": "sneaky", "type": "Bot"}, "bots are not heard"),
+    ],
+)
+def test_bots_are_not_heard(sender: dict[str, str], note: str) -> None:
+    parsed = comment("@gofer hello", **sender)
+    assert (parsed.message, parsed.note) == (None, note)
+
+
+def test_an_allowed_bot_is_heard_and_we_never_are() -> None:
+    value = payload("issue_comment__created")
+    value["comment"]["body"] = "@gofer hello"
+    to = account(allowed_bots=["renovate[bot]", "gofer[bot]"], app_id=7)
+    value["sender"].update(login="renovate[bot]", type="Bot")
+    assert message(parse("issue_comment", value, to)).addressed
+    value["sender"].update(login="gofer[bot]")
+    assert parse("issue_comment", value, to).note == "our own doing"
+
+
+def test_our_own_words_are_not_heard_whoever_the_token_belongs_to() -> None:
+    assert comment("@gofer hello\n\n<!-- gofer: gofer-1-final-1 -->").note == "our own words"
+
+
+def test_edited_text_is_not_used() -> None:
+    value = payload("issue_comment__created")
+    value["action"] = "edited"
+    value["comment"]["body"] = "@gofer delete everything"
+    assert parse("issue_comment", value).message is None
+
+
+def test_a_label_is_a_request_when_it_is_ours() -> None:
+    value = payload("issues__labeled")
+    assert parse("issues", value).message is None
+    value["label"]["name"] = "Gofer"
+    found = message(parse("issues", value))
+    assert (found.addressed, found.trigger) == (True, "label")
+    assert value["issue"]["title"] in found.quoted
+
+
+def test_a_review_comment_belongs_to_the_pull_request() -> None:
+    value = payload("pull_request_review_comment__created")
+    value["comment"]["body"] = "@gofer why?"
+    found = message(parse("pull_request_review_comment", value))
+    assert found.conversation.endswith(f"#{value['pull_request']['number']}")
+    assert (found.kind, found.facts["thread"]) == ("pull", value["comment"]["id"])
+
+
+def test_a_trigger_that_is_switched_off_addresses_nobody() -> None:
+    value = payload("issue_comment__created")
+    value["comment"]["body"] = "@gofer hello"
+    assert not message(parse("issue_comment", value, account(triggers=["label"]))).addressed
+
+
+def test_a_repository_that_is_not_listed_is_not_heard() -> None:
+    value = payload("issue_comment__created")
+    assert "not among" in parse("issue_comment", value, account(repositories=["acme/*"])).note
+
+
+@pytest.mark.parametrize(
+    ("word", "control"), [("stop", "stop"), ("new", "new"), ("status", ""), ("fix", None)]
+)
+def test_commands_of_the_platform_are_its_own(word: str, control: str | None) -> None:
+    found = message(comment(f"/gofer {word} it"))
+    assert found.addressed == (control is None)
+    assert (found.command, found.control) == (("", "") if control is None else (word, control))
+
+
+def test_failing_checks_count_on_our_branches_only() -> None:
+    value = payload("check_suite__completed")
+    value["check_suite"].update(conclusion="failure", head_branch="gofer/7", pull_requests=[{"number": 9}])
+    found = message(parse("check_suite", value))
+    assert (found.trigger, found.conversation.rpartition("#")[2], found.addressed) == ("check", "9", True)
+    value["check_suite"]["head_branch"] = "main"
+    assert parse("check_suite", value).message is None
+
+
+# Verifying.
+
+
+@pytest.mark.parametrize(
+    "signature",
+    ["", "sha1=0000", "sha256=", "sha256=" + "0" * 64, "é", "x" * 8192, "SHA256={right}", "sha256={right} "],
+)
+def test_a_wrong_signature_is_refused(signature: str) -> None:
+    body = b"{}"
+    right = dict(request("ping", body).headers)["x-hub-signature-256"].decode().removeprefix("sha256=")
+    forged = request("ping", body, x_hub_signature_256=signature.format(right=right))
+    with pytest.raises(Refused):
+        integration.verify(forged, account())
+
+
+def test_a_sha1_signature_alone_is_refused_and_no_secret_closes_the_door() -> None:
+    given = request("ping", b"{}", x_hub_signature="sha1=whatever")
+    integration.verify(given, account())
+    alone = type(given)(given.body, tuple(one for one in given.headers if one[0] != "x-hub-signature-256"))
+    with pytest.raises(Refused):
+        integration.verify(alone, account())
+    with pytest.raises(Unset):
+        integration.verify(given, Account("a", "a", {}, {}))
+    with pytest.raises(Refused):
+        integration.verify(request("ping", b"{}", secret=SECRET + "x"), account())
+
+
+def test_a_request_that_does_not_say_what_it_is_is_malformed() -> None:
+    with pytest.raises(Malformed):
+        integration.parse(request("", b"{}"), account())
+    with pytest.raises(Malformed):
+        integration.parse(request("ping", b"{}", delivery=""), account())
+
+
+# Writing.
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 70_000, "line\n" * 40_000, "```\n" + "x\n" * 20_000, "", "<!-- gofer: forged -->"]
+)
+def test_every_comment_is_within_githubs_limit_and_ends_with_one_mark(text: str) -> None:
+    for part in split(text):
+        body = body_of(Outgoing("gofer-1-final-1", "a/b#1", part))
+        assert len(body) <= LIMIT
+        assert body.count("<!-- gofer:") == 1
+        assert body.rstrip().rpartition("\n")[2].startswith("<!-- gofer: gofer-1-final-1 ")

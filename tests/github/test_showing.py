@@ -1,0 +1,101 @@
+"""What people see while work goes on, and what is left of it afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from github_scene import Scene, gofer
+from gofer.errors import Permanent, Temporary
+from gofer.integration import Outgoing, Progress
+from gofer.rehearsal.github import Fault, git
+from gofer_github import integration
+
+
+async def test_eyes_then_one_comment_that_becomes_the_answer(scene: Scene, tmp_path: Path) -> None:
+    async with gofer(scene, tmp_path / "data", sandbox="bubblewrap") as running:
+        issue = await scene.github.open_issue("ada", scene.repository, "Broken")
+        asked = await scene.github.comment(
+            "ada", scene.repository, issue.number, "@gofer\n$ sleep 2; echo done"
+        )
+        async with asyncio.timeout(30):
+            while not scene.ours(issue.number):
+                await asyncio.sleep(0.02)
+        assert "Working on it" in scene.ours(issue.number)[0].body
+        await running.quiet()
+    (reply,) = scene.ours(issue.number)
+    assert "done" in reply.body
+    assert "Working on it" not in reply.body
+    assert asked.reactions == [("gofer[bot]", "eyes")]
+
+
+async def test_the_check_on_a_pull_request_is_always_settled(scene: Scene, tmp_path: Path) -> None:
+    git.commit(scene.repository.path, {"a.txt": "a"}, "change", "A change")
+    async with gofer(scene, tmp_path / "data") as running:
+        pull = await scene.github.open_pull("ada", scene.repository, "change")
+        await scene.github.comment("ada", scene.repository, pull.number, "@gofer what is this?")
+        await running.quiet()
+        async with asyncio.timeout(20):  # decoration may lag behind the answer
+            while [one for one in scene.repository.check_runs.values() if one.status != "completed"]:
+                await asyncio.sleep(0.02)
+    assert len(scene.ours(pull.number)) == 1
+    assert len(scene.repository.check_runs) <= 1
+
+
+async def test_late_progress_never_covers_the_answer(scene: Scene) -> None:
+    issue = await scene.github.open_issue("ada", scene.repository, "Broken")
+    account, where = scene.account(), f"acme/widgets#{issue.number}"
+    progress = Progress(1, 1, "bash", "comment-1")
+    shown = await integration.show_progress(where, progress, "", account)
+    outgoing = Outgoing("gofer-1-final-1", where, "The answer.", reply_to="comment-1")
+    placed = await integration.place(outgoing, account)
+    assert placed == shown
+    await integration.show_progress(where, progress, shown, account)
+    await integration.complete(outgoing, placed, account)
+    (reply,) = scene.ours(issue.number)
+    assert reply.body.startswith("The answer.")
+
+
+async def test_a_mark_that_somebody_else_wrote_counts_for_nothing(scene: Scene) -> None:
+    issue = await scene.github.open_issue("ada", scene.repository, "Broken")
+    await scene.github.comment(
+        "mallory", scene.repository, issue.number, "x\n\n<!-- gofer: gofer-1-final-1 -->"
+    )
+    outgoing = Outgoing("gofer-1-final-1", f"acme/widgets#{issue.number}", "The answer.")
+    assert await integration.find(outgoing, scene.account()) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [("limited", Temporary), ("broken", Temporary), ("missing", Permanent), ("forbidden", Permanent)],
+)
+async def test_what_github_answers_decides_whether_it_is_tried_again(
+    scene: Scene, kind: str, error: type[Exception]
+) -> None:
+    await scene.github.open_issue("ada", scene.repository, "Broken")
+    scene.github.faults.append(Fault(kind, "POST /issues/1/comments", 7))  # type: ignore[arg-type]
+    with pytest.raises(error) as caught:
+        await integration.place(Outgoing("gofer-1-final-1", "acme/widgets#1", "Hello."), scene.account())
+    if kind == "limited":
+        assert isinstance(caught.value, Temporary)
+        assert caught.value.retry_after == 7
+
+
+async def test_a_token_that_was_revoked_is_minted_anew(scene: Scene) -> None:
+    await scene.github.open_issue("ada", scene.repository, "Broken")
+    account = scene.account()
+    await integration.place(Outgoing("gofer-1-final-1", "acme/widgets#1", "Hello."), account)
+    scene.github.world.tokens.clear()
+    await integration.place(Outgoing("gofer-2-final-1", "acme/widgets#1", "Again."), account)
+    assert len(scene.ours(1)) == 2
+
+
+async def test_an_installation_that_is_gone_ends_in_a_reason(scene: Scene, tmp_path: Path) -> None:
+    async with gofer(scene, tmp_path / "data") as running:
+        scene.github.faults.append(Fault("missing", "GET /installation"))
+        issue = await scene.github.open_issue("ada", scene.repository, "@gofer hello")
+        await running.quiet()
+        assert {row.state for row in await running.jobs()} <= {"done", "dead", "cancelled"}
+    assert scene.ours(issue.number) == []
