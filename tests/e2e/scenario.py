@@ -29,6 +29,7 @@ from gofer.settings import Settings
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.postgres import PostgresDatabase
 from gofer.vault.secret import Secret
+from gofer.vault.stored import put_secret
 
 T = TypeVar("T")
 
@@ -65,19 +66,22 @@ class Scenario:
         """Send a message until it is acknowledged, as Telegram does."""
         self.service.rooms.add(room)
         body = json.dumps({"id": id_, "room": room, "from": "ada", "text": text}).encode()
-        signature = hmac.new(KEY.encode(), body, hashlib.sha256).hexdigest()
         while True:
             with contextlib.suppress(httpx2.TransportError):
                 response = await self.client.post(
                     f"http://127.0.0.1:{self.port}/hooks/{self.connection_id}",
                     content=body,
-                    headers={"x-hello-signature": signature},
+                    headers=self.headers(body),
                 )
                 if response.is_success:
                     self.acknowledged[room].append(id_)
                     return
                 assert response.status_code == 503, response.text
             await asyncio.sleep(0.03)
+
+    def headers(self, body: bytes) -> dict[str, str]:
+        """What a body is signed with."""
+        return {"x-hello-signature": hmac.new(KEY.encode(), body, hashlib.sha256).hexdigest()}
 
     async def say_in_turn(self, room: str, texts: Sequence[str]) -> None:
         """The next one only after the last was acknowledged, so that there is an order to keep."""
@@ -124,12 +128,12 @@ class Scenario:
 
 @contextlib.asynccontextmanager
 async def prepared(
-    data_dir: Path, database_url: str, *, integration: str = "hello", **settings: Any
+    data_dir: Path, database_url: str, *, integration: str = "hello", canary: str = "", **settings: Any
 ) -> AsyncIterator[Scenario]:
-    """An installation with a connection, not yet running."""
+    """An installation with a connection, not yet running; and with a secret of that value, if one is given."""
     service: Service = HelloService(KEY) if integration == "hello" else EditService()
     async with service.open(), httpx2.AsyncClient(timeout=10) as client:
-        connection_id = await _connect(data_dir, database_url, integration, service.url)
+        connection_id = await _connect(data_dir, database_url, integration, service.url, canary)
         port = free_port()
         given = {"lease": 1, "poll_interval": 0.1, "request_timeout": 1, "stop_within": 2, "sandbox": "off"}
         given |= {"host": "127.0.0.1", "port": port, "data_dir": data_dir, "log_format": "json", **settings}
@@ -154,9 +158,12 @@ def _reader(path: Path) -> Engine:
     return create_engine(f"sqlite:///file:{path}?mode=ro&uri=true", poolclass=NullPool)
 
 
-async def _connect(data_dir: Path, database_url: str, integration: str, url: str) -> str:
+async def _connect(data_dir: Path, database_url: str, integration: str, url: str, canary: str) -> str:
     settings = Settings(data_dir=data_dir, database_url=database_url)
     async with open_platform(settings, roles=frozenset()) as platform:
+        if canary:
+            here = {"workspace_id": FIRST_WORKSPACE, "name": "canary", "value": Secret(canary)}
+            await platform.database.write(partial(put_secret, vault=platform.vault, **here))
         return await platform.database.write(
             partial(
                 add_connection,
