@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +59,24 @@ def _count(workspace: Path) -> tuple[Usage, bool]:
     return Usage(size, files), True
 
 
+def unlinked(workspace: Path, pids: Iterable[int]) -> int:
+    """Bytes of files that have no name any more and that those processes hold open on the workspace's device:
+    they take their space until the last of them is closed."""
+    try:
+        device = workspace.stat().st_dev
+    except OSError:
+        return 0
+    sizes: dict[int, int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    status = entry.stat()
+                    if status.st_nlink == 0 and status.st_dev == device and stat.S_ISREG(status.st_mode):
+                        sizes[status.st_ino] = status.st_blocks * 512
+    return sum(sizes.values())
+
+
 class DiskWatch:
     """Looks at a workspace while a command runs, and says when it holds too much.
 
@@ -65,8 +84,9 @@ class DiskWatch:
     grow any more.
     """
 
-    def __init__(self, workspace: Path, limits: Limits) -> None:
-        self._workspace, self._limits = workspace, limits
+    def __init__(self, workspace: Path, limits: Limits, pids: Callable[[], Iterable[int]]) -> None:
+        """`pids` says which processes the session has now; it is called in a thread."""
+        self._workspace, self._limits, self._pids = workspace, limits, pids
         self._task: asyncio.Task[None] | None = None
         self.usage = Usage()
 
@@ -81,13 +101,17 @@ class DiskWatch:
             self._task.cancel()
             self._task = None
 
+    def _measure(self) -> Usage:
+        found = measure(self._workspace)
+        return Usage(found.size + unlinked(self._workspace, self._pids()), found.files)
+
     async def _watch(self, full: Callable[[str], None]) -> None:
         allowed = Usage(
             max(self._limits.disk, self.usage.size + MIB), max(self._limits.files, self.usage.files + 100)
         )
         while True:
             began = time.monotonic()
-            self.usage = await asyncio.to_thread(measure, self._workspace)
+            self.usage = await asyncio.to_thread(self._measure)
             if self.usage.size > allowed.size:
                 full(f"the workspace holds {self.usage.size} bytes, more than its {self._limits.disk}")
                 return

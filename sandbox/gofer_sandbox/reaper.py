@@ -15,19 +15,28 @@ from gofer_sandbox.provider import Provider
 from gofer_sandbox.record import Record
 
 
-async def reap(provider: Provider, keep: Collection[str], now: float | None = None) -> list[str]:
+async def reap(
+    provider: Provider, keep: Collection[str], *, within: Path | str, now: float | None = None
+) -> list[str]:
     """End and remove a provider's sessions nobody owns: those whose id is not to be kept, and those idle for
     too long.
 
+    Other programs of the same user have their records in the same place, so only sessions whose directory
+    lies within `within` are looked at; name the directory that this program alone keeps its sessions in.
     A session is owned while the process that started or attached to it lives, which its lock tells. What is
     ended is found by pid, start time and boot, so nothing else can be hit. Returns the ids.
     """
     removed = []
     for record in list(records.every(provider.base)):
+        ours = record.provider == provider.name and _lies_in(record.directory, within)
         due = record.id not in keep or _expired(record, now or time.time())
-        if record.provider == provider.name and due and await _remove(record, provider):
+        if ours and due and await _remove(record, provider):
             removed.append(record.id)
     return removed
+
+
+def _lies_in(directory: str, place: Path | str) -> bool:
+    return Path(directory).resolve().is_relative_to(Path(place).resolve())
 
 
 def _expired(record: Record, now: float) -> bool:

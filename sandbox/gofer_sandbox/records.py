@@ -26,6 +26,11 @@ def remove(base: Path, session: str) -> None:
     (base / "records" / f"{session}.json").unlink(missing_ok=True)
 
 
+def known(base: Path, session: str) -> bool:
+    """Whether there is a record, readable or not."""
+    return (base / "records" / f"{session}.json").exists()
+
+
 def every(base: Path) -> Iterator[Record]:
     """All records that can be read."""
     for path in sorted((base / "records").glob("*.json")):

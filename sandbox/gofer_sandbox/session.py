@@ -37,7 +37,7 @@ class Session:
 
     def __init__(self, provider: Provider, spec: Spec, journal: Journal, gate: Gate | None) -> None:
         self._provider, self._spec, self._journal, self._gate = provider, spec, journal, gate
-        self._disk = DiskWatch(spec.workspace, spec.limits)
+        self._disk = DiskWatch(spec.workspace, spec.limits, self._pids)
         self._pressure = Pressure()
         self._shell: Shell | None = None
         self._box: Box | None = None
@@ -82,7 +82,12 @@ class Session:
         if self._shell.ended_alone:
             self.news.notes.append(ENDED_ALONE)
         self._note_background(before=self._journal.live.clock if running else None)
+        if self.background and not running:
+            self._disk.begin(self._clear_background)
         return running
+
+    def _pids(self) -> list[int]:
+        return [process.pid for process in self.box.processes()]
 
     def _new_shell(self, box: Box, snapshot: bytes | None) -> Shell:
         shell = Shell(box, box.home, self._spec.limits, self._journal, self._spec.directory, snapshot)

@@ -22,6 +22,7 @@ from gofer_sandbox import (
     SandboxGone,
     StartFailed,
     processes,
+    records,
 )
 from gofer_sandbox.docker import Docker, Engine, EngineError
 from gofer_sandbox.errors import InvalidInput
@@ -280,14 +281,17 @@ async def test_an_engine_that_is_not_there_is_said_with_what_to_do(place: Path) 
 
 async def test_the_reaper_removes_ours_and_only_what_is_not_kept(engine: FakeEngine, place: Path) -> None:
     docker, other = provider(engine, place), Docker("debian:12", engine=engine.address, base=place)
-    kept, lost, foreign = Sandbox(docker), Sandbox(docker), Sandbox(other)
-    for sandbox in (kept, lost, foreign):
+    kept, lost, recorded, foreign = Sandbox(docker), Sandbox(docker), Sandbox(docker), Sandbox(other)
+    for sandbox in (kept, lost, recorded, foreign):
         await sandbox.start()
     await Engine(engine.address).create("somebody-else-s", {**_plain(engine), "Labels": {}})
+    records.remove(docker.base, lost.id)
+    records.remove(docker.base, kept.id)
     assert await docker.reap({kept.id}) == [lost.id]
-    assert len(engine.containers) == 3
+    assert len(engine.containers) == 4
+    assert (await recorded.run("echo theirs")).output == "theirs\n"
     assert (await kept.run("echo here")).output == "here\n"
-    for sandbox in (kept, lost, foreign):
+    for sandbox in (kept, lost, recorded, foreign):
         await sandbox.close()
 
 

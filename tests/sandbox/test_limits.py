@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -76,6 +78,43 @@ async def test_a_workspace_does_not_grow_beyond_its_limit(make: Callable[..., Sa
         assert held < 300 * MIB
         assert (await sandbox.run("rm -f /workspace/*; echo $A")).output == "kept\n"
         assert (await sandbox.run("sleep 0.4; echo fits >/workspace/x; cat /workspace/x")).output == "fits\n"
+
+
+async def test_files_without_a_name_count_while_they_are_open(make: Callable[..., Sandbox]) -> None:
+    async with make() as sandbox:
+        await sandbox.run("A=kept")
+        grow = "while :; do head -c 2000000 /dev/zero >&5; sleep 0.02; done"
+        result = await sandbox.run(f"exec 5>u; rm u; {grow}", timeout=30)
+        assert not result.timed_out
+        assert any("the workspace holds" in note for note in result.notes)
+        assert (await sandbox.run("exec 5>&-; sleep 0.4; echo $A")).output == "kept\n"
+        await sandbox.run(f"(exec 5>v; rm v; {grow}) &>/dev/null &")
+        await asyncio.sleep(2.5)
+        result = await sandbox.run("echo $A")
+        assert result.background == ()
+        assert any("background" in note for note in result.notes)
+
+
+async def test_the_disk_is_watched_from_attaching_on() -> None:
+    provider = Bubblewrap()
+    directory = Path(tempfile.mkdtemp(prefix="limits-"))
+    directory.chmod(0o711)
+    sandbox = Sandbox(provider, directory=directory, limits=SMALL)
+    await sandbox.start()
+    grow = "while :; do head -c 2000000 /dev/zero >>f; sleep 0.02; done"
+    await sandbox.run(f"(until [ -e go ]; do sleep 0.05; done; {grow}) &>/dev/null &")
+    record = sandbox.record
+    await sandbox.detach()
+    attached = await Sandbox.attach(record, provider)
+    try:
+        await attached.write("go", b"")
+        await asyncio.sleep(2.5)
+        result = await attached.run("echo on")
+        assert result.background == ()
+        assert any("background" in note for note in result.notes)
+    finally:
+        await attached.close()
+        shutil.rmtree(directory)
 
 
 async def test_a_workspace_does_not_hold_too_many_files(make: Callable[..., Sandbox]) -> None:

@@ -328,14 +328,33 @@ async def test_the_reaper_removes_what_a_crash_left_and_only_that(base: Path, di
     provider = Bubblewrap(base=base)
     server = Server(base, directory, "", "true", "echo begin; sleep 60")
     async with Sandbox(provider) as owned:
-        assert await reap(provider, keep=[]) == []  # both have living owners
+        assert await reap(provider, keep=[], within=directory.parent) == []  # both have living owners
         server.kill()
-        assert await reap(provider, keep=[server.record.id]) == []
-        assert await reap(provider, keep=[]) == [server.record.id]
+        assert await reap(provider, keep=[server.record.id], within=directory.parent) == []
+        assert await reap(provider, keep=[], within=directory.parent) == [server.record.id]
         assert processes.start_time(server.record.reference.pid) != server.record.reference.start
         assert not Path(server.record.reference.control).exists()
         assert directory.exists()
         assert (await owned.run("echo alive")).output == "alive\n"
+
+
+async def test_another_program_s_session_survives_the_reaper(base: Path, directory: Path) -> None:
+    provider = Bubblewrap(base=base)
+    ours, theirs, alike = directory / "ours", directory / "theirs", directory / "ours-too"
+    kept = []
+    for place in (ours, theirs, alike):
+        sandbox = Sandbox(provider, directory=place / "session")
+        await sandbox.start()
+        await sandbox.run(f"NAME={place.name}")
+        kept.append(sandbox.record)
+        await sandbox.detach()
+    (directory / "link").symlink_to(ours)
+    later = time.time() + 10**9
+    assert await reap(provider, keep=[], within=directory / "link", now=later) == [kept[0].id]
+    for record in kept[1:]:
+        again = await Sandbox.attach(record, provider)
+        assert (await again.run("echo $NAME")).output == f"{Path(record.directory).parent.name}\n"
+        await again.close()
 
 
 async def test_idle_sessions_expire(base: Path, directory: Path) -> None:
@@ -344,8 +363,8 @@ async def test_idle_sessions_expire(base: Path, directory: Path) -> None:
     await sandbox.start()
     record = sandbox.record
     await sandbox.detach()
-    assert await reap(provider, keep=[record.id], now=time.time() + 1800) == []
-    assert await reap(provider, keep=[record.id], now=time.time() + 7200) == [record.id]
+    assert await reap(provider, keep=[record.id], within=directory, now=time.time() + 1800) == []
+    assert await reap(provider, keep=[record.id], within=directory, now=time.time() + 7200) == [record.id]
 
 
 async def test_a_reused_pid_is_left_alone(base: Path, directory: Path) -> None:
@@ -358,7 +377,7 @@ async def test_a_reused_pid_is_left_alone(base: Path, directory: Path) -> None:
     bystander = subprocess.Popen(["sleep", "60"])
     path = base / "records" / f"{record.id}.json"
     path.write_text(replace(record, reference=replace(record.reference, pid=bystander.pid)).to_json())
-    assert await reap(provider, keep=[]) == [record.id]
+    assert await reap(provider, keep=[], within=directory) == [record.id]
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()
@@ -389,7 +408,7 @@ asyncio.run(Sandbox(Bubblewrap(base=Path(sys.argv[1])), directory=sys.argv[2]).s
     [record] = (base / "records").glob("*.json")
     session = record.stem
     assert (base / session).exists()
-    assert await reap(Bubblewrap(base=base), keep=[]) == [session]
+    assert await reap(Bubblewrap(base=base), keep=[], within=directory) == [session]
     assert not (base / session).exists()
     assert not list((base / "uids").glob("*"))
     assert not [place for place, _, _ in os.walk("/sys/fs/cgroup") if place.endswith(session)]

@@ -40,7 +40,6 @@ from gofer_sandbox import (
     Sandbox,
     SandboxError,
     SandboxOwned,
-    records,
 )
 from gofer_sandbox.files.errors import FileError, FileMissing
 from gofer_sandbox.network import Egress
@@ -241,9 +240,7 @@ class Shells:
             lambda connection: [row["id"] for row in connection.execute(select(shells.c.record)).scalars()]
         )
         # Other installations on this machine have shells too; theirs are not ours to end.
-        everybodys = records.every(self._provider.base)
-        others = [one.id for one in everybodys if not Path(one.directory).is_relative_to(self._directory)]
-        return await reap(self._provider, {*known, *others})
+        return await reap(self._provider, known, within=self._directory)
 
     @contextlib.asynccontextmanager
     async def lend(

@@ -14,7 +14,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from gofer_sandbox import processes, runtime
+from gofer_sandbox import processes, records, runtime
 from gofer_sandbox.bubblewrap import users
 from gofer_sandbox.docker.box import DockerBox, clean_up
 from gofer_sandbox.docker.container import OWNER_LABEL, SESSION_LABEL, Plan
@@ -171,12 +171,12 @@ class Docker:
         await clean_up(self._engine, record.id, record.reference)
 
     async def reap(self, keep: Collection[str]) -> list[str]:
-        """Remove containers of ours that belong to no session to be kept: what a crash between making a
-        container and recording it left. Those of another base directory are not ours."""
+        """Remove containers that belong neither to a session to be kept nor to any that has a record, which is
+        for `gofer_sandbox.reap` to end. Those of another base directory are not ours."""
         removed = []
         for container in await self._engine.labelled(SESSION_LABEL, f"{OWNER_LABEL}={self.base}"):
             session = container["Labels"][SESSION_LABEL]
-            if session not in keep:
+            if session not in keep and not records.known(self.base, session):
                 await self._engine.remove(container["Id"])
                 removed.append(session)
         return removed

@@ -54,7 +54,7 @@ class Egress:
         handlers: tuple[Handler, Handler] = (self._forward, self._reverse)
         for handler, listening in zip(handlers, sockets, strict=True):
             service = Service(handler, reference.pid, self._limits, self._meter, self._refusals)
-            await service.start(listening)
+            service.start(listening)
             self._services.append(service)
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ class EgressLimits:
     """Bounds of one sandbox's traffic. Sizes are in bytes and times in seconds."""
 
     connections: int = 64
+    """At once, through each of the two proxies; further ones wait."""
     connection_bytes: int = 4 * 1024**3
     total_bytes: int = 32 * 1024**3
     header_bytes: int = 32 * 1024

@@ -16,6 +16,7 @@ from gofer_sandbox.network.refusals import Refusal, Refusals
 
 _DISCARDED = 1024 * 1024
 _PUSH_DISCARDED = 256 * 1024 * 1024
+_AGAIN = 0.1
 
 
 class Handler(Protocol):
@@ -41,36 +42,58 @@ class Service:
         self._meter = meter
         self._refusals = refusals
         self._connections: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._places = asyncio.Semaphore(limits.connections)
+        self._listening: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
 
-    async def start(self, listening: socket.socket) -> None:
+    def start(self, listening: socket.socket) -> None:
         """Begin to accept; takes the socket over."""
         listening.setblocking(False)
-        self._server = await asyncio.start_server(self._accept, sock=listening)
+        self._listening = listening
+        self._accepting = asyncio.create_task(self._accept(listening))
 
     async def close(self) -> None:
         """Stop accepting and end every connection."""
-        if self._server is not None:
-            self._server.close()
-        for task in self._connections:
+        tasks = [*self._connections, *([self._accepting] if self._accepting else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listening:
+            self._listening.close()
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, listening: socket.socket) -> None:
+        """Accept only what there is a place for. The rest waits in the kernel's bounded backlog, where it costs
+        this process no descriptor, however many a sandbox opens."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._places.acquire()
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError:  # it went away again, or this process has no descriptor left for now
+                self._places.release()
+                await asyncio.sleep(_AGAIN)
+                continue
+            task = loop.create_task(self._connected(connection))
+            self._connections.add(task)
+            task.add_done_callback(self._gone)
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        self._connections.discard(task)
+        self._places.release()
+
+    async def _connected(self, connection: socket.socket) -> None:
+        try:
+            reader, writer = await asyncio.open_connection(sock=connection)
+        except BaseException:
+            connection.close()
+            raise
         meter = Meter(self._limits.connection_bytes, self._meter)
-        client = Peer(h11.SERVER, reader, writer, meter, self._limits)
-        crowded = len(self._connections) >= self._limits.connections
-        task = asyncio.get_running_loop().create_task(self._serve(client, crowded))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        await self._serve(Peer(h11.SERVER, reader, writer, meter, self._limits))
 
-    async def _serve(self, client: Peer, crowded: bool) -> None:
+    async def _serve(self, client: Peer) -> None:
         try:
             async with asyncio.timeout(self._limits.connection_seconds):
-                if crowded:
-                    await self._refuse(client, None, Refused("too many connections at once", status=503))
-                else:
-                    await self._requests(client)
+                await self._requests(client)
         except (OSError, TimeoutError, h11.LocalProtocolError, h11.RemoteProtocolError):
             pass  # the other side went away or fell silent: there is nobody to tell
         finally:
