@@ -22,6 +22,7 @@ GROUPS = (
     "webhook",
     "recovery",
     "sandbox",
+    "agent",
     "telegram",
 )
 """Every group, in the order they run: a module of `benchmarks` with `async def main(quick) -> list[Row]`."""
