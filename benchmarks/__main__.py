@@ -23,6 +23,7 @@ GROUPS = (
     "github",
     "recovery",
     "sandbox",
+    "agent",
     "telegram",
 )
 """Every group, in the order they run: a module of `benchmarks` with `async def main(quick) -> list[Row]`."""
