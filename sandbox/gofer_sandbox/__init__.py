@@ -8,6 +8,7 @@ async with Sandbox() as sandbox:
 
 from gofer_sandbox.bubblewrap import Bubblewrap
 from gofer_sandbox.errors import (
+    GateBlocked,
     InvalidInput,
     IsolationUnavailable,
     SandboxClosed,
@@ -31,6 +32,7 @@ __all__ = [
     "Capabilities",
     "Feature",
     "Gate",
+    "GateBlocked",
     "InvalidInput",
     "IsolationUnavailable",
     "Level",

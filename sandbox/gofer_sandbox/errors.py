@@ -7,6 +7,7 @@ SandboxError
 ├── SandboxClosed           used before it was entered or after it was closed
 ├── SandboxOwned            another live process holds this session
 ├── SandboxGone             there is nothing alive to attach to; restore instead
+├── GateBlocked             a process inside stands in the gate's way; restore instead of attaching
 └── files.FileError         a file operation was not possible; its own tree is in `files/errors.py`
 
 The docstring of a class is its message when none is given.
@@ -44,3 +45,7 @@ class SandboxOwned(SandboxError):
 
 class SandboxGone(SandboxError):
     """The sandbox is no longer alive; restore it from its record."""
+
+
+class GateBlocked(SandboxError):
+    """A process in the sandbox stands in the gate's way; restore it from its record."""

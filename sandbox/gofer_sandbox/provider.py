@@ -258,7 +258,8 @@ class Gate(Protocol):
     """What programs inside need to find it; known before it opens. No secrets."""
 
     async def open(self, reference: Reference) -> None:
-        """Begin to serve that sandbox; called again when the sandbox was made again."""
+        """Begin to serve that sandbox; called again when the sandbox was made again. GateBlocked when a
+        process inside is in the way."""
 
     async def close(self) -> None:
         """Serve nothing more."""

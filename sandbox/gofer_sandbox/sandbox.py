@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from gofer_sandbox import processes, records, tree
 from gofer_sandbox.bubblewrap import Bubblewrap
-from gofer_sandbox.errors import InvalidInput, IsolationUnavailable, SandboxClosed, SandboxGone
+from gofer_sandbox.errors import GateBlocked, InvalidInput, IsolationUnavailable, SandboxClosed, SandboxGone
 from gofer_sandbox.files import BytesPage, Edit, Edited, Listing, TextPage, Written
 from gofer_sandbox.journal import Journal, Live
 from gofer_sandbox.levels import Level
@@ -122,7 +122,8 @@ class Sandbox:
     async def attach(
         cls, record: Record, provider: Provider | None = None, *, gate: Gate | None = None
     ) -> Sandbox:
-        """Take over a living session whose process has gone; SandboxGone when it does not live.
+        """Take over a living session whose process has gone; SandboxGone when it does not live, GateBlocked
+        when a process inside took the gate's place while no server was there.
 
         A command that still runs, or ended meanwhile, is seen through: `pending` gives its result.
         """
@@ -146,20 +147,28 @@ class Sandbox:
     async def restore(
         cls, record: Record, provider: Provider | None = None, *, gate: Gate | None = None
     ) -> Sandbox:
-        """Bring a session back: attach to it if it lives, else make it again from its files and snapshot.
+        """Bring a session back: attach to it if it lives and its gate can open, else make it again from its files
+        and snapshot.
 
         The first result then says what was lost.
         """
-        with contextlib.suppress(SandboxGone):
+        notes = []
+        try:
             return await cls.attach(record, provider, gate=gate)
+        except SandboxGone:
+            pass
+        except GateBlocked as blocked:
+            notes.append(f"{blocked}: the sandbox was ended and made again from its files and last snapshot")
         sandbox = cls._of(record, provider, gate)
         try:
-            await sandbox._provider.remove(record)
+            box = await sandbox._provider.find(record)
+            await (box.destroy() if box else sandbox._provider.remove(record))
         except BaseException:
             sandbox._let_go(keep=True)
             raise
         session = sandbox._new_session(record)
         session.news.recreated = True
+        session.news.notes += notes
         session.news.background_lost += record.background
         assert sandbox._journal is not None
         live = sandbox._journal.live

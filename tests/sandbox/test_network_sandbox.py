@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gofer_sandbox import Bubblewrap, Record, Sandbox
+from gofer_sandbox import Bubblewrap, GateBlocked, Record, Sandbox
 from gofer_sandbox.network import AllowedHost, Credential, Egress, GitAccess, Rule
 from sandbox.upstream import PASSWORD, USER, Upstream, seed_repositories, upstream
 
@@ -22,6 +24,28 @@ def server(tmp_path: Path) -> Iterator[Upstream]:
     with upstream(tmp_path) as running:
         running.pages["/"] = (200, {}, b"hello\n")
         yield running
+
+
+THIEF = b"""
+import socket, time
+while True:
+    try:
+        taken = socket.create_server(("127.0.0.1", 3128))
+        break
+    except OSError:
+        time.sleep(0.01)
+open("taken", "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A session's directory; not pytest's, which other users cannot pass through."""
+    path = Path(tempfile.mkdtemp(prefix="gate-"))
+    path.chmod(0o711)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 async def here(host: str, port: int) -> list[str]:
@@ -57,6 +81,32 @@ async def test_the_gate_follows_the_sandbox(server: Upstream) -> None:
         assert (await second.run(ask)).output == "hello\n"
     finally:
         await second.close()
+
+
+async def test_restoring_goes_on_where_a_process_has_taken_the_gate_s_port(
+    server: Upstream, directory: Path
+) -> None:
+    sandbox = Sandbox(Bubblewrap(), directory=directory, gate=gate_for(server))
+    await sandbox.start()
+    await sandbox.write("thief.py", THIEF)
+    await sandbox.run("A=kept; python3 thief.py &>/dev/null &")
+    record = sandbox.record
+    await sandbox.detach()
+    while not (directory / "workspace" / "taken").exists():
+        await asyncio.sleep(0.02)
+    with pytest.raises(GateBlocked, match="already listens"):
+        await Sandbox.attach(record, Bubblewrap(), gate=gate_for(server))
+    assert os.path.exists(f"/proc/{record.reference.pid}")
+    restored = await Sandbox.restore(record, Bubblewrap(), gate=gate_for(server))
+    try:
+        result = await restored.run(f"echo $A; curl -s http://ok.test:{server.port}/")
+        assert result.output == "kept\nhello\n"
+        assert result.recreated
+        assert len(result.background_lost) == 1
+        assert any("already listens" in note and "made again" in note for note in result.notes)
+        assert not os.path.exists(f"/proc/{record.reference.pid}")
+    finally:
+        await restored.close()
 
 
 async def test_without_a_gate_nothing_is_reached(server: Upstream) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from gofer_sandbox.errors import SandboxError
+from gofer_sandbox.errors import GateBlocked, SandboxError
 
 
 class EgressUnavailable(SandboxError):
     """The proxy could not be put into the sandbox's network namespace."""
+
+
+class PortTaken(EgressUnavailable, GateBlocked):
+    """A process in the sandbox listens where the proxy should."""
 
 
 class Refused(Exception):

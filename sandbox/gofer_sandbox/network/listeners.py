@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from gofer_sandbox.errors import SandboxGone
-from gofer_sandbox.network.errors import EgressUnavailable
+from gofer_sandbox.network.errors import EgressUnavailable, PortTaken
 from gofer_sandbox.record import Reference
 
 _HELPER = Path(__file__).with_name("enter.py")
@@ -90,12 +90,18 @@ def _received(channel: socket.socket, ports: tuple[int, ...]) -> list[socket.soc
         return sockets
     for each in sockets:
         each.close()
-    raise EgressUnavailable(_explained(said.decode(errors="replace"), ports))
+    raise _explained(said.decode(errors="replace"), ports)
 
 
-def _explained(said: str, ports: tuple[int, ...]) -> str:
+def _explained(said: str, ports: tuple[int, ...]) -> EgressUnavailable:
     if said.startswith(f"E{errno.EADDRINUSE} "):
-        return f"a process in the sandbox already listens on one of the ports {', '.join(map(str, ports))}"
+        return PortTaken(
+            f"a process in the sandbox already listens on one of the ports {', '.join(map(str, ports))}"
+        )
     if said.startswith(f"E{errno.EPERM} "):
-        return "not allowed to enter the sandbox's network namespace: run as root or as the user who made it"
-    return f"could not listen in the sandbox's network namespace: {said[1:] or 'the helper ended early'}"
+        return EgressUnavailable(
+            "not allowed to enter the sandbox's network namespace: run as root or as the user who made it"
+        )
+    return EgressUnavailable(
+        f"could not listen in the sandbox's network namespace: {said[1:] or 'the helper ended early'}"
+    )
