@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import shutil
 import signal
 import tempfile
 import time
@@ -45,6 +46,8 @@ class Tally:
     bad_ends: int = 0
     """Processes that did not end well when asked to."""
     found: dict[str, list[str]] = field(default_factory=dict)
+    log: str = ""
+    """Where the processes' log was kept, if anything is wrong."""
 
     @property
     def complaints(self) -> list[str]:
@@ -54,6 +57,8 @@ class Tally:
             listed.append(f"orphans: {self.orphans}, which is more than {self.most_orphans}")
         if self.bad_ends:
             listed.append(f"bad ends: {self.bad_ends}")
+        if listed and self.log:
+            listed.append(f"the log is in {self.log}")
         return listed
 
     @property
@@ -96,6 +101,9 @@ async def campaign(database: str, service: str, cycles: int, *, seed: int = 1) -
         data_dir.mkdir(mode=0o700)
         async with prepared(data_dir, url, integration=service, lease=LEASE, slots=4) as scenario:
             await _Campaign(scenario, chance, tally, split=database == "postgresql").run()
+        if not tally.clean:
+            tally.log = tempfile.mkstemp(prefix=f"gofer-chaos-{database}-{service}-", suffix=".log")[1]
+            shutil.copy(scenario.log, tally.log)
     tally.seconds = time.monotonic() - begun
     return tally
 

@@ -6,6 +6,7 @@ on they run what `gofer serve`, `gofer web` and `gofer worker` run.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import multiprocessing
@@ -19,6 +20,7 @@ from pathlib import Path
 
 PLUGIN = Path(__file__).parent / "plugin"
 PATIENCE = 60.0
+PR_SET_PDEATHSIG = 1
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["gofer.serve"])
@@ -90,6 +92,9 @@ class Gofer:
 
 
 def _main(environment: Mapping[str, str], roles: tuple[str, ...], log: str) -> None:
+    if sys.platform == "linux":
+        # Whoever started it may be killed too; then it must not live on.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -162,15 +162,8 @@ async def _connect(data_dir: Path, database_url: str, integration: str, url: str
     settings = Settings(data_dir=data_dir, database_url=database_url)
     async with open_platform(settings, roles=frozenset()) as platform:
         if canary:
-            await platform.database.write(
-                partial(
-                    put_secret,
-                    vault=platform.vault,
-                    workspace_id=FIRST_WORKSPACE,
-                    name="canary",
-                    value=Secret(canary),
-                )
-            )
+            put = partial(put_secret, workspace_id=FIRST_WORKSPACE, name="canary", value=Secret(canary))
+            await platform.database.write(partial(put, vault=platform.vault))
         return await platform.database.write(
             partial(
                 add_connection,

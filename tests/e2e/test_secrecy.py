@@ -70,6 +70,10 @@ async def test_a_canary_shows_up_nowhere(database_url: str, data_dir: Path) -> N
         }
     assert "marked" not in seen["log"], "words of people do not belong in a log"
     assert len(scenario.acknowledged["kitchen"]) == len(disguises(CANARY))
+    for place in ("deliveries", "messages"):
+        assert seen[place].count("[secret:canary]") >= len(disguises(CANARY)), (
+            f"nothing was masked in {place}"
+        )
     for place, text in seen.items():
         assert text, place
         assert not list(traces(text)), f"{list(traces(text))} in {place}"

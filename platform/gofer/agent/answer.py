@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import structlog
 from sqlalchemy import Connection, bindparam, select
 
 from gofer.accounts import Accounts
@@ -35,6 +36,8 @@ from gofer.store.tables import Trust, bindings, messages
 from gofer.tool import Shell, Tool
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
+
+log = structlog.get_logger()
 
 SAYINGS = {
     "cancelled": "Stopped, as asked.",
@@ -185,6 +188,10 @@ class Answerer:
                 return Cancel("cancelled", await self._drafts(claim, asker, text), included_to, cost)
             case Stopped(_, _, text, included_to):
                 return Done(await self._drafts(claim, asker, text, "final"), included_to, cost)
+            case Failed("model.auth", sentence, included_to):
+                # Waiting would not mend a refused key, and whoever asked should not wait in silence.
+                log.error("model.refused", reason="the provider refuses the key", fix="gofer secrets put")
+                return Dead("model.auth", await self._drafts(claim, asker, sentence), included_to, cost)
             case Failed(reason, _, _, retry_after, waiting) if waiting:
                 return Snooze(retry_after or WAIT_FOR_PROVIDER, reason, cost)
             case Failed(reason, sentence, included_to, retry_after):

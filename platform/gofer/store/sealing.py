@@ -31,7 +31,12 @@ _DATA_KEY = select(conversations.c.data_key).where(conversations.c.id == bindpar
 
 def seal(key: DataKey, value: Any, *place: str | int) -> bytes:
     """Seal a JSON value for one place (table, row …)."""
-    return key.seal(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), aad(*place))
+    try:
+        plain = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        # Half a surrogate pair, which a model may say; escaped, it comes back as it was.
+        plain = json.dumps(value, separators=(",", ":")).encode()
+    return key.seal(plain, aad(*place))
 
 
 def unseal(key: DataKey, sealed: bytes, *place: str | int) -> Any:

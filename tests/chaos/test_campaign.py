@@ -1,0 +1,16 @@
+"""A few cycles of `make chaos` in every run of the tests, so that it works when it is needed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from chaos.campaign import campaign
+
+
+@pytest.mark.parametrize(("database", "service"), [("sqlite", "hello"), ("postgresql", "probe")])
+async def test_nothing_is_lost_in_a_few_cycles(database: str, service: str) -> None:
+    tally = await campaign(database, service, 3, seed=random.randrange(1_000_000))
+    assert not tally.complaints
+    assert tally.messages > 0
