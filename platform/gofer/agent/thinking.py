@@ -15,7 +15,7 @@ from gofer.agent.tools.output import Masker
 Stop = Callable[[Halt], Awaitable[None]]
 
 SENTENCES = {
-    "auth": "The model's provider refuses the key. Somebody has to give me another: gofer secrets put. Then send it again.",
+    "auth": "The model's provider refuses the key. Give me another (gofer secrets put), then send it again.",
     "unavailable": "The model cannot be reached now; I will try again.",
     "retryable": "The model failed several times; I will try again.",
     "context": "This is too long for the model, also after shortening it.",
