@@ -47,7 +47,7 @@ check: $(VENV)/.dev ## ruff, mypy strict, import contracts
 	@$(BIN)/lint-imports --no-logo
 
 test: check ## everything CI runs
-	@$(BIN)/pytest -n 4 --dist worksteal -m "not chaos" $(ARGS)
+	@$(BIN)/pytest -n 4 --dist worksteal -m "not chaos" --reruns 2 $(ARGS)
 
 format: $(VENV)/.dev ## apply ruff's fixes and formatting
 	@$(BIN)/ruff check --fix --quiet
