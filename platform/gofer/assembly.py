@@ -24,6 +24,7 @@ from gofer.intake.admit import Admitter
 from gofer.intake.polling import CATCH_UP, POLL, SET_UP, Poller
 from gofer.intake.receive import Gate, Intake, Refusals
 from gofer.jobs.conclude import ANSWER, APPROVAL, DELIVER, RECEPTION
+from gofer.jobs.lease import only_while_held
 from gofer.jobs.queue import AGENT, SERVICE, waiting
 from gofer.jobs.signals import LocalSignals, PostgresSignals, RedisSignals, Signals
 from gofer.jobs.upkeep import expire_all_leases
@@ -80,7 +81,9 @@ async def _open(
     await migrate(database, backup_to=settings.data_dir / "backups")
     await database.write(furnish)
     vault = await _open_vault(settings, database)
-    http = await stack.enter_async_context(httpx2.AsyncClient(timeout=settings.request_timeout))
+    http = await stack.enter_async_context(
+        httpx2.AsyncClient(timeout=settings.request_timeout, event_hooks={"request": [only_while_held]})
+    )
     registry = Registry.installed()
     accounts = Accounts(
         database=database, vault=vault, registry=registry, public_url=settings.public_url, http=http

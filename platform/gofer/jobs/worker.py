@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,9 +15,10 @@ import structlog
 
 from gofer.crash import crash_point
 from gofer.errors import Fenced, StoreError
-from gofer.jobs import queue, upkeep
+from gofer.jobs import lease, queue, upkeep
 from gofer.jobs.conclude import Apology, Concluded, Ending, conclude_all
 from gofer.jobs.cron import tick
+from gofer.jobs.lease import Lease, clock
 from gofer.jobs.outcome import Cancel, Dead, Draft, Outcome, Retry, Snooze
 from gofer.jobs.queue import Claim
 from gofer.jobs.signals import EVENTS, JOBS, Signals
@@ -32,6 +34,7 @@ class Run:
     """A claimed job as its handler sees it."""
 
     claim: Claim
+    lease: Lease = field(default_factory=lambda: Lease(clock(), math.inf))
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when somebody asked to stop; a handler may end in its own way within the grace, else it is cancelled."""
     endless: bool = False
@@ -96,6 +99,8 @@ class Worker:
         self._capacity = capacity
         self._running: dict[int, tuple[Run, asyncio.Task[None], str]] = {}
         self._stopping = False
+        self._asked_at = 0.0
+        """When jobs were last asked for: their leases count from there."""
         self._loops: list[asyncio.Task[None]] = []
         self._freed = signals.subscribe(JOBS)
         self._endings: list[_Ending] = []
@@ -149,6 +154,7 @@ class Worker:
 
     async def _claim_loop(self) -> None:
         while not self._stopping:
+            self._asked_at = clock()
             held = Counter(pool for *_, pool in self._running.values())
             free = {pool: slots - held[pool] for pool, slots in self._capacity.slots.items()}
             for pool, claimed in (await self._claim(free)).items():
@@ -184,12 +190,13 @@ class Worker:
         return claims
 
     def _begin(self, claim: Claim, pool: str) -> None:
-        run = Run(claim)
+        run = Run(claim, Lease(self._asked_at, self._capacity.lease))
         task = asyncio.create_task(self._run(run), name=f"job-{claim.id}")
         self._running[claim.id] = (run, task, pool)
 
     async def _run(self, run: Run) -> None:
         claim = run.claim
+        lease.current.set(run.lease)
         bound = {"job": claim.id, "attempt": claim.fence, "kind": claim.kind}
         with structlog.contextvars.bound_contextvars(**bound):
             try:
@@ -287,12 +294,26 @@ class Worker:
     async def _renew_loop(self) -> None:
         while True:
             await asyncio.sleep(self._capacity.lease / RENEWALS_PER_LEASE)
-            in_hand = dict(self._running)
+            in_hand, asked_at = dict(self._running), clock()
             if in_hand:
                 held = await self._database.write(
                     partial(queue.renew, owner=self.owner, lease=self._capacity.lease, held=in_hand)
                 )
-                _let_go_of_lost(in_hand, held)
+                self._keep_or_let_go(in_hand, held, asked_at)
+
+    def _keep_or_let_go(
+        self,
+        in_hand: Mapping[int, tuple[Run, asyncio.Task[None], str]],
+        held: Mapping[int, tuple[int, bool]],
+        asked_at: float,
+    ) -> None:
+        """Stop what was in hand when the renewal was asked for and is held no more."""
+        for job_id, (run, task, _) in in_hand.items():
+            fence, _cancel_requested = held.get(job_id, (None, False))
+            if fence == run.claim.fence:
+                run.lease.prolong(asked_at, self._capacity.lease)
+            elif not task.done():
+                task.cancel()
 
     async def _look_loop(self) -> None:
         """Notice cancels and due jobs soon: at each wake-up and each poll."""
@@ -375,16 +396,6 @@ async def _handled(handler: Handler, run: Run) -> Outcome:
             log.error("job.abandoned")
             raise
     return working.result()
-
-
-def _let_go_of_lost(
-    in_hand: Mapping[int, tuple[Run, asyncio.Task[None], str]], held: Mapping[int, tuple[int, bool]]
-) -> None:
-    """Stop what was in hand when the renewal was asked for and is held no more."""
-    for job_id, (run, task, _) in in_hand.items():
-        fence, _cancel_requested = held.get(job_id, (None, False))
-        if fence != run.claim.fence and not task.done():
-            task.cancel()
 
 
 def _no_words(connection: object, claim: Claim, reason: str) -> tuple[Draft, ...]:
