@@ -291,6 +291,7 @@ _TIMES = (
     jobs.c.run_at,
     jobs.c.lease_until,
     jobs.c.finished_at,
+    attempts.c.ended_at,
     questions.c.expires_at,
     replies.c.confirm_at,
     deliveries.c.received_at,

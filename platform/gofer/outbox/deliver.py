@@ -1,8 +1,8 @@
 """Sending: a deliver job works through the ledger of one binding, in order, until nothing is left.
 
 Place, store the id, then complete: each step may be repeated after a crash. A part that was begun before is first
-looked for; a service that cannot be searched gets only opening lines before its id is stored, so that at worst a
-crash leaves an orphan opening, never a second answer.
+looked for, once whatever was on its way must have arrived; a service that cannot be searched gets only opening lines
+before its id is stored, so that at worst a crash leaves an orphan opening, never a second answer.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import structlog
 from gofer.accounts import Accounts, Connected
 from gofer.crash import crash_point
 from gofer.errors import Fenced, NotFound, Permanent, Refused, StoreError, Temporary
-from gofer.integration import Outgoing
+from gofer.integration import Integration, Outgoing
 from gofer.jobs.conclude import CONFIRMING
 from gofer.jobs.outcome import Done, Outcome, Retry, Snooze
 from gofer.jobs.worker import Run
 from gofer.outbox import ledger
-from gofer.outbox.ledger import Part
+from gofer.outbox.ledger import INTERRUPTED, Before, Part
 from gofer.store.database import Database
 from gofer.store.tables import ReplyState
 from gofer.vault.envelope import Vault
@@ -50,7 +50,7 @@ class Outbox:
     async def handle(self, run: Run) -> Outcome:
         """Send everything the binding's ledger holds."""
         binding_id = str(run.claim.payload["binding_id"])
-        taken_over = await self._database.read(partial(ledger.was_taken_over, claim=run.claim))
+        before = await self._database.read(partial(ledger.earlier_tries, claim=run.claim))
         while True:
             part = await self._database.read(
                 partial(ledger.next_part, vault=self._vault, binding_id=binding_id)
@@ -59,11 +59,11 @@ class Outbox:
                 return Done()
             if part.state is ReplyState.SENT and part.confirm_in is not None and part.confirm_in > 0:
                 return Snooze(part.confirm_in, CONFIRMING)
-            problem = await self._send(run, part, taken_over)
+            problem = await self._send(run, part, before)
             if problem is not None:
                 return problem
 
-    async def _send(self, run: Run, part: Part, taken_over: bool) -> Outcome | None:
+    async def _send(self, run: Run, part: Part, before: Before) -> Outcome | None:
         """Send one part; None when the ledger knows its end, else why to come back later."""
         if part.unreadable:
             await self._give_up(run, part, part.unreadable)
@@ -73,7 +73,7 @@ class Outbox:
             if part.state is ReplyState.SENT:
                 await self._repeat_last_edit(run, part, connected)
             else:
-                await self._place_and_complete(run, part, connected, taken_over)
+                await self._place_and_complete(run, part, connected, before)
         except Temporary as error:
             log.info("reply.delayed", reply=part.id, reason=error.reason, retry_after=error.retry_after)
             if error.retry_after is not None:
@@ -86,7 +86,7 @@ class Outbox:
         except Exception as error:  # noqa: BLE001
             # A line that broke, or an integration's oversight: worth another try, and seen if none helps.
             log.warning("reply.interrupted", reply=part.id, error=type(error).__name__)
-            return await self._later(run, part, "interrupted", error)
+            return await self._later(run, part, INTERRUPTED, error)
         return None
 
     async def _later(self, run: Run, part: Part, reason: str, error: Exception) -> Outcome:
@@ -96,24 +96,35 @@ class Outbox:
         await self._give_up(run, part, f"{reason}: {error}")
         return Done()
 
-    async def _place_and_complete(self, run: Run, part: Part, connected: Connected, taken_over: bool) -> None:
+    async def _place_and_complete(self, run: Run, part: Part, connected: Connected, before: Before) -> None:
         write, claim = self._database.write, run.claim
         integration, account = connected.integration, connected.account
         outgoing = self._outgoing(part)
         external_id = part.external_id
         if part.state is ReplyState.PLANNED:
+            self._too_soon(part, connected, before)
             await write(partial(ledger.begin, claim=claim, part=part))
             crash_point("outbox.begun")
             found = await integration.find(outgoing, account) if part.tries else None
+            run.lease.check()
             external_id = found or await integration.place(outgoing, account)
             crash_point("outbox.placed_outside")
             await write(partial(ledger.placed, claim=claim, part=part, external_id=external_id))
             crash_point("outbox.placed")
         await integration.complete(outgoing, external_id, account)
         crash_point("outbox.completed_outside")
-        confirm_after = self._late_write_within if taken_over else None
+        confirm_after = self._late_write_within if before.taken_over else None
         await write(partial(ledger.sent, claim=claim, part=part, confirm_after=confirm_after))
         crash_point("outbox.sent")
+
+    def _too_soon(self, part: Part, connected: Connected, before: Before) -> None:
+        """Raises Temporary while a part that was begun may still arrive: looking for it now would not find it."""
+        can_be_searched = type(connected.integration).find is not Integration.find
+        if not part.tries or not can_be_searched or before.unsure_for is None:
+            return
+        left = self._late_write_within - before.unsure_for
+        if left > 0:
+            raise Temporary("It may still arrive.", reason="unsure", retry_after=left)
 
     async def _repeat_last_edit(self, run: Run, part: Part, connected: Connected) -> None:
         try:

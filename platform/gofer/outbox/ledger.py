@@ -17,6 +17,9 @@ from gofer.store.tables import IS_UNSENT, JobState, ReplyState, attempts, bindin
 from gofer.vault.envelope import Vault
 from gofer.vault.errors import Tampered
 
+INTERRUPTED = "interrupted"
+"""The reason of a try whose last request may have been heard although no answer came."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -151,9 +154,20 @@ def _change(connection: Connection, claim: Claim, part: Part, kind: str, **value
     )  # fmt: skip
 
 
-def was_taken_over(connection: Connection, claim: Claim) -> bool:
-    """Whether an earlier try of this deliver job ended in silence, so that a late write of it may still come."""
-    query = select(attempts.c.fence).where(
-        attempts.c.job_id == claim.id, attempts.c.fence < claim.fence, attempts.c.outcome == "lost"
-    )
-    return connection.execute(query.limit(1)).first() is not None
+@dataclass(frozen=True, slots=True)
+class Before:
+    """How earlier tries of a deliver job ended."""
+
+    taken_over: bool
+    """One ended in silence, so that a late edit of it may still come."""
+    unsure_for: float | None
+    """Seconds since one ended without knowing what became of its last request; None when all knew."""
+
+
+def earlier_tries(connection: Connection, claim: Claim) -> Before:
+    """What is to be known of the tries before this one."""
+    query = select(attempts.c.outcome, attempts.c.reason, (now() - attempts.c.ended_at).label("ago"))
+    earlier = attempts.c.fence < claim.fence
+    rows = connection.execute(query.where(attempts.c.job_id == claim.id, earlier)).all()
+    unsure = [float(row.ago or 0) for row in rows if row.outcome == "lost" or row.reason == INTERRUPTED]
+    return Before(any(row.outcome == "lost" for row in rows), min(unsure, default=None))

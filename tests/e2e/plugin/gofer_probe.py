@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from gofer.errors import Permanent, Temporary
-from gofer.integration import Account, Outgoing
+from gofer.integration import Account, Integration, Outgoing
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer_hello import Hello
 
@@ -23,8 +23,7 @@ class Probe(Hello):
     summary = "For tests: send, store the id, edit."
     same_body_window = 3600
 
-    async def find(self, outgoing: Outgoing, account: Account) -> str | None:
-        return None
+    find = Integration.find
 
     async def place(self, outgoing: Outgoing, account: Account) -> str:
         opening = {"room": outgoing.conversation, "text": outgoing.text[:OPENING], "to": outgoing.reply_to}
