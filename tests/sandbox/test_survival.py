@@ -100,7 +100,7 @@ async def test_rest_of_the_output_and_exit_code_after_kill_of_the_server(base: P
 
 
 async def test_what_was_printed_while_nobody_was_there_is_kept(base: Path, directory: Path) -> None:
-    server = Server(base, directory, "", STATE, "echo begin; sleep 0.3; echo end")
+    server = Server(base, directory, "", "A=1", "echo begin; sleep 0.3; echo end")
     server.line()
     server.kill()
     await asyncio.sleep(1)

@@ -60,8 +60,9 @@ def test_the_life_of_a_connection_and_its_messages(
         terminal("jobs", "redrive", "1", fails=4)
         assert hello.replies_to("m1") == ["m1"]
     else:
-        assert [job["state"] for job in terminal.json("jobs", "list")["jobs"]] == ["ready"]
-        terminal("jobs", "cancel", "1")
+        answers = [job for job in terminal.json("jobs", "list")["jobs"] if job["kind"] == "answer"]
+        assert [job["state"] for job in answers] == ["ready"]
+        terminal("jobs", "cancel", str(answers[0]["id"]))
 
     raw = terminal("deliveries", "show", "1", "--raw")
     assert raw == captured.read_text()

@@ -180,14 +180,15 @@ def test_the_log_has_the_ids(standing: Process, hello: Hello, tmp_path: Path) ->
     )
     id_ = json.loads(made.stdout)["connection"]["id"]
     answer = hello.post(standing.url, id_, "m1")
-    until(lambda: len(_lines(standing, "job.concluded")) == 2)
+    until(lambda: [line["kind"] for line in _worked(standing)] == ["answer", "deliver"])
     (request,) = [line for line in _lines(standing, "request") if line["path"] == f"/hooks/{id_}"]
     assert request["request"] == answer.headers["x-request-id"]
     assert request["delivery"] == 1
-    assert [(line["job"], line["attempt"], line["kind"]) for line in _lines(standing, "job.concluded")] == [
-        (1, 1, "answer"),
-        (2, 1, "deliver"),
-    ]
+    assert all(line["job"] and line["attempt"] == 1 for line in _worked(standing))
+
+
+def _worked(process: Process) -> list[dict[str, Any]]:
+    return [line for line in _lines(process, "job.concluded") if line["kind"] in ("answer", "deliver")]
 
 
 def _lines(process: Process, event: str) -> list[dict[str, Any]]:

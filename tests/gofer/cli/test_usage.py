@@ -82,7 +82,7 @@ def test_what_cannot_be_done_is_one_line_and_a_code(
 def test_a_wrong_setting_names_its_variable(data_dir: Path) -> None:
     done = gofer(data_dir, "status", lease="-1")
     assert (done.returncode, done.stdout) == (78, "")
-    assert done.stderr.startswith("gofer: GOFER_LEASE ")
+    assert done.stderr.startswith("gofer: GOFER_LEASE: ")
     assert len(done.stderr.splitlines()) == 1
 
 
