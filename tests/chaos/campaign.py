@@ -23,6 +23,8 @@ from servers import Server
 LEASE = 1.0
 ROOMS = 5
 PATIENCE = 90.0
+LAST_BACKOFF = 300.0
+"""Seconds to wait for the end of everything: a reply that met several faults in a row waits long for its next try."""
 
 FAULTS = (Fault("busy", 1), Fault("broken"), Fault("dropped"), Fault("stalled", 1.5))
 
@@ -140,7 +142,7 @@ class _Campaign:
         self._scenario.service.faults.clear()
         async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*talking)
-        await self._scenario.settle(PATIENCE)
+        await self._scenario.settle(LAST_BACKOFF)
         for _, gofer in self._processes:
             self._tally.bad_ends += gofer.stop() != 0
         await self._judge()
@@ -174,8 +176,7 @@ class _Campaign:
         if what == "kill":
             gofer.kill()
         elif what == "stop":
-            gofer.signal(signal.SIGTERM)
-            self._tally.bad_ends += await asyncio.to_thread(gofer.wait) != 0
+            self._tally.bad_ends += await asyncio.to_thread(gofer.stop) != 0
         else:
             await self._freeze(gofer)
         if gofer.ended:

@@ -23,7 +23,20 @@ PATIENCE = 60.0
 PR_SET_PDEATHSIG = 1
 
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["gofer.serve"])
+_forks.set_forkserver_preload(
+    # What every start imports, at once or a little later.
+    [
+        "gofer.serve",
+        "gofer_hello",
+        "gofer_telegram",
+        "gofer_github",
+        "httpcore2",
+        "asyncpg",
+        "uvloop",
+        "anyio._backends._asyncio",
+        "uvicorn.protocols.websockets.auto",
+    ]
+)
 
 
 def free_port() -> int:
@@ -57,15 +70,20 @@ class Gofer:
         return self._process.exitcode
 
     def said(self) -> list[dict[str, object]]:
-        """The lines it has logged."""
+        """The lines logged since it was started, by others beside it too."""
         with self.log.open() as file:
             file.seek(self._seen)
             return [json.loads(line) for line in file if line.startswith("{") and line.endswith("\n")]
 
+    @property
+    def ready(self) -> bool:
+        """Whether it ever was."""
+        return any(line["event"] == "process.ready" and line["pid"] == self.pid for line in self.said())
+
     def wait_until_ready(self) -> Gofer:
         """Returns also when it ended before."""
         deadline = time.monotonic() + PATIENCE
-        while not self.ended and not any(line["event"] == "process.ready" for line in self.said()):
+        while not self.ended and not self.ready:
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.01)
         return self
@@ -81,9 +99,10 @@ class Gofer:
         return self._process.exitcode
 
     def stop(self) -> int:
-        """End it as an operator would."""
+        """End it as an operator would; 0 when it ended well, which one that is still starting need not."""
         self.signal(signal.SIGTERM)
-        return self.wait()
+        code = self.wait()
+        return 0 if code == -signal.SIGTERM and not self.ready else code
 
     def kill(self) -> None:
         """As the kernel does when memory runs out."""

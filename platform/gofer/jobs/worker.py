@@ -246,6 +246,7 @@ class Worker:
 
     async def _conclude(self, claim: Claim, outcome: Outcome, apology: Apology | None) -> None:
         ending = _Ending(Ending(claim, outcome, apology), asyncio.get_running_loop().create_future())
+        ending.concluded.add_done_callback(_seen)
         self._endings.append(ending)
         if self._ending is None:
             self._ending = asyncio.create_task(self._end_together(), name="endings")
@@ -396,6 +397,12 @@ async def _handled(handler: Handler, run: Run) -> Outcome:
             log.error("job.abandoned")
             raise
     return working.result()
+
+
+def _seen(concluded: asyncio.Future[Concluded]) -> None:
+    """A run that was cancelled twice does not wait for its end; that it was fenced is no news then."""
+    if not concluded.cancelled():
+        concluded.exception()
 
 
 def _no_words(connection: object, claim: Claim, reason: str) -> tuple[Draft, ...]:

@@ -51,6 +51,7 @@ class Outbox:
         """Send everything the binding's ledger holds."""
         binding_id = str(run.claim.payload["binding_id"])
         before = await self._database.read(partial(ledger.earlier_tries, claim=run.claim))
+        burdened, progressed = run.claim.attempts > 1, False
         while True:
             part = await self._database.read(
                 partial(ledger.next_part, vault=self._vault, binding_id=binding_id)
@@ -59,9 +60,13 @@ class Outbox:
                 return Done()
             if part.state is ReplyState.SENT and part.confirm_in is not None and part.confirm_in > 0:
                 return Snooze(part.confirm_in, CONFIRMING)
+            if burdened and progressed and part.state is not ReplyState.SENT:
+                # It gets a job and tries of its own, not what is left of those that others have cost.
+                return Done()
             problem = await self._send(run, part, before)
             if problem is not None:
                 return problem
+            progressed = True
 
     async def _send(self, run: Run, part: Part, before: Before) -> Outcome | None:
         """Send one part; None when the ledger knows its end, else why to come back later."""

@@ -124,15 +124,16 @@ def _model(connection: Connection, asking: Asking) -> str:
 
 
 def _settings(connection: Connection, asking: Asking) -> str:
-    place = connection.execute(
-        select(conversations.c.kind, conversations.c.title, connections.c.name).where(
-            conversations.c.id == asking.conversation_id, connections.c.id == asking.connection_id
-        )
-    ).one()
+    kind = connection.execute(
+        select(conversations.c.kind).where(conversations.c.id == asking.conversation_id)
+    ).scalar_one()
+    name = connection.execute(
+        select(connections.c.name).where(connections.c.id == asking.connection_id)
+    ).scalar_one()
     return "\n".join(
         [
-            f"Conversation: {asking.conversation_id} ({place.kind})",
-            f"Connection: {asking.connection_id} ({place.name})",
+            f"Conversation: {asking.conversation_id} ({kind})",
+            f"Connection: {asking.connection_id} ({name})",
             f"You are: {asking.trust.value} (id {asking.message.author.id})",
             "Settings are changed by the operator: gofer connections set, or the dashboard.",
         ]

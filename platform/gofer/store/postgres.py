@@ -60,6 +60,8 @@ class PostgresDatabase:
             return await asyncio.shield(working)
         except asyncio.CancelledError:
             await asyncio.wait([working])
+            if not working.cancelled():
+                working.exception()  # Nobody waits for it any more, and nobody need be told so.
             raise
 
     async def _write(self, verb: Callable[[Connection], T]) -> T:

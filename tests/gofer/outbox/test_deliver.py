@@ -98,7 +98,8 @@ async def test_after_a_crash_at_any_step_there_is_one_complete_reply(
     await world.sweep()
     # A request that was on its way has arrived by then, so that looking for it finds it.
     await world.pass_time(31)
-    await deliver()
+    while "planned" in await states(world):
+        await deliver()
     assert service.texts == ["the answer", "its end"]
     assert await states(world) == ["sent", "sent"]
 
@@ -140,6 +141,22 @@ async def test_one_reply_that_never_gets_through_does_not_take_the_next_with_it(
     await world.run(queue.stage)
     await deliver()
     assert await states(world) == ["failed", "sent"]
+
+
+async def test_the_tries_one_reply_cost_are_not_held_against_the_next(
+    world: World, service: HelloService, deliver: Deliver
+) -> None:
+    await answer(world, "the third time")
+    await answer(world, "at once")
+    service.faults = [(503, {}), (503, {})]
+    for _ in range(3):
+        await deliver()
+        await world.pass_time(3600)
+        await world.run(queue.stage)
+    assert await states(world) == ["sent", "planned"]
+    claim, _ = await deliver()
+    assert claim.attempts == 1
+    assert await states(world) == ["sent", "sent"]
 
 
 async def test_a_reply_planned_while_others_are_sent_goes_out_with_them(
