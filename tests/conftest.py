@@ -84,6 +84,10 @@ def _own_postgres_url(postgres: Server, request: pytest.FixtureRequest, run_dir:
 
 
 _CLEAN = "".join(f'DELETE FROM "{table.name}";' for table in reversed(SQLModel.metadata.sorted_tables))
+_FROM_ONE = """
+DO $$ DECLARE each text; BEGIN
+  FOR each IN SELECT sequencename FROM pg_sequences LOOP EXECUTE format('ALTER SEQUENCE %I RESTART', each); END LOOP;
+END $$"""
 _ALONE = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
     "AND pid <> pg_backend_pid()"
@@ -98,6 +102,7 @@ def postgres_url(_own_postgres_url: str) -> str:
         connection = await asyncpg.connect(_own_postgres_url)
         await connection.execute(_ALONE)
         await connection.execute(_CLEAN)
+        await connection.execute(_FROM_ONE)
         await connection.close()
 
     now_and_here(clean)

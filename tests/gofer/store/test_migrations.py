@@ -55,10 +55,11 @@ async def test_processes_that_start_together_migrate_once(blank: Database) -> No
     assert await blank.read(differences) == []
 
 
-async def test_a_database_of_a_later_release_is_refused_with_the_way_out(database: Database) -> None:
-    await database.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'")))
+async def test_a_database_of_a_later_release_is_refused_with_the_way_out(blank: Database) -> None:
+    await migrate(blank, backup_to=None)
+    await blank.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'")))
     with pytest.raises(ConfigError, match=r"9999.*newer.*gofer restore"):
-        await migrate(database, backup_to=None)
+        await migrate(blank, backup_to=None)
 
 
 async def test_an_upgrade_keeps_live_rows_and_work_goes_on(
