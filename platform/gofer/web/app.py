@@ -15,6 +15,7 @@ from gofer.errors import GoferError, StoreError
 from gofer.platform import Platform
 from gofer.store import migrations
 from gofer.web import access
+from gofer.web.control import api_mount, furnish
 from gofer.web.hooks import Hooks
 from gofer.web.metrics import Metrics
 from gofer.web.problems import on_crash, on_gofer_error, on_http_exception, problem
@@ -29,6 +30,8 @@ PUBLIC = frozenset(
         "/login",
         "/logout",
         "/link/{token}",
+        "/api/v1/openapi.json",
+        "/api/v1/docs",
     }
 )
 """Routes that anybody may call; every other one must ask who is there. A test walks the table."""
@@ -52,6 +55,7 @@ def public_app(platform: Platform) -> Starlette:
             Route("/metrics", pages.metrics),
             Route("/hooks/{connection}", hooks.receive, methods=["POST"]),
             *access.routes(platform),
+            api_mount(),
         ],
         middleware=[Middleware(access.SecurityHeaders), Middleware(access.Guard, platform=platform)],
         exception_handlers={
@@ -60,7 +64,7 @@ def public_app(platform: Platform) -> Starlette:
             Exception: on_crash,
         },
     )
-    app.state.platform = platform
+    furnish(app, platform)
     return app
 
 
