@@ -159,7 +159,7 @@ def test_agents_are_edited_one_after_the_other(api: httpx2.Client) -> None:
     assert api.put("/agents/scribe", json=mine, headers={"if-match": seen}).status_code == 412
     assert api.delete("/agents/scribe", headers={"if-match": seen}).status_code == 412
     broken = api.put("/agents/scribe", json={"toml": "model = \n"})
-    assert broken.status_code == 400
+    assert broken.status_code == 422
     assert "line 1" in broken.json()["detail"]
     assert api.delete("/agents/scribe").status_code == 200
 
@@ -175,8 +175,8 @@ def test_schedules_are_added_changed_run_and_removed(api: httpx2.Client) -> None
     changed = api.patch(path, json={"cron": "0 8 * * *"}, headers={"if-match": seen})
     assert changed.json()["next_at"] != shown.json()["next_at"]
     assert api.patch(path, json={"enabled": False}, headers={"if-match": seen}).status_code == 412
-    assert api.patch(path, json={"cron": "nonsense"}).status_code == 400
-    assert api.patch(path, json={"timezone": "Mars/Olympus"}).status_code == 400
+    assert api.patch(path, json={"cron": "nonsense"}).status_code == 422
+    assert api.patch(path, json={"timezone": "Mars/Olympus"}).status_code == 422
     ran = api.post(f"{path}/run")
     assert ran.status_code == 202
     job = api.get(ran.headers["location"].removeprefix("/api/v1")).json()["job"]
@@ -287,7 +287,7 @@ def test_over_the_network_a_backup_goes_where_backups_go(
         str(tmp_path / "copy.db"),
         f"{house.settings.data_dir}/backups/../x.db",
     ):
-        assert api.post("/backup", json={"path": path}).status_code == 400
+        assert api.post("/backup", json={"path": path}).status_code == 403
     (house.settings.data_dir / "backups").mkdir(exist_ok=True)
     assert api.post("/backup", json={"path": f"{house.settings.data_dir}/backups/x.db"}).status_code == 200
 

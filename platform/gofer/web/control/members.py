@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 from sqlalchemy import Connection
@@ -27,6 +27,7 @@ from gofer.web.access.members import (
 from gofer.web.access.passwords import LONGEST, SHORTEST, Passwords
 from gofer.web.control.asking import Nothing, Question, answered, asked, platform_of, shown_once
 
+Password = Annotated[Secret, Field(json_schema_extra={"minLength": SHORTEST, "maxLength": LONGEST})]
 NAME = r"^[a-z0-9][a-z0-9._-]{0,39}$"
 
 
@@ -35,9 +36,7 @@ class New(Question):
 
     name: str = Field(pattern=NAME)
     role: Role = "viewer"
-    password: Secret | None = Field(
-        default=None, description=f"{SHORTEST} to {LONGEST} characters; without one they sign in by a link."
-    )
+    password: Password | None = Field(default=None, description="Without one they sign in by a link.")
 
 
 class Change(Question):
@@ -45,7 +44,7 @@ class Change(Question):
 
     name: str | None = Field(default=None, pattern=NAME)
     role: Role | None = None
-    password: Secret | None = Field(default=None, description="Ends their sessions.")
+    password: Password | None = Field(default=None, description="Ends their sessions.")
 
 
 class NewPassword(Question):
@@ -54,7 +53,7 @@ class NewPassword(Question):
     current: Secret | None = Field(
         default=None, description="The one in use; not needed while there is none."
     )
-    password: Secret
+    password: Password
 
 
 async def me(request: Request) -> Response:
