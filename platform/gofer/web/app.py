@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -13,11 +14,26 @@ from gofer import __version__
 from gofer.errors import GoferError, StoreError
 from gofer.platform import Platform
 from gofer.store import migrations
+from gofer.web import access
+from gofer.web.control import api_mount, furnish
 from gofer.web.hooks import Hooks
 from gofer.web.metrics import Metrics
 from gofer.web.problems import on_crash, on_gofer_error, on_http_exception, problem
 
-PUBLIC = frozenset({"/", "/healthz", "/readyz", "/metrics", "/hooks/{connection}"})
+PUBLIC = frozenset(
+    {
+        "/",
+        "/healthz",
+        "/readyz",
+        "/metrics",
+        "/hooks/{connection}",
+        "/login",
+        "/logout",
+        "/link/{token}",
+        "/api/v1/openapi.json",
+        "/api/v1/docs",
+    }
+)
 """Routes that anybody may call; every other one must ask who is there. A test walks the table."""
 
 
@@ -31,20 +47,25 @@ def public_app(platform: Platform) -> Starlette:
         body_timeout=settings.body_timeout,
     )
     pages = Pages(platform)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/", pages.front),
             Route("/healthz", pages.health),
             Route("/readyz", pages.ready),
             Route("/metrics", pages.metrics),
             Route("/hooks/{connection}", hooks.receive, methods=["POST"]),
+            *access.routes(platform),
+            api_mount(),
         ],
+        middleware=[Middleware(access.SecurityHeaders), Middleware(access.Guard, platform=platform)],
         exception_handlers={
             GoferError: on_gofer_error,
             HTTPException: on_http_exception,
             Exception: on_crash,
         },
     )
+    furnish(app, platform)
+    return app
 
 
 class Pages:
