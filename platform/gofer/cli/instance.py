@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gofer.cli.calling import Api, call, open_api
-from gofer.cli.exits import FAILED
+from gofer.cli.exits import FAILED, Failed
 from gofer.cli.showing import AsJson, ago, facts, plain, show, table
 
 SIGNS = {"ok": "ok  ", "note": "note", "warning": "warn", "error": "FAIL"}
@@ -27,6 +27,9 @@ def status(
     refusals: Annotated[
         bool, typer.Option("--refusals", help="The last requests that were refused.")
     ] = False,
+    running: Annotated[
+        bool, typer.Option("--running", help="Only whether a server answers: exit code 0 or 1.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show how the instance is doing.
@@ -34,13 +37,26 @@ def status(
     \b
     gofer status
     gofer status --refusals
+    gofer status --running
     """
+    if running:
+        _require_server()
     if refusals:
         found = call("GET", "/refusals")
         show(found, as_json, lambda: _print_refusals(found["refusals"]))
     else:
         found = call("GET", "/status")
         show(found, as_json, lambda: _print_status(found))
+
+
+def _require_server() -> None:
+    """For health checks: a server that does not listen is told at once, and the store is left alone."""
+    from gofer.settings import load_settings
+    from gofer.web.unix_socket import somebody_listens
+
+    path = load_settings().socket_path
+    if not somebody_listens(path):
+        raise Failed(f"No server listens at {path}. Run: gofer serve", FAILED)
 
 
 def _print_refusals(refusals: list[dict[str, Any]]) -> None:
