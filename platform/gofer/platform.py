@@ -17,6 +17,7 @@ from gofer.intake.polling import ensure_inflow
 from gofer.intake.receive import Intake, Refusals
 from gofer.jobs.signals import SECRETS, Signals
 from gofer.jobs.worker import Worker
+from gofer.live import Live
 from gofer.registry import Registry
 from gofer.settings import Settings
 from gofer.store.database import Database
@@ -46,6 +47,7 @@ class Platform:
     signals: Signals
     intake: Intake
     refusals: Refusals
+    live: Live = field(default_factory=Live)
     worker: Worker | None = None
     roles: frozenset[str] = frozenset()
     url: str = ""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, literal, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.crash import crash_point
@@ -29,6 +29,7 @@ from gofer.store.ids import new_id
 from gofer.store.sealing import conversation_key
 from gofer.store.tables import (
     JobState,
+    agents,
     bindings,
     connections,
     conversations,
@@ -380,8 +381,7 @@ def _wake(
     if message.command:
         _to_reception(connection, arrival, conversation_id, {"seq": seq, "stopped": stopped})
         return True
-    heard = hot.fetch(connection, _ROUTES, {"workspace": arrival.workspace_id, "via": arrival.connection_id})
-    for route in _first_per_agent(heard, message):
+    for route in _heard(connection, arrival, message):
         participant_id = _participant(connection, conversation_id, route.agent_id, seq, route.priority)
         if message.control == "new":
             _new_epoch(connection, participant_id, seq)
@@ -390,6 +390,18 @@ def _wake(
             delay = WHOLE_AFTER if message.joins else 0
             woke |= wake_participant(connection, participant_id, seq, delay=delay)
     return woke
+
+
+def _heard(connection: Connection, arrival: Arrival, message: Incoming) -> Iterable[Any]:
+    """The routes by which agents hear a message; the one it is meant for hears it without any."""
+    if message.agent:
+        chosen = connection.execute(
+            _CHOSEN, {"workspace": arrival.workspace_id, "called": message.agent}
+        ).first()
+        if chosen is not None:
+            return [chosen]
+    heard = hot.fetch(connection, _ROUTES, {"workspace": arrival.workspace_id, "via": arrival.connection_id})
+    return _first_per_agent(heard, message)
 
 
 def _to_reception(
@@ -435,6 +447,10 @@ _ASKED = (
     .where(messages.c.addressed, messages.c.seq > participants.c.read_seq)
     .where(messages.c.seq < bindparam("stop"))
 )
+
+_CHOSEN = select(
+    agents.c.id.label("agent_id"), literal("any").label("trigger"), literal(0).label("priority")
+).where(agents.c.workspace_id == bindparam("workspace"), agents.c.name == bindparam("called"))
 
 _ROUTES = (
     select(routes.c.agent_id, routes.c.event, routes.c.trigger, routes.c.priority)
