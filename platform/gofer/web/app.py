@@ -15,9 +15,12 @@ from gofer.platform import Platform
 from gofer.store import migrations
 from gofer.web.hooks import Hooks
 from gofer.web.metrics import Metrics
+from gofer.web.pages.rendering import Renderer
 from gofer.web.problems import on_crash, on_gofer_error, on_http_exception, problem
+from gofer.web.static_files import StaticFiles
 
-PUBLIC = frozenset({"/", "/healthz", "/readyz", "/metrics", "/hooks/{connection}"})
+STATIC = "/static/{digest}/{name:path}"
+PUBLIC = frozenset({"/", "/healthz", "/readyz", "/metrics", "/hooks/{connection}", STATIC})
 """Routes that anybody may call; every other one must ask who is there. A test walks the table."""
 
 
@@ -31,13 +34,15 @@ def public_app(platform: Platform) -> Starlette:
         body_timeout=settings.body_timeout,
     )
     pages = Pages(platform)
-    return Starlette(
+    static = StaticFiles()
+    app = Starlette(
         routes=[
             Route("/", pages.front),
             Route("/healthz", pages.health),
             Route("/readyz", pages.ready),
             Route("/metrics", pages.metrics),
             Route("/hooks/{connection}", hooks.receive, methods=["POST"]),
+            Route(STATIC, static.serve),
         ],
         exception_handlers={
             GoferError: on_gofer_error,
@@ -45,6 +50,9 @@ def public_app(platform: Platform) -> Starlette:
             Exception: on_crash,
         },
     )
+    app.state.platform = platform
+    app.state.renderer = Renderer(static, timezone=settings.timezone)
+    return app
 
 
 class Pages:
