@@ -91,6 +91,7 @@ def secrets_of_settings(settings: Settings) -> dict[str, Secret]:
     given = {
         "anthropic_key": settings.anthropic_key,
         "openai_key": settings.openai_key,
+        "owner_password": settings.owner_password,
         "database_password": urlsplit(settings.database_url).password or "",
         "redis_password": urlsplit(settings.redis_url).password or "",
         **{f"master_key_{number}": key for number, key in enumerate(settings.master_key.split(","))},

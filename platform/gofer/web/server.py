@@ -143,6 +143,7 @@ def make_server(app: ASGIApp, *, head_within: float = HEAD_WITHIN, **where: Any)
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # uvicorn would believe every proxy on this machine; the guard knows whom to
         timeout_keep_alive=30,
         timeout_graceful_shutdown=5,
         **where,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.routing import Mount, Route
 
 from gofer.errors import GoferError
 from gofer.platform import Platform
+from gofer.web.access import FromSocket
 from gofer.web.control import (
     agents,
     connections,
@@ -30,6 +32,7 @@ def control_app(platform: Platform) -> Starlette:
     """Build it."""
     app = Starlette(
         routes=[Mount("/api/v1", routes=ROUTES)],
+        middleware=[Middleware(FromSocket)],
         exception_handlers={
             GoferError: on_gofer_error,
             HTTPException: on_http_exception,
