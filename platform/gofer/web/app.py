@@ -14,7 +14,7 @@ from gofer import __version__
 from gofer.errors import GoferError, StoreError
 from gofer.platform import Platform
 from gofer.store import migrations
-from gofer.web import access
+from gofer.web import access, chat
 from gofer.web.hooks import Hooks
 from gofer.web.metrics import Metrics
 from gofer.web.pages.rendering import Renderer
@@ -58,6 +58,7 @@ def public_app(platform: Platform) -> Starlette:
             Route("/hooks/{connection}", hooks.receive, methods=["POST"]),
             Route(STATIC, static.serve),
             *access.routes(platform),
+            *chat.routes(platform),
         ],
         middleware=[Middleware(access.SecurityHeaders), Middleware(access.Guard, platform=platform)],
         exception_handlers={

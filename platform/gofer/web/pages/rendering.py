@@ -23,6 +23,7 @@ from gofer.web.pages.inert import inert, words
 from gofer.web.static_files import StaticFiles
 
 TEMPLATES = Path(__file__).parent / "templates"
+CHAT_TEMPLATES = Path(__file__).parents[1] / "chat" / "templates"
 CSP = "; ".join(
     (
         "default-src 'none'",
@@ -84,7 +85,7 @@ class Renderer:
 
     def __init__(self, static: StaticFiles, *, timezone: str) -> None:
         self._environment = Environment(
-            loader=FileSystemLoader(TEMPLATES),
+            loader=FileSystemLoader([TEMPLATES, CHAT_TEMPLATES]),
             autoescape=True,
             undefined=StrictUndefined,
             auto_reload=False,
