@@ -34,7 +34,8 @@ class House:
     """A platform with its public door open, in a thread of its own."""
 
     def __init__(self, data_dir: Path, **settings: Any) -> None:
-        self.settings = Settings(data_dir=data_dir, port=0, sandbox="off", poll_interval=0.1, **settings)
+        given = {"sandbox": "off", "poll_interval": 0.1, **settings}
+        self.settings = Settings(data_dir=data_dir, port=0, **given)
         self.platform: Platform
         self.url = ""
         self._clients: list[httpx2.Client] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import Connection
 from starlette.requests import Request
@@ -73,7 +74,7 @@ async def _begun(platform: Platform, visitor: Visitor, agent: str) -> Response:
             member_id=visitor.member_id,
         )
     )
-    return RedirectResponse(f"/chat/{made}" + (f"?agent={agent}" if agent.isidentifier() else ""), 303)
+    return RedirectResponse(f"/chat/{made}" + (f"?agent={quote(agent)}" if agent else ""), 303)
 
 
 async def _rooms(platform: Platform, visitor: Visitor) -> list[rooms.Listed]:
@@ -112,7 +113,7 @@ async def show(request: Request, platform: Platform, room: Room) -> Response:
     before = request.query_params.get("before", "")
     if before and not (before.isdigit() and len(before) < 19):
         raise Malformed("before: must be the number of a message.")
-    timeline, agents = await platform.database.read(
+    timeline = await platform.database.read(
         partial(_read, platform=platform, room=room, before=int(before) if before else None)
     )
     listed = await _rooms(platform, visitor_of(request))
@@ -122,7 +123,7 @@ async def show(request: Request, platform: Platform, room: Room) -> Response:
         room=room.id,
         agent=room.agent,
         wanted=request.query_params.get("agent", ""),
-        agents=agents,
+        agents=await rooms.choosable(platform),
         rooms=[{"id": each.id, "title": each.title, "at": each.at} for each in listed],
         items=timeline.items,
         cursor=str(timeline.cursor),
@@ -133,11 +134,8 @@ async def show(request: Request, platform: Platform, room: Room) -> Response:
     )
 
 
-def _read(
-    connection: Connection, platform: Platform, room: Room, before: int | None
-) -> tuple[Timeline, list[str]]:
-    reader = Reader(connection, platform.vault, platform.redactor, room.id)
-    return reader.history(before), rooms.choosable(connection)
+def _read(connection: Connection, platform: Platform, room: Room, before: int | None) -> Timeline:
+    return Reader(connection, platform.vault, platform.redactor, room.id).history(before)
 
 
 @in_room

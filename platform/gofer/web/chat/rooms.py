@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select
 
 from gofer.accounts import Connected
+from gofer.agent.agents import Agents
 from gofer.connecting import add_connection
 from gofer.errors import Conflict, NotFound
 from gofer.platform import Platform
@@ -93,10 +96,19 @@ def _ensure_connection(connection: Connection, vault: Vault, integration: Any) -
     )
 
 
-def choosable(connection: Connection) -> list[str]:
-    """The agents that hear anything: those a person may choose from."""
-    query = select(agents.c.name).join(routes, routes.c.agent_id == agents.c.id).distinct()
-    return list(connection.execute(query.order_by(agents.c.name)).scalars())
+async def choosable(platform: Platform) -> list[str]:
+    """The agents a person may choose from: those with a file, or a fresh install's one."""
+    files = Agents(platform.settings.data_dir / "agents")
+    named = await asyncio.to_thread(files.names)
+    return await platform.database.read(partial(_known_agents, named=named))
+
+
+def _known_agents(connection: Connection, named: Sequence[str]) -> list[str]:
+    query = select(agents.c.name).order_by(agents.c.name)
+    if not named:
+        query = query.join(routes, routes.c.agent_id == agents.c.id).distinct()
+    known = list(connection.execute(query).scalars())
+    return [name for name in known if name in named] if named else known
 
 
 def open_room(connection: Connection, vault: Vault, connection_id: str, member_id: str) -> str:

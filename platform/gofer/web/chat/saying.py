@@ -79,7 +79,7 @@ async def take(platform: Platform, visitor: Visitor, room: Room, given: Said) ->
         "conversation": room.ref,
         "member": {"id": visitor.member_id, "name": visitor.name[:200], "role": visitor.role},
         "text": given.text,
-        "agent": await platform.database.read(partial(_agent, room=room, wanted=given.agent)),
+        "agent": await _agent(platform, room, given.agent),
         "files": await platform.database.read(partial(_files, room=room, files=given.files)),
         "press": given.press.model_dump() if given.press is not None else None,
         "stop": given.stop,
@@ -91,11 +91,11 @@ async def take(platform: Platform, visitor: Visitor, room: Room, given: Said) ->
     return await platform.intake.receive(connection.account.id, request)
 
 
-def _agent(connection: Connection, room: Room, wanted: str) -> str:
+async def _agent(platform: Platform, room: Room, wanted: str) -> str:
     """The agent of a room is chosen with its first message and stays."""
     if room.agent or not wanted:
         return room.agent
-    if wanted not in choosable(connection):
+    if wanted not in await choosable(platform):
         raise Malformed(f"There is no agent called {wanted[:40]!r} to choose.")
     return wanted
 

@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from gofer.platform import Platform
+from gofer.web.access import csrf_of, visitor_of
 from gofer.web.pages import figures
-from gofer.web.pages.guard import csrf_of, visitor_of
 from gofer.web.pages.inert import inert, words
 from gofer.web.static_files import StaticFiles
 

@@ -43,13 +43,23 @@
       const later = [...list.children].find((each) => each.dataset.place > item.place);
       list.insertBefore(fresh, later || null);
     }
-    if (fresh.dataset.client) settle(fresh.dataset.client);
+    if (fresh.dataset.client) { settle(fresh.dataset.client); listRoom(fresh); }
     if (speaking !== null && fresh.dataset.job === String(speaking) && !fresh.classList.contains("step")) quiet();
   }
   list.addEventListener("click", (event) => {
     const summary = event.target.closest("summary");
     if (summary) summary.parentElement.dataset.touched = "1";
   });
+  function listRoom(item) {
+    const rooms = $(".rooms ul");
+    if (rooms.querySelector("[aria-current]")) return;
+    rooms.querySelector("li.muted")?.remove();
+    const entry = document.createElement("li"), anchor = document.createElement("a");
+    anchor.href = base; anchor.setAttribute("aria-current", "page");
+    anchor.textContent = (item.querySelector(".plain")?.textContent || "Files").replace(/\s+/g, " ").slice(0, 60);
+    entry.append(anchor);
+    rooms.prepend(entry);
+  }
   function quiet() { speaking = null; streaming.hidden = true; streaming.firstElementChild.textContent = ""; }
 
   // What comes from the server.
