@@ -39,11 +39,11 @@ _HARMLESS = "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ances
 
 async def upload(request: Request, platform: Platform, room: Room) -> Response:
     """Put files into the room; they are part of it once a message names them."""
-    form = await request.form(max_files=MOST_FILES, max_fields=10, max_part_size=LARGEST)
-    given = [part for part in form.getlist("file") if isinstance(part, UploadFile)]
-    if not given:
-        raise Malformed("Send at least one file, as multipart/form-data in the field file.")
-    kept = [await _keep(platform, room, part) for part in given]
+    async with request.form(max_files=MOST_FILES, max_fields=10) as form:
+        given = [part for part in form.getlist("file") if isinstance(part, UploadFile)]
+        if not given:
+            raise Malformed("Send at least one file, as multipart/form-data in the field file.")
+        kept = [await _keep(platform, room, part) for part in given]
     return JSONResponse({"files": kept})
 
 
