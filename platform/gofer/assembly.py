@@ -26,6 +26,7 @@ from gofer.intake.admit import Admitter
 from gofer.intake.polling import CATCH_UP, POLL, SET_UP, Poller
 from gofer.intake.receive import Gate, Intake, Refusals
 from gofer.jobs.conclude import ANSWER, APPROVAL, DELIVER, RECEPTION
+from gofer.jobs.following import Follower
 from gofer.jobs.lease import only_while_held
 from gofer.jobs.queue import AGENT, SERVICE, Claim, waiting
 from gofer.jobs.signals import EVENTS, LocalSignals, PostgresSignals, RedisSignals, Signals
@@ -109,8 +110,10 @@ async def _open(
         signals=signals,
         intake=intake,
         refusals=Refusals(),
+        follower=Follower(database=database, vault=vault, redactor=redactor, signals=signals),
         roles=roles,
     )
+    stack.push_async_callback(platform.follower.close)
     await platform.reload_secrets()
     return platform
 

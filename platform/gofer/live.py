@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -76,12 +76,6 @@ class Live:
             self._watchers[conversation_id].discard(watcher)
             if not self._watchers[conversation_id]:
                 del self._watchers[conversation_id]
-
-    def wake(self, conversation_ids: Iterable[str] | None = None) -> None:
-        """Have those who watch any of these, or anything, look at the log."""
-        for conversation_id in self._watchers if conversation_ids is None else conversation_ids:
-            for watcher in self._watchers.get(conversation_id, ()):
-                watcher.wake()
 
     def tell(self, conversation_id: str, job_id: int, kind: str, data: dict[str, Any]) -> None:
         """Tell whoever watches. Contract: never blocks, never raises."""

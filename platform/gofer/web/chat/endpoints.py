@@ -19,7 +19,6 @@ from gofer.strict_json import load_json
 from gofer.web.access import Visitor, require, visitor_of
 from gofer.web.body import read_body
 from gofer.web.chat import files, rooms
-from gofer.web.chat.following import Tail
 from gofer.web.chat.rooms import Room
 from gofer.web.chat.saying import said, take
 from gofer.web.chat.socket import Sockets
@@ -33,7 +32,7 @@ InRoom = Callable[[Request, Platform, Room], Awaitable[Response]]
 
 def routes(platform: Platform) -> list[BaseRoute]:
     """What to put into an app."""
-    sockets = Sockets(platform, Tail(platform))
+    sockets = Sockets(platform)
     return [
         Route("/chat", enter, methods=["GET"]),
         Route("/chat", begin, methods=["POST"]),

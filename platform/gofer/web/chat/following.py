@@ -8,18 +8,14 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-import structlog
-from sqlalchemy import Connection, select, tuple_
+from sqlalchemy import Connection
 
-from gofer.jobs.signals import EVENTS
-from gofer.live import Piece
+from gofer.jobs.following import Wanted
+from gofer.live import Piece, Watcher
 from gofer.platform import Platform
 from gofer.store.events import Cursor
-from gofer.store.tables import events
-from gofer.web.chat.timeline import AT_ONCE, Reader, Timeline, settled
+from gofer.web.chat.timeline import Reader, Timeline
 from gofer.web.pages.inert import inert
-
-log = structlog.get_logger()
 
 LOOK_ANYWAY = 15.0
 """Seconds after which a follower looks at the log although nobody woke it."""
@@ -27,64 +23,13 @@ BREATH = 0.03
 """Seconds in which pieces are gathered, so that a fast model makes few frames."""
 
 
-class Tail:
-    """Reads the end of the log once for all who follow in this process; nobody follows, nothing is read."""
-
-    def __init__(self, platform: Platform) -> None:
-        self._platform = platform
-        self._followers = 0
-        self._reading: asyncio.Task[None] | None = None
-
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
-        """Have it read for as long as the block lasts."""
-        self._followers += 1
-        if self._reading is None:
-            self._reading = asyncio.create_task(self._read(), name="chat-tail")
-        try:
-            yield
-        finally:
-            self._followers -= 1
-            if not self._followers and self._reading is not None:
-                self._reading.cancel()
-                self._reading = None
-
-    async def _read(self) -> None:
-        platform = self._platform
-        woken = platform.signals.subscribe(EVENTS)
-        cursor: Cursor | None = None
-        try:
-            while True:
-                try:
-                    began = cursor is not None
-                    cursor, changed = await platform.database.read(partial(_changed, cursor=cursor))
-                    # What happened before the first look was seen by nobody.
-                    platform.live.wake(changed if began else None)
-                except Exception as error:  # noqa: BLE001 - the database may be away; followers look by themselves
-                    log.warning("chat.tail_interrupted", error=str(error))
-                await asyncio.sleep(BREATH)
-                await woken.wait(platform.settings.poll_interval)
-        finally:
-            platform.signals.unsubscribe(EVENTS, woken)
-
-
-def _changed(connection: Connection, cursor: Cursor | None) -> tuple[Cursor, set[str]]:
-    """The conversations in which something happened after a place, and the place after that."""
-    query = select(events.c.tx, events.c.id, events.c.conversation_id).where(settled(connection))
-    if cursor is None:
-        row = connection.execute(query.order_by(events.c.tx.desc(), events.c.id.desc()).limit(1)).first()
-        return (Cursor() if row is None else Cursor(row.tx, row.id)), set()
-    after = tuple_(events.c.tx, events.c.id) > tuple_(cursor.tx, cursor.id)
-    rows = connection.execute(query.where(after).order_by(events.c.tx, events.c.id).limit(AT_ONCE)).all()
-    if not rows:
-        return cursor, set()
-    return Cursor(rows[-1].tx, rows[-1].id), {row.conversation_id for row in rows if row.conversation_id}
-
-
-async def follow(platform: Platform, tail: Tail, conversation_id: str, cursor: Cursor) -> AsyncIterator[Any]:
+async def follow(platform: Platform, conversation_id: str, cursor: Cursor) -> AsyncIterator[Any]:
     """Timelines of what changed after a place, and frames of what is being said; for ever."""
     state = ""
-    with platform.live.watching(conversation_id) as watcher, tail.reading():
+    with (
+        platform.live.watching(conversation_id) as watcher,
+        _woken_by_log(platform, conversation_id, watcher),
+    ):
         outputs: list[dict[str, Any]] = []
         while True:
             news = await platform.database.read(
@@ -108,6 +53,22 @@ async def follow(platform: Platform, tail: Tail, conversation_id: str, cursor: C
                     yield frame
                 outputs = []
                 await asyncio.sleep(BREATH)
+
+
+@contextlib.contextmanager
+def _woken_by_log(platform: Platform, conversation_id: str, watcher: Watcher) -> Iterator[None]:
+    """Have the process's one reader of the log wake a watcher, wherever what happened was written."""
+
+    async def wake() -> None:
+        wanted = Wanted(conversation_id=conversation_id)
+        async for _ in platform.follower.watch(wanted, None, pulse=LOOK_ANYWAY):
+            watcher.wake()
+
+    waking = asyncio.create_task(wake(), name="chat-follower")
+    try:
+        yield
+    finally:
+        waking.cancel()
 
 
 def read_news(connection: Connection, platform: Platform, conversation_id: str, cursor: Cursor) -> Timeline:

@@ -25,7 +25,7 @@ from gofer.platform import Platform
 from gofer.store.events import Cursor
 from gofer.strict_json import load_json
 from gofer.web.access import NotSignedIn, Visitor, visitor_of
-from gofer.web.chat.following import Tail, follow
+from gofer.web.chat.following import follow
 from gofer.web.chat.frames import news_frame
 from gofer.web.chat.rooms import Room, find_room
 from gofer.web.chat.saying import said, take
@@ -63,9 +63,8 @@ class Allowance:
 class Sockets:
     """The live connections of this process."""
 
-    def __init__(self, platform: Platform, tail: Tail) -> None:
+    def __init__(self, platform: Platform) -> None:
         self._platform = platform
-        self._tail = tail
         self._open: Counter[str] = Counter()
 
     async def socket(self, websocket: WebSocket) -> None:
@@ -136,7 +135,7 @@ class Sockets:
             await _send(websocket, frame, sending)
 
     async def _frames(self, renderer: Renderer, room: Room, cursor: Cursor) -> AsyncIterator[dict[str, Any]]:
-        async for news in follow(self._platform, self._tail, room.id, cursor):
+        async for news in follow(self._platform, room.id, cursor):
             yield await news_frame(renderer, news, room.id) if isinstance(news, Timeline) else news
 
     async def _hear(self, websocket: WebSocket, visitor: Visitor, room: Room, sending: asyncio.Lock) -> None:

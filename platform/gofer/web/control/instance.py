@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
 from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,7 +23,8 @@ from gofer.store.clock import now
 from gofer.store.sqlite import SqliteDatabase
 from gofer.store.tables import connections, conversations, master_keys, workers
 from gofer.vault.rotation import rotate_master_key
-from gofer.web.control.asking import Question, answered, asked, platform_of, rows
+from gofer.web.access import visitor_of
+from gofer.web.control.asking import Nothing, Question, answered, asked, platform_of, rows
 
 LONG_SILENT = 60.0
 """Seconds after which a process that was not seen is not counted as there."""
@@ -31,7 +33,7 @@ LONG_SILENT = 60.0
 class Wish(Question):
     """What to back up, and where to."""
 
-    path: Path
+    path: Path = Field(description="An absolute path; over the network, one below the backups folder.")
     with_key: bool = False
 
 
@@ -115,6 +117,7 @@ async def key(request: Request) -> Response:
 async def rotate_key(request: Request) -> Response:
     """Wrap everything with a new master key, while serving."""
     platform = platform_of(request)
+    await asked(request, Nothing)
     done = await rotate_master_key(platform.database, platform.vault)
     return answered(request, dataclasses.asdict(done))
 
@@ -131,6 +134,10 @@ async def backup(request: Request) -> Response:
         )
     if not wish.path.is_absolute():
         raise Malformed("path: must be absolute.")
+    backups = platform.settings.data_dir / "backups"
+    if visitor_of(request).via != "socket" and wish.path.resolve().parent != backups.resolve():
+        # Whoever owns the dashboard need not own the machine's files.
+        raise Malformed(f"path: must be a file in {backups}.")
     ring = platform.vault.ring
     if wish.with_key and ring.path is None:
         raise Conflict("The master key is in GOFER_MASTER_KEY, not in a file. Keep it where it comes from.")
