@@ -467,6 +467,7 @@ class Finding(BaseModel):
     severity: Literal["ok", "note", "warning", "error"]
     line: str
     fix: str = ""
+    docs: str = ""
 
 
 class Findings(BaseModel):

@@ -33,6 +33,7 @@ OPERATIONS: tuple[Op, ...] = (
        fails=(409, 429)),
     Op("instance.status", "GET", "/status", instance.status, shapes.Status),
     Op("instance.doctor", "GET", "/doctor", instance.doctor, shapes.Findings),
+    Op("instance.ask_model", "POST", "/doctor/model", instance.ask_model, shapes.Findings, "owner", body=Nothing),
     Op("instance.refusals", "GET", "/refusals", instance.refusals, shapes.Refusals),
     Op("instance.integrations", "GET", "/integrations", instance.integrations, shapes.Integrations),
     Op("key.show", "GET", "/key", instance.key, shapes.Keys, "owner"),
