@@ -130,17 +130,21 @@ class Intake:
             parsed = dataclasses.replace(parsed, delivery_id=f"{parsed.delivery_id[:400]}~{new_id('again')}")
         hidden = SECRET_HEADERS | integration.secret_headers
         headers = tuple(
-            (name, self._redactor.redact(value.decode("latin-1")))
-            for name, value in request.headers
-            if name not in hidden
+            (name, value.decode("latin-1")) for name, value in request.headers if name not in hidden
         )
+        body = request.body
+        if self._tells_a_secret(request.body, headers, parsed.message):
+            headers = tuple((name, self._redactor.redact(value)) for name, value in headers)
+            body = self._masked(body)
+            if parsed.message is not None:
+                parsed = dataclasses.replace(parsed, message=self._without_secrets(parsed.message))
         arrival = Arrival(
             workspace_id=connected.workspace_id,
             connection_id=connected.account.id,
             integration=integration.name,
             source=source,
             parsed=parsed,
-            body=self._masked(request.body),
+            body=body,
             body_hash=hashlib.sha256(request.body).hexdigest(),
             headers=headers,
             same_body_window=0 if again else integration.same_body_window,
@@ -182,7 +186,16 @@ class Intake:
             return parsed
         if not _usable(parsed.message.conversation):
             raise Malformed("The message does not say where it was written in a usable way.")
-        return dataclasses.replace(parsed, message=self._without_secrets(parsed.message))
+        return parsed
+
+    def _tells_a_secret(
+        self, body: bytes, headers: tuple[tuple[str, str], ...], message: Incoming | None
+    ) -> bool:
+        """Whether anything of it has to be masked: one look at everything, since almost nothing ever has."""
+        texts = [body.decode("utf-8", errors="surrogateescape"), *(value for _, value in headers)]
+        if message is not None:
+            texts += [message.text, message.quoted, message.title, message.author.name]
+        return self._redactor.finds("\n \n".join(texts))
 
     def _without_secrets(self, message: Incoming) -> Incoming:
         mask = self._redactor.redact

@@ -26,7 +26,7 @@ from gofer.store import hot
 from gofer.store.clock import now
 from gofer.store.content import seal_message
 from gofer.store.ids import new_id
-from gofer.store.sealing import conversation_key
+from gofer.store.sealing import data_key
 from gofer.store.tables import (
     JobState,
     bindings,
@@ -82,18 +82,18 @@ def take_in(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
     message = arrival.parsed.message
     if message is None:
         return _note(connection, vault, arrival)
-    conversation_id = _conversation(connection, vault, arrival, message)
-    lock_conversation(connection, conversation_id)
-    repeat = _repeat(connection, arrival)
-    if repeat is not None:
+    place = _place(connection, vault, arrival, message)
+    if arrival.same_body_window and (repeat := _repeat(connection, arrival)) is not None:
         return repeat
-    key = conversation_key(connection, vault, conversation_id)
+    conversation_id = place.id
+    key = data_key(vault, conversation_id, place.data_key)
     replaced, message = _in_place(connection, key, conversation_id, message)
-    seq = replaced or int(hot.scalar(connection, _NEXT_SEQ, {"conversation": conversation_id}))
+    seq = replaced or place.last_seq + 1
     delivery_id = _keep(connection, arrival, key, conversation_id, seq)
     if delivery_id is None:
-        # The same delivery id, this very moment, in another conversation: the other one has it.
-        return Taken("repeat")
+        return _repeat(connection, arrival) or Taken("repeat")
+    if replaced is None:
+        hot.fetch(connection, _USE_SEQ, {"conversation": conversation_id, "seq_": seq})
     _write_message(connection, key, conversation_id, seq, arrival, message, replace=replaced is not None)
     woke = _wake(connection, arrival, message, conversation_id, seq)
     log.record(
@@ -116,11 +116,25 @@ def _note(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
     return Taken("noted" if delivery_id is not None else "repeat", delivery_id)
 
 
-def _conversation(connection: Connection, vault: Vault, arrival: Arrival, message: Incoming) -> str:
-    """The conversation of a place outside, made when it is new."""
-    found = _bound(connection, arrival.connection_id, message.conversation)
-    if found is not None:
-        return found
+def _place(connection: Connection, vault: Vault, arrival: Arrival, message: Incoming) -> Any:
+    """The conversation of a place outside, made when it is new; locked, and read as it is under the lock."""
+    place = {"via": arrival.connection_id, "at": message.conversation}
+    found = hot.first(connection, _LOCKED, place)
+    if found is None:
+        _make_conversation(connection, vault, arrival, message)
+        found = hot.first(connection, _LOCKED, place)
+    return found
+
+
+_LOCKED = (
+    select(conversations.c.id, conversations.c.data_key, conversations.c.last_seq)
+    .join(bindings, bindings.c.conversation_id == conversations.c.id)
+    .where(bindings.c.connection_id == bindparam("via"), bindings.c.ref == bindparam("at"))
+    .with_for_update(of=conversations)
+)
+
+
+def _make_conversation(connection: Connection, vault: Vault, arrival: Arrival, message: Incoming) -> None:
     conversation_id = new_id("conv")
     connection.execute(
         insert(conversations).values(
@@ -145,13 +159,9 @@ def _conversation(connection: Connection, vault: Vault, arrival: Arrival, messag
         .on_conflict_do_nothing(index_elements=["connection_id", "ref"])
         .returning(bindings.c.id)
     ).first()
-    if made is not None:
-        return conversation_id
-    # Another request made it in the same instant: ours goes, theirs is visible now.
-    connection.execute(conversations.delete().where(conversations.c.id == conversation_id))
-    found = _bound(connection, arrival.connection_id, message.conversation)
-    assert found is not None
-    return found
+    if made is None:
+        # Another request made it in the same instant: ours goes, theirs is visible now.
+        connection.execute(conversations.delete().where(conversations.c.id == conversation_id))
 
 
 def _bound(connection: Connection, connection_id: str, ref: str) -> str | None:
@@ -215,11 +225,10 @@ def _dead_jobs(connection: Connection, conversation_id: str | None, seq: int | N
     return [int(row.id) for row in last.values() if row.state == JobState.DEAD]
 
 
-_NEXT_SEQ = (
+_USE_SEQ = (
     update(conversations)
     .where(conversations.c.id == bindparam("conversation"))
-    .values(last_seq=conversations.c.last_seq + 1)
-    .returning(conversations.c.last_seq)
+    .values(last_seq=bindparam("seq_"))
 )
 
 
@@ -380,15 +389,18 @@ def _wake(
     if message.command:
         _to_reception(connection, arrival, conversation_id, {"seq": seq, "stopped": stopped})
         return True
-    heard = hot.fetch(connection, _ROUTES, {"workspace": arrival.workspace_id, "via": arrival.connection_id})
-    for route in _first_per_agent(heard, message):
-        participant_id = _participant(connection, conversation_id, route.agent_id, seq, route.priority)
+    via = arrival.connection_id
+    where = {"workspace": arrival.workspace_id, "via": via, "conversation": conversation_id}
+    for route in _first_per_agent(hot.fetch(connection, _ROUTES, where), message):
+        participant_id = route.participant_id or _take_part(connection, conversation_id, route, seq)
         if message.control == "new":
             _new_epoch(connection, participant_id, seq)
         if message.addressed and route.trigger in ("any", message.trigger):
             # More parts of it are about to come: an agent should read it whole.
             delay = WHOLE_AFTER if message.joins else 0
-            woke |= wake_participant(connection, participant_id, seq, delay=delay)
+            woke |= wake_participant(
+                connection, participant_id, seq, arrival.workspace_id, via=via, delay=delay
+            )
     return woke
 
 
@@ -437,7 +449,18 @@ _ASKED = (
 )
 
 _ROUTES = (
-    select(routes.c.agent_id, routes.c.event, routes.c.trigger, routes.c.priority)
+    select(
+        routes.c.agent_id,
+        routes.c.event,
+        routes.c.trigger,
+        routes.c.priority,
+        participants.c.id.label("participant_id"),
+    )
+    .outerjoin(
+        participants,
+        (participants.c.conversation_id == bindparam("conversation"))
+        & (participants.c.agent_id == routes.c.agent_id),
+    )
     .where(routes.c.workspace_id == bindparam("workspace"))
     .where((routes.c.connection_id == bindparam("via")) | routes.c.connection_id.is_(None))
     .order_by(routes.c.priority, routes.c.id)
@@ -462,29 +485,21 @@ def event_matches(pattern: str, event: str) -> bool:
     return event.startswith(pattern[:-1]) if pattern.endswith("*") else event == pattern
 
 
-def _participant(connection: Connection, conversation_id: str, agent_id: str, seq: int, priority: int) -> str:
-    found = hot.scalar(connection, _TAKES_PART, {"conversation": conversation_id, "agent": agent_id})
-    if found is not None:
-        return str(found)
+def _take_part(connection: Connection, conversation_id: str, route: Any, seq: int) -> str:
     participant_id = new_id("part")
     connection.execute(
         insert(participants).values(
             id=participant_id,
             conversation_id=conversation_id,
-            agent_id=agent_id,
+            agent_id=route.agent_id,
             # What was said before it came is context, not a debt.
             read_seq=seq - 1,
             wake_seq=0,
             epoch_seq=0,
-            priority=priority,
+            priority=route.priority,
         )
     )
     return participant_id
-
-
-_TAKES_PART = select(participants.c.id).where(
-    participants.c.conversation_id == bindparam("conversation"), participants.c.agent_id == bindparam("agent")
-)
 
 
 def _new_epoch(connection: Connection, participant_id: str, seq: int) -> None:

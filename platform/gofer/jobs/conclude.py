@@ -611,27 +611,37 @@ def ensure_answer(connection: Connection, participant_id: str, *, delay: float =
     row = hot.first(connection, _WANTED, {"who": participant_id})
     if row is None:
         return False
-    if hot.first(connection, _LANE_LIVE, {"lane_": participant_id}) is not None:
+    woken_by = {"conversation": row.conversation_id, "seq_": row.wake_seq}
+    via = hot.scalar(connection, _WOKEN_BY, woken_by)
+    return ensure_job(connection, row, row.workspace_id, via=via, delay=delay)
+
+
+def ensure_job(
+    connection: Connection, participant: Any, workspace_id: str, *, via: str | None, delay: float = 0
+) -> bool:
+    """Make the job of a participant that is wanted unless it has one; whether workers should look."""
+    live = hot.first(connection, _LIVE_STATE, {"lane_": participant.id})
+    if live is not None:
         # Whoever writes while a question is open is heard: the run goes on and sees what was written.
-        return bool(hot.fetch(connection, _STOP_WAITING, {"lane_": participant_id}))
+        waits = live.state == JobState.WAITING
+        return waits and bool(hot.fetch(connection, _STOP_WAITING, {"lane_": participant.id}))
     submit(
         connection,
-        workspace_id=row.workspace_id,
+        workspace_id=workspace_id,
         kind=ANSWER,
-        lane=participant_id,
-        priority=row.priority,
+        lane=participant.id,
+        priority=participant.priority,
         delay=delay,
-        conversation_id=row.conversation_id,
-        participant_id=participant_id,
-        agent_id=row.agent_id,
-        connection_id=hot.scalar(
-            connection, _WOKEN_BY, {"conversation": row.conversation_id, "seq_": row.wake_seq}
-        ),
-        covers_from=row.read_seq,
+        conversation_id=participant.conversation_id,
+        participant_id=participant.id,
+        agent_id=participant.agent_id,
+        connection_id=via,
+        covers_from=participant.read_seq,
     )
     return True
 
 
+_LIVE_STATE = select(jobs.c.state).where(jobs.c.lane == bindparam("lane_"), in_state(*LIVE))
 _STOP_WAITING = (
     update(jobs)
     .where(jobs.c.lane == bindparam("lane_"), in_state(JobState.WAITING))

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select, update
 
 from gofer.errors import Conflict, NotFound
-from gofer.jobs.conclude import ANSWER, ensure_answer, lock_conversation
+from gofer.jobs.conclude import ANSWER, ensure_answer, ensure_job, lock_conversation
 from gofer.jobs.queue import lock_lane
 from gofer.store import events as log
 from gofer.store import hot
@@ -169,14 +169,20 @@ def expire_questions(connection: Connection) -> int:
     return len(overdue)
 
 
-def wake_participant(connection: Connection, participant_id: str, seq: int, *, delay: float = 0) -> bool:
+def wake_participant(
+    connection: Connection, participant_id: str, seq: int, workspace_id: str, *, via: str, delay: float = 0
+) -> bool:
     """Note that a message wants the participant and make its job unless it has one. Conversation locked."""
-    hot.fetch(connection, _WAKE, {"who": participant_id, "seq_": seq})
-    return ensure_answer(connection, participant_id, delay=delay)
+    row = hot.first(connection, _WAKE, {"who": participant_id, "seq_": seq})
+    if row is None:
+        # A later message has woken it already, or it has dealt with this one: an edit of something old.
+        return ensure_answer(connection, participant_id, delay=delay)
+    return row.wake_seq > row.read_seq and ensure_job(connection, row, workspace_id, via=via, delay=delay)
 
 
 _WAKE = (
     update(participants)
     .where(participants.c.id == bindparam("who"), participants.c.wake_seq < bindparam("seq_"))
     .values(wake_seq=bindparam("seq_"))
+    .returning(*participants.c)
 )

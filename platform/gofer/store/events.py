@@ -67,7 +67,8 @@ class Cursor:
 
 def record(connection: Connection, kind: str, workspace_id: str, **fields: Any) -> None:
     """Append one event that belongs to no job's own numbering."""
-    record_many(connection, [{"kind": kind, "workspace_id": workspace_id, **fields}])
+    values = {**_BLANK, "kind": kind, "workspace_id": workspace_id, **fields}
+    hot.fetch(connection, _INSERT[connection.dialect.name], values)
 
 
 def record_many(connection: Connection, rows: Iterable[Mapping[str, Any]]) -> None:

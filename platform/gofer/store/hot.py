@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from sqlalchemy import ARRAY, JSON, Connection, Insert, any_, bindparam, func, select
 from sqlalchemy.util import await_only
@@ -107,7 +106,7 @@ class _Compiled:
         return self._make(read)
 
 
-_cache: WeakKeyDictionary[Any, dict[Any, _Compiled]] = WeakKeyDictionary()
+_cache: dict[Any, dict[Any, _Compiled]] = {}
 
 
 def _compiled(connection: Connection, statement: Any, values: Values) -> _Compiled:

@@ -20,7 +20,13 @@ def conversation_place(conversation_id: str) -> bytes:
 
 def conversation_key(connection: Connection, vault: Vault, conversation_id: str) -> DataKey:
     """The data key of a conversation; raises NotFound when it is purged or never was."""
-    wrapped = hot.scalar(connection, _DATA_KEY, {"conversation": conversation_id})
+    return data_key(
+        vault, conversation_id, hot.scalar(connection, _DATA_KEY, {"conversation": conversation_id})
+    )
+
+
+def data_key(vault: Vault, conversation_id: str, wrapped: bytes | None) -> DataKey:
+    """The data key in a conversation's row; raises NotFound when it is purged or never was."""
     if wrapped is None:
         raise NotFound(f"The conversation {conversation_id} is purged or unknown.")
     return vault.unwrap(wrapped, conversation_place(conversation_id))

@@ -127,6 +127,10 @@ class Redactor:
         spans = self.patterns.spans(text)
         return _masked(text, merged(spans), len(text))[0] if spans else text
 
+    def finds(self, text: str) -> bool:
+        """Whether there is anything in it to mask."""
+        return bool(self.patterns.spans(text))
+
     def redact_value(self, value: Any, depth: int = 0) -> Any:
         """The same value with each string in it masked, keys included."""
         if isinstance(value, str):

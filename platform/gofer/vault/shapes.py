@@ -24,10 +24,12 @@ _SHAPES: list[tuple[str, re.Pattern[str]]] = [
     ("sk-", re.compile(r"sk-ant-[A-Za-z0-9_-]{16,1024}|sk-[A-Za-z0-9_-]{32,1024}")),
     ("gh", re.compile(r"gh[pousr]_[A-Za-z0-9_.-]{19,1023}[A-Za-z0-9]")),
     ("github_pat_", re.compile(r"github_pat_[A-Za-z0-9_]{20,1024}")),
-    (":", re.compile(r"(?<!\d)\d{6,16}:[A-Za-z0-9_-]{35,64}")),
     ("akia", re.compile(r"AKIA[A-Z0-9]{16}(?![A-Z0-9])")),
     ("asia", re.compile(r"ASIA[A-Z0-9]{16}(?![A-Z0-9])")),
 ]
+# Read from its colon: a search that begins with digits stops at every number there is.
+_BOT_TOKEN_REST = re.compile(r":[A-Za-z0-9_-]{35,64}")
+_BOT_ID = range(6, 17)
 _LABELLED = re.compile(rf"{_LABEL}(?:{_SCHEME}({_TOKEN68}{{8,1024}})|({_TOKEN68}{{16,1024}}))")
 _LABELLED_HINTS = ("authorization", "x-api-key", "aws_se")
 # What may yet become a labelled value: the label, and as much of the rest as has come.
@@ -47,9 +49,19 @@ def shaped(text: str) -> Iterator[tuple[int, int]]:
     for hint, pattern in _SHAPES:
         if hint in lower:
             yield from (match.span() for match in pattern.finditer(text))
+    yield from _bot_tokens(text)
     if any(hint in lower for hint in _LABELLED_HINTS):
         yield from (match.span(match.lastindex or 0) for match in _LABELLED.finditer(text))
     yield from ((start, end) for start, end, _ in _blocks(text))
+
+
+def _bot_tokens(text: str) -> Iterator[tuple[int, int]]:
+    for rest in _BOT_TOKEN_REST.finditer(text):
+        start = colon = rest.start()
+        while start > 0 and colon - start < _BOT_ID.stop and text[start - 1].isdecimal():
+            start -= 1
+        if colon - start in _BOT_ID:
+            yield start, rest.end()
 
 
 def unfinished(text: str) -> int:
