@@ -50,6 +50,7 @@ class GitHub(Integration):
     can_catch_up = True
     can_poll = True
     progress_every = 10
+    tells_work = True
 
     def __init__(self) -> None:
         self._access = Access()

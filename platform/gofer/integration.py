@@ -183,6 +183,32 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanItem:
+    """One line of the plan that a run keeps of a longer task."""
+
+    text: str
+    state: Literal["open", "doing", "done", "dropped"] = "open"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How a run is getting on; with its answer, how it went."""
+
+    seconds: float
+    """For which it was worked on."""
+    steps: int = 0
+    doing: str = ""
+    """The tool at work, if one is."""
+    message: str = ""
+    """The id at the service of the message it works on."""
+    plan: tuple[PlanItem, ...] = ()
+    cost: float = 0
+    """In dollars, so far."""
+    url: str = ""
+    """Its page; empty when Gofer has no public URL."""
+
+
+@dataclass(frozen=True, slots=True)
 class Outgoing:
     """One part of a reply on its way out."""
 
@@ -200,19 +226,8 @@ class Outgoing:
     """The id of the Question this part asks …"""
     choices: tuple[str, ...] = ()
     """… and what may be chosen, as buttons where there are some; the press comes back as `Incoming.answers`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How a run is getting on."""
-
-    seconds: float
-    """Since it began."""
-    steps: int = 0
-    doing: str = ""
-    """The tool at work, if one is."""
-    message: str = ""
-    """The id at the service of the message it works on."""
+    work: Progress | None = None
+    """How the run went, with its answer, where the integration `tells_work`. The same over every retry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +332,8 @@ class Integration:
     can_catch_up: ClassVar[bool] = False
     progress_every: ClassVar[float] = 0
     """Seconds between two calls of `show_progress` while a run works; 0 for none."""
+    tells_work: ClassVar[bool] = False
+    """Whether it shows how a run went beside its answer, and so gets `Outgoing.work`."""
 
     # Pure: bytes in, values out.
 

@@ -74,6 +74,8 @@ async def test_after_a_crash_there_is_exactly_one_of_everything(
     (pull,) = [one for one in scene.repository.issues.values() if one.head]
     assert pull.draft
     assert git.run(scene.repository.path, "rev-list", "--count", f"main..{pull.head}") == "1"
+    (check,) = scene.repository.check_runs.values()
+    assert check.status == "completed"
     assert [one for one in issue.reactions if one[1] == "eyes"] in ([], [("gofer[bot]", "eyes")])
 
 

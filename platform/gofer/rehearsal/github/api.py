@@ -14,6 +14,7 @@ from gofer.rehearsal.github.door import ORDER, Refusal
 from gofer.rehearsal.github.world import CheckRun, Comment, Issue, Repository, Token, World, stamp
 
 LONGEST_COMMENT = 65_536
+CONCLUSIONS = ("action_required", "cancelled", "failure", "neutral", "success", "skipped", "timed_out")
 REACTIONS = {"+1", "-1", "laugh", "confused", "heart", "hooray", "rocket", "eyes"}
 
 
@@ -258,6 +259,7 @@ async def create_check(asked: Asked) -> Response:
         asked.world.next_id(), asked.text("name"), sha, asked.body.get("status", "queued"), asked.token.user.login,
         external_id=asked.body.get("external_id", ""),
     )  # fmt: skip
+    _end_check(made, asked.body)
     asked.of.check_runs[made.id] = made
     return JSONResponse(shapes.check_run(made), 201)
 
@@ -266,15 +268,21 @@ async def edit_check(asked: Asked) -> Response:
     found = asked.of.check_runs.get(asked.number("id"))
     if found is None or found.by != asked.token.user.login:
         raise Refusal(404, "Not Found")
-    found.status = asked.body.get("status", found.status)
-    found.conclusion = asked.body.get("conclusion", found.conclusion)
-    if found.status == "completed" and not found.conclusion:
+    _end_check(found, asked.body)
+    return JSONResponse(shapes.check_run(found))
+
+
+def _end_check(check: CheckRun, body: dict[str, Any]) -> None:
+    """What a request says about a check's state, if it makes sense."""
+    status, conclusion = body.get("status", check.status), body.get("conclusion", check.conclusion)
+    output = body.get("output", check.output)
+    if status not in ("queued", "in_progress", "completed") or conclusion not in (None, *CONCLUSIONS):
+        raise Refusal(422, "Validation Failed: status or conclusion")
+    if status == "completed" and not conclusion:
         raise Refusal(422, "Validation Failed: a completed check has a conclusion")
-    output = asked.body.get("output", found.output)
     if output and not {"title", "summary"} <= set(output):
         raise Refusal(422, "Validation Failed: output needs title and summary")
-    found.output = output
-    return JSONResponse(shapes.check_run(found))
+    check.status, check.conclusion, check.output = status, conclusion, output
 
 
 R = "/repos/{owner}/{name}"
