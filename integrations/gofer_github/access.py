@@ -27,6 +27,8 @@ WRITE: Permissions = MappingProxyType({"metadata": "read", "issues": "write", "p
 OPEN_PULL: Permissions = MappingProxyType({"metadata": "read", "contents": "read", "pull_requests": "write"})
 CHECKS: Permissions = MappingProxyType({"metadata": "read", "checks": "write"})
 LOGS: Permissions = MappingProxyType({"metadata": "read", "checks": "read", "actions": "read"})
+RESOLVE: Permissions = MappingProxyType({"metadata": "read", "pull_requests": "write", "contents": "write"})
+"""GitHub wants write access to the contents, too, before a thread may be resolved."""
 GIT: Permissions = MappingProxyType({"metadata": "read", "contents": "write"})
 GIT_READ: Permissions = MappingProxyType({"metadata": "read", "contents": "read"})
 

@@ -274,6 +274,16 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
+class SignUp:
+    """A form that a person's browser posts to a service, which makes an account and sends them back with a code."""
+
+    url: str
+    fields: Mapping[str, str]
+    asks: Mapping[str, str] = field(default_factory=dict)
+    """What the account may do, and why, for the person to read first."""
+
+
+@dataclass(frozen=True, slots=True)
 class SecretField:
     """A secret that a connection has."""
 
@@ -357,6 +367,20 @@ class Integration:
         """How a person presents a pairing code here, in words for whoever set the connection up; empty for not."""
         return ""
 
+    def sign_up(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        name: str,
+        owner: str,
+        hook_url: str | None,
+        back_url: str,
+        homepage: str,
+        state: str,
+    ) -> SignUp | None:
+        """How an account is made in one click, for an owner (an organisation) or the person; None for not."""
+        return None
+
     def move(self, settings: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
         """The settings when a place is called otherwise from now on."""
         return dict(settings)
@@ -403,6 +427,12 @@ class Integration:
 
     async def settle(self, message: Incoming, outcome: str, account: Account) -> None:
         """Tell whoever pressed a button what came of it. May run again."""
+
+    async def signed_up(
+        self, settings: Mapping[str, Any], code: str
+    ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        """Exchange the code that a sign-up came back with for the account's settings and secrets."""
+        raise Permanent(f"{self.name} has no sign-up.")
 
     async def set_up(self, account: Account) -> Health:
         """Prepare the service after the connection was made or changed (set a webhook, commands …)."""

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
 from gofer.rehearsal.github import git, shapes
 from gofer.rehearsal.github.door import ORDER, Refusal
@@ -285,6 +285,14 @@ def _end_check(check: CheckRun, body: dict[str, Any]) -> None:
     check.status, check.conclusion, check.output = status, conclusion, output
 
 
+async def job_logs(asked: Asked) -> Response:
+    """Sent elsewhere, to a storage that takes no token."""
+    found = asked.of.check_runs.get(asked.number("id"))
+    if found is None or not found.log:
+        raise Refusal(404, "Not Found")
+    return RedirectResponse(f"{asked.base}/storage/{asked.of.full_name}/{found.id}", 302)
+
+
 R = "/repos/{owner}/{name}"
 ROUTES: tuple[tuple[str, str, str, str, Handler], ...] = (
     ("GET", R, "metadata", "read", get_repository),
@@ -315,6 +323,7 @@ ROUTES: tuple[tuple[str, str, str, str, Handler], ...] = (
     ("POST", f"{R}/pulls/comments/{{id:int}}/reactions", "pull_requests", "write", react_to_review_comment),
     ("GET", f"{R}/contents/{{path:path}}", "contents", "read", contents),
     ("GET", f"{R}/commits/{{sha}}/check-runs", "checks", "read", list_checks),
+    ("GET", f"{R}/actions/jobs/{{id:int}}/logs", "actions", "read", job_logs),
     ("POST", f"{R}/check-runs", "checks", "write", create_check),
     ("PATCH", f"{R}/check-runs/{{id:int}}", "checks", "write", edit_check),
 )

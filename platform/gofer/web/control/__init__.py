@@ -62,6 +62,8 @@ ROUTES = [
     Route("/secrets", secrets.remove, methods=["DELETE"]),
     Route("/connections", connections.index),
     Route("/connections", connections.add, methods=["POST"]),
+    Route("/sign-ups", connections.begin_sign_up, methods=["POST"]),
+    Route("/sign-ups/finish", connections.finish_sign_up, methods=["POST"]),
     Route("/connections/{id}", connections.show),
     Route("/connections/{id}", connections.change, methods=["PATCH"]),
     Route("/connections/{id}", connections.remove, methods=["DELETE"]),
