@@ -18,6 +18,7 @@ from gofer.intake.receive import Intake, Refusals
 from gofer.jobs.following import Follower
 from gofer.jobs.signals import SECRETS, Signals
 from gofer.jobs.worker import Worker
+from gofer.live import Live
 from gofer.registry import Registry
 from gofer.settings import Settings
 from gofer.store.database import Database
@@ -48,6 +49,7 @@ class Platform:
     intake: Intake
     refusals: Refusals
     follower: Follower
+    live: Live = field(default_factory=Live)
     worker: Worker | None = None
     roles: frozenset[str] = frozenset()
     url: str = ""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 import structlog
 
@@ -37,6 +38,8 @@ class Run:
     lease: Lease = field(default_factory=lambda: Lease(clock(), math.inf))
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when somebody asked to stop; a handler may end in its own way within the grace, else it is cancelled."""
+    over: bool = False
+    """Its handler has ended; its end is being written."""
     endless: bool = False
     """Set by a handler that goes on until it is stopped: a process that ends need not wait for it."""
 
@@ -52,6 +55,8 @@ BETWEEN_LOOKS = 0.05
 """Seconds between two looks for cancels and due jobs, however often there is something new."""
 MOST_TOGETHER = 64
 """Runs whose ends share a transaction."""
+ENDERS = 2
+"""Such transactions at once, so that on Postgres one is prepared while the other commits."""
 TIDY_EVERY = 15
 """Poll intervals between two rounds of tidying."""
 
@@ -104,7 +109,7 @@ class Worker:
         self._loops: list[asyncio.Task[None]] = []
         self._freed = signals.subscribe(JOBS)
         self._endings: list[_Ending] = []
-        self._ending: asyncio.Task[None] | None = None
+        self._enders: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Begin to claim."""
@@ -155,12 +160,20 @@ class Worker:
     async def _claim_loop(self) -> None:
         while not self._stopping:
             self._asked_at = clock()
-            held = Counter(pool for *_, pool in self._running.values())
-            free = {pool: slots - held[pool] for pool, slots in self._capacity.slots.items()}
-            for pool, claimed in (await self._claim(free)).items():
+            for pool, claimed in (await self._claim(self._room())).items():
                 for claim in claimed:
                     self._begin(claim, pool)
             await self._freed.wait(self._jittered())
+
+    def _room(self) -> dict[str, int]:
+        """How many more jobs each pool can take: what is over leaves its slot before its end is written, but not
+        without bound."""
+        held = Counter(pool for *_, pool in self._running.values())
+        over = Counter(pool for run, _, pool in self._running.values() if run.over)
+        return {
+            pool: min(slots - held[pool] + over[pool], 2 * slots - held[pool])
+            for pool, slots in self._capacity.slots.items()
+        }
 
     async def _claim(self, free: Mapping[str, int]) -> dict[str, list[Claim]]:
         if not any(room > 0 for room in free.values()):
@@ -202,7 +215,7 @@ class Worker:
             try:
                 outcome, apology = await self._outcome(run)
                 crash_point("job.concluding")
-                await self._conclude(claim, outcome, apology)
+                await self._conclude(run, outcome, apology)
                 crash_point("job.concluded")
             except Fenced:
                 log.warning("job.fenced")
@@ -244,12 +257,16 @@ class Worker:
             log.exception("job.failed", error=type(error).__name__)
             return Retry("internal"), self._apology
 
-    async def _conclude(self, claim: Claim, outcome: Outcome, apology: Apology | None) -> None:
+    async def _conclude(self, run: Run, outcome: Outcome, apology: Apology | None) -> None:
+        claim = run.claim
+        run.over = True
+        self._freed.set()
         ending = _Ending(Ending(claim, outcome, apology), asyncio.get_running_loop().create_future())
         ending.concluded.add_done_callback(_seen)
         self._endings.append(ending)
-        if self._ending is None:
-            self._ending = asyncio.create_task(self._end_together(), name="endings")
+        if len(self._enders) < ENDERS:
+            ender = asyncio.create_task(self._end_together(), name="endings")
+            self._enders.add(ender)
         try:
             concluded = await asyncio.shield(ending.concluded)
         except asyncio.CancelledError:
@@ -265,7 +282,8 @@ class Worker:
                 batch, self._endings = self._endings[:MOST_TOGETHER], self._endings[MOST_TOGETHER:]
                 await self._end(batch)
         finally:
-            self._ending = None
+            # In the same step as the last look: an ending that comes now must find that nobody is at it.
+            self._enders.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     async def _end(self, batch: list[_Ending]) -> None:
         try:

@@ -14,12 +14,15 @@ from gofer import __version__
 from gofer.errors import GoferError, StoreError
 from gofer.platform import Platform
 from gofer.store import migrations
-from gofer.web import access
+from gofer.web import access, chat
 from gofer.web.control import api_mount, furnish
 from gofer.web.hooks import Hooks
 from gofer.web.metrics import Metrics
+from gofer.web.pages.rendering import Renderer
 from gofer.web.problems import on_crash, on_gofer_error, on_http_exception, problem
+from gofer.web.static_files import StaticFiles
 
+STATIC = "/static/{digest}/{name:path}"
 PUBLIC = frozenset(
     {
         "/",
@@ -30,6 +33,7 @@ PUBLIC = frozenset(
         "/login",
         "/logout",
         "/link/{token}",
+        STATIC,
         "/api/v1/openapi.json",
         "/api/v1/docs",
     }
@@ -47,6 +51,7 @@ def public_app(platform: Platform) -> Starlette:
         body_timeout=settings.body_timeout,
     )
     pages = Pages(platform)
+    static = StaticFiles()
     app = Starlette(
         routes=[
             Route("/", pages.front),
@@ -54,7 +59,9 @@ def public_app(platform: Platform) -> Starlette:
             Route("/readyz", pages.ready),
             Route("/metrics", pages.metrics),
             Route("/hooks/{connection}", hooks.receive, methods=["POST"]),
+            Route(STATIC, static.serve),
             *access.routes(platform),
+            *chat.routes(platform),
             api_mount(),
         ],
         middleware=[Middleware(access.SecurityHeaders), Middleware(access.Guard, platform=platform)],
@@ -64,6 +71,7 @@ def public_app(platform: Platform) -> Starlette:
             Exception: on_crash,
         },
     )
+    app.state.renderer = Renderer(static, timezone=settings.timezone)
     furnish(app, platform)
     return app
 

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer import __version__
+from gofer.doctor import ask_model as doctor_of_models
 from gofer.doctor import examine
 from gofer.errors import Conflict, Forbidden
 from gofer.jobs.upkeep import depth, oldest_ready
@@ -82,6 +83,12 @@ async def doctor(request: Request) -> Response:
     """What the platform can say of itself; the command adds what can be seen from outside."""
     findings = await examine(platform_of(request))
     return answered(request, {"findings": [dataclasses.asdict(each) for each in findings]})
+
+
+async def ask_model(request: Request) -> Response:
+    """Ask the model one word, which costs a fraction of a cent: whether its key works."""
+    finding = await doctor_of_models(platform_of(request))
+    return answered(request, {"findings": [dataclasses.asdict(finding)]})
 
 
 async def refusals(request: Request) -> Response:

@@ -20,6 +20,7 @@ from gofer.store.ids import new_id
 from gofer.store.tables import bindings, connections, jobs
 from gofer.web.access import Visitor, visitor_of
 from gofer.web.access.members import digest, first_owner
+from gofer.web.chat.rooms import connected
 from gofer.web.control.asking import Question, answered, asked, platform_of
 from gofer.web.control.conversations import _find
 from gofer.web.control.repeating import HEADER
@@ -44,10 +45,12 @@ class First(New):
 async def begin(request: Request) -> Response:
     """Say something in a new conversation."""
     said = await asked(request, First)
-    connection_id = await platform_of(request).database.read(_webchat)
-    # A repeated request begins the same conversation, not another.
-    ref = f"api-{digest(_delivery(request))[:24]}"
-    return await _say(request, connection_id, ref, said.text, said.agent)
+    platform = platform_of(request)
+    connection = await connected(platform)
+    author = await _author(platform, visitor_of(request))
+    # A repeated request begins the same conversation, not another. It is the member's own on the page, too.
+    ref = f"{author['id']}:api-{digest(_delivery(request))[:24]}"
+    return await _say(request, connection.account.id, ref, said.text, said.agent)
 
 
 async def say(request: Request) -> Response:
@@ -57,19 +60,6 @@ async def say(request: Request) -> Response:
         partial(_held, conversation_id=request.path_params["id"])
     )
     return await _say(request, connection_id, ref, said.text, "")
-
-
-def _webchat(connection: Connection) -> str:
-    query = (
-        select(connections.c.id)
-        .where(connections.c.integration == WEBCHAT, connections.c.enabled)
-        .order_by(connections.c.created_at)
-        .limit(1)
-    )
-    found = connection.execute(query).scalar()
-    if found is None:
-        raise Conflict("There is no web chat here. Run: gofer connections add webchat")
-    return str(found)
 
 
 def _held(connection: Connection, conversation_id: str) -> tuple[str, str]:
