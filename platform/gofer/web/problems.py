@@ -97,9 +97,9 @@ async def on_gofer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, GoferError)
     status = status_of(error)
     retry_after = getattr(error, "retry_after", None) or (5 if status == 503 else None)
-    # A body that is too large or too slow is not waited for.
-    close = status in (408, 413)
-    response = problem(status, str(error), code=error.code, retry_after=retry_after, close=close)
+    # A body that is too slow is not waited for. The sender of one that is too large would not read our answer
+    # if the connection were cut; what it still sends within a few seconds is thrown away.
+    response = problem(status, str(error), code=error.code, retry_after=retry_after, close=status == 408)
     if status == 401:
         response.headers["www-authenticate"] = 'Bearer realm="gofer"'
     return response

@@ -20,6 +20,7 @@ from gofer.web.access.members import (
     change_member,
     digest,
     find_member,
+    first_owner,
     list_members,
     new_link,
     remove_member,
@@ -65,8 +66,15 @@ async def me(request: Request) -> Response:
 
 async def index(request: Request) -> Response:
     """List members."""
+    await _settled(request)
     found = await platform_of(request).database.read(list_members)
     return answered(request, {"members": [_told(row) for row in found]})
+
+
+async def _settled(request: Request) -> None:
+    """A command may be the first thing that ever happens here."""
+    if visitor_of(request).via == "socket":
+        await platform_of(request).database.write(first_owner)
 
 
 def _told(row: Any) -> dict[str, Any]:
@@ -101,6 +109,7 @@ async def show(request: Request) -> Response:
 async def change(request: Request) -> Response:
     """Change a member's name, role or password."""
     platform, wish = platform_of(request), await asked(request, Change)
+    await _settled(request)
     note(request, fields=sorted(wish.model_fields_set), role=wish.role)
     hashed = await _hashed(wish.password)
     row = await platform.database.write(

@@ -40,7 +40,7 @@ OPERATIONS: tuple[Op, ...] = (
     Op("key.rotate", "POST", "/key/rotate", instance.rotate_key, shapes.Rotated, "owner", body=Nothing),
     Op("instance.backup", "POST", "/backup", instance.backup, shapes.BackedUp, "owner", body=instance.Wish),
     Op("messages.begin", "POST", "/messages", messages.begin, shapes.Said, "operator", body=messages.First,
-       status=202),
+       status=202, fails=(404,)),
     Op("conversations.list", "GET", "/conversations", conversations.index, shapes.Conversations,
        query=conversations.Wanted, fails=(404,)),
     Op("conversations.show", "GET", "/conversations/{id}", conversations.show, shapes.Conversation),
