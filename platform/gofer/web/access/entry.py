@@ -15,8 +15,9 @@ from gofer.errors import GoferError, Malformed, TooOften
 from gofer.platform import Platform
 from gofer.store.tables import members
 from gofer.web.access import delays
+from gofer.web.access.audit import signed_in
 from gofer.web.access.guard import check_origin, check_wish, set_cookie
-from gofer.web.access.members import NAME, Linked, change_member, linked, use_link
+from gofer.web.access.members import NAME, Linked, change_member, find_member, linked, use_link
 from gofer.web.access.passwords import Passwords
 from gofer.web.access.sessions import LIFE, begin_session, end_session
 from gofer.web.access.visitor import caller_of
@@ -158,7 +159,10 @@ def _follow(connection: Connection, value: str, name: str, password: str | None)
 def _begin(connection: Connection, old: str, **session: Any) -> str:
     if old:
         end_session(connection, old)
-    return begin_session(connection, session.pop("member_id"), **session)
+    member_id = session.pop("member_id")
+    name = find_member(connection, member_id).name
+    signed_in(connection, member_id=member_id, name=name, address=session["address"], by=session["by"])
+    return begin_session(connection, member_id, **session)
 
 
 async def _form(request: Request) -> dict[str, str]:
