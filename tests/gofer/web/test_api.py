@@ -15,7 +15,7 @@ from sqlalchemy import Connection, update
 from gofer.client import shapes
 from gofer.jobs.queue import submit
 from gofer.store.open import FIRST_WORKSPACE
-from gofer.store.tables import idempotency_keys, jobs
+from gofer.store.tables import idempotency_keys, jobs, shells
 from gofer.web.control.table import OPERATIONS
 from web_house import House
 
@@ -199,6 +199,24 @@ def test_several_jobs_are_redriven_and_cancelled_at_once(house: House, api: http
     assert len(stopped["done"]) == 3
     one = api.post(f"/jobs/{first}/cancel")
     assert (one.status_code, one.headers["location"]) == (202, f"/api/v1/jobs/{first}")
+
+
+def test_a_shell_is_closed_unless_it_is_in_use(house: House, api: httpx2.Client, connection: str) -> None:
+    body = json.dumps({"id": "shelly", "room": "shelly", "from": "ada", "text": "hello"})
+    given = {"body": base64.b64encode(body.encode()).decode()}
+    conversation = api.post(f"/connections/{connection}/replay", json=given).json()["conversation_id"]
+    row = {"conversation_id": conversation, "agent_id": "a", "record": {}, "trust": "owner", "used_at": 1.0}
+    house.write(lambda c: c.execute(shells.insert().values(**row)))
+    assert api.get("/shells", params={"conversation": conversation}).json()["shells"][0]["agent_id"] == "a"
+    job = house.write(
+        submit, workspace_id=FIRST_WORKSPACE, kind="nothing", lane="in-use", pool="nobody", agent_id="a",
+    )  # fmt: skip
+    in_use = {"state": "running", "conversation_id": conversation}
+    house.write(lambda c: c.execute(update(jobs).where(jobs.c.id == job).values(**in_use)))
+    assert api.delete(f"/shells/{conversation}/a").status_code == 409
+    house.write(lambda c: c.execute(update(jobs).where(jobs.c.id == job).values(state="done")))
+    assert api.delete(f"/shells/{conversation}/a").status_code == 200
+    assert api.delete(f"/shells/{conversation}/a").status_code == 404
 
 
 # Members and tokens.
