@@ -14,7 +14,7 @@ from gofer import __version__
 from gofer.errors import GoferError, StoreError
 from gofer.platform import Platform
 from gofer.store import migrations
-from gofer.web import access, chat
+from gofer.web import access, chat, welcome
 from gofer.web.control import api_mount, furnish
 from gofer.web.hooks import Hooks
 from gofer.web.metrics import Metrics
@@ -62,6 +62,7 @@ def public_app(platform: Platform) -> Starlette:
             Route(STATIC, static.serve),
             *access.routes(platform),
             *chat.routes(platform),
+            *welcome.routes(),
             api_mount(),
         ],
         middleware=[Middleware(access.SecurityHeaders), Middleware(access.Guard, platform=platform)],
