@@ -34,6 +34,7 @@ from gofer.jobs.upkeep import expire_all_leases
 from gofer.jobs.worker import Capacity, Worker
 from gofer.outbox.deliver import Outbox
 from gofer.outbox.presence import Presence
+from gofer.outbox.telling import Telling
 from gofer.platform import Platform
 from gofer.reception.approvals import Approvals
 from gofer.reception.desk import Desk
@@ -139,7 +140,8 @@ async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
     shells = Shells(settings=platform.settings, database=platform.database)
     await shells.start()
     stack.push_async_callback(shells.stop)
-    presence = Presence(database=platform.database, accounts=platform.accounts)
+    telling = Telling(platform.vault, platform.redactor, platform.settings.public_url)
+    presence = Presence(database=platform.database, accounts=platform.accounts, telling=telling)
     presence.start()
     stack.push_async_callback(presence.close)
     platform.worker = make_worker(platform, shells, presence)
@@ -191,6 +193,7 @@ def make_worker(platform: Platform, shells: Shells, presence: Presence) -> Worke
         accounts=platform.accounts,
         redactor=platform.redactor,
         late_write_within=settings.request_timeout,
+        public_url=settings.public_url,
     )
     desk = Desk(
         settings=settings,

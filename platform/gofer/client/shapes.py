@@ -297,6 +297,22 @@ class ConnectionTested(BaseModel):
     health: Health
 
 
+class SignUpForm(BaseModel):
+    """What a browser posts to a service to have an account made."""
+
+    url: str
+    fields: dict[str, str]
+    asks: dict[str, str] = {}
+
+
+class SignUpBegun(BaseModel):
+    """A sign-up on its way."""
+
+    connection_id: str
+    state: str
+    form: SignUpForm
+
+
 class Invitation(BaseModel):
     """Words with a pairing code, for whoever is to use it."""
 

@@ -19,6 +19,7 @@ from gofer.health import health_of, set_up
 from gofer.integration import Role
 from gofer.jobs.signals import JOBS
 from gofer.platform import Platform
+from gofer.signing_up import begin, finish
 from gofer.store.tables import connections, deliveries, secrets
 from gofer.vault.secret import Secret
 from gofer.web.access import note
@@ -46,6 +47,23 @@ class New(Question):
     name: str = Field(default="", max_length=200)
     settings: dict[str, Any] = Field(default_factory=dict)
     secrets: dict[str, Secret] = Field(default_factory=dict)
+
+
+class Begin(Question):
+    """An account to have made at a service."""
+
+    integration: str
+    name: str = ""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    owner: str = ""
+    back_url: str
+
+
+class Finish(Question):
+    """What the service came back with."""
+
+    state: str
+    code: str
 
 
 class Pair(Question):
@@ -131,6 +149,20 @@ async def add(request: Request) -> Response:
         )
     )
     return await _changed(request, connection_id, 201)
+
+
+async def begin_sign_up(request: Request) -> Response:
+    """The form with which a browser has an account made."""
+    wish = await asked(request, Begin)
+    begun = begin(platform_of(request), **wish.model_dump())
+    return answered(request, dataclasses.asdict(begun))
+
+
+async def finish_sign_up(request: Request) -> Response:
+    """Make the connection of an account that was just made."""
+    wish = await asked(request, Finish)
+    made = await finish(platform_of(request), state=wish.state, code=wish.code, by=by(request))
+    return await _changed(request, made, 201)
 
 
 async def pair(request: Request) -> Response:
