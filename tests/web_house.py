@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
+from starlette.applications import Starlette
 
 from gofer.assembly import open_platform
 from gofer.platform import Platform
@@ -34,8 +35,10 @@ class House:
     """A platform with its public door open, in a thread of its own."""
 
     def __init__(self, data_dir: Path, **settings: Any) -> None:
-        self.settings = Settings(data_dir=data_dir, port=0, sandbox="off", poll_interval=0.1, **settings)
+        given = {"sandbox": "off", "poll_interval": 0.1, **settings}
+        self.settings = Settings(data_dir=data_dir, port=0, **given)
         self.platform: Platform
+        self.app: Starlette
         self.url = ""
         self._clients: list[httpx2.Client] = []
         self._loop = asyncio.new_event_loop()
@@ -58,7 +61,8 @@ class House:
             self.platform = await stack.enter_async_context(
                 open_platform(self.settings, roles=frozenset({"web", "worker"}))
             )
-            server = await stack.enter_async_context(listening(RequestLog(public_app(self.platform)), door))
+            self.app = public_app(self.platform)
+            server = await stack.enter_async_context(listening(RequestLog(self.app), door))
             self.url = self.platform.url = f"http://127.0.0.1:{server.port}"
             self._ready.set()
             await self._over.wait()

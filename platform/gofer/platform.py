@@ -17,6 +17,7 @@ from gofer.intake.polling import ensure_inflow
 from gofer.intake.receive import Intake, Refusals
 from gofer.jobs.signals import SECRETS, Signals
 from gofer.jobs.worker import Worker
+from gofer.logs import RecentLines
 from gofer.registry import Registry
 from gofer.settings import Settings
 from gofer.store.database import Database
@@ -51,6 +52,8 @@ class Platform:
     url: str = ""
     """Where it listens for webhooks, once it does."""
     started_at: float = field(default_factory=time.time)
+    recent_lines: RecentLines = field(default_factory=RecentLines)
+    """What this process logged last."""
 
     async def reload_secrets(self) -> None:
         """After a secret or connection changed: forget what was read and mask the new value from now on."""
