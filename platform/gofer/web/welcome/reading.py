@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +13,7 @@ from gofer.errors import NotFound
 from gofer.web.pages.inert import words
 
 _PAGE = re.compile(r"(?:[A-Za-z0-9-]+/){0,2}[A-Za-z0-9-]+\.md")
+_TABLE = '<div class="scroll" tabindex="0" role="region" aria-label="Table {}"><table>'
 
 
 def folder() -> Path:
@@ -48,7 +50,9 @@ def page(name: str) -> Page:
 
 
 def _with_places(html: str) -> str:
-    """Headings that a link can lead to."""
+    """Headings that a link can lead to, and tables that the keyboard can scroll on a narrow screen."""
+    number = itertools.count(1)
+    html = re.sub("<table>", lambda _: _TABLE.format(next(number)), html).replace("</table>", "</table></div>")
     return re.sub(r"<h([23])>(.*?)</h\1>", _placed, html)
 
 
