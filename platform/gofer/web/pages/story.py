@@ -81,11 +81,11 @@ def _spans(events: Iterable[Event]) -> list[Span]:
             found.append(tools[data["call_id"]])
         elif kind == "tool.finished":
             _end_tool(found, tools.pop(data["call_id"], None), data, at)
-        elif kind == "job.waiting":
-            waiting = Span("waits for a person", "wait", at)
-            found.append(waiting)
         elif kind in ("attempt.finished", "attempt.lost"):
             _close_all(model, tools, at)
+            if data.get("outcome") == "waiting":
+                waiting = Span("waits for a person", "wait", at)
+                found.append(waiting)
     return found
 
 
@@ -200,7 +200,10 @@ def _ended(event: Event, calls: dict[str, Card]) -> list[Card]:
     return []
 
 
-def _asked(event: Event, _: dict[str, Card]) -> list[Card]:
+def _asked(event: Event, calls: dict[str, Card]) -> list[Card]:
+    card = calls.get(event["data"].get("call_id", ""))
+    if card is not None:
+        card.data["status"] = "waiting"
     return [Card("asked", event["at"], event["data"].get("text", ""))]
 
 
