@@ -52,7 +52,9 @@ def page(name: str) -> Page:
 def _with_places(html: str) -> str:
     """Headings that a link can lead to, and tables that the keyboard can scroll on a narrow screen."""
     number = itertools.count(1)
-    html = re.sub("<table>", lambda _: _TABLE.format(next(number)), html).replace("</table>", "</table></div>")
+    html = re.sub("<table>", lambda _: _TABLE.format(next(number)), html).replace(
+        "</table>", "</table></div>"
+    )
     return re.sub(r"<h([23])>(.*?)</h\1>", _placed, html)
 
 
