@@ -312,8 +312,8 @@ COMMANDS = (
     Command("stop", "Stop what I am doing here"),
     Command("status", "What I am doing, and what it has cost so far"),
     Command("cost", "What was spent here, today and in all"),
-    Command("agent", "Who hears this conversation"),
-    Command("model", "Which model answers"),
+    Command("agent", "Who hears this conversation; an owner can choose another", "[name]"),
+    Command("model", "Which model answers; an owner can choose another", "[provider/model]"),
     Command("settings", "How this conversation is set up"),
     Command("start", "Say hello, or pair with a code", "[code]", private=True),
 )

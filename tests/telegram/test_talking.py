@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from gofer.rehearsal.telegram import Telegram
-from gofer.store.tables import conversations, deliveries, messages
+from gofer.store.tables import agents, conversations, deliveries, messages, participants
 from telegram.house import House, open_house
 
 
@@ -188,6 +189,49 @@ async def test_commands_are_answered_also_unknown_ones(house: House) -> None:
         telegram.phones.say(ann, chat, command)
         said = await house.answers(chat, number)
         assert words in said[-1], command
+
+
+async def test_an_owner_chooses_agent_and_model_for_a_conversation_and_it_lasts(
+    telegram: Telegram, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data" / "agents"
+    folder.mkdir(parents=True)
+    (folder / "gofer.toml").write_text("")
+    (folder / "coder.toml").write_text('routes = [{connection = "github"}]')
+    async with open_house(telegram, tmp_path / "data") as house:
+        ann, chat = await house.owner()
+        bob = telegram.world.add_person("Bob")
+        his = await house.let_in(bob, "member")
+        for count, wish in enumerate(
+            ("/agent coder", "/model offline/again", "/agent nobody", "/model x/y"), 1
+        ):
+            telegram.phones.say(ann, chat, wish)
+            await house.answers(chat, count)
+        telegram.phones.say(bob, his, "/model offline/again")
+        assert await house.answers(his, 1) == ["Only an owner can change that."]
+    async with open_house(telegram, tmp_path / "data") as house:
+        telegram.phones.say(ann, chat, "hello")
+        telegram.phones.say(bob, his, "hello")
+        said = await house.answers(chat, 5)
+        await house.answers(his, 2)
+        await house.settled()
+        heard = select(agents.c.name, participants.c.conversation_id).join_from(participants, agents)
+        by_agent = await house.rows(heard.order_by(agents.c.name))
+        telegram.phones.say(ann, chat, "/model")
+        shown = (await house.answers(chat, 6))[-1]
+        telegram.phones.say(ann, chat, "/agent default")
+        await house.answers(chat, 7)
+        telegram.phones.say(ann, chat, "hello again")
+        await house.answers(chat, 8)
+        assert len(await house.rows(heard)) == 3, "and now gofer hears it, too"
+    assert said[:2] == [
+        "From now on coder hears this conversation.",
+        "From now on offline/again answers here.",
+    ]
+    assert "There are: coder, gofer" in said[2]
+    assert "cannot be had" in said[3]
+    assert [name for name, _ in by_agent] == ["coder", "gofer"]
+    assert "coder answers with offline/again" in shown
 
 
 async def test_an_edit_before_it_is_read_replaces_and_after_it_wakes_nobody(house: House) -> None:

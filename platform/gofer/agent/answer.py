@@ -48,7 +48,13 @@ GIVEN_UP = "I had to give this up ({reason})."
 WAIT_FOR_PROVIDER = 30.0
 
 
-_NAME = select(tables.agents.c.name).where(tables.agents.c.id == bindparam("agent"))
+_NAME = select(
+    tables.agents.c.name,
+    select(tables.conversations.c.model)
+    .where(tables.conversations.c.id == bindparam("conversation"))
+    .scalar_subquery()
+    .label("model"),
+).where(tables.agents.c.id == bindparam("agent"))
 
 
 class Answerer:
@@ -125,14 +131,15 @@ class Answerer:
         return await self._outcome(claim, last or asker, end)
 
     async def _spec(self, claim: Claim) -> AgentSpec:
-        """The agent as its file says now, or as a fresh install has it."""
-        name = await self._database.read(
-            lambda connection: connection.execute(_NAME, {"agent": claim.agent_id}).scalar()
-        )
+        """The agent as its file says now, or as a fresh install has it; with the model chosen for this place."""
+        asked = {"agent": claim.agent_id, "conversation": claim.conversation_id}
+        row = await self._database.read(lambda connection: connection.execute(_NAME, asked).first())
+        name, model = (str(row.name), row.model) if row is not None else ("None", "")
         try:
-            return self._agents.get(str(name))
+            spec = self._agents.get(name)
         except NotFound:
-            return AgentSpec(name=str(name))
+            spec = AgentSpec(name=name)
+        return spec.model_copy(update={"model": model}) if model else spec
 
     async def _tools(self, asker: Read) -> list[Tool[Any]]:
         tools = [*builtin_tools(), *self._plugins]

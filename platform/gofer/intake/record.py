@@ -10,6 +10,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from sqlalchemy import Connection, bindparam, insert, select, update
@@ -391,7 +392,8 @@ def _wake(
         return True
     via = arrival.connection_id
     where = {"workspace": arrival.workspace_id, "via": via, "conversation": conversation_id}
-    for route in _first_per_agent(hot.fetch(connection, _ROUTES, where), message):
+    heard = hot.fetch(connection, _ROUTES, where)
+    for route in _chosen(connection, _first_per_agent(heard, message), conversation_id):
         participant_id = route.participant_id or _take_part(connection, conversation_id, route, seq)
         if message.control == "new":
             _new_epoch(connection, participant_id, seq)
@@ -455,6 +457,10 @@ _ROUTES = (
         routes.c.trigger,
         routes.c.priority,
         participants.c.id.label("participant_id"),
+        select(conversations.c.agent_id)
+        .where(conversations.c.id == bindparam("conversation"))
+        .scalar_subquery()
+        .label("chosen"),
     )
     .outerjoin(
         participants,
@@ -478,6 +484,22 @@ def _first_per_agent(heard: Sequence[Any], message: Incoming) -> Iterable[Any]:
         if held is None or (fits and held.trigger not in ("any", message.trigger)):
             chosen[route.agent_id] = route
     return chosen.values()
+
+
+def _chosen(connection: Connection, heard: Iterable[Any], conversation_id: str) -> list[Any]:
+    """Those that hear it; where an owner chose one for the conversation, that one alone."""
+    routed = list(heard)
+    chosen = routed[0].chosen if routed else None
+    if chosen is None:
+        return routed
+    own = [route for route in routed if route.agent_id == chosen]
+    if own:
+        return own
+    there = select(participants.c.id).where(
+        participants.c.conversation_id == conversation_id, participants.c.agent_id == chosen
+    )
+    takes_part = connection.execute(there).scalar()
+    return [SimpleNamespace(agent_id=chosen, trigger="any", priority=0, participant_id=takes_part)]
 
 
 def event_matches(pattern: str, event: str) -> bool:

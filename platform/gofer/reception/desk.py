@@ -12,6 +12,7 @@ import structlog
 from sqlalchemy import Connection, select, update
 
 from gofer.accounts import Accounts, Connected
+from gofer.agent.models.keys import ModelKeys
 from gofer.errors import Conflict, GoferError, NotFound, Temporary
 from gofer.intake.admit import Admitter, Read, read_one
 from gofer.intake.strangers import binding_at, wish
@@ -23,6 +24,7 @@ from gofer.jobs.steer import answer
 from gofer.jobs.worker import Run
 from gofer.people import TooManyGuesses, redeem
 from gofer.reception.commands import Asking, answer_to
+from gofer.reception.switching import NOT_AN_OWNER, choose_agent, choose_model
 from gofer.settings import Settings
 from gofer.store.clock import now
 from gofer.store.database import Database
@@ -54,6 +56,7 @@ class Desk:
         accounts: Accounts,
         admitter: Admitter,
         signals: Signals,
+        keys: ModelKeys,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -61,6 +64,7 @@ class Desk:
         self._accounts = accounts
         self._admitter = admitter
         self._signals = signals
+        self._keys = keys
 
     async def handle(self, run: Run) -> Outcome:
         """Answer one command or press."""
@@ -127,6 +131,8 @@ class Desk:
         if read.message.command == "new":
             await self._database.write(partial(_new_epoch, claim=claim, seq=read.seq))
             return FRESH
+        if read.message.command in ("agent", "model") and read.message.arguments.strip():
+            return await self._switch(claim, read)
         asking = Asking(
             message=read.message,
             trust=read.trust,
@@ -136,6 +142,26 @@ class Desk:
             today=datetime.now(ZoneInfo(self._settings.timezone)).strftime("%Y-%m-%d"),
         )
         return await self._database.read(partial(answer_to, asking=asking))
+
+    async def _switch(self, claim: Claim, read: Read) -> str:
+        if read.trust is not Trust.OWNER:
+            return NOT_AN_OWNER
+        where, workspace = str(claim.conversation_id), claim.workspace_id
+        name, by = read.message.arguments.strip(), f"author:{read.message.author.id}"
+        if read.message.command == "agent":
+            chosen = partial(choose_agent, conversation_id=where, workspace_id=workspace, name=name, by=by)
+            return await self._database.write(chosen)
+        catalogue = await self._keys.catalogue(workspace)
+        return await self._database.write(
+            partial(
+                choose_model,
+                catalogue=catalogue,
+                conversation_id=where,
+                workspace_id=workspace,
+                name=name,
+                by=by,
+            )
+        )
 
     async def _say(self, claim: Claim, read: Read, connected: Connected, words: str) -> Outcome:
         binding = await self._database.read(

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
+    String,
     Table,
     literal_column,
     text,
@@ -271,6 +272,10 @@ class Conversation(SQLModel, table=True):
     data_key: bytes | None = _bytes(nullable=True)
     """Wrapped by the master key; None once purged, and with it everything sealed."""
     last_seq: int = _big()
+    agent_id: str | None = None
+    """The agent that an owner chose for it; None for those that the routes say."""
+    model: str = Field(default="", sa_column=Column(String, nullable=False, default=""))
+    """The model that an owner chose for it; empty for the agent's own."""
     created_at: float
     purged_at: float | None = None
 

@@ -98,6 +98,8 @@ def upgrade() -> None:
         sa.Column("title", sa.String(), nullable=False),
         sa.Column("data_key", sa.LargeBinary(), nullable=True),
         sa.Column("last_seq", sa.BigInteger(), nullable=False),
+        sa.Column("agent_id", sa.String(), nullable=True),
+        sa.Column("model", sa.String(), nullable=False),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.Column("purged_at", sa.Float(), nullable=True),
         sa.ForeignKeyConstraint(
