@@ -7,6 +7,9 @@ GoferError
 │   └── StoreBusy        another process holds this SQLite file
 ├── Refused              a request could not be verified
 │   └── Unset            … because the secret to verify it with is not set
+├── Forbidden            it is known who asks, and they may not
+├── TooOften             it was tried too often; `retry_after` says when to try again
+├── Stale                it has changed since it was read
 ├── Malformed            a verified request makes no sense
 ├── TooBusy              more is waiting than can be kept safely
 ├── NotFound             the thing named does not exist
@@ -63,6 +66,28 @@ class Unset(Refused):
     """The secret that requests are verified with is not set, so none is taken."""
 
     code = "secret.unset"
+
+
+class Forbidden(GoferError):
+    """You may not do this."""
+
+    code = "forbidden"
+
+
+class TooOften(GoferError):
+    """It was tried too often. Wait a while."""
+
+    code = "too_often"
+
+    def __init__(self, message: str | None = None, retry_after: float = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Stale(GoferError):
+    """It has changed since you read it. Read it again, then change it."""
+
+    code = "stale"
 
 
 class Malformed(GoferError):

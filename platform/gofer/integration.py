@@ -91,6 +91,8 @@ class Incoming:
     event: str = "message"
     trigger: str = "any"
     """What in it addressed an agent: mention, reply, command, label, assignment …; routes may ask for one."""
+    agent: str = ""
+    """The one agent it is meant for, by name, where a person may choose; empty for whoever hears the place."""
     external_id: str = ""
     """Its id at the service."""
     reply_to: str = ""

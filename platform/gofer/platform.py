@@ -15,8 +15,10 @@ from gofer.accounts import Accounts
 from gofer.errors import GoferError
 from gofer.intake.polling import ensure_inflow
 from gofer.intake.receive import Intake, Refusals
+from gofer.jobs.following import Follower
 from gofer.jobs.signals import SECRETS, Signals
 from gofer.jobs.worker import Worker
+from gofer.live import Live
 from gofer.registry import Registry
 from gofer.settings import Settings
 from gofer.store.database import Database
@@ -46,6 +48,8 @@ class Platform:
     signals: Signals
     intake: Intake
     refusals: Refusals
+    follower: Follower
+    live: Live = field(default_factory=Live)
     worker: Worker | None = None
     roles: frozenset[str] = frozenset()
     url: str = ""
@@ -89,6 +93,7 @@ def secrets_of_settings(settings: Settings) -> dict[str, Secret]:
     given = {
         "anthropic_key": settings.anthropic_key,
         "openai_key": settings.openai_key,
+        "owner_password": settings.owner_password,
         "database_password": urlsplit(settings.database_url).password or "",
         "redis_password": urlsplit(settings.redis_url).password or "",
         **{f"master_key_{number}": key for number, key in enumerate(settings.master_key.split(","))},

@@ -7,7 +7,9 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import structlog
 
@@ -19,6 +21,8 @@ from gofer.logs import set_up_logs
 from gofer.platform import Platform
 from gofer.settings import Settings
 from gofer.vault.redaction import Redactor
+from gofer.web.access.members import first_owner, new_link, owner_has_password, somebody_signed_in
+from gofer.web.access.settling import settle_owner
 from gofer.web.app import public_app
 from gofer.web.control import control_app
 from gofer.web.request_log import RequestLog
@@ -55,8 +59,11 @@ async def serve(settings: Settings, roles: frozenset[str]) -> None:
     door = _listen(settings) if WEB in roles else None
     try:
         async with open_platform(settings, roles=roles, redactor=redactor) as platform:
+            link = await _first_link(platform) if door is not None else None
             async with _controlled(platform), _public(platform, door):
                 _say_ready(platform)
+                if link is not None:
+                    _say_link(platform, link)
                 await stopping.wait()
                 log.info("process.stopping", running=platform.worker.running if platform.worker else 0)
                 _notify("STOPPING=1")
@@ -64,6 +71,30 @@ async def serve(settings: Settings, roles: frozenset[str]) -> None:
     finally:
         if door is not None:
             door.close()
+
+
+async def _first_link(platform: Platform) -> str | None:
+    """Who may come in: the owner's first link while nobody has, and nobody from elsewhere without a password."""
+    settings = platform.settings
+    await settle_owner(platform)
+    if settings.host not in LOOPBACK and not await platform.database.read(owner_has_password):
+        raise ConfigError(
+            f"No owner has a password yet, so Gofer does not listen on {settings.host}. Run `gofer members "
+            "password owner` (or set GOFER_OWNER_PASSWORD), then start it again."
+        )
+    if await platform.database.read(somebody_signed_in):
+        return None
+    owner = await platform.database.write(first_owner)
+    return await platform.database.write(partial(new_link, member_id=owner.id))
+
+
+def _say_link(platform: Platform, link: str) -> None:
+    """On stdout, for the person who started it; the log, which is kept, has no part of it."""
+    base = platform.settings.public_url.rstrip("/") or platform.url
+    sys.stdout.write(
+        f"\nOpen {base}/link/{link}\nIt works once, for an hour; `gofer link` makes another.\n\n"
+    )
+    sys.stdout.flush()
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -115,6 +146,8 @@ async def _public(platform: Platform, door: socket.socket | None) -> AsyncIterat
         platform.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         async with listening(RequestLog(public_app(platform)), door):
             yield
+            # Who watches would otherwise hold the door open.
+            await platform.follower.close()
     if platform.worker is not None:
         await platform.worker.stop()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -14,6 +15,11 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from gofer.errors import ConfigError
 
 PREFIX = "GOFER_"
+
+
+def listed(value: str) -> tuple[str, ...]:
+    """The parts of a list with commas."""
+    return tuple(part.strip().lower() for part in value.split(",") if part.strip())
 
 
 def default_data_dir() -> Path:
@@ -48,6 +54,17 @@ class Settings(BaseSettings):
     port: int = Field(default=8765, ge=0, le=65535, description="The port to listen on; 0 takes a free one.")
     public_url: str = Field(
         default="", description="How services reach this server, e.g. https://gofer.example.org."
+    )
+    allowed_hosts: str = Field(
+        default="",
+        description="Further names this server is visited by, separated by commas; addresses always work.",
+    )
+    trusted_proxies: str = Field(
+        default="",
+        description="Addresses or networks of reverse proxies whose X-Forwarded-* headers are believed.",
+    )
+    owner_password: str = Field(
+        default="", repr=False, description="The first owner's password; used while no owner has one."
     )
     slots: int = Field(default=16, ge=1, le=1000, description="Jobs one process runs at once.")
     max_running: int | None = Field(
@@ -85,9 +102,13 @@ class Settings(BaseSettings):
     openai_base_url: str = Field(
         default="", description="An OpenAI-compatible server, e.g. http://127.0.0.1:11434/v1."
     )
-    sandbox: Literal["bubblewrap", "unconfined", "off"] = Field(
+    sandbox: Literal["bubblewrap", "docker", "unconfined", "off"] = Field(
         default="bubblewrap",
         description="Where commands run. unconfined is for development: no isolation at all.",
+    )
+    sandbox_image: str = Field(
+        default="debian:12",
+        description="The image that shells run in, with GOFER_SANDBOX=docker; it needs bash.",
     )
     sandbox_hosts: str = Field(
         default="",
@@ -116,6 +137,16 @@ class Settings(BaseSettings):
         scheme = urlsplit(value).scheme.split("+")[0]
         if value and scheme not in ("sqlite", "postgresql", "postgres"):
             raise ValueError("must be empty, sqlite:///path or postgresql://user:password@host/name")
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _networks(cls, value: str) -> str:
+        for part in listed(value):
+            try:
+                ip_network(part, strict=False)
+            except ValueError:
+                raise ValueError("must be addresses or networks such as 10.0.0.0/8") from None
         return value
 
     @field_validator("timezone")
@@ -147,7 +178,7 @@ class Settings(BaseSettings):
     @property
     def sandbox_host_list(self) -> tuple[str, ...]:
         """The hosts a shell may reach."""
-        return tuple(host.strip().lower() for host in self.sandbox_hosts.split(",") if host.strip())
+        return listed(self.sandbox_hosts)
 
     @property
     def socket_path(self) -> Path:

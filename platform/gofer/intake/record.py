@@ -10,10 +10,9 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Literal
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, literal, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.crash import crash_point
@@ -30,6 +29,7 @@ from gofer.store.ids import new_id
 from gofer.store.sealing import data_key
 from gofer.store.tables import (
     JobState,
+    agents,
     bindings,
     connections,
     conversations,
@@ -391,9 +391,7 @@ def _wake(
         _to_reception(connection, arrival, conversation_id, {"seq": seq, "stopped": stopped})
         return True
     via = arrival.connection_id
-    where = {"workspace": arrival.workspace_id, "via": via, "conversation": conversation_id}
-    heard = hot.fetch(connection, _ROUTES, where)
-    for route in _chosen(connection, _first_per_agent(heard, message), conversation_id):
+    for route in _heard(connection, arrival, message, conversation_id):
         participant_id = route.participant_id or _take_part(connection, conversation_id, route, seq)
         if message.control == "new":
             _new_epoch(connection, participant_id, seq)
@@ -404,6 +402,26 @@ def _wake(
                 connection, participant_id, seq, arrival.workspace_id, via=via, delay=delay
             )
     return woke
+
+
+def _heard(
+    connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str
+) -> Iterable[Any]:
+    """The routes by which agents hear a message; the one it is meant for hears it without any."""
+    here = {"workspace": arrival.workspace_id, "conversation": conversation_id}
+    if message.agent:
+        meant = connection.execute(_MEANT, {**here, "called": message.agent}).first()
+        if meant is not None:
+            return [meant]
+    routed = list(
+        _first_per_agent(hot.fetch(connection, _ROUTES, {**here, "via": arrival.connection_id}), message)
+    )
+    chosen = routed[0].chosen if routed else None
+    if chosen is None:
+        return routed
+    # An owner chose one for the conversation: that one alone hears it.
+    own = [route for route in routed if route.agent_id == chosen]
+    return own or connection.execute(_MEANT, {**here, "called": chosen}).all()
 
 
 def _to_reception(
@@ -450,6 +468,21 @@ _ASKED = (
     .where(messages.c.seq < bindparam("stop"))
 )
 
+_HERE = (participants.c.conversation_id == bindparam("conversation")) & (
+    participants.c.agent_id == agents.c.id
+)
+_MEANT = (
+    select(
+        agents.c.id.label("agent_id"),
+        literal("any").label("trigger"),
+        literal(0).label("priority"),
+        participants.c.id.label("participant_id"),
+    )
+    .outerjoin(participants, _HERE)
+    .where(agents.c.workspace_id == bindparam("workspace"))
+    .where((agents.c.name == bindparam("called")) | (agents.c.id == bindparam("called")))
+)
+
 _ROUTES = (
     select(
         routes.c.agent_id,
@@ -484,22 +517,6 @@ def _first_per_agent(heard: Sequence[Any], message: Incoming) -> Iterable[Any]:
         if held is None or (fits and held.trigger not in ("any", message.trigger)):
             chosen[route.agent_id] = route
     return chosen.values()
-
-
-def _chosen(connection: Connection, heard: Iterable[Any], conversation_id: str) -> list[Any]:
-    """Those that hear it; where an owner chose one for the conversation, that one alone."""
-    routed = list(heard)
-    chosen = routed[0].chosen if routed else None
-    if chosen is None:
-        return routed
-    own = [route for route in routed if route.agent_id == chosen]
-    if own:
-        return own
-    there = select(participants.c.id).where(
-        participants.c.conversation_id == conversation_id, participants.c.agent_id == chosen
-    )
-    takes_part = connection.execute(there).scalar()
-    return [SimpleNamespace(agent_id=chosen, trigger="any", priority=0, participant_id=takes_part)]
 
 
 def event_matches(pattern: str, event: str) -> bool:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 import structlog
 
@@ -266,7 +267,6 @@ class Worker:
         if len(self._enders) < ENDERS:
             ender = asyncio.create_task(self._end_together(), name="endings")
             self._enders.add(ender)
-            ender.add_done_callback(self._enders.discard)
         try:
             concluded = await asyncio.shield(ending.concluded)
         except asyncio.CancelledError:
@@ -277,9 +277,13 @@ class Worker:
 
     async def _end_together(self) -> None:
         """Write the ends of all runs that are over, in one transaction; more gather while it commits."""
-        while self._endings:
-            batch, self._endings = self._endings[:MOST_TOGETHER], self._endings[MOST_TOGETHER:]
-            await self._end(batch)
+        try:
+            while self._endings:
+                batch, self._endings = self._endings[:MOST_TOGETHER], self._endings[MOST_TOGETHER:]
+                await self._end(batch)
+        finally:
+            # In the same step as the last look: an ending that comes now must find that nobody is at it.
+            self._enders.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     async def _end(self, batch: list[_Ending]) -> None:
         try:

@@ -47,7 +47,7 @@ KINDS: dict[str, str] = {
 """Every kind the infrastructure writes; the agent's own kinds are listed in `gofer.agent.journal`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Cursor:
     """A follower's place in the log."""
 

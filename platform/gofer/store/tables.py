@@ -231,6 +231,124 @@ class Stranger(SQLModel, table=True):
     guessing_since: float = 0
 
 
+class Member(SQLModel, table=True):
+    """Somebody who may sign in here."""
+
+    __table_args__ = (Index("member_by_name", "workspace_id", "name", unique=True),)
+
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    name: str
+    """What they sign in with; lower case."""
+    role: str
+    """owner, operator or viewer."""
+    password: str = ""
+    """An Argon2id hash in PHC form; empty while they sign in by links only."""
+    created_at: float
+    signed_in_at: float | None = None
+
+
+class WebSession(SQLModel, table=True):
+    """A signed-in browser."""
+
+    __tablename__ = "web_session"
+
+    digest: str = Field(primary_key=True)
+    """A hash of the cookie's value, which itself is kept nowhere."""
+    member_id: str = Field(foreign_key="member.id", index=True, ondelete="CASCADE")
+    by: str
+    """How it began: password or link."""
+    address: str = ""
+    agent: str = ""
+    """The browser, in its own words."""
+    created_at: float
+    seen_at: float
+    expires_at: float
+
+
+class ApiToken(SQLModel, table=True):
+    """A program's way in, in the name of a Member."""
+
+    __tablename__ = "api_token"
+    __table_args__ = (Index("api_token_by_digest", "digest", unique=True),)
+
+    id: str = Field(primary_key=True)
+    member_id: str = Field(foreign_key="member.id", index=True, ondelete="CASCADE")
+    name: str
+    digest: str
+    """A hash of the token, which itself is shown once and kept nowhere."""
+    scope: str
+    """read, write or admin: the most it may do, whatever the member may."""
+    created_at: float
+    expires_at: float | None = None
+    used_at: float | None = None
+
+
+class SignInLink(SQLModel, table=True):
+    """A link that signs a Member in, once and soon."""
+
+    __tablename__ = "sign_in_link"
+
+    digest: str = Field(primary_key=True)
+    member_id: str = Field(foreign_key="member.id", index=True, ondelete="CASCADE")
+    created_at: float
+    expires_at: float
+    used_at: float | None = None
+
+
+class SignInDelay(SQLModel, table=True):
+    """How long a name or an address must wait after failed sign-ins."""
+
+    __tablename__ = "sign_in_delay"
+
+    key: str = Field(primary_key=True)
+    """A hash of the name or address."""
+    failures: int = 0
+    failed_at: float
+    until: float = 0
+
+
+class AuditEntry(SQLModel, table=True):
+    """A change somebody asked for. Written before the change is made, so none goes unrecorded."""
+
+    __tablename__ = "audit_entry"
+    __table_args__ = (_NEVER_REUSE_IDS,)
+
+    id: int | None = _serial()
+    workspace_id: str
+    member_id: str
+    """Empty for the command line."""
+    name: str
+    via: str
+    """session, token or socket."""
+    address: str = ""
+    action: str
+    """What was asked, such as `jobs.cancel`."""
+    subject: str = ""
+    """What it was asked of."""
+    data: dict[str, Any] = _json()
+    status: int = 0
+    """How it was answered; 0 while it is not known."""
+    at: float
+
+
+class IdempotencyKey(SQLModel, table=True):
+    """A request that may be repeated without being done twice, and what it was answered."""
+
+    __tablename__ = "idempotency_key"
+    __table_args__ = (Index("idempotency_key_by_time", "created_at"),)
+
+    member_id: str = Field(primary_key=True)
+    key: str = Field(primary_key=True)
+    fingerprint: str
+    """A hash of what was asked: the same key with another request is a mistake."""
+    status: int = 0
+    """0 while it is being done."""
+    answer: str = ""
+    """Its location and body; empty when the body held a secret, which is shown once."""
+    created_at: float
+
+
 class Agent(SQLModel, table=True):
     """An identity, a model, a set of tools and limits."""
 
@@ -628,6 +746,13 @@ principals = table(Principal)
 identities = table(Identity)
 pairings = table(Pairing)
 strangers = table(Stranger)
+members = table(Member)
+web_sessions = table(WebSession)
+api_tokens = table(ApiToken)
+sign_in_links = table(SignInLink)
+sign_in_delays = table(SignInDelay)
+audit_entries = table(AuditEntry)
+idempotency_keys = table(IdempotencyKey)
 agents = table(Agent)
 routes = table(Route)
 conversations = table(Conversation)

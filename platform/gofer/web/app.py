@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -13,11 +14,30 @@ from gofer import __version__
 from gofer.errors import GoferError, StoreError
 from gofer.platform import Platform
 from gofer.store import migrations
+from gofer.web import access, chat
+from gofer.web.control import api_mount, furnish
 from gofer.web.hooks import Hooks
 from gofer.web.metrics import Metrics
+from gofer.web.pages.rendering import Renderer
 from gofer.web.problems import on_crash, on_gofer_error, on_http_exception, problem
+from gofer.web.static_files import StaticFiles
 
-PUBLIC = frozenset({"/", "/healthz", "/readyz", "/metrics", "/hooks/{connection}"})
+STATIC = "/static/{digest}/{name:path}"
+PUBLIC = frozenset(
+    {
+        "/",
+        "/healthz",
+        "/readyz",
+        "/metrics",
+        "/hooks/{connection}",
+        "/login",
+        "/logout",
+        "/link/{token}",
+        STATIC,
+        "/api/v1/openapi.json",
+        "/api/v1/docs",
+    }
+)
 """Routes that anybody may call; every other one must ask who is there. A test walks the table."""
 
 
@@ -31,20 +51,29 @@ def public_app(platform: Platform) -> Starlette:
         body_timeout=settings.body_timeout,
     )
     pages = Pages(platform)
-    return Starlette(
+    static = StaticFiles()
+    app = Starlette(
         routes=[
             Route("/", pages.front),
             Route("/healthz", pages.health),
             Route("/readyz", pages.ready),
             Route("/metrics", pages.metrics),
             Route("/hooks/{connection}", hooks.receive, methods=["POST"]),
+            Route(STATIC, static.serve),
+            *access.routes(platform),
+            *chat.routes(platform),
+            api_mount(),
         ],
+        middleware=[Middleware(access.SecurityHeaders), Middleware(access.Guard, platform=platform)],
         exception_handlers={
             GoferError: on_gofer_error,
             HTTPException: on_http_exception,
             Exception: on_crash,
         },
     )
+    app.state.renderer = Renderer(static, timezone=settings.timezone)
+    furnish(app, platform)
+    return app
 
 
 class Pages:

@@ -12,13 +12,16 @@ from starlette.responses import JSONResponse, Response
 from gofer.errors import (
     ConfigError,
     Conflict,
+    Forbidden,
     GoferError,
     Malformed,
     NotFound,
     Refused,
     ServiceError,
+    Stale,
     StoreError,
     TooBusy,
+    TooOften,
 )
 from gofer.vault.errors import VaultError
 
@@ -28,8 +31,11 @@ STATUS: dict[type[GoferError], int] = {
     Malformed: 400,
     ConfigError: 400,
     Refused: 401,
+    Forbidden: 403,
     NotFound: 404,
     Conflict: 409,
+    Stale: 412,
+    TooOften: 429,
     ServiceError: 502,
     TooBusy: 503,
     StoreError: 503,
@@ -39,12 +45,17 @@ STATUS: dict[type[GoferError], int] = {
 TITLES = {
     400: "Bad request",
     401: "Not verified",
+    403: "Not allowed",
     404: "Not found",
     405: "Method not allowed",
     408: "Too slow",
     409: "Conflict",
+    412: "Changed meanwhile",
     413: "Too large",
-    415: "Unsupported encoding",
+    415: "Unsupported media",
+    421: "Wrong host",
+    422: "Not the same request",
+    428: "Say which version",
     429: "Too many requests",
     431: "Too large a head",
     500: "Internal error",
@@ -75,7 +86,8 @@ def problem(
 
 def status_of(error: GoferError) -> int:
     """The status an error of ours is answered with."""
-    return next((status for kind, status in STATUS.items() if isinstance(error, kind)), 500)
+    own: int | None = getattr(error, "status", None)
+    return own or next((status for kind, status in STATUS.items() if isinstance(error, kind)), 500)
 
 
 async def on_gofer_error(request: Request, error: Exception) -> Response:
@@ -83,7 +95,12 @@ async def on_gofer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, GoferError)
     status = status_of(error)
     retry_after = getattr(error, "retry_after", None) or (5 if status == 503 else None)
-    return problem(status, str(error), code=error.code, retry_after=retry_after)
+    # A body that is too large or too slow is not waited for.
+    close = status in (408, 413)
+    response = problem(status, str(error), code=error.code, retry_after=retry_after, close=close)
+    if status == 401:
+        response.headers["www-authenticate"] = 'Bearer realm="gofer"'
+    return response
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

@@ -37,7 +37,7 @@ class RequestLog:
                 self._note(scope, answer.status, time.perf_counter() - begun)
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
-        path = scope["path"]
+        path = scope["path"] if not scope["path"].startswith("/link/") else "/link/…"
         say = log.debug if path in SELDOM_READ and status < 400 else log.info
         say("request", method=scope["method"], path=path[:200], status=status, ms=round(seconds * 1000, 1))
 

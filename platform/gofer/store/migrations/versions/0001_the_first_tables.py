@@ -109,6 +109,99 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_table(
+        "member",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("workspace_id", sa.String(), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("role", sa.String(), nullable=False),
+        sa.Column("password", sa.String(), nullable=False),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.Column("signed_in_at", sa.Float(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["workspace_id"],
+            ["workspace.id"],
+        ),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_index("member_by_name", "member", ["workspace_id", "name"], unique=True)
+    op.create_table(
+        "web_session",
+        sa.Column("digest", sa.String(), nullable=False),
+        sa.Column("member_id", sa.String(), nullable=False),
+        sa.Column("by", sa.String(), nullable=False),
+        sa.Column("address", sa.String(), nullable=False),
+        sa.Column("agent", sa.String(), nullable=False),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.Column("seen_at", sa.Float(), nullable=False),
+        sa.Column("expires_at", sa.Float(), nullable=False),
+        sa.ForeignKeyConstraint(["member_id"], ["member.id"], ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("digest"),
+    )
+    op.create_index("ix_web_session_member_id", "web_session", ["member_id"], unique=False)
+    op.create_table(
+        "api_token",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("member_id", sa.String(), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("digest", sa.String(), nullable=False),
+        sa.Column("scope", sa.String(), nullable=False),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.Column("expires_at", sa.Float(), nullable=True),
+        sa.Column("used_at", sa.Float(), nullable=True),
+        sa.ForeignKeyConstraint(["member_id"], ["member.id"], ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_index("api_token_by_digest", "api_token", ["digest"], unique=True)
+    op.create_index("ix_api_token_member_id", "api_token", ["member_id"], unique=False)
+    op.create_table(
+        "sign_in_link",
+        sa.Column("digest", sa.String(), nullable=False),
+        sa.Column("member_id", sa.String(), nullable=False),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.Column("expires_at", sa.Float(), nullable=False),
+        sa.Column("used_at", sa.Float(), nullable=True),
+        sa.ForeignKeyConstraint(["member_id"], ["member.id"], ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("digest"),
+    )
+    op.create_index("ix_sign_in_link_member_id", "sign_in_link", ["member_id"], unique=False)
+    op.create_table(
+        "sign_in_delay",
+        sa.Column("key", sa.String(), nullable=False),
+        sa.Column("failures", sa.Integer(), nullable=False),
+        sa.Column("failed_at", sa.Float(), nullable=False),
+        sa.Column("until", sa.Float(), nullable=False),
+        sa.PrimaryKeyConstraint("key"),
+    )
+    op.create_table(
+        "audit_entry",
+        sa.Column(
+            "id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("workspace_id", sa.String(), nullable=False),
+        sa.Column("member_id", sa.String(), nullable=False),
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("via", sa.String(), nullable=False),
+        sa.Column("address", sa.String(), nullable=False),
+        sa.Column("action", sa.String(), nullable=False),
+        sa.Column("subject", sa.String(), nullable=False),
+        sa.Column("data", sa.JSON(), nullable=False),
+        sa.Column("status", sa.Integer(), nullable=False),
+        sa.Column("at", sa.Float(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+        sqlite_autoincrement=True,
+    )
+    op.create_table(
+        "idempotency_key",
+        sa.Column("member_id", sa.String(), nullable=False),
+        sa.Column("key", sa.String(), nullable=False),
+        sa.Column("fingerprint", sa.String(), nullable=False),
+        sa.Column("status", sa.Integer(), nullable=False),
+        sa.Column("answer", sa.String(), nullable=False),
+        sa.Column("created_at", sa.Float(), nullable=False),
+        sa.PrimaryKeyConstraint("member_id", "key"),
+    )
+    op.create_index("idempotency_key_by_time", "idempotency_key", ["created_at"], unique=False)
+    op.create_table(
         "stranger",
         sa.Column("connection_id", sa.String(), nullable=False),
         sa.Column("subject", sa.String(), nullable=False),

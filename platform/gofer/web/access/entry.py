@@ -1,0 +1,176 @@
+"""/login, /logout and /link/{token}: signing in by password or by a one-time link, and out."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, select_autoescape
+from sqlalchemy import Connection, select
+from starlette.datastructures import FormData
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from gofer.errors import GoferError, Malformed, TooOften
+from gofer.platform import Platform
+from gofer.store.tables import members
+from gofer.web.access import delays
+from gofer.web.access.guard import check_origin, check_wish, set_cookie
+from gofer.web.access.members import NAME, Linked, change_member, linked, use_link
+from gofer.web.access.passwords import Passwords
+from gofer.web.access.sessions import LIFE, begin_session, end_session
+from gofer.web.access.visitor import caller_of
+from gofer.web.problems import status_of
+
+MOST_BODY = 16 * 1024
+TEMPLATES = Path(__file__).parents[1] / "pages" / "templates"
+WRONG = "The name or the password is wrong."
+USED = "This link was used already or is too old. On the server, `gofer link` makes a new one."
+
+
+def routes(platform: Platform) -> list[Route]:
+    """What to put into an app."""
+    entry = _Entry(platform)
+    return [
+        Route("/login", entry.show_login, methods=["GET"], max_body_size=MOST_BODY),
+        Route("/login", entry.login, methods=["POST"], max_body_size=MOST_BODY),
+        Route("/logout", entry.logout, methods=["POST"], max_body_size=MOST_BODY),
+        Route("/link/{token}", entry.show_link, methods=["GET"], max_body_size=MOST_BODY),
+        Route("/link/{token}", entry.follow_link, methods=["POST"], max_body_size=MOST_BODY),
+    ]
+
+
+class _Entry:
+    """The door for people."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._passwords = Passwords()
+        self._templates = Environment(
+            loader=FileSystemLoader(TEMPLATES), autoescape=select_autoescape(default=True)
+        )
+
+    async def show_login(self, request: Request) -> Response:
+        """Ask for a name and a password."""
+        if caller_of(request).visitor is not None:
+            return RedirectResponse(_local(request.query_params.get("next", "")), 303)
+        return self._page("login.html", next=_local(request.query_params.get("next", "")))
+
+    async def login(self, request: Request) -> Response:
+        """Sign in by password."""
+        check_origin(request, may_be_missing=True)
+        form = await _form(request)
+        name, target = form["name"].strip().lower(), _local(form["next"])
+        try:
+            member_id = await self._identify(request, name, form["password"])
+        except TooOften as error:
+            response = self._page("login.html", 429, next=target, name=name, error=str(error))
+            response.headers["retry-after"] = str(int(error.retry_after) + 1)
+            return response
+        if member_id is None:
+            return self._page("login.html", 403, next=target, name=name, error=WRONG)
+        return await self._signed_in(request, member_id, target, by="password")
+
+    async def _identify(self, request: Request, name: str, password: str) -> str | None:
+        address = caller_of(request).address
+        write = self._platform.database.write
+        await write(partial(delays.attempt, name=name, address=address))
+        found = await self._platform.database.read(partial(_password_of, name=name))
+        if not await self._passwords.fits(password, found[1]):
+            return None
+        await write(partial(delays.succeeded, name=name, address=address))
+        return found[0]
+
+    async def logout(self, request: Request) -> Response:
+        """Sign out."""
+        caller = caller_of(request)
+        response = RedirectResponse("/login", 303)
+        if caller.session:
+            await check_wish(request)
+            await self._platform.database.write(partial(end_session, value=caller.session))
+            set_cookie(response, "", secure=caller.secure, life=0)
+            response.headers["clear-site-data"] = '"cache", "storage"'
+        return response
+
+    async def show_link(self, request: Request) -> Response:
+        """Say whom the link is for; it is used by the button, so that a preview does not use it up."""
+        found = await self._platform.database.read(partial(linked, value=request.path_params["token"]))
+        if found is None:
+            return self._page("login.html", 410, next="/", error=USED)
+        return self._page("link.html", member=found)
+
+    async def follow_link(self, request: Request) -> Response:
+        """Sign in by the link, and set a password if one is given."""
+        check_origin(request, may_be_missing=True)
+        value = request.path_params["token"]
+        form = await _form(request)
+        found = await self._platform.database.read(partial(linked, value=value))
+        if found is None:
+            return self._page("login.html", 410, next="/", error=USED)
+        try:
+            hashed = await self._chosen(form)
+            done = await self._platform.database.write(
+                partial(_follow, value=value, name=form["name"], password=hashed)
+            )
+        except GoferError as error:
+            return self._page("link.html", status_of(error), member=found, error=str(error))
+        if done is None:
+            return self._page("login.html", 410, next="/", error=USED)
+        return await self._signed_in(request, done.member_id, "/", by="link")
+
+    async def _chosen(self, form: dict[str, str]) -> str | None:
+        if not form["password"]:
+            return None
+        if form["password"] != form["again"]:
+            raise Malformed("The two passwords are not the same.")
+        return await self._passwords.hashed(form["password"])
+
+    async def _signed_in(self, request: Request, member_id: str, target: str, *, by: str) -> Response:
+        """A fresh session, whatever the browser had before."""
+        caller = caller_of(request)
+        agent = request.headers.get("user-agent", "")
+        value = await self._platform.database.write(
+            partial(
+                _begin, old=caller.session, member_id=member_id, by=by, address=caller.address, agent=agent
+            )
+        )
+        response = RedirectResponse(target, 303)
+        set_cookie(response, value, secure=caller.secure, life=int(LIFE))
+        return response
+
+    def _page(self, template: str, status: int = 200, **facts: Any) -> Response:
+        return HTMLResponse(self._templates.get_template(template).render(**facts), status)
+
+
+def _password_of(connection: Connection, name: str) -> tuple[str | None, str]:
+    if not NAME.fullmatch(name):
+        return None, ""
+    row = connection.execute(select(members.c.id, members.c.password).where(members.c.name == name)).first()
+    return (row.id, row.password) if row is not None else (None, "")
+
+
+def _follow(connection: Connection, value: str, name: str, password: str | None) -> Linked | None:
+    done = use_link(connection, value)
+    if done is not None and password is not None:
+        change_member(connection, done.member_id, name=name or None, password=password)
+    return done
+
+
+def _begin(connection: Connection, old: str, **session: Any) -> str:
+    if old:
+        end_session(connection, old)
+    return begin_session(connection, session.pop("member_id"), **session)
+
+
+async def _form(request: Request) -> dict[str, str]:
+    form: FormData = await request.form(max_files=0, max_fields=20)
+    return {name: str(form.get(name, "")) for name in ("name", "password", "again", "next")}
+
+
+def _local(target: str) -> str:
+    """Where to go next, on this server only."""
+    if not target.isprintable() or "\\" in target or not target.startswith("/") or target.startswith("//"):
+        return "/"
+    return target

@@ -1,0 +1,63 @@
+"""Passwords: Argon2id, off the event loop, a few at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from cryptography.exceptions import InvalidKey
+from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
+
+from gofer.errors import Malformed, TooBusy
+
+SHORTEST, LONGEST = 10, 1000
+MEMORY, ITERATIONS, LANES = 32 * 1024, 2, 1
+AT_ONCE, MOST_WAITING = 2, 20
+"""Each takes 32 MB and a core; a flood of guesses must not take the machine."""
+
+
+class Passwords:
+    """Makes and checks hashes."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._waiting = 0
+        self._nobody = ""
+
+    async def hashed(self, password: str) -> str:
+        """A hash to store; raises Malformed when the password will not do."""
+        if not SHORTEST <= len(password) <= LONGEST:
+            raise Malformed(f"password: must have {SHORTEST} to {LONGEST} characters.")
+        return await self._in_turn(password, None)
+
+    async def fits(self, password: str, stored: str) -> bool:
+        """Whether it is the one; takes as long when there is none."""
+        if not stored:
+            if not self._nobody:
+                self._nobody = await self._in_turn("nobody's", None)
+            await self._in_turn(password[:LONGEST], self._nobody)
+            return False
+        return len(password) <= LONGEST and bool(await self._in_turn(password, stored))
+
+    async def _in_turn(self, password: str, stored: str | None) -> str:
+        if self._waiting >= MOST_WAITING:
+            raise TooBusy("Too many people are signing in at this moment.", retry_after=2)
+        self._waiting += 1
+        try:
+            async with self._turn:
+                return await asyncio.to_thread(_work, password.encode("utf-8", "surrogatepass"), stored)
+        finally:
+            self._waiting -= 1
+
+
+def _work(password: bytes, stored: str | None) -> str:
+    if stored is None:
+        maker = Argon2id(
+            salt=os.urandom(16), length=32, iterations=ITERATIONS, lanes=LANES, memory_cost=MEMORY
+        )
+        return maker.derive_phc_encoded(password)
+    try:
+        Argon2id.verify_phc_encoded(password, stored)
+    except InvalidKey:
+        return ""
+    return stored

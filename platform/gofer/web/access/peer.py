@@ -1,0 +1,78 @@
+"""Where a request comes from and whom it was meant for, believing headers only from proxies that are trusted."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address, ip_network
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from gofer.settings import Settings, listed
+
+LOCAL_NAMES = frozenset({"localhost"})
+
+
+class Peers:
+    """What the settings say of proxies and names."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._proxies = [ip_network(each, strict=False) for each in listed(settings.trusted_proxies)]
+        public = urlsplit(settings.public_url)
+        self._public_host = (public.hostname or "").lower()
+        self._public_origin = f"{public.scheme}://{public.netloc}".lower() if self._public_host else ""
+        self._names = LOCAL_NAMES | {self._public_host} | set(listed(settings.allowed_hosts))
+
+    def address(self, scope: Scope, headers: Headers) -> str:
+        """The client's address: the last one in the chain that is not a trusted proxy."""
+        peer = scope["client"][0] if scope.get("client") else ""
+        if not self._trusted(peer):
+            return peer
+        chain = [part.strip() for value in headers.getlist("x-forwarded-for") for part in value.split(",")]
+        for each in reversed(chain[-20:]):
+            if not _is_address(each):
+                break
+            peer = each
+            if not self._trusted(each):
+                break
+        return peer
+
+    def scheme(self, scope: Scope, headers: Headers) -> str:
+        """http or https, as the browser sees it."""
+        peer = scope["client"][0] if scope.get("client") else ""
+        said = headers.get("x-forwarded-proto", "").strip().lower()
+        if self._trusted(peer) and said in ("http", "https"):
+            return said
+        host = _hostname(headers.get("host", ""))
+        if self._public_origin.startswith("https:") and host == self._public_host:
+            return "https"
+        # A WebSocket's origin is that of the page it was opened from.
+        return str(scope["scheme"]).replace("ws", "http")
+
+    def serves(self, host: str) -> bool:
+        """Whether a Host header is ours. A name that is not may be another site's, bent to our address."""
+        name = _hostname(host)
+        return name in self._names - {""} or _is_address(name)
+
+    def is_own(self, origin: str, scope: Scope, headers: Headers) -> bool:
+        """Whether an Origin is that of our own pages."""
+        here = f"{self.scheme(scope, headers)}://{headers.get('host', '')}".lower()
+        return origin.lower() in {here, self._public_origin} - {""}
+
+    def _trusted(self, address: str) -> bool:
+        return any(_is_address(address) and ip_address(address) in network for network in self._proxies)
+
+
+def _hostname(host: str) -> str:
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower().rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _is_address(value: str) -> bool:
+    try:
+        ip_address(value)
+    except ValueError:
+        return False
+    return True

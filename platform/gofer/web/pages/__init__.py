@@ -1,0 +1,1 @@
+"""The dashboard: server-rendered pages over the same verbs as the control API."""

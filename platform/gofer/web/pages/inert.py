@@ -1,0 +1,89 @@
+"""Making other people's text harmless to look at: nothing in it acts, and nothing in it hides."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import nh3
+from markdown_it import MarkdownIt
+from markupsafe import Markup, escape
+
+MOST_HIGHLIGHTED = 20_000
+"""Characters of one code block that are coloured; beyond this it is shown as it is."""
+
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+"""What terminals colour by: left out, since it says nothing."""
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+"""Control characters, bidirectional overrides, invisible marks, halves of pairs: all but tab and line feed."""
+
+_TAGS = {
+    *(
+        "p",
+        "br",
+        "hr",
+        "em",
+        "strong",
+        "s",
+        "del",
+        "code",
+        "pre",
+        "blockquote",
+        "ul",
+        "ol",
+        "li",
+        "a",
+        "span",
+    ),
+    *("h1", "h2", "h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"),
+}
+_ATTRIBUTES = {"a": {"href", "title"}, "span": {"class"}, "code": {"class"}, "ol": {"start"}}
+
+
+def inert(text: str) -> str:
+    """Plain text with everything a screen would obey or hide made visible."""
+    return _HIDDEN.sub(_shown, _COLOURS.sub("", text.replace("\r\n", "\n")))
+
+
+def _shown(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "␡" if code == 0x7F else f"⟨U+{code:04X}⟩"
+
+
+def words(text: str) -> Markup:
+    """Markdown as HTML that holds no script, no picture and no style."""
+    html = _markdown().render(inert(text))
+    clean = nh3.clean(
+        html,
+        tags=_TAGS,
+        attributes=_ATTRIBUTES,
+        url_schemes={"http", "https", "mailto"},
+        link_rel="noopener noreferrer nofollow",
+    )
+    return Markup(clean)  # noqa: S704 - nh3 has just cleaned it
+
+
+@lru_cache(maxsize=1)
+def _markdown() -> MarkdownIt:
+    options = {"html": False, "linkify": False, "highlight": _coloured}
+    return MarkdownIt("commonmark", options).enable(["table", "strikethrough"])
+
+
+def _coloured(code: str, language: str, _: object) -> str:
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import get_lexer_by_name
+    from pygments.util import ClassNotFound
+
+    if not language or len(code) > MOST_HIGHLIGHTED:
+        return str(escape(code))
+    try:
+        lexer = get_lexer_by_name(language)
+    except ClassNotFound:
+        return str(escape(code))
+    return str(highlight(code, lexer, HtmlFormatter(nowrap=True)))

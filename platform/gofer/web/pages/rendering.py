@@ -1,0 +1,196 @@
+"""From a template to a response: what every page has, the headers it is sent with, and words for figures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+from zoneinfo import ZoneInfo
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from gofer.platform import Platform
+from gofer.web.access import csrf_of, visitor_of
+from gofer.web.pages import figures
+from gofer.web.pages.inert import inert, words
+from gofer.web.static_files import StaticFiles
+
+TEMPLATES = Path(__file__).parent / "templates"
+CHAT_TEMPLATES = Path(__file__).parents[1] / "chat" / "templates"
+CSP = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' blob: data:",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS = {
+    "content-security-policy": CSP,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+SAID = "gofer_said"
+"""The cookie that carries one sentence over a redirect."""
+
+NAVIGATION = (
+    ("", (("Overview", "/"), ("Chat", "/chat"))),
+    (
+        "Work",
+        (
+            ("Runs", "/runs"),
+            ("Conversations", "/conversations"),
+            ("Inbox", "/inbox"),
+            ("Shells", "/shells"),
+            ("Schedules", "/schedules"),
+        ),
+    ),
+    (
+        "Set up",
+        (
+            ("Connections", "/connections"),
+            ("Agents", "/agents"),
+            ("Secrets", "/secrets"),
+            ("Members", "/members"),
+            ("Settings", "/settings"),
+        ),
+    ),
+    ("Watch", (("Costs", "/costs"), ("Audit", "/audit"), ("Logs", "/logs"), ("Doctor", "/doctor"))),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the last action has to say."""
+
+    text: str
+    tone: str = "ok"
+
+
+class Renderer:
+    """The templates of one app."""
+
+    def __init__(self, static: StaticFiles, *, timezone: str) -> None:
+        self._environment = Environment(
+            loader=FileSystemLoader([TEMPLATES, CHAT_TEMPLATES]),
+            autoescape=True,
+            undefined=StrictUndefined,
+            auto_reload=False,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            # Whatever is put into a page passes here: no template can forget it.
+            finalize=_finalize,
+        )
+        self._environment.globals.update(static=static.url, icon=_icon, navigation=NAVIGATION)
+        self._environment.filters.update(
+            ago=partial(figures.ago, zone=ZoneInfo(timezone)),
+            money=figures.money,
+            size=figures.size,
+            span=figures.span,
+            count=figures.count,
+            words=words,
+            pretty=_pretty,
+        )
+
+    def html(self, template: str, **values: Any) -> str:
+        """A page's text."""
+        return self._environment.get_template(template).render(values)
+
+
+def platform_of(request: Request) -> Platform:
+    """The platform the app was built for."""
+    platform: Platform = request.app.state.platform
+    return platform
+
+
+def render(request: Request, template: str, status: int = 200, **values: Any) -> Response:
+    """A page for whoever is signed in, with every known secret masked."""
+    renderer: Renderer = request.app.state.renderer
+    said = _said(request)
+    html = renderer.html(
+        template,
+        visitor=visitor_of(request),
+        csrf=csrf_of(request),
+        theme=theme_of(request),
+        here=_here(request.url.path),
+        said=said,
+        **_masked(request, values),
+    )
+    response = HTMLResponse(html, status, HEADERS)
+    if said is not None:
+        response.delete_cookie(SAID)
+    return response
+
+
+def render_alone(request: Request, template: str, status: int = 200, **values: Any) -> Response:
+    """A page for somebody who need not be signed in; its template extends `alone.html`."""
+    renderer: Renderer = request.app.state.renderer
+    return HTMLResponse(renderer.html(template, theme=theme_of(request), **values), status, HEADERS)
+
+
+def go(path: str, said: str = "", tone: str = "ok") -> Response:
+    """After an action: to a page, with a sentence to show there."""
+    response = RedirectResponse(path, 303)
+    if said:
+        value = quote(json.dumps([said[:600], tone]))
+        response.set_cookie(SAID, value, max_age=30, httponly=True, samesite="lax")
+    return response
+
+
+def theme_of(request: Request) -> str:
+    """light or dark, when the visitor has chosen; empty for what the system says."""
+    chosen = request.cookies.get("gofer_theme", "")
+    return chosen if chosen in ("light", "dark") else ""
+
+
+def _said(request: Request) -> Said | None:
+    try:
+        text, tone = json.loads(unquote(request.cookies[SAID]))
+    except (KeyError, ValueError, TypeError):
+        return None
+    return Said(str(text)[:600], tone if tone in ("ok", "warn", "bad") else "ok")
+
+
+def _masked(request: Request, values: dict[str, Any]) -> dict[str, Any]:
+    redactor = platform_of(request).redactor
+    return {name: redactor.redact_value(value) for name, value in values.items()}
+
+
+def _here(path: str) -> str:
+    return "/" + path.strip("/").partition("/")[0]
+
+
+def _finalize(value: Any) -> Any:
+    if value is None:
+        return ""
+    return inert(value) if type(value) is str else value
+
+
+def _pretty(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2, default=str)
+
+
+def _icon() -> Markup:
+    return Markup(
+        '<svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="2.2" stroke-linecap="round" '
+        'stroke-linejoin="round" aria-hidden="true"><path d="M20 12a8 8 0 1 1-2.6-5.9"/><path d="M20 12h-6"/>'
+        '<path d="m8.5 9.5 2.5 2.5-2.5 2.5"/></svg>'
+    )
+
+
+def absolute(at: float) -> str:
+    """A moment for machines."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

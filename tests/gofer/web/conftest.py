@@ -1,0 +1,29 @@
+"""A real server on loopback for the tests of a module."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from gofer.assembly import open_platform
+from gofer.platform import Platform
+from gofer.settings import Settings
+from web_house import House
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """One for the module, on SQLite."""
+    folder = tmp_path_factory.mktemp("house") / "data"
+    folder.mkdir(mode=0o700)
+    house = House(folder)
+    yield house
+    house.close()
+
+
+@pytest.fixture
+async def platform(data_dir: Path) -> AsyncIterator[Platform]:
+    async with open_platform(Settings(data_dir=data_dir), roles=frozenset({"web"})) as platform:
+        yield platform
