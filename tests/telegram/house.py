@@ -112,7 +112,7 @@ async def open_house(
 
 async def connect(platform: Platform, telegram: Telegram, **settings: Any) -> str:
     """The bot's connection: the one there is, or a new one."""
-    known = await platform.accounts.all()
+    known = [one for one in await platform.accounts.all() if one.integration.name == "telegram"]
     if known:
         connection_id = known[0].account.id
     else:

@@ -203,7 +203,7 @@ class Identity(SQLModel, table=True):
 
 
 class Pairing(SQLModel, table=True):
-    """A code that makes whoever presents it to a Connection a Principal, once and soon."""
+    """A code that makes whoever presents it to a Connection a Principal, or one that is there, once and soon."""
 
     __table_args__ = (Index("pairing_by_digest", "connection_id", "digest", unique=True),)
 
@@ -217,6 +217,8 @@ class Pairing(SQLModel, table=True):
     expires_at: float
     used_at: float | None = None
     used_by: str = ""
+    principal_id: str | None = None
+    """Who made it, to be known elsewhere, too: whoever presents it is that person."""
 
 
 class Stranger(SQLModel, table=True):

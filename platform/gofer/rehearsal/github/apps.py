@@ -133,6 +133,14 @@ class Apps:
             raise Refusal(403, "Resource not accessible by integration")
         return JSONResponse(shapes.user(token.user))
 
+    async def user_by_id(self, request: Request) -> Response:
+        """Anybody, by their number."""
+        token_of(self._world, request)
+        for one in self._world.users.values():
+            if one.id == request.path_params["id"]:
+                return JSONResponse(shapes.user(one))
+        raise Refusal(404, "Not Found")
+
     async def deliveries(self, request: Request) -> Response:
         app_of(self._world, request)
         rows = sorted(self._world.deliveries, key=lambda one: -one.id)

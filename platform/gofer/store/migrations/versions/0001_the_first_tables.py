@@ -221,6 +221,7 @@ def upgrade() -> None:
         sa.Column("expires_at", sa.Float(), nullable=False),
         sa.Column("used_at", sa.Float(), nullable=True),
         sa.Column("used_by", sa.String(), nullable=False),
+        sa.Column("principal_id", sa.String(), nullable=True),
         sa.ForeignKeyConstraint(["workspace_id"], ["workspace.id"]),
         sa.PrimaryKeyConstraint("id"),
     )
