@@ -17,7 +17,7 @@ from sqlalchemy import select
 
 from gofer.assembly import open_platform
 from gofer.connecting import add_connection
-from gofer.integration import Account, Request
+from gofer.integration import Account, Health, Request
 from gofer.platform import Platform
 from gofer.rehearsal.github import GitHubService
 from gofer.rehearsal.github.world import App, Comment, Repository
@@ -126,6 +126,10 @@ class Running:
     async def jobs(self, which: Callable[[Any], bool] = lambda row: True) -> list[Any]:
         rows = await self.platform.database.read(lambda c: list(c.execute(select(jobs)).all()))
         return [row for row in rows if which(row)]
+
+    async def health(self) -> Health:
+        connected = await self.platform.accounts.get(self.connection_id)
+        return await connected.integration.health(connected.account)
 
     async def rows(self, query: Any) -> list[Any]:
         return list(await self.platform.database.read(lambda c: c.execute(query).all()))
