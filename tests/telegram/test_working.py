@@ -33,6 +33,22 @@ async def test_a_long_run_shows_progress_and_its_stop_button_stops_it(
         assert not any("Working" in text for text in telegram.said(chat))
 
 
+async def test_work_is_shown_as_a_draft_where_that_is_wanted_and_its_stop_button_stops_it(
+    telegram: Telegram, tmp_path: Path
+) -> None:
+    async with open_house(
+        telegram, tmp_path / "data", sandbox="unconfined", progress_after=0, drafts=True
+    ) as house:
+        ann, chat = await house.owner()
+        telegram.phones.say(ann, chat, "$ sleep 60")
+        await telegram.until(lambda: chat.drafts)
+        telegram.phones.stop_draft(chat)
+        await telegram.until(lambda: any("Stopped" in text for text in telegram.said(chat)))
+        await house.settled()
+        assert "Working" in chat.drafts[0]
+        assert not any("Working" in text for text in telegram.said(chat))
+
+
 async def test_a_question_is_asked_with_buttons_and_a_press_answers_it(house: House) -> None:
     telegram = house.telegram
     ann, chat = await house.owner()
