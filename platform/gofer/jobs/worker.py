@@ -15,7 +15,7 @@ from typing import cast
 import structlog
 
 from gofer.crash import crash_point
-from gofer.errors import Fenced, StoreError
+from gofer.errors import Fenced, StoreError, StoreUnavailable
 from gofer.jobs import lease, queue, upkeep
 from gofer.jobs.conclude import Apology, Concluded, Ending, conclude_all
 from gofer.jobs.cron import tick
@@ -102,7 +102,8 @@ class Worker:
         self._handlers = handlers
         self._apology = apology
         self._capacity = capacity
-        self._running: dict[int, tuple[Run, asyncio.Task[None], str]] = {}
+        self._running: dict[tuple[int, int], tuple[Run, asyncio.Task[None], str]] = {}
+        """By job and fence: after a lost lease this process may hold the same job anew while the old run ends."""
         self._stopping = False
         self._asked_at = 0.0
         """When jobs were last asked for: their leases count from there."""
@@ -205,7 +206,7 @@ class Worker:
     def _begin(self, claim: Claim, pool: str) -> None:
         run = Run(claim, Lease(self._asked_at, self._capacity.lease))
         task = asyncio.create_task(self._run(run), name=f"job-{claim.id}")
-        self._running[claim.id] = (run, task, pool)
+        self._running[claim.id, claim.fence] = (run, task, pool)
 
     async def _run(self, run: Run) -> None:
         claim = run.claim
@@ -228,10 +229,8 @@ class Worker:
                 self._free(claim)
 
     def _free(self, claim: Claim) -> None:
-        """Give a run's slot to another; after a lost lease this process may hold the same job anew."""
-        held = self._running.get(claim.id)
-        if held is not None and held[0].claim.fence == claim.fence:
-            del self._running[claim.id]
+        """Give a run's slot to another."""
+        if self._running.pop((claim.id, claim.fence), None) is not None:
             self._freed.set()
 
     async def _outcome(self, run: Run) -> tuple[Outcome, Apology | None]:
@@ -290,6 +289,10 @@ class Worker:
             concluded = await self._database.write(
                 partial(conclude_all, vault=self._vault, endings=[end.ending for end in batch])
             )
+        except asyncio.CancelledError:
+            for end in batch:
+                end.concluded.set_exception(StoreUnavailable("The process ends."))
+            raise
         except Exception as error:  # noqa: BLE001 - handed to whoever waits for it
             if len(batch) == 1:
                 batch[0].concluded.set_exception(error)
@@ -315,21 +318,22 @@ class Worker:
             await asyncio.sleep(self._capacity.lease / RENEWALS_PER_LEASE)
             in_hand, asked_at = dict(self._running), clock()
             if in_hand:
+                ids = {job_id for job_id, _ in in_hand}
                 held = await self._database.write(
-                    partial(queue.renew, owner=self.owner, lease=self._capacity.lease, held=in_hand)
+                    partial(queue.renew, owner=self.owner, lease=self._capacity.lease, held=ids)
                 )
                 self._keep_or_let_go(in_hand, held, asked_at)
 
     def _keep_or_let_go(
         self,
-        in_hand: Mapping[int, tuple[Run, asyncio.Task[None], str]],
+        in_hand: Mapping[tuple[int, int], tuple[Run, asyncio.Task[None], str]],
         held: Mapping[int, tuple[int, bool]],
         asked_at: float,
     ) -> None:
         """Stop what was in hand when the renewal was asked for and is held no more."""
-        for job_id, (run, task, _) in in_hand.items():
+        for (job_id, own), (run, task, _) in in_hand.items():
             fence, _cancel_requested = held.get(job_id, (None, False))
-            if fence == run.claim.fence:
+            if fence == own:
                 run.lease.prolong(asked_at, self._capacity.lease)
             elif not task.done():
                 task.cancel()
@@ -356,11 +360,10 @@ class Worker:
         return pause if following is None else min(pause, following + 0.001)
 
     def _cancel(self, job_id: int) -> None:
-        run, task, _ = self._running.get(job_id, (None, None, None))
-        if run is None or task is None or run.cancelled.is_set():
-            return
-        run.cancelled.set()
-        asyncio.get_running_loop().call_later(CANCEL_GRACE, task.cancel)
+        for (held, _), (run, task, _) in self._running.items():
+            if held == job_id and not run.cancelled.is_set():
+                run.cancelled.set()
+                asyncio.get_running_loop().call_later(CANCEL_GRACE, task.cancel)
 
     async def _upkeep_loop(self) -> None:
         """What must be noticed within a second: due schedules, silent workers, questions nobody answered."""
