@@ -13,7 +13,7 @@ from gofer_telegram.text import LIMIT, MOST_PARTS, caption, open_fence, opening,
 
 FENCE = "```python\n" + "\n".join(f"print({number})  # 🎉" for number in range(400)) + "\n```"
 PARAGRAPHS = "\n\n".join(
-    f"Paragraph {number}: **bold {number}**, `code`, [a link](https://x.y/{number})." for number in range(150)
+    f"Paragraph {number}: **bold {number}**, `code`, [a link](https://x.y/{number})." for number in range(90)
 )
 
 
