@@ -33,62 +33,62 @@ async def test_a_message_is_seen_typed_at_and_answered_once(
         assert "disable_notification" not in sent.parameters
 
 
-async def test_a_pairing_code_makes_the_owner_and_works_once(house: House) -> None:
-    telegram = house.telegram
+async def test_a_pairing_code_makes_the_owner_and_works_once(either: House) -> None:
+    telegram = either.telegram
     ann, eve = telegram.world.add_person("Ann"), telegram.world.add_person("Eve")
-    code = await house.code()
+    code = await either.code()
     chat, other = telegram.world.private(ann), telegram.world.private(eve)
     telegram.phones.say(ann, chat, f"/start {code.lower()}")
-    assert "owner" in (await house.answers(chat, 1))[0]
+    assert "owner" in (await either.answers(chat, 1))[0]
     telegram.phones.say(eve, other, f"/start {code}")
-    assert "not valid" in (await house.answers(other, 1))[0]
+    assert "not valid" in (await either.answers(other, 1))[0]
     telegram.phones.say(ann, chat, "hello")
-    assert len(await house.answers(chat, 2)) == 2
+    assert len(await either.answers(chat, 2)) == 2
 
 
-async def test_guessing_codes_ends_after_five(house: House) -> None:
-    telegram = house.telegram
-    code = await house.code()
+async def test_guessing_codes_ends_after_five(either: House) -> None:
+    telegram = either.telegram
+    code = await either.code()
     eve = telegram.world.add_person("Eve")
     chat = telegram.world.private(eve)
     for guess in range(5):
         telegram.phones.say(eve, chat, f"/start WRONG{guess}")
-        await house.answers(chat, guess + 1)
+        await either.answers(chat, guess + 1)
     telegram.phones.say(eve, chat, f"/start {code}")
-    await house.settled()
+    await either.settled()
     assert len(telegram.said(chat)) == 5
 
 
-async def test_a_stranger_hears_one_line_and_the_owner_lets_them_in_with_a_button(house: House) -> None:
-    telegram = house.telegram
-    ann, chat = await house.owner()
+async def test_a_stranger_hears_one_line_and_the_owner_lets_them_in_with_a_button(either: House) -> None:
+    telegram = either.telegram
+    ann, chat = await either.owner()
     telegram.phones.say(ann, chat, "hello")
-    await house.answers(chat, 1)
+    await either.answers(chat, 1)
     bob = telegram.world.add_person("Bob")
     his = telegram.world.private(bob)
     for text in ("hi", "are you there?", "/status"):
         telegram.phones.say(bob, his, text)
-    (line,) = await house.answers(his, 1)
+    (line,) = await either.answers(his, 1)
     assert "do not know you" in line
     question = (
         await telegram.until(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m])
     )[0]
     assert "Bob" in question["text"]
-    await house.settled()
+    await either.settled()
     assert telegram.said(his) == [line]
     refused = telegram.phones.press(bob, question, "Yes")
     await telegram.until(lambda: refused in telegram.methods.answered)
     assert "not for you" in telegram.methods.answered[refused]
     pressed = telegram.phones.press(ann, question, "Yes")
     await telegram.until(lambda: pressed in telegram.methods.answered)
-    assert "may talk" in (await house.answers(his, 2))[1]
+    assert "may talk" in (await either.answers(his, 2))[1]
     no = _keyboard(telegram)["inline_keyboard"][0][1]["callback_data"]
     again = telegram.phones.press_data(ann, question, no)
     await telegram.until(lambda: again in telegram.methods.answered)
     assert telegram.methods.answered[again] != "No"
     await telegram.until(lambda: "reply_markup" not in chat.messages[question["message_id"]])
     telegram.phones.say(bob, his, "now?")
-    assert len(await house.answers(his, 3)) == 3
+    assert len(await either.answers(his, 3)) == 3
 
 
 def _keyboard(telegram: Telegram) -> dict[str, list[list[dict[str, str]]]]:
