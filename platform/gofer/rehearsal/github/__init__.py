@@ -94,6 +94,8 @@ class GitHubService:
             ("GET", "/user", apps.user),
             ("GET", "/user/{id:int}", apps.user_by_id),
             ("GET", "/repos/{owner}/{name}/installation", apps.installation_of),
+            ("GET", "/app/installations", apps.installations),
+            ("GET", "/installation/repositories", apps.repositories),
             ("POST", "/app/installations/{id:int}/access_tokens", apps.mint),
             ("DELETE", "/installation/token", apps.revoke),
             ("GET", "/app/hook/deliveries", apps.deliveries),
