@@ -10,7 +10,7 @@ else
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 endif
 
-.PHONY: run demo test check format bench chaos lock clean help
+.PHONY: run demo test check format bench chaos peers lock clean help
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -47,7 +47,8 @@ check: $(VENV)/.dev ## ruff, mypy strict, import contracts
 	@$(BIN)/lint-imports --no-logo
 
 test: check ## everything CI runs
-	@$(BIN)/pytest -n 4 --dist worksteal -m "not chaos" --reruns 2 $(ARGS)
+	@sh scripts/browser >/dev/null || true
+	@$(BIN)/pytest -n 4 --dist worksteal -m "not chaos and not peer" --reruns 2 $(ARGS)
 
 format: $(VENV)/.dev ## apply ruff's fixes and formatting
 	@$(BIN)/ruff check --fix --quiet
@@ -59,6 +60,9 @@ chaos: $(VENV)/.dev ## kill and stop processes under load: make chaos CYCLES=200
 	@$(BIN)/pytest -n 4 --dist worksteal -m chaos -q
 	@PYTHONPATH=tests $(BIN)/python -m chaos --cycles $(CYCLES) $(ARGS)
 
+peers: $(VENV)/.dev ## try it against other people's programs, which are installed into .bench first
+	@$(BIN)/pytest -m peer -q $(ARGS)
+
 bench: $(VENV)/.dev ## every figure beside its floor or peer
 	@$(BIN)/python -m benchmarks $(ARGS)
 
@@ -66,5 +70,5 @@ lock: $(VENV)/.dev ## renew the pinned requirements (needs uv)
 	@sh scripts/lock
 
 clean: ## remove the environment and caches
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .bench dist
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .bench .artefacts dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

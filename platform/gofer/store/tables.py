@@ -18,6 +18,7 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
+    String,
     Table,
     literal_column,
     text,
@@ -66,6 +67,10 @@ def in_state(*states: JobState, of: str = "job") -> ColumnElement[bool]:
     """
     quoted = ",".join(f"'{state}'" for state in states)
     return literal_column(f"{of}.state = {quoted}" if len(states) == 1 else f"{of}.state IN ({quoted})")
+
+
+ENDED_BADLY: ColumnElement[bool] = literal_column("job.state IN ('dead','cancelled')")
+"""Said beside the state itself where one of the two is looked for: SQLite's planner draws no such conclusion."""
 
 
 class ReplyState(StrEnum):
@@ -202,7 +207,7 @@ class Identity(SQLModel, table=True):
 
 
 class Pairing(SQLModel, table=True):
-    """A code that makes whoever presents it to a Connection a Principal, once and soon."""
+    """A code that makes whoever presents it to a Connection a Principal, or one that is there, once and soon."""
 
     __table_args__ = (Index("pairing_by_digest", "connection_id", "digest", unique=True),)
 
@@ -216,6 +221,8 @@ class Pairing(SQLModel, table=True):
     expires_at: float
     used_at: float | None = None
     used_by: str = ""
+    principal_id: str | None = None
+    """Who made it, to be known elsewhere, too: whoever presents it is that person."""
 
 
 class Stranger(SQLModel, table=True):
@@ -389,6 +396,10 @@ class Conversation(SQLModel, table=True):
     data_key: bytes | None = _bytes(nullable=True)
     """Wrapped by the master key; None once purged, and with it everything sealed."""
     last_seq: int = _big()
+    agent_id: str | None = None
+    """The agent that an owner chose for it; None for those that the routes say."""
+    model: str = Field(default="", sa_column=Column(String, nullable=False, default=""))
+    """The model that an owner chose for it; empty for the agent's own."""
     created_at: float
     purged_at: float | None = None
 
@@ -412,6 +423,7 @@ class Delivery(SQLModel, table=True):
         Index("delivery_by_external_id", "connection_id", "external_id", unique=True),
         Index("delivery_by_body", "connection_id", "body_hash", "received_at"),
         Index("delivery_by_time", "received_at"),
+        Index("delivery_of_connection", "connection_id", "id"),
         _NEVER_REUSE_IDS,
     )
 
@@ -505,6 +517,7 @@ class Job(SQLModel, table=True):
         Index("job_finished", "finished_at", **_where("finished_at IS NOT NULL")),
         Index("job_unique_key", "unique_key", unique=True, **_where("unique_key IS NOT NULL")),
         Index("job_of_conversation", "conversation_id", "id"),
+        Index("job_ended_badly", "state", "id", **_where("state IN ('dead','cancelled')")),
         _NEVER_REUSE_IDS,
     )
 
@@ -668,6 +681,8 @@ class Spend(SQLModel, table=True):
     __table_args__ = (
         Index("spend_once", "job_id", "key", unique=True),
         Index("spend_of_agent", "agent_id", "day"),
+        # Covers what the costs are summed up by, so that no row is read for it.
+        Index("spend_by_day", "day", "agent_id", "model", "connection_id", "micros"),
         Index("spend_of_conversation", "conversation_id"),
     )
 
@@ -675,9 +690,13 @@ class Spend(SQLModel, table=True):
     workspace_id: str
     agent_id: str
     conversation_id: str
+    connection_id: str = ""
+    """Where the work came from."""
     job_id: int = _big()
     key: str
     """Which call of the job."""
+    model: str = ""
+    """Which model was called; empty until the call is settled."""
     day: str
     """In the workspace's time zone, such as 2026-11-16."""
     micros: int = _big()

@@ -113,7 +113,7 @@ class _Entry:
             return _page(request, "link.html", status_of(error), member=found, error=str(error))
         if done is None:
             return _page(request, "login.html", 410, next="/", error=USED)
-        return await self._signed_in(request, done.member_id, "/", by="link")
+        return await self._signed_in(request, done.member_id, "/welcome", by="link")
 
     async def _chosen(self, form: dict[str, str]) -> str | None:
         if not form["password"]:
