@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from gofer.errors import Permanent, Unset
 from gofer.integration import Account
 from gofer_github.client import Client
 from gofer_github.settings import Settings
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 Permissions = Mapping[str, str]
 
@@ -22,6 +27,8 @@ WRITE: Permissions = MappingProxyType({"metadata": "read", "issues": "write", "p
 OPEN_PULL: Permissions = MappingProxyType({"metadata": "read", "contents": "read", "pull_requests": "write"})
 CHECKS: Permissions = MappingProxyType({"metadata": "read", "checks": "write"})
 LOGS: Permissions = MappingProxyType({"metadata": "read", "checks": "read", "actions": "read"})
+RESOLVE: Permissions = MappingProxyType({"metadata": "read", "pull_requests": "write", "contents": "write"})
+"""GitHub wants write access to the contents, too, before a thread may be resolved."""
 GIT: Permissions = MappingProxyType({"metadata": "read", "contents": "write"})
 GIT_READ: Permissions = MappingProxyType({"metadata": "read", "contents": "read"})
 
@@ -37,11 +44,36 @@ class Token:
     until: float
 
 
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """An App's private key, read."""
+
+    digest: bytes
+    key: RSAPrivateKey
+
+    def sign(self, claims: dict[str, Any]) -> str:
+        import jwt
+
+        return jwt.encode(claims, self.key, algorithm="RS256")
+
+
+def _read_key(pem: bytes) -> RSAPrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    key = load_pem_private_key(pem, None)
+    if not isinstance(key, RSAPrivateKey):
+        raise ValueError("GitHub gives Apps RSA keys")
+    return key
+
+
 class Access:
     """Clients and tokens of one connection. What it keeps is a cache and may be lost at any time."""
 
     def __init__(self) -> None:
         self._tokens: dict[tuple[str, str, frozenset[tuple[str, str]]], Token] = {}
+        self._signers: dict[str, Signer] = {}
+        self._installations: dict[tuple[str, str], int] = {}
 
     def as_app(self, account: Account) -> Client:
         """The App itself; it can mint tokens and list deliveries, and touch no repository."""
@@ -51,11 +83,20 @@ class Access:
         if settings.app_id is None:
             raise Permanent("This connection uses a plain token, not an App.", reason="no_app")
         try:
-            return Client(settings.api_url, AppAuth(settings.app_id, account.secret("private_key")))
-        except ValueError as error:
+            return Client(settings.api_url, AppAuth(settings.app_id, sign_func=self._signer(account).sign))
+        except (ValueError, TypeError) as error:
             raise Permanent(
                 f"The secret private_key is not an RSA key: {error}", reason="credentials"
             ) from None
+
+    def _signer(self, account: Account) -> Signer:
+        """Reading a key takes fifty times as long as signing with it, so it is kept while it stays the same."""
+        pem = account.secret("private_key").encode()
+        digest = hashlib.sha256(pem).digest()
+        kept = self._signers.get(account.id)
+        if kept is None or kept.digest != digest:
+            kept = self._signers[account.id] = Signer(digest, _read_key(pem))
+        return kept
 
     async def to(self, account: Account, repository: str, permissions: Permissions) -> Client:
         """A client that can do just this in one repository."""
@@ -91,12 +132,17 @@ class Access:
         if Settings.model_validate(account.settings).app_id is None:
             return self._plain(account)
         app = self.as_app(account)
-        installation = await app.get(f"/repos/{repository}/installation")
-        minted = await app.post(
-            f"/app/installations/{installation['id']}/access_tokens",
-            {"repositories": [repository.partition("/")[2]], "permissions": dict(permissions)},
-        )
-        return str(minted["token"])
+        wanted = {"repositories": [repository.partition("/")[2]], "permissions": dict(permissions)}
+        known = self._installations.get((account.id, repository))
+        if known is not None:
+            try:
+                return await _minted(app, known, wanted)
+            except Permanent:
+                pass  # installed anew, perhaps; GitHub says which one it is now
+        installation = int((await app.get(f"/repos/{repository}/installation"))["id"])
+        token = await _minted(app, installation, wanted)
+        self._installations[account.id, repository] = installation
+        return token
 
     async def revoke(self, account: Account, token: str) -> None:
         """End a minted token before its time."""
@@ -109,6 +155,10 @@ class Access:
     def forget(self, account: Account) -> None:
         """Mint anew from here on."""
         self._tokens = {key: token for key, token in self._tokens.items() if key[0] != account.id}
+
+
+async def _minted(app: Client, installation: int, wanted: dict[str, Any]) -> str:
+    return str((await app.post(f"/app/installations/{installation}/access_tokens", wanted))["token"])
 
 
 def moment(text: str) -> float:

@@ -59,6 +59,24 @@ class Client:
             raise Permanent("That is a directory, or too big to be read this way.", reason="github.not_text")
         return base64.b64decode(answer["content"]).decode("utf-8", "replace")
 
+    async def location(self, path: str) -> str:
+        """Where GitHub sends us for something it keeps elsewhere, such as a log; the address works for a minute."""
+        headers = await self._in_thread("GET", path, None, None, None, blob=True)
+        found = {name.lower(): value for name, value in headers.items()}.get("location", "")
+        if not found:
+            raise Permanent(f"GitHub has nothing at {path}.", reason="github.not_found")
+        return str(found)
+
+    async def graphql(self, query: str, **variables: Any) -> dict[str, Any]:
+        """For the few things that only GraphQL can do."""
+        # It lies beside the REST API: /graphql, or /api/graphql beside /api/v3.
+        beside = Client(self._api_url.removesuffix("/v3"), self._auth)
+        answer = await beside.post("/graphql", {"query": query, "variables": variables})
+        if errors := answer.get("errors"):
+            raise Permanent(f"GitHub answered: {errors[0].get('message', '')}", reason="github.rejected")
+        found: dict[str, Any] = answer["data"]
+        return found
+
     async def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         return await self.request("POST", path, body=body or {})
 
@@ -102,9 +120,10 @@ class Client:
         parameters: dict[str, Any] | None,
         headers: dict[str, str] | None,
         body: dict[str, Any] | None,
+        blob: bool = False,
     ) -> Any:
         loop = asyncio.get_running_loop()
-        call = loop.run_in_executor(_pool(), self._ask, method, path, parameters, headers, body)
+        call = loop.run_in_executor(_pool(), self._ask, method, path, parameters, headers, body, blob)
         try:
             async with asyncio.timeout(TIMEOUT + 5):
                 return await call
@@ -118,6 +137,7 @@ class Client:
         parameters: Any,
         headers: dict[str, str] | None,
         body: dict[str, Any] | None,
+        blob: bool,
     ) -> Any:
         import requests
         from github.Requester import Requester
@@ -130,6 +150,8 @@ class Client:
             seconds_between_requests=0, seconds_between_writes=0,
         )  # fmt: skip
         try:
+            if blob:
+                return requester.requestBlobAndCheck(method, path, parameters or None, headers)[0]
             _, answer = requester.requestJsonAndCheck(
                 method, path, parameters or None, headers, body, follow_302_redirect=True
             )

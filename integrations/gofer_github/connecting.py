@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import urlencode
 
-from gofer.errors import Permanent, ServiceError, Temporary
+from gofer.errors import ConfigError, Permanent, ServiceError, Temporary
 from gofer.integration import Account, Health
 from gofer_github.access import Access
 from gofer_github.client import Client
@@ -42,6 +43,8 @@ def manifest(name: str, hook_url: str | None, redirect_url: str, homepage: str) 
 
 def manifest_page(settings: Settings, state: str, organisation: str = "") -> str:
     """Where the manifest is posted to."""
+    if organisation and not re.fullmatch(r"[A-Za-z0-9-]{1,39}", organisation):
+        raise ConfigError(f"{organisation!r} cannot be an organisation's name.")
     owner = f"organizations/{organisation}/settings" if organisation else "settings"
     return f"{settings.web_url}/{owner}/apps/new?{urlencode({'state': state})}"
 
@@ -67,7 +70,7 @@ async def set_up(access: Access, account: Account) -> Health:
     except ServiceError as error:
         return _ill(error)
     learned = {"handle": app["slug"], "login": f"{app['slug']}[bot]", "permissions": app["permissions"]}
-    health = _drift(app)
+    health = _drift(app, settings)
     return Health(health.ok, health.line, health.fix, learned)
 
 
@@ -80,15 +83,16 @@ async def _set_up_token(access: Access, account: Account) -> Health:
 async def health(access: Access, account: Account) -> Health:
     """Whether GitHub still knows us, and whether permissions and events are those we need."""
     try:
-        if Settings.model_validate(account.settings).app_id is None:
+        settings = Settings.model_validate(account.settings)
+        if settings.app_id is None:
             user = await (await access.to(account, "", {})).get("/user")
             return Health(True, f"A token of {user['login']}.")
-        return _drift(await access.as_app(account).get("/app"))
+        return _drift(await access.as_app(account).get("/app"), settings)
     except ServiceError as error:
         return _ill(error)
 
 
-def _drift(app: dict[str, Any]) -> Health:
+def _drift(app: dict[str, Any], settings: Settings) -> Health:
     """What the App lacks, or has beyond its need."""
     granted, events = app.get("permissions", {}), set(app.get("events", ()))
     missing = [
@@ -108,9 +112,11 @@ def _drift(app: dict[str, Any]) -> Health:
         return Health(
             False, f"The App {app['slug']} may change workflows.", "Take the permission workflows away."
         )
-    return Health(
-        True, f"The App {app['slug']}, with {app.get('installations_count', 'some')} installations."
-    )
+    places = app.get("installations_count", "some")
+    if places == 0:
+        page = f"{settings.web_url}/apps/{app['slug']}/installations/new"
+        return Health(True, f"The App {app['slug']} is installed nowhere yet.", f"Install it: {page}")
+    return Health(True, f"The App {app['slug']}, with {places} installations.")
 
 
 def _ill(error: ServiceError) -> Health:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import json
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from gofer.errors import Refused
@@ -22,6 +23,7 @@ from gofer.integration import (
     Progress,
     Request,
     SecretField,
+    SignUp,
     Unread,
 )
 from gofer.tool import Tool
@@ -30,6 +32,8 @@ from gofer_github.access import Access
 from gofer_github.settings import Settings
 
 SIGNATURE = "x-hub-signature-256"
+PROJECT = "https://github.com/"
+"""The homepage of an App whose Gofer has no address of its own."""
 
 
 class GitHub(Integration):
@@ -50,6 +54,7 @@ class GitHub(Integration):
     can_catch_up = True
     can_poll = True
     progress_every = 10
+    tells_work = True
 
     def __init__(self) -> None:
         self._access = Access()
@@ -88,6 +93,28 @@ class GitHub(Integration):
     async def show_progress(self, conversation: str, progress: Progress, shown: str, account: Account) -> str:
         async with self._turn(account, conversation):
             return await self._replies.show_progress(conversation, progress, shown, account)
+
+    def sign_up(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        name: str,
+        owner: str,
+        hook_url: str | None,
+        back_url: str,
+        homepage: str,
+        state: str,
+    ) -> SignUp:
+        known = Settings.model_validate(settings)
+        wanted = connecting.manifest(name or "gofer", hook_url, back_url, homepage or PROJECT)
+        asks = {f"{what}: {level}": why for what, (level, why) in connecting.PERMISSIONS.items()}
+        page = connecting.manifest_page(known, state, owner)
+        return SignUp(page, {"manifest": json.dumps(wanted)}, asks)
+
+    async def signed_up(
+        self, settings: Mapping[str, Any], code: str
+    ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        return await connecting.convert(Settings.model_validate(settings), code)
 
     async def set_up(self, account: Account) -> Health:
         return await connecting.set_up(self._access, account)

@@ -15,8 +15,9 @@ from gofer_github.reading import MARK
 from gofer_github.settings import Settings
 
 LIMIT = 65_536
-ROOM = 1_000
-"""Characters kept free for the mark and the notes around a text."""
+ROOM = 8_000
+"""Characters kept free for the mark, the plan and the notes around a text."""
+LONGEST_PLAN = 30
 FOLD_AFTER = 12_000
 LOOK_BACK = 5
 """Pages of comments in which a mark is looked for."""
@@ -38,9 +39,37 @@ def split(text: str) -> list[str]:
 def body_of(outgoing: Outgoing, check: str = "") -> str:
     """The whole comment: the text, folded where it is long, and the hidden mark."""
     trigger = "check" if outgoing.reply_to.startswith("check_suite-") else "request"
-    return (
-        f"{_fitted(outgoing.text)}\n\n{_mark(outgoing.id, f'trigger={trigger}', check and f'check={check}')}"
-    )
+    mark = _mark(outgoing.id, f"trigger={trigger}", check and f"check={check}")
+    parts = [_fitted(outgoing.text), *_how_it_went(outgoing), mark]
+    return "\n\n".join(parts)
+
+
+def _how_it_went(outgoing: Outgoing) -> list[str]:
+    """Below the answer: the plan, folded, then result, duration, cost and where to see more."""
+    work = outgoing.work
+    if work is None or outgoing.part != 1:
+        return []
+    ended = "❌ Ended without success" if outgoing.kind == "error" else "✅ Done"
+    told = [f"{ended} in {_clock(work.seconds)}", f"${work.cost:.4f}" if work.cost else "no cost"]
+    told += [f"[the run]({work.url})"] if work.url else []
+    plan = [f"<details><summary>The plan</summary>\n\n{_plan(work)}\n\n</details>"] if work.plan else []
+    return [*plan, f"<sub>{' · '.join(told)}</sub>"]
+
+
+def _plan(progress: Progress) -> str:
+    """The plan as check-boxes."""
+    boxes = {"done": "- [x] {}", "dropped": "- [ ] ~~{}~~", "doing": "- [ ] **{}**", "open": "- [ ] {}"}
+    lines = [
+        boxes[item.state].format(" ".join(item.text.replace(MARK, "").split())[:200])
+        for item in progress.plan[:LONGEST_PLAN]
+    ]
+    more = len(progress.plan) - len(lines)
+    return "\n".join(lines + ([f"- and {more} more"] if more else []))
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02d}"
 
 
 def _fitted(text: str) -> str:
@@ -107,6 +136,8 @@ class Replies:
             await _edit(client, place, external_id, wanted)
         if check:
             await self._settle_check(account, place, check, outgoing)
+        if outgoing.part == 1 and outgoing.kind != "note":
+            await self._check_what_was_made(account, place, outgoing)
 
     async def _marked(
         self, client: Client, account: Account, place: Place, mark: str, facts: Mapping[str, Any]
@@ -184,16 +215,45 @@ class Replies:
 
     async def _settle_check(self, account: Account, place: Place, check: str, outgoing: Outgoing) -> None:
         client = await self._access.to(account, place.repository, CHECKS)
-        conclusion = "failure" if outgoing.kind == "error" else "neutral"
-        summary = outgoing.text[:1000] or "Done."
-        await client.patch(
-            f"/repos/{place.repository}/check-runs/{check}",
-            {
-                "status": "completed",
-                "conclusion": conclusion,
-                "output": {"title": "Gofer has answered", "summary": summary},
-            },
+        await client.patch(f"/repos/{place.repository}/check-runs/{check}", _settled(outgoing))
+
+    async def _check_what_was_made(self, account: Account, place: Place, outgoing: Outgoing) -> None:
+        """The run's end as a check on what it pushed, so that the pull request tells of it. Once per answer."""
+        settings = Settings.model_validate(account.settings)
+        head = str(outgoing.facts.get("head") or f"{settings.branch_prefix}{place.number}")
+        if settings.app_id is None or not head.startswith(settings.branch_prefix):
+            return  # only an App may make checks, and only our own branches get one
+        try:
+            reading = await self._access.to(account, place.repository, READ)
+            query = {"head": f"{place.repository.partition('/')[0]}:{head}", "state": "open"}
+            pulls = await reading.get(f"/repos/{place.repository}/pulls", **query)
+            if pulls:
+                await self._check_once(account, place, pulls[0]["head"]["sha"], outgoing)
+        except Permanent:
+            return  # decoration: the answer stands without it
+
+    async def _check_once(self, account: Account, place: Place, sha: str, outgoing: Outgoing) -> None:
+        client = await self._access.to(account, place.repository, CHECKS)
+        base = f"/repos/{place.repository}"
+        known = await client.pages(
+            f"{base}/commits/{sha}/check-runs", key="check_runs", check_name=CHECK_NAME
         )
+        if any(run.get("external_id") in (outgoing.id, outgoing.reply_to) for run in known):
+            return
+        link = {"details_url": outgoing.work.url} if outgoing.work and outgoing.work.url else {}
+        new = {"name": CHECK_NAME, "head_sha": sha, "external_id": outgoing.id, **link, **_settled(outgoing)}
+        await client.post(f"{base}/check-runs", new)
+
+
+def _settled(outgoing: Outgoing) -> dict[str, Any]:
+    """A check's end. Neutral when all went well: our own word must not make anything mergeable."""
+    failed = outgoing.kind == "error"
+    output = {"title": "Gofer gave up" if failed else "Gofer has answered"}
+    return {
+        "status": "completed",
+        "conclusion": "failure" if failed else "neutral",
+        "output": {**output, "summary": outgoing.text[:1000] or "Done."},
+    }
 
 
 async def _edit(client: Client, place: Place, comment: object, body: str) -> None:
@@ -212,7 +272,8 @@ def _check_of(body: str) -> str:
 
 
 def _progress_body(progress: Progress, check: str) -> str:
-    minutes, seconds = divmod(int(progress.seconds), 60)
     doing = f", using `{progress.doing}`" if progress.doing else ""
-    line = f"⏳ Working on it: step {progress.steps}{doing}, {minutes}:{seconds:02d} so far."
-    return f"{line}\n\n{_mark('progress', _working_mark(progress.message), check and f'check={check}')}"
+    more = f" [See the run.]({progress.url})" if progress.url else ""
+    line = f"⏳ Working on it: step {progress.steps}{doing}, {_clock(progress.seconds)} so far.{more}"
+    mark = _mark("progress", _working_mark(progress.message), check and f"check={check}")
+    return "\n\n".join([line, *([_plan(progress)] if progress.plan else []), mark])

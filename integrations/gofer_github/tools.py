@@ -4,90 +4,50 @@ closed once a run has read strangers' words."""
 from __future__ import annotations
 
 import hashlib
+import re
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import Field
+import httpx2
 
+from gofer.errors import Permanent, Temporary
 from gofer.integration import Account, Incoming
 from gofer.tool import Arguments, Reach, Tier, Tool, ToolContext, ToolResult
 from gofer_github import cleaning
-from gofer_github.access import LOGS, OPEN_PULL, READ, WRITE, Access, moment
+from gofer_github.access import LOGS, OPEN_PULL, READ, RESOLVE, WRITE, Access, moment
 from gofer_github.place import Place
 from gofer_github.reading import MARK
 from gofer_github.settings import Settings
+from gofer_github.wishes import (
+    About,
+    Body,
+    Checkout,
+    Labels,
+    Logins,
+    Nothing,
+    OfCheck,
+    OfFile,
+    Pull,
+    Remark,
+    Words,
+)
 from gofer_github.workflows import chosen
 from gofer_github.workspace import branches
 
 LONGEST_DIFF = 200_000
+LONGEST_LOG = 8 * 1024 * 1024
 DEPTH = 50
 
+_ELSEWHERE = re.compile(r"[(\\-]*(?:repo|org|user|enterprise|project|is):", re.I)
+_LOG_NOISE = re.compile(r"^\ufeff?\d{4}-\d\d-\d\dT[\d:.]+Z |\x1b\[[0-9;]*m")
+_THREADS = """query($owner: String!, $name: String!, $number: Int!) {
+  repository(owner: $owner, name: $name) { pullRequest(number: $number) {
+    reviewThreads(last: 100) { nodes { id comments(first: 1) { nodes { databaseId } } } } } } }"""
+_RESOLVE = """mutation($thread: ID!) { resolveReviewThread(input: {threadId: $thread}) { thread { id } } }"""
+
 A = TypeVar("A", bound=Arguments)
-
-
-class About(Arguments):
-    """Which issue or pull request."""
-
-    number: int | None = Field(default=None, ge=1, description="Default: the one this conversation is about.")
-
-
-class OfFile(Arguments):
-    """A file at a ref."""
-
-    path: str = Field(min_length=1, max_length=1000)
-    ref: str = Field(
-        default="", max_length=250, description="Branch, tag or commit; default: the default branch."
-    )
-
-
-class Words(Arguments):
-    """Something to look for."""
-
-    query: str = Field(min_length=1, max_length=200)
-
-
-class Labels(Arguments):
-    """Labels to put on."""
-
-    labels: tuple[str, ...] = Field(min_length=1, max_length=10)
-
-
-class Body(Arguments):
-    """A text in Markdown."""
-
-    body: str = Field(min_length=1, max_length=60_000)
-
-
-class Remark(Body):
-    """A comment somewhere else in the repository."""
-
-    number: int = Field(ge=1)
-
-
-class Logins(Arguments):
-    """People."""
-
-    logins: tuple[str, ...] = Field(min_length=1, max_length=10)
-
-
-class Checkout(Arguments):
-    """Where to clone to."""
-
-    directory: str = Field(default="repo", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,60}$")
-
-
-class Pull(Arguments):
-    """A pull request."""
-
-    title: str = Field(min_length=1, max_length=256)
-    body: str = Field(
-        min_length=1,
-        max_length=50_000,
-        description="What changed, why, how it was tested, and what is uncertain.",
-    )
-    branch: str = Field(default="", max_length=200, description="Default: this conversation's own branch.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +130,45 @@ class Work:
         lines = [_check(run) for run in runs]
         return ToolResult("\n".join(lines) or "There are no checks on it.", untrusted=True)
 
+    async def logs(self, of: OfCheck, context: ToolContext) -> ToolResult:
+        """The end of a workflow's log. It lies at a storage of GitHub's, to which our token must not go."""
+        client = await self.access.to(self.account, self.place.repository, LOGS)
+        # A check that GitHub Actions made has the number of its job.
+        address = await client.location(self.path(f"actions/jobs/{of.check}/logs"))
+        assert self.account.http is not None
+        lines = (await _download(self.account.http, address)).splitlines()
+        shown = "\n".join(_LOG_NOISE.sub("", line) for line in lines[-of.lines :])
+        cut = max(0, len(lines) - of.lines)
+        more = f"{cut} lines before these were left out; ask for more `lines`." if cut else ""
+        return ToolResult(cleaning.clean(shown), truncated=bool(cut), more=more, untrusted=True)
+
     async def search(self, words: Words, context: ToolContext) -> ToolResult:
         client = await self.access.to(self.account, self.place.repository, READ)
-        query = f"repo:{self.place.repository} {words.query.replace('repo:', '')}"
+        # Qualifiers that name places add them to the search; only this repository is ours to read.
+        own = " ".join(word for word in words.query.split() if not _ELSEWHERE.match(word))
+        kind = "is:issue" if words.kind == "issue" else "is:pull-request"
+        query = f"repo:{self.place.repository} {kind} {own}"
         found = await client.get("/search/issues", q=query, per_page=20)
-        lines = [f"#{one['number']} ({one['state']}) {cleaning.line(one['title'])}" for one in found["items"]]
+        here = f"/repos/{self.place.repository}".lower()
+        lines = [
+            f"#{one['number']} ({one['state']}) {cleaning.line(one['title'])}"
+            for one in found["items"]
+            if one["repository_url"].lower().endswith(here)
+        ]
         return ToolResult("\n".join(lines) or "Nothing found.", untrusted=True)
+
+    async def resolve(self, wanted: Nothing, context: ToolContext) -> ToolResult:
+        thread = self.message.facts.get("thread")
+        if not thread:
+            return ToolResult("This request came from no review thread.", is_error=True)
+        client = await self.access.to(self.account, self.place.repository, RESOLVE)
+        owner, _, name = self.place.repository.partition("/")
+        found = await client.graphql(_THREADS, owner=owner, name=name, number=self.place.number)
+        for one in found["repository"]["pullRequest"]["reviewThreads"]["nodes"]:
+            if any(comment["databaseId"] == thread for comment in one["comments"]["nodes"]):
+                await client.graphql(_RESOLVE, thread=one["id"])
+                return ToolResult("Resolved the thread.", progress=True)
+        return ToolResult("The thread is gone.", is_error=True)
 
     async def label(self, wanted: Labels, context: ToolContext) -> ToolResult:
         client = await self.access.to(self.account, self.place.repository, WRITE)
@@ -278,11 +271,28 @@ def _mark(context: ToolContext) -> str:
     return f"{MARK} call-{hashlib.sha256(context.call_id.encode()).hexdigest()[:16]} -->"
 
 
+async def _download(http: httpx2.AsyncClient, address: str) -> str:
+    """What lies at an address; its end, if there is too much of it."""
+    held = bytearray()
+    try:
+        async with http.stream("GET", address) as response:
+            if response.status_code != 200:
+                raise Permanent(f"The log is not there ({response.status_code}).", reason="github.not_found")
+            async for some in response.aiter_bytes():
+                held += some
+                if len(held) > LONGEST_LOG:
+                    del held[: len(held) - LONGEST_LOG]
+    except httpx2.TransportError as error:
+        raise Temporary(f"The log cannot be fetched: {type(error).__name__}.", reason="unreachable") from None
+    return held.decode("utf-8", "replace")
+
+
 def _check(run: dict[str, Any]) -> str:
     output = run.get("output") or {}
     summary = cleaning.clean(str(output.get("summary") or ""))[:2000]
     title = cleaning.line(str(output.get("title") or ""))
-    return f"{cleaning.line(run['name'])}: {run['conclusion'] or run['status']} {title}\n{summary}".strip()
+    ended = run["conclusion"] or run["status"]
+    return f"{cleaning.line(run['name'])} ({run['id']}): {ended} {title}\n{summary}".strip()
 
 
 def tools(access: Access, account: Account, message: Incoming) -> list[Tool[Any]]:
@@ -301,9 +311,13 @@ def _all(work: Work) -> list[Tool[Any]]:
               OfFile, work.file, Tier.READ),
         _tool("github_checks", "Read how the checks of a pull request ended, and what they say.",
               About, work.checks, Tier.READ),
+        _tool("github_logs", "Read the end of a workflow's log, by the number of its check.",
+              OfCheck, work.logs, Tier.READ),
         _tool("github_search", "Search this repository's issues and pull requests.", Words, work.search, Tier.READ),
         _tool("github_label", "Put labels on this issue or pull request.", Labels, work.label, Tier.WRITE),
         _tool("github_reply", "Reply in the review thread that this request came from.", Body, work.reply, Tier.WRITE),
+        _tool("github_resolve", "Resolve the review thread that this request came from, once it is dealt with.",
+              Nothing, work.resolve, Tier.WRITE),
         _tool("github_comment", "Comment on another issue or pull request of this repository. Your answer here "
               "becomes a comment by itself.", Remark, work.comment, Tier.WRITE, "outside"),
         _tool("github_request_review", "Ask people to review this conversation's pull request.",

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import Any
 
 import httpx2
 import structlog
@@ -18,19 +19,22 @@ from gofer.accounts import Accounts
 from gofer.agent.agents import Agents
 from gofer.agent.answer import Answerer, apology
 from gofer.agent.models.keys import ModelKeys
+from gofer.agent.record import Listener
 from gofer.agent.roster import Roster
 from gofer.agent.shells import Shells
 from gofer.intake.admit import Admitter
 from gofer.intake.polling import CATCH_UP, POLL, SET_UP, Poller
 from gofer.intake.receive import Gate, Intake, Refusals
 from gofer.jobs.conclude import ANSWER, APPROVAL, DELIVER, RECEPTION
+from gofer.jobs.following import Follower
 from gofer.jobs.lease import only_while_held
-from gofer.jobs.queue import AGENT, SERVICE, waiting
-from gofer.jobs.signals import LocalSignals, PostgresSignals, RedisSignals, Signals
+from gofer.jobs.queue import AGENT, SERVICE, Claim, waiting
+from gofer.jobs.signals import EVENTS, LocalSignals, PostgresSignals, RedisSignals, Signals
 from gofer.jobs.upkeep import expire_all_leases
 from gofer.jobs.worker import Capacity, Worker
 from gofer.outbox.deliver import Outbox
 from gofer.outbox.presence import Presence
+from gofer.outbox.telling import Telling
 from gofer.platform import Platform
 from gofer.reception.approvals import Approvals
 from gofer.reception.desk import Desk
@@ -107,8 +111,10 @@ async def _open(
         signals=signals,
         intake=intake,
         refusals=Refusals(),
+        follower=Follower(database=database, vault=vault, redactor=redactor, signals=signals),
         roles=roles,
     )
+    stack.push_async_callback(platform.follower.close)
     await platform.reload_secrets()
     return platform
 
@@ -134,7 +140,8 @@ async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
     shells = Shells(settings=platform.settings, database=platform.database)
     await shells.start()
     stack.push_async_callback(shells.stop)
-    presence = Presence(database=platform.database, accounts=platform.accounts)
+    telling = Telling(platform.vault, platform.redactor, platform.settings.public_url)
+    presence = Presence(database=platform.database, accounts=platform.accounts, telling=telling)
     presence.start()
     stack.push_async_callback(presence.close)
     platform.worker = make_worker(platform, shells, presence)
@@ -178,6 +185,7 @@ def make_worker(platform: Platform, shells: Shells, presence: Presence) -> Worke
         shells=shells,
         keys=ModelKeys(settings=settings, database=database, vault=vault, http=platform.http),
         agents=Agents(settings.data_dir / "agents"),
+        listening=partial(_listener, platform),
     )
     outbox = Outbox(
         database=database,
@@ -185,6 +193,7 @@ def make_worker(platform: Platform, shells: Shells, presence: Presence) -> Worke
         accounts=platform.accounts,
         redactor=platform.redactor,
         late_write_within=settings.request_timeout,
+        public_url=settings.public_url,
     )
     desk = Desk(
         settings=settings,
@@ -220,6 +229,17 @@ def make_worker(platform: Platform, shells: Shells, presence: Presence) -> Worke
             keep_finished=settings.keep_finished,
         ),
     )
+
+
+def _listener(platform: Platform, claim: Claim) -> Listener:
+    """What a run tells as it goes: to who watches here, and a wake-up to who watches elsewhere."""
+
+    def listen(kind: str, data: dict[str, Any]) -> None:
+        platform.live.tell(str(claim.conversation_id), claim.id, kind, data)
+        if not kind.endswith(".delta"):
+            platform.signals.wake(EVENTS)
+
+    return listen
 
 
 def _announce(connection: Connection, owner: str, roles: frozenset[str]) -> None:

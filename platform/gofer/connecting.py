@@ -61,11 +61,12 @@ def add_connection(
     settings: Mapping[str, Any],
     secrets_given: Mapping[str, Secret],
     by: str,
+    connection_id: str = "",
 ) -> str:
     """Make a connection with everything it needs, or nothing of it. Returns its id."""
     checked = checked_settings(integration, settings)
     values = checked_secrets(integration, secrets_given)
-    connection_id = new_id(integration.name.replace("_", ""))
+    connection_id = connection_id or new_id(integration.name.replace("_", ""))
     connection.execute(
         insert(connections).values(
             id=connection_id,

@@ -91,6 +91,8 @@ class Incoming:
     event: str = "message"
     trigger: str = "any"
     """What in it addressed an agent: mention, reply, command, label, assignment …; routes may ask for one."""
+    agent: str = ""
+    """The one agent it is meant for, by name, where a person may choose; empty for whoever hears the place."""
     external_id: str = ""
     """Its id at the service."""
     reply_to: str = ""
@@ -183,6 +185,32 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanItem:
+    """One line of the plan that a run keeps of a longer task."""
+
+    text: str
+    state: Literal["open", "doing", "done", "dropped"] = "open"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How a run is getting on; with its answer, how it went."""
+
+    seconds: float
+    """For which it was worked on."""
+    steps: int = 0
+    doing: str = ""
+    """The tool at work, if one is."""
+    message: str = ""
+    """The id at the service of the message it works on."""
+    plan: tuple[PlanItem, ...] = ()
+    cost: float = 0
+    """In dollars, so far."""
+    url: str = ""
+    """Its page; empty when Gofer has no public URL."""
+
+
+@dataclass(frozen=True, slots=True)
 class Outgoing:
     """One part of a reply on its way out."""
 
@@ -200,19 +228,8 @@ class Outgoing:
     """The id of the Question this part asks …"""
     choices: tuple[str, ...] = ()
     """… and what may be chosen, as buttons where there are some; the press comes back as `Incoming.answers`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How a run is getting on."""
-
-    seconds: float
-    """Since it began."""
-    steps: int = 0
-    doing: str = ""
-    """The tool at work, if one is."""
-    message: str = ""
-    """The id at the service of the message it works on."""
+    work: Progress | None = None
+    """How the run went, with its answer, where the integration `tells_work`. The same over every retry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +273,16 @@ class Health:
     """The exact command or step that mends it."""
     learned: Mapping[str, Any] = field(default_factory=dict)
     """Settings that `set_up` found out (a bot's name); they are stored with the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignUp:
+    """A form that a person's browser posts to a service, which makes an account and sends them back with a code."""
+
+    url: str
+    fields: Mapping[str, str]
+    asks: Mapping[str, str] = field(default_factory=dict)
+    """What the account may do, and why, for the person to read first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +344,8 @@ class Integration:
     can_catch_up: ClassVar[bool] = False
     progress_every: ClassVar[float] = 0
     """Seconds between two calls of `show_progress` while a run works; 0 for none."""
+    tells_work: ClassVar[bool] = False
+    """Whether it shows how a run went beside its answer, and so gets `Outgoing.work`."""
 
     # Pure: bytes in, values out.
 
@@ -339,6 +368,20 @@ class Integration:
     def invitation(self, code: str, account: Account) -> str:
         """How a person presents a pairing code here, in words for whoever set the connection up; empty for not."""
         return ""
+
+    def sign_up(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        name: str,
+        owner: str,
+        hook_url: str | None,
+        back_url: str,
+        homepage: str,
+        state: str,
+    ) -> SignUp | None:
+        """How an account is made in one click, for an owner (an organisation) or the person; None for not."""
+        return None
 
     def move(self, settings: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
         """The settings when a place is called otherwise from now on."""
@@ -386,6 +429,12 @@ class Integration:
 
     async def settle(self, message: Incoming, outcome: str, account: Account) -> None:
         """Tell whoever pressed a button what came of it. May run again."""
+
+    async def signed_up(
+        self, settings: Mapping[str, Any], code: str
+    ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        """Exchange the code that a sign-up came back with for the account's settings and secrets."""
+        raise Permanent(f"{self.name} has no sign-up.")
 
     async def set_up(self, account: Account) -> Health:
         """Prepare the service after the connection was made or changed (set a webhook, commands …)."""

@@ -15,8 +15,10 @@ from gofer.accounts import Accounts
 from gofer.errors import GoferError
 from gofer.intake.polling import ensure_inflow
 from gofer.intake.receive import Intake, Refusals
+from gofer.jobs.following import Follower
 from gofer.jobs.signals import SECRETS, Signals
 from gofer.jobs.worker import Worker
+from gofer.live import Live
 from gofer.logs import RecentLines
 from gofer.registry import Registry
 from gofer.settings import Settings
@@ -47,6 +49,8 @@ class Platform:
     signals: Signals
     intake: Intake
     refusals: Refusals
+    follower: Follower
+    live: Live = field(default_factory=Live)
     worker: Worker | None = None
     roles: frozenset[str] = frozenset()
     url: str = ""

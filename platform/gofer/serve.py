@@ -148,6 +148,8 @@ async def _public(platform: Platform, door: socket.socket | None) -> AsyncIterat
         platform.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         async with listening(RequestLog(public_app(platform)), door):
             yield
+            # Who watches would otherwise hold the door open.
+            await platform.follower.close()
     if platform.worker is not None:
         await platform.worker.stop()
 

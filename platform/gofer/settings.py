@@ -102,9 +102,13 @@ class Settings(BaseSettings):
     openai_base_url: str = Field(
         default="", description="An OpenAI-compatible server, e.g. http://127.0.0.1:11434/v1."
     )
-    sandbox: Literal["bubblewrap", "unconfined", "off"] = Field(
+    sandbox: Literal["bubblewrap", "docker", "unconfined", "off"] = Field(
         default="bubblewrap",
         description="Where commands run. unconfined is for development: no isolation at all.",
+    )
+    sandbox_image: str = Field(
+        default="debian:12",
+        description="The image that shells run in, with GOFER_SANDBOX=docker; it needs bash.",
     )
     sandbox_hosts: str = Field(
         default="",

@@ -22,8 +22,8 @@ PLUGIN = Path(__file__).parent / "plugin"
 PATIENCE = 60.0
 PR_SET_PDEATHSIG = 1
 
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(
     # What every start imports, at once or a little later.
     [
         "gofer.serve",
@@ -53,7 +53,7 @@ class Gofer:
         log.touch()
         self._seen = log.stat().st_size
         # A daemon, so that whoever forgets it cannot be kept waiting by it.
-        self._process = _forks.Process(target=_main, args=(given, roles, str(log)), daemon=True)
+        self._process = forks.Process(target=_main, args=(given, roles, str(log)), daemon=True)
         self._process.start()
 
     @property
@@ -111,6 +111,16 @@ class Gofer:
 
 
 def _main(environment: Mapping[str, str], roles: tuple[str, ...], log: str) -> None:
+    become(environment, log)
+
+    import gofer.serve
+    from gofer.settings import load_settings
+
+    gofer.serve.run(load_settings(), *roles)
+
+
+def become(environment: Mapping[str, str], log: str) -> None:
+    """Turn a process just forked into one that was started with this environment and writes to this log."""
     if sys.platform == "linux":
         # Whoever started it may be killed too; then it must not live on.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -123,9 +133,6 @@ def _main(environment: Mapping[str, str], roles: tuple[str, ...], log: str) -> N
     sys.path.append(str(PLUGIN))
 
     import gofer.crash
-    import gofer.serve
-    from gofer.settings import load_settings
 
     # It read the environment when it was imported, before the fork.
     importlib.reload(gofer.crash)
-    gofer.serve.run(load_settings(), *roles)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
+import re
+import sys
+from html import unescape
 from pathlib import Path
 
+import httpx2
 import pytest
 
+from commandline import environment
 from github_scene import Scene, gofer
-from gofer.errors import Permanent
+from gofer.errors import ConfigError, Conflict, Permanent, Refused
 from gofer.integration import Account
+from gofer.signing_up import begin, finish
 from gofer.vault.secret import Secret
 from gofer_github import integration
 from gofer_github.connecting import EVENTS, PERMISSIONS, convert, manifest, manifest_page
@@ -30,6 +37,70 @@ async def test_an_app_is_made_from_a_manifest_with_a_code_that_works_once(scene:
     assert health.learned["login"] == "gofer-acme[bot]"
     with pytest.raises(Permanent):
         await convert(settings, code)
+
+
+def press_the_button(address: str) -> httpx2.Response:
+    """What a person does in a browser: look at the page, press its button, be sent back."""
+    page = httpx2.get(address).text
+    (action,) = re.findall(r'action="([^"]+)"', page)
+    fields = dict(re.findall(r'name="([^"]+)" value="([^"]*)"', page))
+    assert "push branches of its own" in page, "each permission is explained"
+    sent = httpx2.post(unescape(action), data={name: unescape(value) for name, value in fields.items()})
+    assert sent.status_code == 302, sent.text
+    back = sent.headers["location"]
+    forged = httpx2.get(re.sub("state=[^&]+", "state=AbCd", back))
+    assert forged.status_code == 400, "somebody else's answer is not taken"
+    return httpx2.get(back)
+
+
+async def test_signing_up_makes_an_app_and_its_connection_in_one_click(scene: Scene, tmp_path: Path) -> None:
+    github, data = scene.github, tmp_path / "data"
+    given = [f"api_url={github.api_url}", f"web_url={github.url}"]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gofer", "connections", "sign-up", "github", "--name", "my-gofer", "--owner", "acme",
+        *(word for one in given for word in ("--set", one)), "--json",
+        env=environment(data, public_url="https://gofer.test"), stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stderr is not None
+    asked = (await process.stderr.readline()).decode()
+    thanks = await asyncio.to_thread(press_the_button, re.findall(r"http://\S+", asked)[0])
+    assert "your terminal" in thanks.text
+    out, problem = await process.communicate()
+    assert process.returncode == 0, problem
+    made = json.loads(out)
+    connection = made["connection"]
+    (app,) = [one for one in github.world.apps.values() if one.slug == "my-gofer"]
+    assert connection["settings"]["app_id"] == app.id
+    assert connection["settings"]["handle"] == "my-gofer"
+    assert app.hook_url == f"https://gofer.test/hooks/{connection['id']}"
+    assert made["secrets"] == ["private_key", "webhook_secret"]
+    assert made["health"]["fix"] == f"Install it: {github.url}/apps/my-gofer/installations/new"
+    kept = b"".join(path.read_bytes() for path in data.rglob("*") if path.is_file())
+    for secret in (app.webhook_secret, "PRIVATE KEY"):
+        assert secret.encode() not in kept + out + problem
+    assert ("POST", "/organizations/acme/settings/apps/new", 302) in github.calls
+
+
+async def test_a_sign_up_is_finished_once_with_a_state_of_our_own(scene: Scene, tmp_path: Path) -> None:
+    async with gofer(scene, tmp_path / "data") as running:
+        platform = running.platform
+        asked = {
+            "name": "x",
+            "settings": {"api_url": scene.github.api_url},
+            "owner": "",
+            "back_url": "http://x/",
+        }
+        begun = begin(platform, integration="github", **asked)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError):
+            begin(platform, integration="hello", **{**asked, "settings": {"reply_url": "http://x/"}})  # type: ignore[arg-type]
+        code = scene.github.manifest_code("x")
+        for state in ("", "AAAA", "é", begun.state[:-6] + "AAAAAA"):
+            with pytest.raises(Refused):
+                await finish(platform, state=state, code=code, by="test")
+        assert await finish(platform, state=begun.state, code=code, by="test") == begun.connection_id
+        with pytest.raises(Conflict):
+            await finish(platform, state=begun.state, code=scene.github.manifest_code("y"), by="test")
 
 
 def test_the_manifest_asks_for_the_least_and_never_for_workflows() -> None:

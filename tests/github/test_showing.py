@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
 
-from github_scene import Scene, gofer
+from github_scene import Scene, gofer, tool
 from gofer.errors import Permanent, Temporary
-from gofer.integration import Outgoing, Progress
+from gofer.integration import Outgoing, PlanItem, Progress
 from gofer.rehearsal.github import Fault, git
 from gofer_github import integration
 
@@ -29,6 +30,31 @@ async def test_eyes_then_one_comment_that_becomes_the_answer(scene: Scene, tmp_p
     assert "done" in reply.body
     assert "Working on it" not in reply.body
     assert asked.reactions == [("gofer[bot]", "eyes")]
+
+
+async def test_the_answer_carries_plan_cost_duration_and_the_way_to_the_run(
+    scene: Scene, tmp_path: Path
+) -> None:
+    plan = [{"text": "Read the code", "state": "done"}, {"text": "Mend it", "state": "doing"}]
+    async with gofer(scene, tmp_path / "data") as running:
+        asked = f"@gofer\n{tool('todo', items=plan)}"
+        issue = await scene.github.open_issue("ada", scene.repository, "Broken", asked)
+        await running.quiet()
+        (job,) = await running.jobs(lambda row: row.kind == "answer")
+    (reply,) = scene.ours(issue.number)
+    assert "<summary>The plan</summary>\n\n- [x] Read the code\n- [ ] **Mend it**" in reply.body
+    link = re.escape(f"[the run](http://gofer.test/runs/{job.id})")
+    assert re.search(rf"✅ Done in 0:\d\d · no cost · {link}", reply.body), reply.body
+
+
+async def test_the_comment_of_a_working_run_shows_its_plan(scene: Scene) -> None:
+    issue = await scene.github.open_issue("ada", scene.repository, "Broken")
+    plan = (PlanItem("Read", "done"), PlanItem("Mend\nit"), PlanItem("Rewrite", "dropped"))
+    progress = Progress(75, 3, "bash", "1", plan, url="http://gofer.test/runs/7")
+    await integration.show_progress(f"acme/widgets#{issue.number}", progress, "", scene.account())
+    (shown,) = scene.ours(issue.number)
+    assert shown.body.startswith("⏳ Working on it: step 3, using `bash`, 1:15 so far. [See the run.]")
+    assert "- [x] Read\n- [ ] Mend it\n- [ ] ~~Rewrite~~" in shown.body
 
 
 async def test_the_check_on_a_pull_request_is_always_settled(scene: Scene, tmp_path: Path) -> None:

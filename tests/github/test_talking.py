@@ -64,3 +64,14 @@ async def test_what_came_while_we_were_away_is_fetched_at_start(scene: Scene, tm
         await scene.github._redeliver(scene.app, delivery)
         await running.quiet()
     assert len(scene.ours(issue.number)) == 1
+
+
+async def test_githubs_own_limits_delay_a_reply_and_lose_nothing(scene: Scene, tmp_path: Path) -> None:
+    limits = scene.github.limits
+    limits.creations, limits.minute = 1, 1.0
+    async with gofer(scene, tmp_path / "data") as running:
+        for number in (1, 2):
+            await scene.github.open_issue("ada", scene.repository, f"Number {number}", "@gofer hello")
+        await running.quiet()
+    assert [len(scene.ours(number)) for number in (1, 2)] == [1, 1]
+    assert any(status == 403 for *_, status in scene.github.calls)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
+
+import httpx2
 
 from github_scene import Scene, gofer, tool
 from gofer.integration import Incoming, Request
@@ -26,8 +30,10 @@ async def latest(scene: Scene) -> Incoming:
 
 
 async def use(scene: Scene, message: Incoming, name: str, **arguments: object) -> ToolResult:
-    (found,) = [one for one in integration.tools(scene.account(), message) if one.name == name]
-    return await found.run(found.arguments.model_validate(arguments), ToolContext("call-1"))
+    async with httpx2.AsyncClient() as http:
+        account = dataclasses.replace(scene.account(), http=http)
+        (found,) = [one for one in integration.tools(account, message) if one.name == name]
+        return await found.run(found.arguments.model_validate(arguments), ToolContext("call-1"))
 
 
 async def test_reading_shows_what_people_see_and_says_whose_words_they_are(scene: Scene) -> None:
@@ -60,6 +66,59 @@ async def test_a_review_thread_gets_one_reply_however_often_it_is_tried(scene: S
     diff = await use(scene, message, "github_diff")
     assert "+a" in diff.content
     assert diff.untrusted
+
+
+async def test_a_review_thread_is_resolved(scene: Scene) -> None:
+    git.commit(scene.repository.path, {"a.txt": "a"}, "change", "A change")
+    pull = await scene.github.open_pull("ada", scene.repository, "change")
+    other = await scene.github.review_comment("ada", scene.repository, pull.number, "a.txt", "Fine.")
+    first = await scene.github.review_comment("ada", scene.repository, pull.number, "a.txt", "@gofer done?")
+    message = await latest(scene)
+    assert not (await use(scene, message, "github_resolve")).is_error
+    assert (first.resolved, other.resolved) == (True, False)
+    await scene.github.comment("ada", scene.repository, pull.number, "@gofer resolve it")
+    assert (await use(scene, await latest(scene), "github_resolve")).is_error
+
+
+async def test_the_end_of_a_workflows_log_is_read_where_it_is_kept(scene: Scene) -> None:
+    git.commit(scene.repository.path, {"a.txt": "a"}, "gofer/9", "A change")
+    pull = await scene.github.open_pull("ada", scene.repository, "gofer/9")
+    written = [f"2026-01-01T00:00:00.1234567Z \x1b[31mline {number}\x1b[0m" for number in range(300)]
+    await scene.github.fail_checks(scene.repository, pull.number, "\n".join(written))
+    await scene.github.comment("ada", scene.repository, pull.number, "@gofer why?")
+    message = await latest(scene)
+    checks = (await use(scene, message, "github_checks")).content
+    (number,) = re.findall(r"test \((\d+)\): failure", checks)
+    log = await use(scene, message, "github_logs", check=int(number), lines=2)
+    assert log.content == "line 298\nline 299"
+    assert log.untrusted
+    assert "298 lines" in log.more
+
+
+async def test_search_stays_in_its_repository(scene: Scene) -> None:
+    secret = scene.github.create_repository("acme/secret", {"a": "a"}, ada="admin")
+    next(iter(scene.github.world.installations.values())).repositories.add("acme/secret")
+    await scene.github.open_issue("ada", secret, "A broken secret")
+    await scene.github.open_issue("ada", scene.repository, "Broken hinge")
+    await scene.github.open_issue("ada", scene.repository, "Fine")
+    message = await asked(scene, "@gofer look")
+    found = await use(
+        scene, message, "github_search", query="broken repo:acme/secret (org:acme is:pull-request"
+    )
+    assert found.content == "#1 (open) Broken hinge"
+    assert (
+        await use(scene, message, "github_search", query="broken", kind="pull")
+    ).content == "Nothing found."
+
+
+async def test_a_review_reaches_its_conversation(scene: Scene) -> None:
+    git.commit(scene.repository.path, {"a.txt": "a"}, "change", "A change")
+    pull = await scene.github.open_pull("ada", scene.repository, "change")
+    await scene.github.review(
+        "ada", scene.repository, pull.number, "@gofer please mend this", "changes_requested"
+    )
+    message = await latest(scene)
+    assert (message.addressed, message.conversation) == (True, f"acme/widgets#{pull.number}")
 
 
 async def test_files_are_read_as_they_are(scene: Scene) -> None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from functools import partial
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import func, select
 
+from e2e.process import become, forks
 from gofer.assembly import open_platform
 from gofer.connecting import add_connection, set_up_connection
 from gofer.people import let_in, new_code
@@ -146,32 +145,19 @@ class Process:
         self.environment = environment
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
-        self._running: subprocess.Popen[bytes] | None = None
+        self._running: ForkServerProcess | None = None
 
     async def start(self, **environment: str) -> None:
-        """Start it, and wait until it serves."""
+        """Start it, and wait until it serves or has ended."""
         with contextlib.suppress(FileNotFoundError):
             self.ready.unlink()
-        variables = {**os.environ, **self.environment, **environment, "GOFER_DATA_DIR": str(self.data_dir)}
-        wanted = {
-            "url": self.telegram.url,
-            "token": self.telegram.token,
-            "port": self.port,
-            "hook": self.webhook,
-        }
-        with (self.data_dir.parent / "process.log").open("ab") as log:
-            self._running = subprocess.Popen(
-                [sys.executable, "-m", "telegram.house", json.dumps(wanted), str(self.ready)],
-                env=variables,
-                cwd=Path(__file__).parents[1],
-                start_new_session=True,
-                stdout=log,
-                stderr=log,
-            )
-        while not self.ready.exists():
-            if self._running.poll() is not None:
-                return
-            await asyncio.sleep(0.02)
+        variables = {**self.environment, **environment, "GOFER_DATA_DIR": str(self.data_dir)}
+        log = self.data_dir.parent / "process.log"
+        wanted = (self.telegram.url, self.telegram.token, self.port, self.webhook, self.ready)
+        self._running = forks.Process(target=_main, args=(variables, str(log), *wanted), daemon=True)
+        self._running.start()
+        while not self.ready.exists() and not self.died:
+            await asyncio.sleep(0.01)
 
     @property
     def ready(self) -> Path:
@@ -179,7 +165,7 @@ class Process:
 
     @property
     def died(self) -> bool:
-        return self._running is not None and self._running.poll() is not None
+        return self._running is not None and self._running.exitcode is not None
 
     async def __aenter__(self) -> Process:
         return self
@@ -189,23 +175,30 @@ class Process:
 
     async def kill(self, number: int = signal.SIGKILL) -> None:
         """End it as a power cut would, or politely."""
-        if self._running is None:
+        if self._running is None or self._running.exitcode is not None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            self._running.send_signal(number)
-        await asyncio.to_thread(self._running.wait)
+        assert self._running.pid is not None
+        os.kill(self._running.pid, number)
+        await asyncio.to_thread(self._running.join)
 
 
-async def serve(wanted: dict[str, Any], ready: Path) -> None:
-    """What `Process` runs."""
-    public = f"http://127.0.0.1:{wanted['port']}" if wanted["hook"] else ""
-    settings = Settings(public_url=public, sandbox="off", poll_interval=0.2, lease=1, stop_within=1)
-    listening = socket.create_server(("127.0.0.1", wanted["port"]))
+def _main(
+    environment: dict[str, str], log: str, url: str, token: str, port: int, hook: bool, ready: Path
+) -> None:
+    become(environment, log)
+    telegram = Telegram(token=token)
+    telegram.url = url
+    asyncio.run(_serve(telegram, port, hook, ready))
+
+
+async def _serve(telegram: Telegram, port: int, hook: bool, ready: Path) -> None:
+    # What a silent worker sent arrives at once here, so nobody need wait long for it.
+    quick = Settings(sandbox="off", poll_interval=0.2, lease=1, stop_within=1, request_timeout=1)
+    settings = quick.model_copy(update={"public_url": f"http://127.0.0.1:{port}" if hook else ""})
+    listening = socket.create_server(("127.0.0.1", port))
     listening.setblocking(False)
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
-    telegram = Telegram(token=wanted["token"])
-    telegram.url = wanted["url"]
     async with (
         open_platform(settings, roles=frozenset({"web", "worker"})) as platform,
         serving(public_app(platform), listening),
@@ -220,7 +213,3 @@ async def serve(wanted: dict[str, Any], ready: Path) -> None:
 
 def texts(messages: list[Message]) -> list[str]:
     return [str(message.get("text", "")) for message in messages]
-
-
-if __name__ == "__main__":
-    asyncio.run(serve(json.loads(sys.argv[1]), Path(sys.argv[2])))

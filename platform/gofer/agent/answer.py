@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from gofer.agent.outcome import Answered, Asked, Failed, Stopped
 from gofer.agent.outcome import Outcome as End
 from gofer.agent.ports import FilesIn, StoreBlobs, StoreHistory, StoreInbox, StoreJournal, StoreQuestions
 from gofer.agent.prices import load_prices
+from gofer.agent.record import Listener
 from gofer.agent.shells import Shells
 from gofer.agent.spending import StoreLedger, cost_of_job
 from gofer.agent.tools.builtin import builtin_tools
@@ -66,6 +67,7 @@ class Answerer:
         shells: Shells,
         keys: ModelKeys,
         agents: Agents,
+        listening: Callable[[Claim], Listener] = lambda claim: lambda kind, data: None,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -76,6 +78,7 @@ class Answerer:
         self._shells = shells
         self._keys = keys
         self._agents = agents
+        self._listening = listening
         self._plugins = plugin_tools()  # looked for once: reading every package's entry points takes long
 
     async def handle(self, run: Run) -> Outcome:
@@ -165,6 +168,7 @@ class Answerer:
             covers=Covers(read_seq=claim.covers_from),
             shell=shell,
             mask=self._redactor,
+            listen=self._listening(claim),
         )
 
     async def _outcome(self, claim: Claim, asker: Read, end: End) -> Outcome:

@@ -41,6 +41,7 @@ from gofer_sandbox import (
     SandboxError,
     SandboxOwned,
 )
+from gofer_sandbox.docker import Docker
 from gofer_sandbox.files.errors import FileError, FileMissing
 from gofer_sandbox.network import Egress
 from gofer_sandbox.reaper import reap
@@ -338,6 +339,8 @@ def make_provider(settings: Settings) -> Provider | None:
     """The provider that the settings name; None when the sandbox is off."""
     if settings.sandbox == "off":
         return None
+    if settings.sandbox == "docker":
+        return Docker(settings.sandbox_image)
     return Unconfined() if settings.sandbox == "unconfined" else Bubblewrap()
 
 

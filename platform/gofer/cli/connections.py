@@ -106,6 +106,29 @@ def add(
     _insist_on_health(made)
 
 
+@app.command("sign-up")
+def sign_up_for(
+    integration: Annotated[str, typer.Argument(help="Which integration.", show_default=False)],
+    name: Annotated[str, typer.Option(help="What the account is called there.")] = "",
+    owner: Annotated[str, typer.Option(help="An organisation to own it, instead of you.")] = "",
+    settings: Set = None,
+    browser: Annotated[bool, typer.Option(help="Open the page by itself.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Have an account made at a service in one click, and connect it: a GitHub App, with all it needs.
+
+    \b
+    gofer connections sign-up github --name my-gofer
+    gofer connections sign-up github --owner my-organisation --no-browser
+    """
+    from gofer.cli.signing_up import sign_up
+
+    wish = {"integration": integration, "name": name, "settings": _settings(settings), "owner": owner}
+    made = with_api(lambda api: sign_up(api, wish, open_browser=browser and may_prompt()))
+    show(made, as_json, lambda: _print_one(made))
+    _insist_on_health(made)
+
+
 def _settings(given: list[str] | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for each in given or ():

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gofer.cli.calling import Api, call, open_api
-from gofer.cli.exits import FAILED
+from gofer.cli.exits import FAILED, Failed
 from gofer.cli.showing import AsJson, ago, facts, plain, show, table
 
 SIGNS = {"ok": "ok  ", "note": "note", "warning": "warn", "error": "FAIL"}
@@ -27,6 +27,9 @@ def status(
     refusals: Annotated[
         bool, typer.Option("--refusals", help="The last requests that were refused.")
     ] = False,
+    running: Annotated[
+        bool, typer.Option("--running", help="Only whether a server answers: exit code 0 or 1.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show how the instance is doing.
@@ -34,13 +37,26 @@ def status(
     \b
     gofer status
     gofer status --refusals
+    gofer status --running
     """
+    if running:
+        _require_server()
     if refusals:
         found = call("GET", "/refusals")
         show(found, as_json, lambda: _print_refusals(found["refusals"]))
     else:
         found = call("GET", "/status")
         show(found, as_json, lambda: _print_status(found))
+
+
+def _require_server() -> None:
+    """For health checks: a server that does not listen is told at once, and the store is left alone."""
+    from gofer.settings import load_settings
+    from gofer.web.unix_socket import somebody_listens
+
+    path = load_settings().socket_path
+    if not somebody_listens(path):
+        raise Failed(f"No server listens at {path}. Run: gofer serve", FAILED)
 
 
 def _print_refusals(refusals: list[dict[str, Any]]) -> None:
@@ -79,22 +95,63 @@ def _print_status(found: dict[str, Any]) -> None:
         table(("process", "host", "pid", "roles", "seen"), rows)
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Mend what can be mended without losing anything, then look again.")
+    ] = False,
+    call: Annotated[
+        bool, typer.Option("--call", help="Ask the model one word, for a fraction of a cent.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Check everything that can be checked; each line says how to mend it. Exit code 1 when something is wrong.
 
     \b
     gofer doctor
+    gofer doctor --fix
+    gofer doctor --call
     gofer doctor --json
     """
     import asyncio
 
-    findings = asyncio.run(_examine())
-    show({"findings": findings}, as_json, lambda: _print_findings(findings))
+    fixed = asyncio.run(_mend()) if fix else []
+    findings = asyncio.run(_examine(call=call))
+    shown = {"findings": findings, **({"fixed": fixed} if fix else {})}
+    show(shown, as_json, lambda: _print_findings(findings, fixed))
     if any(each["severity"] == "error" for each in findings):
         raise typer.Exit(FAILED)
 
 
-async def _examine() -> list[dict[str, Any]]:
+async def _mend() -> list[str]:
+    """First what is seen from outside, then every connection that is not well."""
+    from gofer.doctor import mend
+    from gofer.errors import GoferError
+    from gofer.settings import load_settings
+
+    settings = load_settings()
+    done = mend(settings)
+    if settings.sqlite_path is not None and not _is_there(settings.sqlite_path):
+        return done
+    try:
+        async with open_api(settings) as api:
+            return [*done, *await _set_up_again(api)]
+    except (GoferError, Failed):
+        # What keeps the platform from opening is told by the round that follows.
+        return done
+
+
+async def _set_up_again(api: Api) -> list[str]:
+    done = []
+    for connection in (await api.ask("GET", "/connections"))["connections"]:
+        where = f"/connections/{connection['id']}"
+        if connection["enabled"] and not (await api.ask("POST", f"{where}/test"))["health"]["ok"]:
+            health = (await api.ask("PATCH", where, json={"enabled": True}))["health"]
+            if health["ok"]:
+                done.append(f"Set {connection['name']} up again: {health['line']}")
+    return done
+
+
+async def _examine(*, call: bool) -> list[dict[str, Any]]:
     """First what can be seen from outside, then what the platform says, if it can be opened at all."""
     from gofer.doctor import Finding, look_around
     from gofer.errors import GoferError
@@ -116,21 +173,27 @@ async def _examine() -> list[dict[str, Any]]:
         ]
     try:
         async with open_api(settings) as api:
-            return [*findings, *await _ask(api)]
+            return [*findings, *await _ask(api, call=call)]
     except GoferError as error:
         return [*findings, dataclasses.asdict(Finding("platform", "error", str(error)))]
 
 
-async def _ask(api: Api) -> list[dict[str, Any]]:
+async def _ask(api: Api, *, call: bool) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = (await api.ask("GET", "/doctor"))["findings"]
-    return found
+    if not call:
+        return found
+    asked = (await api.ask("POST", "/doctor/model"))["findings"]
+    return [*(each for each in found if each["check"] != "model"), *asked]
 
 
-def _print_findings(findings: list[dict[str, Any]]) -> None:
+def _print_findings(findings: list[dict[str, Any]], fixed: list[str]) -> None:
+    for line in fixed:
+        print(f"fixed {plain(line)}")
     for each in findings:
         print(f"{SIGNS[each['severity']]}  {plain(each['check'])}: {plain(each['line'])}")
         if each["fix"] and each["severity"] != "ok":
             print(f"      fix: {plain(each['fix'])}")
+            print(f"      see: docs/{plain(each['docs'])}")
 
 
 def _is_there(path: Path) -> bool:

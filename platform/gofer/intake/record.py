@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, literal, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.crash import crash_point
@@ -29,6 +29,7 @@ from gofer.store.ids import new_id
 from gofer.store.sealing import data_key
 from gofer.store.tables import (
     JobState,
+    agents,
     bindings,
     connections,
     conversations,
@@ -390,8 +391,7 @@ def _wake(
         _to_reception(connection, arrival, conversation_id, {"seq": seq, "stopped": stopped})
         return True
     via = arrival.connection_id
-    where = {"workspace": arrival.workspace_id, "via": via, "conversation": conversation_id}
-    for route in _first_per_agent(hot.fetch(connection, _ROUTES, where), message):
+    for route in _heard(connection, arrival, message, conversation_id):
         participant_id = route.participant_id or _take_part(connection, conversation_id, route, seq)
         if message.control == "new":
             _new_epoch(connection, participant_id, seq)
@@ -402,6 +402,18 @@ def _wake(
                 connection, participant_id, seq, arrival.workspace_id, via=via, delay=delay
             )
     return woke
+
+
+def _heard(
+    connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str
+) -> Iterable[Any]:
+    """The routes by which agents hear a message; the one it is meant for hears it without any."""
+    here = {"workspace": arrival.workspace_id, "conversation": conversation_id}
+    if message.agent:
+        chosen = connection.execute(_CHOSEN, {**here, "called": message.agent}).first()
+        if chosen is not None:
+            return [chosen]
+    return _first_per_agent(hot.fetch(connection, _ROUTES, {**here, "via": arrival.connection_id}), message)
 
 
 def _to_reception(
@@ -446,6 +458,20 @@ _ASKED = (
     .where(messages.c.conversation_id == bindparam("conversation"), messages.c.author == bindparam("who"))
     .where(messages.c.addressed, messages.c.seq > participants.c.read_seq)
     .where(messages.c.seq < bindparam("stop"))
+)
+
+_HERE = (participants.c.conversation_id == bindparam("conversation")) & (
+    participants.c.agent_id == agents.c.id
+)
+_CHOSEN = (
+    select(
+        agents.c.id.label("agent_id"),
+        literal("any").label("trigger"),
+        literal(0).label("priority"),
+        participants.c.id.label("participant_id"),
+    )
+    .outerjoin(participants, _HERE)
+    .where(agents.c.workspace_id == bindparam("workspace"), agents.c.name == bindparam("called"))
 )
 
 _ROUTES = (

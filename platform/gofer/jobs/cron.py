@@ -42,13 +42,7 @@ def add_schedule(
     missed: Missed = "once",
 ) -> str:
     """Add a schedule; raises ConfigError when its cron line means nothing."""
-    current = float(connection.execute(select(now())).scalar_one())
-    try:
-        following = next(ticks(cron, timezone, current))
-    except (CronSimError, StopIteration, KeyError, ValueError) as error:
-        raise ConfigError(
-            f"{cron!r} is not a cron line that ever comes due in {timezone}: {error}."
-        ) from error
+    following = next_tick(connection, cron, timezone)
     schedule_id = new_id("sched")
     connection.execute(
         insert(schedules).values(
@@ -62,10 +56,21 @@ def add_schedule(
             payload=payload or {},
             enabled=True,
             next_at=following,
-            created_at=current,
+            created_at=now(),
         )
     )
     return schedule_id
+
+
+def next_tick(connection: Connection, cron: str, timezone: str) -> float:
+    """When a cron line next comes due; raises ConfigError when it means nothing."""
+    current = float(connection.execute(select(now())).scalar_one())
+    try:
+        return next(ticks(cron, timezone, current))
+    except (CronSimError, StopIteration, KeyError, ValueError, OSError) as error:
+        raise ConfigError(
+            f"{cron!r} is not a cron line that ever comes due in {timezone}: {error}."
+        ) from error
 
 
 def tick(connection: Connection) -> int:

@@ -7,13 +7,28 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Float, String, bindparam, case, exists, func, insert, select, text, update
+from sqlalchemy import (
+    Connection,
+    Float,
+    Integer,
+    String,
+    bindparam,
+    case,
+    exists,
+    func,
+    insert,
+    literal,
+    select,
+    text,
+    union_all,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.store import events as log
 from gofer.store import hot
 from gofer.store.clock import now
-from gofer.store.tables import LIVE, JobState, agents, attempts, connections, in_state, jobs
+from gofer.store.tables import LIVE, JobState, agents, attempts, connections, events, in_state, jobs
 
 AGENT, SERVICE = "agent", "service"
 """The two pools of slots."""
@@ -101,10 +116,11 @@ def submit(
     )
     if row is None:
         return None
-    log.record(
-        connection, "job.created", workspace_id, job_id=row.id, seq=1, conversation_id=conversation_id,
-        data={"kind": kind, "lane": lane, "state": row.state},
-    )  # fmt: skip
+    if connection.dialect.name != "postgresql":
+        log.record(
+            connection, "job.created", workspace_id, job_id=row.id, seq=1, conversation_id=conversation_id,
+            data={"kind": kind, "lane": lane, "state": row.state},
+        )  # fmt: skip
     return int(row.id)
 
 
@@ -117,6 +133,11 @@ _NEW: dict[str, Any] = {
     "reason": "",
 }
 
+_GIVEN = (
+    *_NEW, "workspace_id", "kind", "pool", "lane", "priority", "max_attempts", "conversation_id", "participant_id",
+    "agent_id", "connection_id", "covers_from", "payload", "unique_key",
+)  # fmt: skip
+
 _LANE_TAKEN = exists().where(jobs.c.lane == bindparam("lane_"), in_state(*LIVE))
 
 
@@ -125,6 +146,7 @@ def _submit(dialect: Any) -> Any:
     return (
         dialect.insert(jobs)
         .values(
+            **{name: bindparam(name, type_=jobs.c[name].type) for name in _GIVEN},
             created_at=now(),
             run_at=now() + bindparam("delay", type_=Float),
             state=case((_LANE_TAKEN, JobState.BLOCKED.value), else_=bindparam("if_free", type_=String)),
@@ -136,7 +158,29 @@ def _submit(dialect: Any) -> Any:
     )
 
 
-_SUBMIT = {"sqlite": _submit(sqlite), "postgresql": _submit(postgresql)}
+def _submit_and_note() -> Any:
+    """The job and its first event in one statement, which only Postgres can: a way there and back less."""
+    made = _submit(postgresql).cte("made")
+    noted = {
+        "workspace_id": bindparam("workspace_id", type_=String),
+        "kind": literal("job.created"),
+        "version": literal(1),
+        "conversation_id": bindparam("conversation_id", type_=String),
+        "job_id": made.c.id,
+        "seq": literal(1),
+        "data": func.json_build_object(
+            *("kind", bindparam("kind", type_=String)),
+            *("lane", bindparam("lane", type_=String)),
+            *("state", made.c.state),
+        ),
+        "tx": log.TX,
+        "at": now(),
+    }
+    event = insert(events).from_select(list(noted), select(*noted.values()).select_from(made))
+    return select(made).add_cte(event.cte("noted"))
+
+
+_SUBMIT = {"sqlite": _submit(sqlite), "postgresql": _submit_and_note()}
 
 
 def claim(
@@ -158,6 +202,13 @@ def claim_each(
     max_running: int | None = None,
 ) -> dict[str, list[Claim]]:
     """Take ready jobs for several pools of slots at once."""
+    if connection.dialect.name == "postgresql" and max_running is None:
+        # In the usual case one statement does it all: each further one is a way there and back.
+        taken = claim_at_once(connection, owner=owner, lease=lease, limits=limits)
+        wanted = limits.get(AGENT, 0)
+        if wanted > 0 and AGENT not in taken and _capped(connection):
+            taken[AGENT] = _claim_within_caps(connection, owner, lease, wanted, AGENT, None)
+        return taken
     return {
         pool: claim(connection, owner=owner, lease=lease, limit=limit, pool=pool, max_running=max_running)
         for pool, limit in limits.items()
@@ -189,9 +240,13 @@ _READY = (
 def _take(ready: Any) -> Any:
     # A materialised CTE, because Postgres may run a plain subselect again and take more than its limit.
     picked = ready.cte("picked").prefix_with("MATERIALIZED", dialect="postgresql")
+    return _taking(select(picked.c.id))
+
+
+def _taking(picked: Any) -> Any:
     return (
         update(jobs)
-        .where(jobs.c.id.in_(select(picked.c.id)))
+        .where(jobs.c.id.in_(picked))
         .values(
             state=JobState.RUNNING,
             owner=bindparam("by"),
@@ -200,7 +255,7 @@ def _take(ready: Any) -> Any:
             event_seq=jobs.c.event_seq + 1,
             lease_until=now() + bindparam("for_seconds"),
         )
-        .returning(*CLAIM_COLUMNS, jobs.c.event_seq)
+        .returning(*CLAIM_COLUMNS, jobs.c.event_seq, jobs.c.pool)
     )
 
 
@@ -254,9 +309,67 @@ def _claim(
     return [claim_of(row) for row in rows]
 
 
-_ANY_CAP = select(
-    exists().where(agents.c.max_running.is_not(None)) | exists().where(connections.c.max_running.is_not(None))
+def claim_at_once(
+    connection: Connection, *, owner: str, lease: float, limits: Mapping[str, int]
+) -> dict[str, list[Claim]]:
+    """Take ready jobs for both pools in one statement of Postgres; none of an agent's while there are caps."""
+    most = {f"most_{pool}": max(0, limits.get(pool, 0)) for pool in (AGENT, SERVICE)}
+    rows = hot.fetch(connection, _TAKE_AT_ONCE, {"by": owner, "for_seconds": lease, **most})
+    rows.sort(key=lambda row: (row.priority, row.id))
+    claims: dict[str, list[Claim]] = {}
+    for row in rows:
+        claims.setdefault(row.pool, []).append(claim_of(row))
+    return claims
+
+
+def _take_at_once() -> Any:
+    picked = [
+        select(jobs.c.id)
+        .where(in_state(JobState.READY), jobs.c.pool == pool, *conditions)
+        .order_by(jobs.c.priority, jobs.c.id)
+        .limit(bindparam(f"most_{pool}", type_=Integer))
+        .with_for_update(skip_locked=True)
+        .cte(f"for_{pool}")
+        .prefix_with("MATERIALIZED")
+        for pool, conditions in ((AGENT, [~_HAS_CAP]), (SERVICE, []))
+    ]
+    taken = _taking(union_all(*(select(each.c.id) for each in picked))).cte("taken")
+    begun = {
+        "job_id": taken.c.id,
+        "fence": taken.c.fence,
+        "number": taken.c.attempts,
+        "owner": taken.c.owner,
+        "started_at": now(),
+        "outcome": literal(""),
+        "reason": literal(""),
+        "cost": literal(0.0),
+    }
+    noted = {
+        "workspace_id": taken.c.workspace_id,
+        "kind": literal("attempt.started"),
+        "version": literal(1),
+        "conversation_id": taken.c.conversation_id,
+        "job_id": taken.c.id,
+        "seq": taken.c.event_seq,
+        "fence": taken.c.fence,
+        "data": func.json_build_object("number", taken.c.attempts, "worker", taken.c.owner),
+        "tx": log.TX,
+        "at": now(),
+    }
+    return select(taken).add_cte(
+        *(
+            insert(table).from_select(list(values), select(*values.values())).cte(f"into_{table.name}")
+            for table, values in ((attempts, begun), (events, noted))
+        )
+    )
+
+
+_HAS_CAP = exists().where(agents.c.max_running.is_not(None)) | exists().where(
+    connections.c.max_running.is_not(None)
 )
+_TAKE_AT_ONCE = _take_at_once()
+
+_ANY_CAP = select(_HAS_CAP)
 
 
 def _capped(connection: Connection) -> bool:

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 import structlog
 
 from gofer.crash import crash_point
-from gofer.errors import Fenced, StoreError
+from gofer.errors import Fenced, StoreError, StoreUnavailable
 from gofer.jobs import lease, queue, upkeep
 from gofer.jobs.conclude import Apology, Concluded, Ending, conclude_all
 from gofer.jobs.cron import tick
@@ -37,6 +38,8 @@ class Run:
     lease: Lease = field(default_factory=lambda: Lease(clock(), math.inf))
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when somebody asked to stop; a handler may end in its own way within the grace, else it is cancelled."""
+    over: bool = False
+    """Its handler has ended; its end is being written."""
     endless: bool = False
     """Set by a handler that goes on until it is stopped: a process that ends need not wait for it."""
 
@@ -52,6 +55,8 @@ BETWEEN_LOOKS = 0.05
 """Seconds between two looks for cancels and due jobs, however often there is something new."""
 MOST_TOGETHER = 64
 """Runs whose ends share a transaction."""
+ENDERS = 2
+"""Such transactions at once, so that on Postgres one is prepared while the other commits."""
 TIDY_EVERY = 15
 """Poll intervals between two rounds of tidying."""
 
@@ -97,14 +102,15 @@ class Worker:
         self._handlers = handlers
         self._apology = apology
         self._capacity = capacity
-        self._running: dict[int, tuple[Run, asyncio.Task[None], str]] = {}
+        self._running: dict[tuple[int, int], tuple[Run, asyncio.Task[None], str]] = {}
+        """By job and fence: after a lost lease this process may hold the same job anew while the old run ends."""
         self._stopping = False
         self._asked_at = 0.0
         """When jobs were last asked for: their leases count from there."""
         self._loops: list[asyncio.Task[None]] = []
         self._freed = signals.subscribe(JOBS)
         self._endings: list[_Ending] = []
-        self._ending: asyncio.Task[None] | None = None
+        self._enders: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Begin to claim."""
@@ -155,12 +161,20 @@ class Worker:
     async def _claim_loop(self) -> None:
         while not self._stopping:
             self._asked_at = clock()
-            held = Counter(pool for *_, pool in self._running.values())
-            free = {pool: slots - held[pool] for pool, slots in self._capacity.slots.items()}
-            for pool, claimed in (await self._claim(free)).items():
+            for pool, claimed in (await self._claim(self._room())).items():
                 for claim in claimed:
                     self._begin(claim, pool)
             await self._freed.wait(self._jittered())
+
+    def _room(self) -> dict[str, int]:
+        """How many more jobs each pool can take: what is over leaves its slot before its end is written, but not
+        without bound."""
+        held = Counter(pool for *_, pool in self._running.values())
+        over = Counter(pool for run, _, pool in self._running.values() if run.over)
+        return {
+            pool: min(slots - held[pool] + over[pool], 2 * slots - held[pool])
+            for pool, slots in self._capacity.slots.items()
+        }
 
     async def _claim(self, free: Mapping[str, int]) -> dict[str, list[Claim]]:
         if not any(room > 0 for room in free.values()):
@@ -192,7 +206,7 @@ class Worker:
     def _begin(self, claim: Claim, pool: str) -> None:
         run = Run(claim, Lease(self._asked_at, self._capacity.lease))
         task = asyncio.create_task(self._run(run), name=f"job-{claim.id}")
-        self._running[claim.id] = (run, task, pool)
+        self._running[claim.id, claim.fence] = (run, task, pool)
 
     async def _run(self, run: Run) -> None:
         claim = run.claim
@@ -202,7 +216,7 @@ class Worker:
             try:
                 outcome, apology = await self._outcome(run)
                 crash_point("job.concluding")
-                await self._conclude(claim, outcome, apology)
+                await self._conclude(run, outcome, apology)
                 crash_point("job.concluded")
             except Fenced:
                 log.warning("job.fenced")
@@ -215,10 +229,8 @@ class Worker:
                 self._free(claim)
 
     def _free(self, claim: Claim) -> None:
-        """Give a run's slot to another; after a lost lease this process may hold the same job anew."""
-        held = self._running.get(claim.id)
-        if held is not None and held[0].claim.fence == claim.fence:
-            del self._running[claim.id]
+        """Give a run's slot to another."""
+        if self._running.pop((claim.id, claim.fence), None) is not None:
             self._freed.set()
 
     async def _outcome(self, run: Run) -> tuple[Outcome, Apology | None]:
@@ -244,12 +256,16 @@ class Worker:
             log.exception("job.failed", error=type(error).__name__)
             return Retry("internal"), self._apology
 
-    async def _conclude(self, claim: Claim, outcome: Outcome, apology: Apology | None) -> None:
+    async def _conclude(self, run: Run, outcome: Outcome, apology: Apology | None) -> None:
+        claim = run.claim
+        run.over = True
+        self._freed.set()
         ending = _Ending(Ending(claim, outcome, apology), asyncio.get_running_loop().create_future())
         ending.concluded.add_done_callback(_seen)
         self._endings.append(ending)
-        if self._ending is None:
-            self._ending = asyncio.create_task(self._end_together(), name="endings")
+        if len(self._enders) < ENDERS:
+            ender = asyncio.create_task(self._end_together(), name="endings")
+            self._enders.add(ender)
         try:
             concluded = await asyncio.shield(ending.concluded)
         except asyncio.CancelledError:
@@ -265,13 +281,18 @@ class Worker:
                 batch, self._endings = self._endings[:MOST_TOGETHER], self._endings[MOST_TOGETHER:]
                 await self._end(batch)
         finally:
-            self._ending = None
+            # In the same step as the last look: an ending that comes now must find that nobody is at it.
+            self._enders.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     async def _end(self, batch: list[_Ending]) -> None:
         try:
             concluded = await self._database.write(
                 partial(conclude_all, vault=self._vault, endings=[end.ending for end in batch])
             )
+        except asyncio.CancelledError:
+            for end in batch:
+                end.concluded.set_exception(StoreUnavailable("The process ends."))
+            raise
         except Exception as error:  # noqa: BLE001 - handed to whoever waits for it
             if len(batch) == 1:
                 batch[0].concluded.set_exception(error)
@@ -297,21 +318,22 @@ class Worker:
             await asyncio.sleep(self._capacity.lease / RENEWALS_PER_LEASE)
             in_hand, asked_at = dict(self._running), clock()
             if in_hand:
+                ids = {job_id for job_id, _ in in_hand}
                 held = await self._database.write(
-                    partial(queue.renew, owner=self.owner, lease=self._capacity.lease, held=in_hand)
+                    partial(queue.renew, owner=self.owner, lease=self._capacity.lease, held=ids)
                 )
                 self._keep_or_let_go(in_hand, held, asked_at)
 
     def _keep_or_let_go(
         self,
-        in_hand: Mapping[int, tuple[Run, asyncio.Task[None], str]],
+        in_hand: Mapping[tuple[int, int], tuple[Run, asyncio.Task[None], str]],
         held: Mapping[int, tuple[int, bool]],
         asked_at: float,
     ) -> None:
         """Stop what was in hand when the renewal was asked for and is held no more."""
-        for job_id, (run, task, _) in in_hand.items():
+        for (job_id, own), (run, task, _) in in_hand.items():
             fence, _cancel_requested = held.get(job_id, (None, False))
-            if fence == run.claim.fence:
+            if fence == own:
                 run.lease.prolong(asked_at, self._capacity.lease)
             elif not task.done():
                 task.cancel()
@@ -338,11 +360,10 @@ class Worker:
         return pause if following is None else min(pause, following + 0.001)
 
     def _cancel(self, job_id: int) -> None:
-        run, task, _ = self._running.get(job_id, (None, None, None))
-        if run is None or task is None or run.cancelled.is_set():
-            return
-        run.cancelled.set()
-        asyncio.get_running_loop().call_later(CANCEL_GRACE, task.cancel)
+        for (held, _), (run, task, _) in self._running.items():
+            if held == job_id and not run.cancelled.is_set():
+                run.cancelled.set()
+                asyncio.get_running_loop().call_later(CANCEL_GRACE, task.cancel)
 
     async def _upkeep_loop(self) -> None:
         """What must be noticed within a second: due schedules, silent workers, questions nobody answered."""

@@ -20,6 +20,7 @@ from gofer.jobs.outcome import Done, Outcome, Retry, Snooze
 from gofer.jobs.worker import Run
 from gofer.outbox import ledger
 from gofer.outbox.ledger import INTERRUPTED, Before, Part
+from gofer.outbox.telling import Telling
 from gofer.store.database import Database
 from gofer.store.tables import ReplyState
 from gofer.vault.envelope import Vault
@@ -39,11 +40,13 @@ class Outbox:
         accounts: Accounts,
         redactor: Redactor,
         late_write_within: float,
+        public_url: str = "",
     ) -> None:
         self._database = database
         self._vault = vault
         self._accounts = accounts
         self._redactor = redactor
+        self._telling = Telling(vault, redactor, public_url)
         self._late_write_within = late_write_within
         """Seconds after its lease in which a silent worker's last request may still arrive outside."""
 
@@ -104,7 +107,7 @@ class Outbox:
     async def _place_and_complete(self, run: Run, part: Part, connected: Connected, before: Before) -> None:
         write, claim = self._database.write, run.claim
         integration, account = connected.integration, connected.account
-        outgoing = self._outgoing(part)
+        outgoing = await self._outgoing(part, connected)
         external_id = part.external_id
         if part.state is ReplyState.PLANNED:
             self._too_soon(part, connected, before)
@@ -133,7 +136,9 @@ class Outbox:
 
     async def _repeat_last_edit(self, run: Run, part: Part, connected: Connected) -> None:
         try:
-            await connected.integration.complete(self._outgoing(part), part.external_id, connected.account)
+            await connected.integration.complete(
+                await self._outgoing(part, connected), part.external_id, connected.account
+            )
         except Permanent as error:
             # It was complete before; somebody may have deleted it since.
             log.info("reply.not_confirmed", reply=part.id, error=str(error))
@@ -148,7 +153,12 @@ class Outbox:
         else:
             await self._database.write(partial(ledger.failed, claim=run.claim, part=part, reason=reason))
 
-    def _outgoing(self, part: Part) -> Outgoing:
+    async def _outgoing(self, part: Part, connected: Connected) -> Outgoing:
+        work = None
+        if connected.integration.tells_work and part.kind != "note":
+            work = await self._database.read(
+                partial(self._telling.progress, job_id=part.job_id, message=part.reply_to)
+            )
         return Outgoing(
             id=f"gofer-{part.job_id}-{part.kind}-{part.part}",
             conversation=part.ref,
@@ -160,4 +170,5 @@ class Outbox:
             facts=part.facts,
             question=part.question,
             choices=tuple(self._redactor.redact(choice) for choice in part.choices),
+            work=work,
         )

@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import Connection, delete, insert, select
 
 from gofer.accounts import Accounts, Connected
 from gofer.intake.admit import Read
-from gofer.integration import Progress
 from gofer.jobs.conclude import ANSWER
 from gofer.jobs.outcome import Outcome
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Handler, Run
+from gofer.outbox.telling import Telling
 from gofer.store.database import Database
-from gofer.store.tables import JobState, Trust, events, in_state, jobs, showings
+from gofer.store.tables import JobState, Trust, in_state, jobs, showings
 
 log = structlog.get_logger()
 
@@ -48,9 +47,10 @@ class Companion:
 class Presence:
     """Companions of the runs of this process."""
 
-    def __init__(self, *, database: Database, accounts: Accounts) -> None:
+    def __init__(self, *, database: Database, accounts: Accounts, telling: Telling) -> None:
         self._database = database
         self._accounts = accounts
+        self._telling = telling
         self._companions: dict[int, Companion] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeping: asyncio.Task[None] | None = None
@@ -116,20 +116,20 @@ class Presence:
         every = connected.integration.progress_every
         if not every:
             return
-        began = time.monotonic()
         shown = await self._database.read(partial(_shown, job_id=companion.claim.id))
         while not companion.ended.is_set():
             with contextlib.suppress(Exception):
-                shown = await self._show(companion, connected, shown, time.monotonic() - began)
+                shown = await self._show(companion, connected, shown)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(every):
                     await companion.ended.wait()
         if shown:
             await self._clear(connected, companion.claim.id, companion.ref, shown)
 
-    async def _show(self, companion: Companion, connected: Connected, shown: str, seconds: float) -> str:
-        steps, doing = await self._database.read(partial(_progress, job_id=companion.claim.id))
-        progress = Progress(seconds, steps, doing, companion.message)
+    async def _show(self, companion: Companion, connected: Connected, shown: str) -> str:
+        progress = await self._database.read(
+            partial(self._telling.progress, job_id=companion.claim.id, message=companion.message)
+        )
         new = await connected.integration.show_progress(companion.ref, progress, shown, connected.account)
         if new and new != shown:
             await self._database.write(
@@ -162,16 +162,6 @@ class Presence:
 def _shown(connection: Connection, job_id: int) -> str:
     query = select(showings.c.external_id).where(showings.c.job_id == job_id)
     return connection.execute(query).scalar() or ""
-
-
-def _progress(connection: Connection, job_id: int) -> tuple[int, str]:
-    """How many turns a run has taken, and the tool it is at, if it is at one."""
-    of_job = events.c.job_id == job_id
-    turns = select(func.count()).select_from(events).where(of_job, events.c.kind == "turn.started")
-    last = select(events.c.kind, events.c.data).where(of_job, events.c.kind.like("tool.%"))
-    row = connection.execute(last.order_by(events.c.seq.desc()).limit(1)).first()
-    doing = str(row.data.get("name", "")) if row is not None and row.kind == "tool.started" else ""
-    return int(connection.execute(turns).scalar_one()), doing
 
 
 def _keep(connection: Connection, job_id: int, connection_id: str, ref: str, external_id: str) -> None:

@@ -174,7 +174,7 @@ async def _stage() -> AsyncIterator[Stage]:
     async with (
         hello.open(),
         serve(model.app) as provider,
-        throw_away(anthropic_base_url=provider) as instance,
+        throw_away(anthropic_base_url=provider, request_timeout="2") as instance,
         httpx2.AsyncClient(timeout=60) as http,
     ):
         made = await instance.ask(

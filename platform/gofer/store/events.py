@@ -46,7 +46,7 @@ KINDS: dict[str, str] = {
 """Every kind the infrastructure writes; the agent's own kinds are listed in `gofer.agent.journal`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Cursor:
     """A follower's place in the log."""
 
@@ -89,10 +89,10 @@ _BLANK: dict[str, Any] = {
     "sealed": None,
 }
 _COLUMNS: dict[str, Any] = {name: bindparam(name) for name in ("workspace_id", "kind", *_BLANK)}
-_TX: Any = literal_column("pg_current_xact_id()::text::bigint")
+TX: Any = literal_column("pg_current_xact_id()::text::bigint")
 _INSERT = {
     "sqlite": insert(events).values(**_COLUMNS, at=now(), tx=0),
-    "postgresql": pg_insert(events).values(**_COLUMNS, at=now(), tx=_TX),
+    "postgresql": pg_insert(events).values(**_COLUMNS, at=now(), tx=TX),
 }
 _INSERT_RETURNING = {dialect: statement.returning(events.c.id) for dialect, statement in _INSERT.items()}
 

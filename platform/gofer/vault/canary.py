@@ -47,6 +47,14 @@ def check_canary(connection: Connection, vault: Vault) -> bool:
     return bool(row.id != vault.ring.active.id)
 
 
+def open_canary(connection: Connection, vault: Vault) -> None:
+    """See that the key in use still opens what it sealed; raises KeyRefused or Tampered."""
+    row = _active_row(connection)
+    if row is not None:
+        _check_known(vault, row.id)
+        _open_canary(vault, row.id, row.canary)
+
+
 def sealing_key(connection: Connection, vault: Vault, *, alone: bool = False) -> MasterKey:
     """The key to wrap new values with; no rotation can come between until the end of the transaction.
 

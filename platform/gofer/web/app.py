@@ -14,7 +14,8 @@ from gofer import __version__
 from gofer.errors import GoferError, StoreError
 from gofer.platform import Platform
 from gofer.store import migrations
-from gofer.web import access
+from gofer.web import access, chat
+from gofer.web.control import api_mount, furnish
 from gofer.web.hooks import Hooks
 from gofer.web.metrics import Metrics
 from gofer.web.pages.checks import Checks
@@ -34,6 +35,8 @@ PUBLIC = frozenset(
         "/logout",
         "/link/{token}",
         STATIC,
+        "/api/v1/openapi.json",
+        "/api/v1/docs",
     }
 )
 """Routes that anybody may call; every other one must ask who is there. A test walks the table."""
@@ -59,6 +62,8 @@ def public_app(platform: Platform) -> Starlette:
             Route(STATIC, static.serve),
             *page_routes(),
             *access.routes(platform),
+            *chat.routes(platform),
+            api_mount(),
         ],
         middleware=[Middleware(access.SecurityHeaders), Middleware(access.Guard, platform=platform)],
         exception_handlers={
@@ -67,9 +72,9 @@ def public_app(platform: Platform) -> Starlette:
             Exception: on_crash,
         },
     )
-    app.state.platform = platform
     app.state.renderer = Renderer(static, timezone=settings.timezone)
     app.state.checks = Checks(platform)
+    furnish(app, platform)
     return app
 
 

@@ -86,7 +86,8 @@ def problem(
 
 def status_of(error: GoferError) -> int:
     """The status an error of ours is answered with."""
-    return next((status for kind, status in STATUS.items() if isinstance(error, kind)), 500)
+    own: int | None = getattr(error, "status", None)
+    return own or next((status for kind, status in STATUS.items() if isinstance(error, kind)), 500)
 
 
 async def on_gofer_error(request: Request, error: Exception) -> Response:
@@ -94,7 +95,9 @@ async def on_gofer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, GoferError)
     status = status_of(error)
     retry_after = getattr(error, "retry_after", None) or (5 if status == 503 else None)
-    response = problem(status, str(error), code=error.code, retry_after=retry_after)
+    # A body that is too large or too slow is not waited for.
+    close = status in (408, 413)
+    response = problem(status, str(error), code=error.code, retry_after=retry_after, close=close)
     if status == 401:
         response.headers["www-authenticate"] = 'Bearer realm="gofer"'
     return response

@@ -18,6 +18,8 @@ from gofer.web.problems import problem
 HEAD_WITHIN = 10.0
 """Seconds a request's head may take, and what is left of a body that nobody reads."""
 MOST_HEAD = 64 * 1024
+MOST_MESSAGE = 512 * 1024
+"""Bytes of one message over a WebSocket."""
 
 
 class Strict(HttpToolsProtocol):
@@ -146,6 +148,10 @@ def make_server(app: ASGIApp, *, head_within: float = HEAD_WITHIN, **where: Any)
         proxy_headers=False,  # uvicorn would believe every proxy on this machine; the guard knows whom to
         timeout_keep_alive=30,
         timeout_graceful_shutdown=5,
+        ws_max_size=MOST_MESSAGE,
+        ws_ping_interval=20,
+        ws_ping_timeout=20,
+        ws_per_message_deflate=False,
         **where,
     )
     return Server(config)

@@ -107,6 +107,7 @@ def test_secrets_keys_schedules_and_the_rest(server: Process | None, terminal: T
     assert terminal.json("questions", "list") == {"questions": []}
     terminal("questions", "answer", "q_none", "yes", fails=3)
     assert terminal.json("status")["serving"] is (server is not None)
+    terminal("status", "--running", fails=0 if server is not None else 1)
     assert terminal.json("status", "--refusals") == {"refusals": []}
     findings = {each["check"]: each["severity"] for each in terminal.json("doctor")["findings"]}
     assert findings["database"] == findings["master key"] == "ok"

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import queue
+import re
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from commandline import Terminal
+from gofer.cli import main
+from gofer.doctor.finding import PAGES
+from gofer.rehearsal import loopback
+from gofer.rehearsal.anthropic import Anthropic, say
 from servers import shared, turn
 
 
-def findings(terminal: Terminal, fails: int = 0) -> dict[str, dict[str, Any]]:
-    import json
-
-    out = terminal("doctor", "--json") if not fails else ""
+def findings(terminal: Terminal, *options: str, fails: int = 0) -> dict[str, dict[str, Any]]:
+    out = terminal("doctor", "--json", *options) if not fails else ""
     if fails:
-        from gofer.cli import main
-
-        assert main(["doctor", "--json"]) == fails
+        assert main(["doctor", "--json", *options]) == fails
         out = terminal._capsys.readouterr().out
     return {each["check"]: each for each in json.loads(out)["findings"]}
 
@@ -76,3 +83,59 @@ def test_a_data_directory_that_cannot_be(
     monkeypatch.setenv("GOFER_DATA_DIR", place)
     found = findings(terminal, fails=1)
     assert found["data directory"]["fix"] == "Set GOFER_DATA_DIR."
+
+
+def test_every_finding_leads_to_a_page_that_is_there(terminal: Terminal) -> None:
+    terminal("connections", "add", "hello", "--set", "reply_url=http://127.0.0.1:9/")
+    docs = Path(__file__).parents[3] / "docs"
+    for each in [*findings(terminal).values(), *({"docs": page} for page in PAGES.values())]:
+        page, _, place = each["docs"].partition("#")
+        text = (docs / page).read_text(encoding="utf-8")
+        headings = [re.sub(r"[^a-z0-9 -]", "", line.lower()) for line in re.findall(r"^#+ (.*)$", text, re.M)]
+        assert not place or place in [heading.replace(" ", "-") for heading in headings], each["docs"]
+
+
+def test_fixing_closes_what_is_open(terminal: Terminal, data_dir: Path) -> None:
+    terminal("secrets", "put", "x", stdin="some secret value")
+    data_dir.chmod(0o777)
+    fixed = terminal.json("doctor", "--fix")
+    assert any("Closed" in line for line in fixed["fixed"])
+    assert data_dir.stat().st_mode & 0o777 == 0o700
+    assert terminal.json("doctor", "--fix")["fixed"] == []
+
+
+@contextlib.contextmanager
+def served(app: Any) -> Iterator[str]:
+    """An app on loopback, in a thread of its own."""
+    loop, over, found = asyncio.new_event_loop(), asyncio.Event(), queue.Queue[str]()
+
+    async def live() -> None:
+        async with loopback.serve(app) as url:
+            found.put(url)
+            await over.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.Runner(loop_factory=lambda: loop).run(live()))
+    thread.start()
+    try:
+        yield found.get(timeout=30)
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+        loop.close()
+
+
+def test_the_model_is_asked_only_with_consent(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Anthropic([say("ok")], key="the-right-key-of-the-tests")
+    with served(service.app) as url:
+        monkeypatch.setenv("GOFER_ANTHROPIC_BASE_URL", url)
+        terminal("secrets", "put", "other", stdin="some secret value")
+        assert "offline" in findings(terminal)["model"]["line"]
+        terminal("secrets", "put", "anthropic_key", stdin="a-wrong-key-of-the-tests")
+        assert "was not asked" in findings(terminal)["model"]["line"]
+        assert findings(terminal, "--call", fails=1)["model"]["fix"].startswith(
+            "gofer secrets put anthropic_key"
+        )
+        terminal("secrets", "put", "anthropic_key", stdin="the-right-key-of-the-tests")
+        assert service.received == []
+        assert "answered in" in findings(terminal, "--call")["model"]["line"]
+        assert len(service.received) == 1

@@ -1,20 +1,28 @@
-"""Who may call what: every route is public by decision, or asks who is there."""
+"""Who may call what: every route is public by decision, or asks who is there, and each role gets what is its own."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import httpx2
+import pytest
 from starlette.routing import BaseRoute, Mount, Route
 
 from gofer.platform import Platform
+from gofer.web.access.sessions import csrf_for
+from gofer.web.access.visitor import ROLES, Role, Scope
 from gofer.web.app import PUBLIC, public_app
+from gofer.web.control.table import OPERATIONS
+from web_house import House
+
+SCOPE: dict[Role, Scope] = {"viewer": "read", "operator": "write", "owner": "admin"}
 
 
 def walk(routes: list[BaseRoute], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Every path and method, also below mounts."""
     for route in routes:
-        if isinstance(route, Mount):
+        if isinstance(route, Mount) and route.routes:
             yield from walk(list(route.routes), prefix + route.path)
         elif isinstance(route, Route):
             for method in route.methods or {"GET"}:
@@ -23,18 +31,27 @@ def walk(routes: list[BaseRoute], prefix: str = "") -> Iterator[tuple[str, str]]
             yield prefix + str(getattr(route, "path", route)), "GET"
 
 
-async def test_each_route_is_public_or_answers_401_to_a_stranger(platform: Platform) -> None:
+def asked_for(path: str) -> str:
+    """A path with something in the place of what it names."""
+    return re.sub(r"\{\w+\}", "nobody", re.sub(r"\{\w+:int\}", "987654321", re.sub(r":path\}", "}", path)))
+
+
+async def test_each_route_is_public_or_turns_a_stranger_away(platform: Platform) -> None:
     app = public_app(platform)
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         walked = list(walk(app.routes))
-        assert len(walked) >= len(PUBLIC)
+        assert len(walked) >= len(PUBLIC) + len(OPERATIONS)
         for path, method in walked:
             if path in PUBLIC:
                 continue
-            asked = path.replace("{", "").replace("}", "").replace(":int", "").replace(":path", "")
-            response = await client.request(method, asked.replace("/id", "/1"))
-            assert response.status_code in (303, 401), f"{method} {path} answered {response.status_code}"
+            response = await client.request(method, asked_for(path))
+            if path.startswith("/api/"):
+                assert response.status_code == 401, f"{method} {path} answered {response.status_code}"
+                assert response.headers["www-authenticate"].startswith("Bearer")
+            else:
+                assert response.status_code == 303, f"{method} {path} answered {response.status_code}"
+                assert response.headers["location"].startswith("/login")
 
 
 async def test_the_public_list_names_only_routes_that_exist(platform: Platform) -> None:
@@ -42,9 +59,38 @@ async def test_the_public_list_names_only_routes_that_exist(platform: Platform) 
     assert paths >= PUBLIC
 
 
-async def test_the_control_api_is_not_on_the_network(platform: Platform) -> None:
-    transport = httpx2.ASGITransport(public_app(platform))
-    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        for path in ("/api/v1/status", "/api/v1/secrets", "/api/v1/jobs", "/api/v1/key/rotate"):
-            for method in ("GET", "POST"):
-                assert (await client.request(method, path)).status_code == 404
+@pytest.mark.parametrize("role", ROLES)
+def test_each_role_may_do_what_is_its_own_and_nothing_else(house: House, role: Role) -> None:
+    member = house.member(f"walker-{role}", role, password="")
+    browser = house.browser()
+    browser.follow(house.link(member))
+    by_session = browser.client
+    by_session.headers["x-gofer-csrf"] = csrf_for(browser.cookie)
+    by_token = house.api(house.token(member, SCOPE[role]))
+    for each in OPERATIONS:
+        if each.stream:
+            continue
+        allowed = ROLES.index(role) >= ROLES.index(each.role)
+        for answer in (
+            by_session.request(each.method, f"/api/v1{asked_for(each.path)}"),
+            by_token.request(each.method, asked_for(each.path)),
+        ):
+            told = answer.json().get("detail", "")
+            refused = answer.status_code == 403 and "needs the role" in told
+            assert refused is not allowed, (each.name, answer.status_code, told)
+            assert answer.status_code != 401
+            assert answer.status_code < 500, (each.name, told)
+
+
+def test_a_token_may_do_no_more_than_its_scope_whoever_made_it(house: House) -> None:
+    api = house.api(house.token(house.owner(), "read"))
+    assert api.get("/me").json()["role"] == "viewer"
+    assert api.get("/jobs").status_code == 200
+    for method, path in (
+        ("POST", "/jobs/1/cancel"),
+        ("GET", "/audit"),
+        ("POST", "/members"),
+        ("GET", "/key"),
+    ):
+        assert api.request(method, path).status_code == 403
+    assert api.post("/tokens", json={"name": "more", "scope": "admin"}).status_code == 403

@@ -26,9 +26,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from gofer.rehearsal.github import api, git, shapes
+from gofer.rehearsal.github.across import Across
 from gofer.rehearsal.github.apps import Apps, new_key
-from gofer.rehearsal.github.door import Fault, Refusal, repository_for, token_of
-from gofer.rehearsal.github.world import App, Comment, Delivery, Installation, Issue, Repository, World
+from gofer.rehearsal.github.door import Fault, Limits, Refusal, repository_for, token_of
+from gofer.rehearsal.github.world import (
+    App,
+    CheckRun,
+    Comment,
+    Delivery,
+    Installation,
+    Issue,
+    Repository,
+    World,
+    stamp,
+)
 from gofer.rehearsal.loopback import hang_up, serve
 
 __all__ = ["Fault", "GitHubService"]
@@ -53,7 +64,9 @@ class GitHubService:
         self.url = ""
         self.hook_timeout = 10.0
         self._folder: Path | None = None
+        self.limits = Limits()
         self._apps = Apps(self.world, self._redeliver)
+        self._across = Across(self.world)
 
     @property
     def api_url(self) -> str:
@@ -76,6 +89,7 @@ class GitHubService:
         plain: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
             ("POST", "/app-manifests/{code}/conversions", apps.convert),
             ("GET", "/app", apps.me),
+            ("GET", "/search/issues", self._across.search),
             ("GET", "/user", apps.user),
             ("GET", "/repos/{owner}/{name}/installation", apps.installation_of),
             ("POST", "/app/installations/{id:int}/access_tokens", apps.mint),
@@ -90,7 +104,16 @@ class GitHubService:
             return await git.serve(self.world, request)
 
         backend = Route("/{owner}/{name}/{rest:path}", smart_http, methods=["GET", "POST"])
-        return Starlette(routes=[Mount("/api/v3", routes=routes), backend])
+        create = self._plain(apps.create)
+        pages = [
+            Route(path, create, methods=["POST"])
+            for path in ("/settings/apps/new", "/organizations/{org}/settings/apps/new")
+        ]
+        beside = [
+            Route("/api/graphql", self._plain(self._across.graphql), methods=["POST"]),
+            Route("/storage/{owner}/{name}/{id:int}", self._plain(self._across.stored)),
+        ]
+        return Starlette(routes=[Mount("/api/v3", routes=routes), *beside, *pages, backend])
 
     def _guarded(
         self, handler: api.Handler, permission: str, level: str
@@ -114,7 +137,10 @@ class GitHubService:
             try:
                 if fault is not None:
                     await _go_wrong(fault)
+                if request.url.path.startswith("/api/"):
+                    self.limits.count(request.method, request.url.path)
                 response = await handler(request)
+                response.headers.update(self.limits.headers())
             except Refusal as refusal:
                 response = JSONResponse({"message": str(refusal)}, refusal.status, refusal.headers)
             self.calls.append((request.method, path, response.status_code))
@@ -215,6 +241,19 @@ class GitHubService:
         await self.deliver("pull_request_review_comment", payload, of, login)
         return made
 
+    async def review(
+        self, login: str, of: Repository, number: int, body: str, state: str = "commented"
+    ) -> None:
+        """A review as a whole; comments on lines come by themselves."""
+        pull = of.issues[number]
+        made = {
+            "id": self.world.next_id(), "body": body, "state": state, "user": shapes.user(self.world.user(login)),
+            "submitted_at": stamp(),
+        }  # fmt: skip
+        shown = shapes.pull(pull, of, self.url, git.sha_of(of, pull.head))
+        payload = {"action": "submitted", "pull_request": shown, "review": made}
+        await self.deliver("pull_request_review", payload, of, login)
+
     async def label(self, login: str, of: Repository, number: int, name: str) -> None:
         of.issues[number].labels.append(name)
         shown = shapes.issue(of.issues[number], of, self.url)
@@ -222,9 +261,20 @@ class GitHubService:
             "issues", {"action": "labeled", "issue": shown, "label": {"name": name}}, of, login
         )
 
-    async def fail_checks(self, of: Repository, number: int) -> None:
+    async def fail_checks(self, of: Repository, number: int, log: str = "") -> None:
         """The checks of a pull request end badly."""
         pull = of.issues[number]
+        if log:
+            made = CheckRun(
+                self.world.next_id(),
+                "test",
+                git.sha_of(of, pull.head),
+                "completed",
+                "github-actions[bot]",
+                "failure",
+            )
+            made.log = log
+            of.check_runs[made.id] = made
         suite = {
             "id": self.world.next_id(), "head_branch": pull.head, "head_sha": git.sha_of(of, pull.head),
             "status": "completed", "conclusion": "failure", "pull_requests": [{"number": number}],

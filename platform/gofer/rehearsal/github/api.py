@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
 from gofer.rehearsal.github import git, shapes
 from gofer.rehearsal.github.door import ORDER, Refusal
 from gofer.rehearsal.github.world import CheckRun, Comment, Issue, Repository, Token, World, stamp
 
 LONGEST_COMMENT = 65_536
+CONCLUSIONS = ("action_required", "cancelled", "failure", "neutral", "success", "skipped", "timed_out")
 REACTIONS = {"+1", "-1", "laugh", "confused", "heart", "hooray", "rocket", "eyes"}
 
 
@@ -258,6 +259,7 @@ async def create_check(asked: Asked) -> Response:
         asked.world.next_id(), asked.text("name"), sha, asked.body.get("status", "queued"), asked.token.user.login,
         external_id=asked.body.get("external_id", ""),
     )  # fmt: skip
+    _end_check(made, asked.body)
     asked.of.check_runs[made.id] = made
     return JSONResponse(shapes.check_run(made), 201)
 
@@ -266,15 +268,29 @@ async def edit_check(asked: Asked) -> Response:
     found = asked.of.check_runs.get(asked.number("id"))
     if found is None or found.by != asked.token.user.login:
         raise Refusal(404, "Not Found")
-    found.status = asked.body.get("status", found.status)
-    found.conclusion = asked.body.get("conclusion", found.conclusion)
-    if found.status == "completed" and not found.conclusion:
+    _end_check(found, asked.body)
+    return JSONResponse(shapes.check_run(found))
+
+
+def _end_check(check: CheckRun, body: dict[str, Any]) -> None:
+    """What a request says about a check's state, if it makes sense."""
+    status, conclusion = body.get("status", check.status), body.get("conclusion", check.conclusion)
+    output = body.get("output", check.output)
+    if status not in ("queued", "in_progress", "completed") or conclusion not in (None, *CONCLUSIONS):
+        raise Refusal(422, "Validation Failed: status or conclusion")
+    if status == "completed" and not conclusion:
         raise Refusal(422, "Validation Failed: a completed check has a conclusion")
-    output = asked.body.get("output", found.output)
     if output and not {"title", "summary"} <= set(output):
         raise Refusal(422, "Validation Failed: output needs title and summary")
-    found.output = output
-    return JSONResponse(shapes.check_run(found))
+    check.status, check.conclusion, check.output = status, conclusion, output
+
+
+async def job_logs(asked: Asked) -> Response:
+    """Sent elsewhere, to a storage that takes no token."""
+    found = asked.of.check_runs.get(asked.number("id"))
+    if found is None or not found.log:
+        raise Refusal(404, "Not Found")
+    return RedirectResponse(f"{asked.base}/storage/{asked.of.full_name}/{found.id}", 302)
 
 
 R = "/repos/{owner}/{name}"
@@ -307,6 +323,7 @@ ROUTES: tuple[tuple[str, str, str, str, Handler], ...] = (
     ("POST", f"{R}/pulls/comments/{{id:int}}/reactions", "pull_requests", "write", react_to_review_comment),
     ("GET", f"{R}/contents/{{path:path}}", "contents", "read", contents),
     ("GET", f"{R}/commits/{{sha}}/check-runs", "checks", "read", list_checks),
+    ("GET", f"{R}/actions/jobs/{{id:int}}/logs", "actions", "read", job_logs),
     ("POST", f"{R}/check-runs", "checks", "write", create_check),
     ("PATCH", f"{R}/check-runs/{{id:int}}", "checks", "write", edit_check),
 )

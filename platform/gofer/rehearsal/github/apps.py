@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from gofer.rehearsal.github import shapes
 from gofer.rehearsal.github.door import ORDER, Refusal, app_of, token_of
 from gofer.rehearsal.github.world import App, Delivery, Installation, World, stamp
+
+MANIFEST = {
+    "name", "url", "hook_attributes", "redirect_url", "callback_urls", "setup_url", "description", "public",
+    "default_events", "default_permissions", "request_oauth_on_install", "setup_on_update",
+}  # fmt: skip
+"""What a manifest may have."""
 
 
 def new_key() -> tuple[str, str]:
@@ -37,6 +46,41 @@ class Apps:
         self._redeliver = redeliver
         self.keys: dict[int, str] = {}
         """Private keys that a manifest's conversion gives out."""
+
+    async def create(self, request: Request) -> Response:
+        """A signed-in person pressed the button on a page that posts a manifest; they are sent back with a code."""
+        form = dict(parse_qsl((await request.body()).decode()))
+        state = request.query_params.get("state", "")
+        try:
+            wanted = json.loads(str(form.get("manifest", "")))
+            app, private = self._from_manifest(wanted)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Refusal(422, f"Invalid GitHub App configuration: {error}") from None
+        self._world.apps[app.id], self.keys[app.id] = app, private
+        code = secrets.token_hex(20)
+        self._world.codes[code] = app
+        back = f"{wanted['redirect_url']}?{urlencode({'code': code, 'state': state})}"
+        return RedirectResponse(back, 302)
+
+    def _from_manifest(self, wanted: dict[str, Any]) -> tuple[App, str]:
+        """An App as a manifest describes it; KeyError or ValueError where GitHub refuses it."""
+        hook = wanted["hook_attributes"]
+        for address in (wanted["url"], wanted["redirect_url"], hook["url"]):
+            if urlsplit(address).scheme not in ("http", "https"):
+                raise ValueError(f"{address!r} is not an address")
+        if not 0 < len(wanted["name"]) <= 34 or any(
+            app.slug == wanted["name"] for app in self._world.apps.values()
+        ):
+            raise ValueError("the name is taken, or too long")
+        unknown = {*wanted} - MANIFEST
+        if unknown or {*wanted["default_permissions"].values()} - {"read", "write"}:
+            raise ValueError(f"{unknown or 'a permission'} is not known")
+        private, public = new_key()
+        return App(
+            self._world.next_id(), wanted["name"], public, secrets.token_urlsafe(32),
+            hook["url"] if hook.get("active", True) else "", dict(wanted["default_permissions"]),
+            list(wanted["default_events"]),
+        ), private  # fmt: skip
 
     async def convert(self, request: Request) -> Response:
         app = self._world.codes.pop(request.path_params["code"], None)

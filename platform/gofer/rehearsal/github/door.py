@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,6 +35,39 @@ class Fault:
     where: str = ""
     """Such as `POST /issues/1/comments`; empty for any request."""
     seconds: float = 1
+
+
+class Limits:
+    """How much one account may ask: a budget of requests, and so many new things a minute."""
+
+    def __init__(self, requests: int = 5000, creations: int = 80) -> None:
+        self.requests = requests
+        """Left until the hour is over."""
+        self.creations = creations
+        """New comments, pull requests and the like within a minute."""
+        self.minute = 60.0
+        self.reset_at = time.time() + 3600
+        self._made: deque[float] = deque()
+
+    def headers(self) -> dict[str, str]:
+        return {"x-ratelimit-remaining": str(self.requests), "x-ratelimit-reset": str(int(self.reset_at))}
+
+    def count(self, method: str, path: str) -> None:
+        """One more request; raises the refusal GitHub answers with when it is one too many."""
+        if self.requests <= 0:
+            raise Refusal(403, "API rate limit exceeded for installation.", self.headers())
+        self.requests -= 1
+        if method != "POST" or "/repos/" not in path:
+            return
+        while self._made and self._made[0] < time.time() - self.minute:
+            self._made.popleft()
+        if len(self._made) >= self.creations:
+            wait = max(1, math.ceil(self._made[0] + self.minute - time.time()))
+            words = (
+                "You have exceeded a secondary rate limit. Please wait a few minutes before you try again."
+            )
+            raise Refusal(403, words, {"retry-after": str(wait)})
+        self._made.append(time.time())
 
 
 def credentials(request: Request) -> str:

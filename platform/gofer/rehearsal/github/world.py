@@ -47,6 +47,8 @@ class Comment:
     """Of a review comment: the file it is about."""
     thread: int = 0
     """Of a review comment: the first one of its thread."""
+    resolved: bool = False
+    """Of the first one of a thread."""
 
 
 @dataclass
@@ -81,6 +83,8 @@ class CheckRun:
     conclusion: str | None = None
     external_id: str = ""
     output: dict[str, Any] = field(default_factory=dict)
+    log: str = ""
+    """What a workflow wrote, if a workflow made it."""
 
 
 @dataclass

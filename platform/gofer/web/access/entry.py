@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 from sqlalchemy import Connection, select
@@ -172,7 +171,6 @@ async def _form(request: Request) -> dict[str, str]:
 
 def _local(target: str) -> str:
     """Where to go next, on this server only."""
-    parts = urlsplit(target) if target.isprintable() and "\\" not in target else urlsplit("")
-    if parts.scheme or parts.netloc or not target.startswith("/") or target.startswith("//"):
+    if not target.isprintable() or "\\" in target or not target.startswith("/") or target.startswith("//"):
         return "/"
     return target

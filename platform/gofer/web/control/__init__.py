@@ -1,37 +1,30 @@
-"""The control API: everything the command line can ask for, as JSON.
+"""The API: everything that can be asked for, as JSON.
 
-Served on the Unix socket of a running server, whose file only its user may open, or called in-process when no
-server runs. It is never mounted on the network.
+On the network it is behind the guard; on the Unix socket of a running server, whose file only its user may open,
+and in a command's own process, whoever asks is the owner.
 """
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import Mount, Route
+from starlette.routing import Mount
 
 from gofer.errors import GoferError
 from gofer.platform import Platform
 from gofer.web.access import FromSocket
-from gofer.web.control import (
-    agents,
-    connections,
-    conversations,
-    deliveries,
-    instance,
-    jobs,
-    questions,
-    schedules,
-    secrets,
-)
+from gofer.web.control.openapi import document_routes
+from gofer.web.control.table import OPERATIONS
 from gofer.web.problems import on_crash, on_gofer_error, on_http_exception
 
 
 def control_app(platform: Platform) -> Starlette:
-    """Build it."""
+    """The API for the command line."""
     app = Starlette(
-        routes=[Mount("/api/v1", routes=ROUTES)],
+        routes=[api_mount()],
         middleware=[Middleware(FromSocket)],
         exception_handlers={
             GoferError: on_gofer_error,
@@ -39,45 +32,16 @@ def control_app(platform: Platform) -> Starlette:
             Exception: on_crash,
         },
     )
-    app.state.platform = platform
+    furnish(app, platform)
     return app
 
 
-ROUTES = [
-    Route("/status", instance.status),
-    Route("/doctor", instance.doctor),
-    Route("/refusals", instance.refusals),
-    Route("/integrations", instance.integrations),
-    Route("/key", instance.key),
-    Route("/key/rotate", instance.rotate_key, methods=["POST"]),
-    Route("/backup", instance.backup, methods=["POST"]),
-    Route("/jobs", jobs.index),
-    Route("/jobs/{id:int}", jobs.show),
-    Route("/jobs/{id:int}/cancel", jobs.cancel_one, methods=["POST"]),
-    Route("/jobs/{id:int}/redrive", jobs.redrive_one, methods=["POST"]),
-    Route("/deliveries", deliveries.index),
-    Route("/deliveries/{id:int}", deliveries.show),
-    Route("/deliveries/{id:int}/replay", deliveries.replay, methods=["POST"]),
-    Route("/questions", questions.index),
-    Route("/questions/{id}/answer", questions.answer_one, methods=["POST"]),
-    Route("/secrets", secrets.index),
-    Route("/secrets", secrets.put, methods=["PUT"]),
-    Route("/secrets", secrets.remove, methods=["DELETE"]),
-    Route("/connections", connections.index),
-    Route("/connections", connections.add, methods=["POST"]),
-    Route("/connections/{id}", connections.show),
-    Route("/connections/{id}", connections.change, methods=["PATCH"]),
-    Route("/connections/{id}", connections.remove, methods=["DELETE"]),
-    Route("/connections/{id}/pair", connections.pair, methods=["POST"]),
-    Route("/connections/{id}/test", connections.test, methods=["POST"]),
-    Route("/connections/{id}/replay", deliveries.replay_given, methods=["POST"]),
-    Route("/conversations", conversations.index),
-    Route("/conversations/{id}/purge", conversations.purge, methods=["POST"]),
-    Route("/agents", agents.index),
-    Route("/agents/{name}", agents.show),
-    Route("/agents/{name}", agents.put, methods=["PUT"]),
-    Route("/agents/{name}", agents.remove, methods=["DELETE"]),
-    Route("/schedules", schedules.index),
-    Route("/schedules", schedules.add, methods=["POST"]),
-    Route("/schedules/{id}", schedules.remove, methods=["DELETE"]),
-]
+def api_mount() -> Mount:
+    """The API's routes, for any app that is furnished."""
+    return Mount("/api/v1", routes=[*document_routes(), *(operation.route() for operation in OPERATIONS)])
+
+
+def furnish(app: Starlette, platform: Platform) -> None:
+    """What the endpoints find in their app."""
+    app.state.platform = platform
+    app.state.agents_turn = asyncio.Lock()

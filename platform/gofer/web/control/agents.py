@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
 from sqlalchemy import select
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,15 +14,18 @@ from starlette.responses import Response
 from gofer.agent.agents import AgentFileError, Agents, put_agent, remove_agent
 from gofer.errors import Malformed, NotFound
 from gofer.store.tables import agents
-from gofer.web.control.asking import Question, answered, asked, platform_of, rows
+from gofer.web.control.asking import Question, answered, asked, check_match, etag_of, platform_of, rows
 
 
 class Wish(Question):
     """An agent to write."""
 
-    toml: str
-    instructions: str | None = None
-    """Markdown, kept beside the settings; left as it is when not given."""
+    toml: str = Field(max_length=100_000)
+    instructions: str | None = Field(
+        default=None,
+        max_length=500_000,
+        description="Markdown, kept beside the settings; left as it is when not given.",
+    )
 
 
 async def index(request: Request) -> Response:
@@ -43,25 +47,42 @@ async def show(request: Request) -> Response:
     if name not in files:
         raise NotFound(f"There is no file for an agent called {name[:40]!r}. `gofer agents list` shows them.")
     toml, instructions = await asyncio.to_thread(_texts, path)
-    return answered(request, {"name": name, "toml": toml, "instructions": instructions, **files[name]})
+    shown = {"name": name, "toml": toml, "instructions": instructions, **files[name]}
+    return answered(request, shown, etag=etag_of(toml, instructions))
 
 
 async def put(request: Request) -> Response:
     """Write an agent; it is in force from the next run on."""
     wish = await asked(request, Wish)
+    name = request.path_params["name"]
     try:
-        spec = await asyncio.to_thread(
-            put_agent, _directory(request), request.path_params["name"], wish.toml, wish.instructions
-        )
+        async with request.app.state.agents_turn:
+            await _check(request, name)
+            spec = await asyncio.to_thread(put_agent, _directory(request), name, wish.toml, wish.instructions)
+            etag = await _etag(request, name)
     except AgentFileError as error:
         raise Malformed(f"line {error.line}: {error.message}") from None
-    return answered(request, {"name": spec.name, "spec": spec.model_dump(mode="json")})
+    return answered(request, {"name": spec.name, "spec": spec.model_dump(mode="json")}, etag=etag)
+
+
+async def _check(request: Request, name: str) -> None:
+    if "if-match" in request.headers:
+        check_match(request, await _etag(request, name))
+
+
+async def _etag(request: Request, name: str) -> str:
+    try:
+        return etag_of(*await asyncio.to_thread(_texts, _directory(request) / f"{name}.toml"))
+    except (OSError, ValueError):
+        return etag_of()
 
 
 async def remove(request: Request) -> Response:
     """Remove an agent's files."""
     name = request.path_params["name"]
-    await asyncio.to_thread(remove_agent, _directory(request), name)
+    async with request.app.state.agents_turn:
+        await _check(request, name)
+        await asyncio.to_thread(remove_agent, _directory(request), name)
     return answered(request, {"name": name})
 
 

@@ -1,27 +1,32 @@
-"""What the endpoints share: who they speak for, what was asked, how it is answered."""
+"""What the endpoints share: who asks, what was asked, how it is answered."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import hashlib
+import json
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import ColumnElement, Connection, Select, Table
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from gofer.errors import Malformed
+from gofer.errors import Malformed, NotFound, Stale
 from gofer.platform import Platform
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.strict_json import load_json
-
-BY = "command line"
-"""Who did it, in the event log."""
+from gofer.web.access import visitor_of
+from gofer.web.body import BodyError, read_body
 
 WORKSPACE = FIRST_WORKSPACE
 
 MOST_ROWS = 1000
+MOST_BODY = 1024 * 1024
+LARGEST = 2**63 - 1
 
 Q = TypeVar("Q", bound="Question")
+Id = Annotated[str, Field(max_length=200)]
+Number = Annotated[int, Field(ge=0, le=LARGEST)]
 
 
 class Question(BaseModel):
@@ -30,15 +35,49 @@ class Question(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
 
+class Nothing(Question):
+    """No body, or an empty object."""
+
+
+class Paged(Question):
+    """A list that may be long, newest first."""
+
+    cursor: str = Field(default="", pattern=r"^([0-9]{1,18})?$", description="`next` of the page before.")
+    limit: int = Field(default=50, ge=1, le=MOST_ROWS)
+
+    @property
+    def before(self) -> int | None:
+        """The number of the last one of the page before."""
+        return int(self.cursor) if self.cursor else None
+
+
 def platform_of(request: Request) -> Platform:
     """The platform the app was built for."""
     platform: Platform = request.app.state.platform
     return platform
 
 
+def by(request: Request) -> str:
+    """Who did it, in the event log."""
+    visitor = visitor_of(request)
+    return f"{visitor.name} (token)" if visitor.via == "token" else visitor.name
+
+
+async def body_of(request: Request) -> bytes:
+    """The raw body, read once, bounded in size and time."""
+    if "gofer.body" not in request.scope:
+        within = platform_of(request).settings.body_timeout
+        most: int = request.scope.get("gofer.most_body", MOST_BODY)
+        request.scope["gofer.body"] = await read_body(request, at_most=most, within=within)
+    return bytes(request.scope["gofer.body"])
+
+
 async def asked(request: Request, kind: type[Q]) -> Q:
     """The JSON body as a model; raises Malformed."""
-    body = await request.body()
+    body = await body_of(request)
+    media = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if body and media != "application/json":
+        raise BodyError(415, "Send the body as application/json.")
     return _checked(kind, load_json(body) if body else {})
 
 
@@ -56,9 +95,41 @@ def _checked(kind: type[Q], value: Any) -> Q:
         raise Malformed(f"{name}: {first['msg']}." if name else f"{first['msg']}.") from None
 
 
-def answered(request: Request, value: Any, status: int = 200) -> Response:
+def number_in(request: Request, name: str = "id") -> int:
+    """A number of the path; one that no database could hold names nothing."""
+    number: int = request.path_params[name]
+    if number > LARGEST:
+        raise NotFound(f"There is no number {str(number)[:40]}….")
+    return number
+
+
+def answered(
+    request: Request, value: Any, status: int = 200, *, location: str = "", etag: str = ""
+) -> Response:
     """JSON with every known secret masked."""
-    return JSONResponse(platform_of(request).redactor.redact_value(value), status)
+    headers = {"location": f"/api/v1{location}"} if location else {}
+    if etag:
+        headers["etag"] = etag
+    return JSONResponse(platform_of(request).redactor.redact_value(value), status, headers)
+
+
+def shown_once(value: Any, status: int = 200) -> Response:
+    """JSON that is itself a secret, told to the one who asked for it."""
+    return JSONResponse(value, status)
+
+
+def etag_of(*parts: Any) -> str:
+    """A mark that changes with what it is made of."""
+    plain = json.dumps(parts, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
+    return f'"{hashlib.sha256(plain).hexdigest()[:32]}"'
+
+
+def check_match(request: Request, etag: str) -> None:
+    """Raises Stale when the caller means another version than the one that is there."""
+    given = request.headers.get("if-match", "*")
+    marks = {mark.strip() for mark in given.split(",")}
+    if "*" not in marks and etag not in marks:
+        raise Stale
 
 
 def without(table: Table, *names: str) -> list[ColumnElement[Any]]:
@@ -69,3 +140,8 @@ def without(table: Table, *names: str) -> list[ColumnElement[Any]]:
 def rows(connection: Connection, query: Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
     """A query's rows as JSON objects."""
     return [dict(row._mapping) for row in connection.execute(query)]
+
+
+def next_of(found: list[dict[str, Any]], limit: int, name: str = "id") -> str | None:
+    """The cursor of the next page; None when this one is not full."""
+    return str(found[-1][name]) if len(found) == limit else None

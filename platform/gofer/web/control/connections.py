@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,9 +19,23 @@ from gofer.health import health_of, set_up
 from gofer.integration import Role
 from gofer.jobs.signals import JOBS
 from gofer.platform import Platform
+from gofer.signing_up import begin, finish
 from gofer.store.tables import connections, deliveries, secrets
 from gofer.vault.secret import Secret
-from gofer.web.control.asking import BY, WORKSPACE, Question, answered, asked, platform_of, rows, without
+from gofer.web.access import note
+from gofer.web.control.asking import (
+    WORKSPACE,
+    Nothing,
+    Question,
+    answered,
+    asked,
+    by,
+    check_match,
+    etag_of,
+    platform_of,
+    rows,
+    without,
+)
 
 log = structlog.get_logger()
 
@@ -28,10 +43,27 @@ log = structlog.get_logger()
 class New(Question):
     """A connection to make."""
 
+    integration: str = Field(max_length=100)
+    name: str = Field(default="", max_length=200)
+    settings: dict[str, Any] = Field(default_factory=dict)
+    secrets: dict[str, Secret] = Field(default_factory=dict)
+
+
+class Begin(Question):
+    """An account to have made at a service."""
+
     integration: str
     name: str = ""
     settings: dict[str, Any] = Field(default_factory=dict)
-    secrets: dict[str, Secret] = Field(default_factory=dict)
+    owner: str = ""
+    back_url: str
+
+
+class Finish(Question):
+    """What the service came back with."""
+
+    state: str
+    code: str
 
 
 class Pair(Question):
@@ -76,7 +108,12 @@ async def show(request: Request) -> Response:
     """One connection, with the names of its secrets and when it was last heard of."""
     platform = platform_of(request)
     found = await platform.database.read(partial(_show, connection_id=request.path_params["id"]))
-    return answered(request, {**found, "connection": _with_hook(platform, found["connection"])})
+    shown = {**found, "connection": _with_hook(platform, found["connection"])}
+    return answered(request, shown, etag=_version(found["connection"]))
+
+
+def _version(row: Any) -> str:
+    return etag_of(row["name"], row["enabled"], row["settings"], row["max_running"])
 
 
 def _show(connection: Connection, connection_id: str) -> dict[str, Any]:
@@ -108,10 +145,24 @@ async def add(request: Request) -> Response:
             name=new.name,
             settings=new.settings,
             secrets_given=new.secrets,
-            by=BY,
+            by=by(request),
         )
     )
     return await _changed(request, connection_id, 201)
+
+
+async def begin_sign_up(request: Request) -> Response:
+    """The form with which a browser has an account made."""
+    wish = await asked(request, Begin)
+    begun = begin(platform_of(request), **wish.model_dump())
+    return answered(request, dataclasses.asdict(begun))
+
+
+async def finish_sign_up(request: Request) -> Response:
+    """Make the connection of an account that was just made."""
+    wish = await asked(request, Finish)
+    made = await finish(platform_of(request), state=wish.state, code=wish.code, by=by(request))
+    return await _changed(request, made, 201)
 
 
 async def pair(request: Request) -> Response:
@@ -128,17 +179,31 @@ async def change(request: Request) -> Response:
     wish = await asked(request, Change)
     connection_id = request.path_params["id"]
     row = await platform.database.read(partial(find_connection, connection_id=connection_id))
+    change_it = partial(
+        change_connection,
+        connection_id=connection_id,
+        integration=platform.registry.get(row.integration),
+        settings=wish.settings,
+        enabled=wish.enabled,
+        by=by(request),
+    )
+    note(request, fields=sorted(wish.model_fields_set), settings=sorted(wish.settings or ()))
     await platform.database.write(
-        partial(
-            change_connection,
-            connection_id=connection_id,
-            integration=platform.registry.get(row.integration),
-            settings=wish.settings,
-            enabled=wish.enabled,
-            by=BY,
-        )
+        partial(_change, request=request, connection_id=connection_id, do=change_it)
     )
     return await _changed(request, connection_id)
+
+
+def _change(
+    connection: Connection, request: Request, connection_id: str, do: Callable[[Connection], None]
+) -> None:
+    """Within one transaction: nobody else's change falls between the look and the change."""
+    row = connection.execute(
+        select(connections).where(connections.c.id == connection_id).with_for_update()
+    ).one_or_none()
+    if row is not None:
+        check_match(request, _version(row._mapping))
+    do(connection)
 
 
 async def _changed(request: Request, connection_id: str, status: int = 200) -> Response:
@@ -149,10 +214,11 @@ async def _changed(request: Request, connection_id: str, status: int = 200) -> R
     platform.signals.wake(JOBS)
     found = await platform.database.read(partial(_show, connection_id=connection_id))
     shown = _with_hook(platform, found["connection"])
-    answer = {**found, "connection": shown, "health": health}
+    answer = {**found, "connection": shown, "health": health, "invitation": ""}
     if status == 201 and health["ok"]:
         answer["invitation"] = await invite(platform.database, platform.accounts, connection_id)
-    return answered(request, answer, status)
+    location = f"/connections/{connection_id}" if status == 201 else ""
+    return answered(request, answer, status, location=location, etag=_version(found["connection"]))
 
 
 async def remove(request: Request) -> Response:
@@ -162,7 +228,7 @@ async def remove(request: Request) -> Response:
         connected = await platform.accounts.get(connection_id)
     except NotFound:
         connected = None
-    await platform.database.write(partial(remove_connection, connection_id=connection_id, by=BY))
+    await platform.database.write(partial(remove_connection, connection_id=connection_id, by=by(request)))
     await platform.secrets_changed()
     if connected is not None:
         try:
@@ -175,6 +241,7 @@ async def remove(request: Request) -> Response:
 async def test(request: Request) -> Response:
     """Ask the service how the connection is doing."""
     platform, connection_id = platform_of(request), request.path_params["id"]
+    await asked(request, Nothing)
     await platform.database.read(partial(find_connection, connection_id=connection_id))
     health = dataclasses.asdict(await health_of(platform, connection_id))
     return answered(request, {"id": connection_id, "health": health})

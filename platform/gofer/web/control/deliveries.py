@@ -19,10 +19,12 @@ from gofer.store.sealing import conversation_key
 from gofer.store.tables import deliveries
 from gofer.vault.envelope import Vault, aad
 from gofer.web.control.asking import (
-    MOST_ROWS,
+    Paged,
     Question,
     answered,
     asked,
+    next_of,
+    number_in,
     platform_of,
     queried,
     rows,
@@ -30,13 +32,11 @@ from gofer.web.control.asking import (
 )
 
 
-class Wanted(Question):
+class Wanted(Paged):
     """Which deliveries to list, newest first."""
 
     connection: str = ""
     conversation: str = ""
-    before: int | None = None
-    limit: int = Field(default=50, ge=1, le=MOST_ROWS)
 
 
 class Again(Question):
@@ -49,16 +49,15 @@ class Again(Question):
 class Given(Again):
     """A captured request."""
 
-    headers: list[tuple[str, str]] = Field(default_factory=list)
-    body: str
-    """Base64."""
+    headers: list[tuple[str, str]] = Field(default_factory=list, max_length=200)
+    body: str = Field(description="In base64.", json_schema_extra={"contentEncoding": "base64"})
 
 
 async def index(request: Request) -> Response:
     """List deliveries."""
     wanted = queried(request, Wanted)
     found = await platform_of(request).database.read(partial(_list, wanted=wanted))
-    return answered(request, {"deliveries": found})
+    return answered(request, {"deliveries": found, "next": next_of(found, wanted.limit)})
 
 
 def _list(connection: Connection, wanted: Wanted) -> list[dict[str, Any]]:
@@ -75,9 +74,7 @@ def _list(connection: Connection, wanted: Wanted) -> list[dict[str, Any]]:
 async def show(request: Request) -> Response:
     """One delivery with what it said."""
     platform = platform_of(request)
-    found = await platform.database.read(
-        partial(_show, vault=platform.vault, delivery_id=request.path_params["id"])
-    )
+    found = await platform.database.read(partial(_show, vault=platform.vault, delivery_id=number_in(request)))
     return answered(request, found)
 
 
@@ -118,7 +115,7 @@ async def replay(request: Request) -> Response:
     platform = platform_of(request)
     wish = await asked(request, Again)
     row, content = await platform.database.read(
-        partial(_stored, vault=platform.vault, delivery_id=request.path_params["id"])
+        partial(_stored, vault=platform.vault, delivery_id=number_in(request))
     )
     if content is None:
         raise Conflict(f"The content of delivery {row.id} is not kept, so it cannot be taken in again.")

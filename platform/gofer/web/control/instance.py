@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
 from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer import __version__
+from gofer.doctor import ask_model as doctor_of_models
 from gofer.doctor import examine
 from gofer.errors import Conflict, Malformed
 from gofer.jobs.upkeep import depth, oldest_ready
@@ -22,7 +24,8 @@ from gofer.store.clock import now
 from gofer.store.sqlite import SqliteDatabase
 from gofer.store.tables import connections, conversations, master_keys, workers
 from gofer.vault.rotation import rotate_master_key
-from gofer.web.control.asking import Question, answered, asked, platform_of, rows
+from gofer.web.access import visitor_of
+from gofer.web.control.asking import Nothing, Question, answered, asked, platform_of, rows
 
 LONG_SILENT = 60.0
 """Seconds after which a process that was not seen is not counted as there."""
@@ -31,7 +34,7 @@ LONG_SILENT = 60.0
 class Wish(Question):
     """What to back up, and where to."""
 
-    path: Path
+    path: Path = Field(description="An absolute path; over the network, one below the backups folder.")
     with_key: bool = False
 
 
@@ -78,6 +81,12 @@ async def doctor(request: Request) -> Response:
     return answered(request, {"findings": [dataclasses.asdict(each) for each in findings]})
 
 
+async def ask_model(request: Request) -> Response:
+    """Ask the model one word, which costs a fraction of a cent: whether its key works."""
+    finding = await doctor_of_models(platform_of(request))
+    return answered(request, {"findings": [dataclasses.asdict(finding)]})
+
+
 async def refusals(request: Request) -> Response:
     """The last refused requests, newest first."""
     recent = reversed(platform_of(request).refusals.recent)
@@ -115,6 +124,7 @@ async def key(request: Request) -> Response:
 async def rotate_key(request: Request) -> Response:
     """Wrap everything with a new master key, while serving."""
     platform = platform_of(request)
+    await asked(request, Nothing)
     done = await rotate_master_key(platform.database, platform.vault)
     return answered(request, dataclasses.asdict(done))
 
@@ -131,6 +141,10 @@ async def backup(request: Request) -> Response:
         )
     if not wish.path.is_absolute():
         raise Malformed("path: must be absolute.")
+    backups = platform.settings.data_dir / "backups"
+    if visitor_of(request).via != "socket" and wish.path.resolve().parent != backups.resolve():
+        # Whoever owns the dashboard need not own the machine's files.
+        raise Malformed(f"path: must be a file in {backups}.")
     ring = platform.vault.ring
     if wish.with_key and ring.path is None:
         raise Conflict("The master key is in GOFER_MASTER_KEY, not in a file. Keep it where it comes from.")

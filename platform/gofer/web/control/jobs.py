@@ -10,36 +10,68 @@ from sqlalchemy import Connection, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.errors import Malformed
+from gofer.errors import GoferError
+from gofer.jobs.following import opened
 from gofer.jobs.signals import EVENTS, JOBS
 from gofer.jobs.steer import cancel, find_job, redrive
+from gofer.platform import Platform
 from gofer.store.tables import JobState, attempts, events, jobs, replies
-from gofer.web.control.asking import BY, MOST_ROWS, Question, answered, platform_of, queried, rows, without
+from gofer.web.access import note
+from gofer.web.control.asking import (
+    Nothing,
+    Number,
+    Paged,
+    Question,
+    answered,
+    asked,
+    by,
+    next_of,
+    number_in,
+    platform_of,
+    queried,
+    rows,
+    without,
+)
+
+_STATES = "|".join(JobState)
 
 
-class Wanted(Question):
+class Wanted(Paged):
     """Which jobs to list, newest first."""
 
-    state: str = ""
-    """One state, or several with commas."""
+    state: str = Field(
+        default="",
+        pattern=rf"^(({_STATES})(,({_STATES}))*)?$",
+        description="One state, or several with commas.",
+    )
     kind: str = ""
     conversation: str = ""
     connection: str = ""
-    before: int | None = None
-    limit: int = Field(default=50, ge=1, le=MOST_ROWS)
+
+
+class InFull(Question):
+    """How much of a job to show."""
+
+    words: bool = Field(default=False, description="Also what was said in its events.")
+
+
+class Several(Question):
+    """Which jobs to cancel or redrive."""
+
+    ids: list[Number] = Field(min_length=1, max_length=500)
 
 
 async def index(request: Request) -> Response:
     """List jobs."""
     wanted = queried(request, Wanted)
     found = await platform_of(request).database.read(partial(_list, wanted=wanted))
-    return answered(request, {"jobs": found})
+    return answered(request, {"jobs": found, "next": next_of(found, wanted.limit)})
 
 
 def _list(connection: Connection, wanted: Wanted) -> list[dict[str, Any]]:
     query = select(*without(jobs, "payload")).order_by(jobs.c.id.desc()).limit(wanted.limit)
     if wanted.state:
-        query = query.where(jobs.c.state.in_(_states(wanted.state)))
+        query = query.where(jobs.c.state.in_(wanted.state.split(",")))
     for column, value in (
         (jobs.c.kind, wanted.kind),
         (jobs.c.conversation_id, wanted.conversation),
@@ -52,27 +84,25 @@ def _list(connection: Connection, wanted: Wanted) -> list[dict[str, Any]]:
     return rows(connection, query)
 
 
-def _states(given: str) -> list[JobState]:
-    try:
-        return [JobState(name.strip()) for name in given.split(",")]
-    except ValueError as error:
-        raise Malformed(f"{error}. The states are: {', '.join(JobState)}.") from None
-
-
 async def show(request: Request) -> Response:
     """One job with its attempts, events and replies."""
-    found = await platform_of(request).database.read(partial(_show, job_id=request.path_params["id"]))
-    return answered(request, found)
+    platform, wanted = platform_of(request), queried(request, InFull)
+    show_job = partial(_show, job_id=number_in(request), platform=platform, words=wanted.words)
+    return answered(request, await platform.database.read(show_job))
 
 
-def _show(connection: Connection, job_id: int) -> dict[str, Any]:
+def _show(connection: Connection, job_id: int, platform: Platform, words: bool) -> dict[str, Any]:
     job = dict(find_job(connection, job_id)._mapping)
     of_job = {
         "attempts": select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.fence),
-        "events": select(*without(events)).where(events.c.job_id == job_id).order_by(events.c.seq),
         "replies": select(*without(replies)).where(replies.c.job_id == job_id).order_by(replies.c.id),
     }
-    return {"job": job, **{name: rows(connection, query) for name, query in of_job.items()}}
+    told = {name: rows(connection, query) for name, query in of_job.items()}
+    columns = list(events.columns) if words else without(events)
+    found = rows(connection, select(*columns).where(events.c.job_id == job_id).order_by(events.c.seq))
+    if words:
+        found = opened(connection, platform.vault, platform.redactor, found)
+    return {"job": job, **told, "events": found}
 
 
 async def cancel_one(request: Request) -> Response:
@@ -86,8 +116,38 @@ async def redrive_one(request: Request) -> Response:
 
 
 async def _steer(request: Request, verb: Any) -> Response:
-    platform, job_id = platform_of(request), request.path_params["id"]
-    state = await platform.database.write(partial(verb, job_id=job_id, by=BY))
+    platform, job_id = platform_of(request), number_in(request)
+    await asked(request, Nothing)
+    state = await platform.database.write(partial(verb, job_id=job_id, by=by(request)))
+    _wake(platform)
+    return answered(request, {"id": job_id, "state": state}, 202, location=f"/jobs/{job_id}")
+
+
+def _wake(platform: Platform) -> None:
     platform.signals.wake(JOBS)
     platform.signals.wake(EVENTS)
-    return answered(request, {"id": job_id, "state": state})
+
+
+async def cancel_many(request: Request) -> Response:
+    """Ask several jobs to stop; one that cannot does not keep the others from it."""
+    return await _steer_many(request, cancel)
+
+
+async def redrive_many(request: Request) -> Response:
+    """Run several dead or cancelled jobs again; one that cannot does not keep the others from it."""
+    return await _steer_many(request, redrive)
+
+
+async def _steer_many(request: Request, verb: Any) -> Response:
+    platform, wish = platform_of(request), await asked(request, Several)
+    done: list[dict[str, Any]] = []
+    refused: dict[str, str] = {}
+    for job_id in dict.fromkeys(wish.ids):
+        try:
+            state = await platform.database.write(partial(verb, job_id=job_id, by=by(request)))
+            done.append({"id": job_id, "state": state})
+        except GoferError as error:
+            refused[str(job_id)] = str(error)
+    _wake(platform)
+    note(request, ids=[each["id"] for each in done][:50])
+    return answered(request, {"done": done, "refused": refused})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from pydantic import Field
 from sqlalchemy import Connection, select
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,20 +16,19 @@ from gofer.jobs.steer import answer
 from gofer.store.sealing import conversation_key, unseal
 from gofer.store.tables import questions
 from gofer.vault.envelope import Vault
-from gofer.web.control.asking import BY, Question, answered, asked, platform_of, queried
+from gofer.web.control.asking import Question, answered, asked, by, platform_of, queried
 
 
 class Wanted(Question):
     """Which questions to list."""
 
-    all: bool = False
-    """Also those that are answered or expired."""
+    all: bool = Field(default=False, description="Also those that are answered or expired.")
 
 
 class Answer(Question):
     """What the person says."""
 
-    text: str
+    text: str = Field(min_length=1, max_length=100_000)
 
 
 async def index(request: Request) -> Response:
@@ -74,8 +74,8 @@ async def answer_one(request: Request) -> Response:
     given = await asked(request, Answer)
     question_id = request.path_params["id"]
     job_id = await platform.database.write(
-        partial(answer, vault=platform.vault, question_id=question_id, text=given.text, by=BY)
+        partial(answer, vault=platform.vault, question_id=question_id, text=given.text, by=by(request))
     )
     platform.signals.wake(JOBS)
     platform.signals.wake(EVENTS)
-    return answered(request, {"id": question_id, "job_id": job_id})
+    return answered(request, {"id": question_id, "job_id": job_id}, 202, location=f"/jobs/{job_id}")

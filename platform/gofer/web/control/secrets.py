@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,15 +13,15 @@ from gofer.connecting import find_connection
 from gofer.health import set_up
 from gofer.vault.secret import Secret
 from gofer.vault.stored import delete_secret, list_secrets, put_secret
-from gofer.web.control.asking import WORKSPACE, Question, answered, asked, platform_of, queried
+from gofer.web.access import note
+from gofer.web.control.asking import WORKSPACE, Id, Question, answered, asked, platform_of, queried
 
 
 class Named(Question):
     """Which secret."""
 
-    name: str
-    owner: str = ""
-    """A connection's id, or empty for the workspace."""
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")
+    owner: Id = Field(default="", description="A connection's id, or empty for the workspace.")
 
 
 class Given(Named):
@@ -39,6 +40,7 @@ async def put(request: Request) -> Response:
     """Keep a secret, replacing the one there."""
     platform = platform_of(request)
     given = await asked(request, Given)
+    note(request, name=given.name, owner=given.owner)
     if given.owner:
         await platform.database.read(partial(find_connection, connection_id=given.owner))
     await platform.database.write(
@@ -60,6 +62,7 @@ async def remove(request: Request) -> Response:
     """Delete a secret."""
     platform = platform_of(request)
     named = queried(request, Named)
+    note(request, name=named.name, owner=named.owner)
     await platform.database.write(
         partial(delete_secret, workspace_id=WORKSPACE, owner=named.owner, name=named.name)
     )

@@ -24,6 +24,7 @@ from gofer.web.pages.inert import inert, words
 from gofer.web.static_files import StaticFiles
 
 TEMPLATES = Path(__file__).parent / "templates"
+CHAT_TEMPLATES = Path(__file__).parents[1] / "chat" / "templates"
 SAID = "gofer_said"
 """The cookie that carries one sentence over a redirect."""
 
@@ -66,7 +67,7 @@ class Renderer:
 
     def __init__(self, static: StaticFiles, *, timezone: str) -> None:
         self._environment = Environment(
-            loader=FileSystemLoader(TEMPLATES),
+            loader=FileSystemLoader([TEMPLATES, CHAT_TEMPLATES]),
             autoescape=True,
             undefined=StrictUndefined,
             auto_reload=False,

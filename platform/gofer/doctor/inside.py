@@ -1,129 +1,27 @@
-"""What can be checked, each finding with the command that mends it."""
+"""From inside: what an open platform can say."""
 
 from __future__ import annotations
 
-import importlib
 import os
-import shutil
-import socket
-import stat
-import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, Literal
 
 from sqlalchemy import Connection, select
 
+from gofer.agent.shells import make_provider
+from gofer.doctor.finding import Finding, Severity
+from gofer.doctor.model import look_at_model
 from gofer.errors import GoferError
 from gofer.health import health_of
 from gofer.jobs.upkeep import depth, oldest_ready
 from gofer.platform import Platform
-from gofer.settings import Settings
 from gofer.store import migrations
 from gofer.store.clock import now
 from gofer.store.tables import connections, master_keys
+from gofer.vault.canary import open_canary
 
-Severity = Literal["ok", "note", "warning", "error"]
-
-OLDEST_PYTHON = (3, 11)
 MOST_SKEW = 5.0
-LEAST_DISK = 500 * 1024 * 1024
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the doctor's."""
-
-    check: str
-    severity: Severity
-    line: str
-    fix: str = ""
-    """The exact command or step that mends it."""
-
-
-# From outside: what can be seen without opening the store.
-
-
-def look_around(settings: Settings, *, serving: bool) -> list[Finding]:
-    """Everything that can be said before the platform is asked."""
-    return [
-        _python(),
-        _data_dir(settings),
-        _disk(settings),
-        _port(settings, serving=serving),
-        _openness(settings),
-    ]
-
-
-def _python() -> Finding:
-    version = ".".join(str(part) for part in sys.version_info[:3])
-    if sys.version_info < OLDEST_PYTHON:
-        return Finding("python", "error", f"Python {version} is too old.", "Install Python 3.11 or newer.")
-    return Finding("python", "ok", f"Python {version}.")
-
-
-def _data_dir(settings: Settings) -> Finding:
-    path = settings.data_dir
-    try:
-        found = path.stat().st_mode
-    except FileNotFoundError:
-        return Finding("data directory", "note", f"{path} is not there yet.", "gofer serve")
-    except OSError as error:
-        return Finding("data directory", "error", f"{path}: {error.strerror}.", "Set GOFER_DATA_DIR.")
-    if not stat.S_ISDIR(found):
-        return Finding("data directory", "error", f"{path} is not a directory.", "Set GOFER_DATA_DIR.")
-    mode = stat.S_IMODE(found)
-    if mode & 0o022:
-        return Finding("data directory", "error", f"Others may write to {path}.", f"chmod go-w {path}")
-    if not os.access(path, os.W_OK | os.X_OK):
-        return Finding("data directory", "error", f"{path} is not writable.", f"chown $USER {path}")
-    if mode & 0o077:
-        return Finding("data directory", "note", f"Others may look into {path}.", f"chmod 700 {path}")
-    return Finding("data directory", "ok", f"{path}, for this user alone.")
-
-
-def _disk(settings: Settings) -> Finding:
-    path = settings.data_dir
-    while not os.path.exists(path):  # unlike Path.exists, it does not raise for a name that is too long
-        path = path.parent
-    free = shutil.disk_usage(path).free
-    line = f"{free / 1024**3:.1f} GiB free."
-    if free < LEAST_DISK:
-        return Finding("disk", "warning", line, f"Free some space on the file system of {path}.")
-    return Finding("disk", "ok", line)
-
-
-def _port(settings: Settings, *, serving: bool) -> Finding:
-    where = f"{settings.host}:{settings.port}"
-    if serving or settings.port == 0:
-        return Finding("port", "ok", "Asked of the running server below." if serving else "Any free one.")
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((settings.host, settings.port))
-        except OSError as error:
-            return Finding(
-                "port", "error", f"{where}: {error.strerror}.", f"GOFER_PORT={settings.port + 1} gofer serve"
-            )
-    return Finding("port", "ok", f"{where} is free.")
-
-
-def _openness(settings: Settings) -> Finding:
-    if settings.host in LOOPBACK:
-        return Finding("network", "ok", f"Listens on {settings.host} alone.")
-    return Finding(
-        "network",
-        "warning",
-        f"Listens on {settings.host}, which others can reach.",
-        "Unset GOFER_HOST and put a reverse proxy with TLS in front, unless this is a private network.",
-    )
-
-
-# From inside: what an open platform can say.
 
 
 async def examine(platform: Platform) -> list[Finding]:
@@ -134,6 +32,7 @@ async def examine(platform: Platform) -> list[Finding]:
         ("redis", _redis),
         ("master key", _master_key),
         ("sandbox", _sandbox),
+        ("model", look_at_model),
         ("integrations", _integrations),
         ("connections", _connections),
         ("refused requests", _refused),
@@ -174,14 +73,14 @@ async def _database(platform: Platform) -> list[Finding]:
         found.append(
             Finding("database", "error", f"{kind} is at version {version}, not {newest}.", "gofer serve")
         )
-    skew = abs(clock - time.time())
-    if skew > MOST_SKEW:
-        found.append(
-            Finding(
-                "clock", "warning", f"The database's clock is {skew:.0f} s off ours.", "timedatectl status"
-            )
-        )
-    return found
+    return [*found, _clock(clock - time.time())]
+
+
+def _clock(skew: float) -> Finding:
+    if abs(skew) > MOST_SKEW:
+        line = f"The database's clock is {abs(skew):.0f} s off ours."
+        return Finding("clock", "warning", line, "timedatectl set-ntp true")
+    return Finding("clock", "ok", f"Within {MOST_SKEW:.0f} s of the database's.")
 
 
 def _version_and_clock(connection: Connection) -> tuple[str | None, float]:
@@ -207,12 +106,14 @@ async def _master_key(platform: Platform) -> list[Finding]:
     active = await platform.database.read(
         lambda connection: connection.execute(select(master_keys.c.id).where(master_keys.c.active)).scalar()
     )
+    # Opened, not only compared by name: raises when the key or what it sealed is not what it was.
+    await platform.database.read(lambda connection: open_canary(connection, platform.vault))
     ring = platform.vault.ring
     where = str(ring.path) if ring.path else "GOFER_MASTER_KEY"
     if active != ring.active.id:
         line = f"The first key in {where} is not the one in use ({active})."
         return [Finding("master key", "warning", line, "gofer key rotate")]
-    found = [Finding("master key", "ok", f"Key {active} from {where} opens the store.")]
+    found = [Finding("master key", "ok", f"Key {active} from {where} opens the store and its canary.")]
     if ring.path is None and len(ring.ids) > 1:
         line = f"{where} still holds {len(ring.ids) - 1} older key(s)."
         found.append(Finding("old keys", "note", line, f"Drop all but the first from {where}, and restart."))
@@ -220,10 +121,11 @@ async def _master_key(platform: Platform) -> list[Finding]:
 
 
 async def _sandbox(platform: Platform) -> list[Finding]:
-    module: Any = importlib.import_module("gofer_sandbox")
-    if not hasattr(module, "Bubblewrap"):
-        return []
-    report = await module.Bubblewrap().probe()
+    provider = make_provider(platform.settings)
+    if provider is None:
+        line = "Switched off: the agent has no shell."
+        return [Finding("sandbox", "note", line, "Unset GOFER_SANDBOX, and restart.")]
+    report = await provider.probe()
     line = f"{report.provider}: {report.level.words}."
     if report.level > 0:
         return [Finding("sandbox", "ok", line)]
@@ -247,15 +149,18 @@ async def _integrations(platform: Platform) -> list[Finding]:
 
 async def _connections(platform: Platform) -> list[Finding]:
     ids = await platform.database.read(
-        lambda connection: list(connection.execute(select(connections.c.id, connections.c.name)))
+        lambda connection: list(
+            connection.execute(select(connections.c.id, connections.c.name, connections.c.integration))
+        )
     )
     if not ids:
         return [Finding("connections", "note", "There is none yet.", "gofer connections add --help")]
     found = []
-    for connection_id, name in ids:
+    for connection_id, name, integration in ids:
         health = await health_of(platform, connection_id)
         severity: Severity = "ok" if health.ok else "error"
-        found.append(Finding(f"connection {name}", severity, health.line, health.fix))
+        page = f"integrations/{integration}.md#troubleshooting"
+        found.append(Finding(f"connection {name}", severity, health.line, health.fix, page))
     return found
 
 

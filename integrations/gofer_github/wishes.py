@@ -1,0 +1,84 @@
+"""The arguments of the tools."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from gofer.tool import Arguments
+
+
+class About(Arguments):
+    """Which issue or pull request."""
+
+    number: int | None = Field(default=None, ge=1, description="Default: the one this conversation is about.")
+
+
+class OfFile(Arguments):
+    """A file at a ref."""
+
+    path: str = Field(min_length=1, max_length=1000)
+    ref: str = Field(
+        default="", max_length=250, description="Branch, tag or commit; default: the default branch."
+    )
+
+
+class Words(Arguments):
+    """Something to look for."""
+
+    query: str = Field(min_length=1, max_length=200)
+    kind: Literal["issue", "pull"] = "issue"
+
+
+class OfCheck(Arguments):
+    """The log of a check."""
+
+    check: int = Field(ge=1, description="The number that github_checks shows.")
+    lines: int = Field(default=200, ge=1, le=2000, description="How many lines from its end.")
+
+
+class Nothing(Arguments):
+    """Nothing to say."""
+
+
+class Labels(Arguments):
+    """Labels to put on."""
+
+    labels: tuple[str, ...] = Field(min_length=1, max_length=10)
+
+
+class Body(Arguments):
+    """A text in Markdown."""
+
+    body: str = Field(min_length=1, max_length=60_000)
+
+
+class Remark(Body):
+    """A comment somewhere else in the repository."""
+
+    number: int = Field(ge=1)
+
+
+class Logins(Arguments):
+    """People."""
+
+    logins: tuple[str, ...] = Field(min_length=1, max_length=10)
+
+
+class Checkout(Arguments):
+    """Where to clone to."""
+
+    directory: str = Field(default="repo", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,60}$")
+
+
+class Pull(Arguments):
+    """A pull request."""
+
+    title: str = Field(min_length=1, max_length=256)
+    body: str = Field(
+        min_length=1,
+        max_length=50_000,
+        description="What changed, why, how it was tested, and what is uncertain.",
+    )
+    branch: str = Field(default="", max_length=200, description="Default: this conversation's own branch.")

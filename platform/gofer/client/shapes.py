@@ -1,0 +1,672 @@
+"""What the API says: one model per answer. The server's OpenAPI document and the Python client are made of these."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+Role = Literal["owner", "operator", "viewer"]
+Scope = Literal["read", "write", "admin"]
+State = Literal["ready", "blocked", "running", "scheduled", "waiting", "done", "dead", "cancelled"]
+
+
+class Problem(BaseModel):
+    """Why not (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str = ""
+
+
+class Job(BaseModel):
+    """A durable promise to do one piece of work."""
+
+    id: int
+    workspace_id: str
+    kind: str
+    pool: str
+    state: State
+    lane: str
+    priority: int
+    run_at: float
+    attempts: int
+    max_attempts: int
+    fence: int
+    owner: str | None
+    lease_until: float | None
+    cancel_requested: bool
+    event_seq: int
+    conversation_id: str | None
+    participant_id: str | None
+    agent_id: str | None
+    connection_id: str | None
+    covers_from: int
+    covers_to: int | None
+    unique_key: str | None
+    reason: str
+    created_at: float
+    finished_at: float | None
+
+
+class JobInFull(Job):
+    """A job with what it was given."""
+
+    payload: dict[str, Any]
+
+
+class Jobs(BaseModel):
+    """Jobs, newest first."""
+
+    jobs: list[Job]
+    next: str | None
+    """The cursor of the next page; null at the end."""
+
+
+class Attempt(BaseModel):
+    """One try at a job by one worker."""
+
+    job_id: int
+    fence: int
+    number: int
+    owner: str
+    started_at: float
+    ended_at: float | None
+    outcome: str
+    reason: str
+    cost: float
+
+
+class Event(BaseModel):
+    """One row of the log. Its data has the words that belong to it."""
+
+    id: int
+    workspace_id: str
+    kind: str
+    version: int
+    parent_id: int | None
+    conversation_id: str | None
+    job_id: int | None
+    seq: int | None
+    fence: int | None
+    delivery_id: int | None
+    reply_id: int | None
+    data: dict[str, Any]
+    tx: int
+    at: float
+
+
+class Reply(BaseModel):
+    """One part of something that is sent."""
+
+    id: int
+    workspace_id: str
+    conversation_id: str
+    binding_id: str
+    job_id: int
+    kind: str
+    part: int
+    parts: int
+    reply_to: str
+    state: Literal["planned", "placed", "sent", "failed"]
+    external_id: str
+    tries: int
+    reason: str
+    created_at: float
+    sent_at: float | None
+    confirm_at: float | None
+
+
+class JobStory(BaseModel):
+    """A job with its attempts, events and replies."""
+
+    job: JobInFull
+    attempts: list[Attempt]
+    events: list[Event]
+    replies: list[Reply]
+
+
+class Steered(BaseModel):
+    """What became of a job that was cancelled or redriven."""
+
+    id: int
+    state: State
+
+
+class SteeredMany(BaseModel):
+    """What became of several: those done, and why the others were not."""
+
+    done: list[Steered]
+    refused: dict[str, str]
+
+
+class Delivery(BaseModel):
+    """One inbound request."""
+
+    id: int
+    workspace_id: str
+    connection_id: str
+    external_id: str
+    body_hash: str
+    source: str
+    event: str
+    note: str
+    conversation_id: str | None
+    message_seq: int | None
+    received_at: float
+
+
+class Deliveries(BaseModel):
+    """Deliveries, newest first."""
+
+    deliveries: list[Delivery]
+    next: str | None
+
+
+class DeliveryInFull(BaseModel):
+    """A delivery with what it said; headers that carry secrets were never kept."""
+
+    delivery: Delivery
+    headers: list[list[str]]
+    body: str | None
+
+
+class TakenIn(BaseModel):
+    """What became of a delivery."""
+
+    result: Literal["accepted", "repeat", "redriven", "noted"]
+    delivery_id: int | None
+    conversation_id: str | None
+    seq: int | None
+
+
+class Said(BaseModel):
+    """A message that was taken in, and the job that answers it, if one is there already."""
+
+    conversation_id: str
+    seq: int | None
+    job_id: int | None
+    result: Literal["accepted", "repeat", "redriven", "noted"]
+
+
+class Conversation(BaseModel):
+    """An ordered list of messages, and where it is held."""
+
+    id: str
+    workspace_id: str
+    kind: str
+    title: str
+    last_seq: int
+    created_at: float
+    purged_at: float | None
+    connection_id: str | None
+    ref: str | None
+
+
+class Conversations(BaseModel):
+    """Conversations, newest first."""
+
+    conversations: list[Conversation]
+    next: str | None
+
+
+class Message(BaseModel):
+    """One entry in a conversation."""
+
+    seq: int
+    author: str
+    name: str
+    trust: str
+    event: str
+    addressed: bool
+    text: str | None
+    """Null when it was purged."""
+    attachments: list[str]
+    created_at: float
+
+
+class Messages(BaseModel):
+    """Messages, newest first."""
+
+    messages: list[Message]
+    next: str | None
+
+
+class Purged(BaseModel):
+    """What a purge removed."""
+
+    conversation_id: str
+    messages: int
+    deliveries: int
+    blobs: int
+    jobs_ended: int
+
+
+class Health(BaseModel):
+    """How a connection is doing, by its service's word."""
+
+    ok: bool
+    line: str
+    fix: str
+    learned: dict[str, Any]
+
+
+class Connection(BaseModel):
+    """One configured account of an integration."""
+
+    id: str
+    workspace_id: str
+    integration: str
+    name: str
+    enabled: bool
+    settings: dict[str, Any]
+    max_running: int | None
+    created_at: float
+    hook_path: str
+    hook_url: str | None
+
+
+class Connections(BaseModel):
+    """All of them, the oldest first."""
+
+    connections: list[Connection]
+
+
+class ConnectionInFull(BaseModel):
+    """One, with the names of its secrets and when it was last heard of."""
+
+    connection: Connection
+    secrets: list[str]
+    deliveries: int
+    last_delivery_at: float | None
+
+
+class ConnectionChanged(ConnectionInFull):
+    """One that was made or changed, and what its service says."""
+
+    health: Health
+    invitation: str = ""
+
+
+class ConnectionTested(BaseModel):
+    """What its service says now."""
+
+    id: str
+    health: Health
+
+
+class SignUpForm(BaseModel):
+    """What a browser posts to a service to have an account made."""
+
+    url: str
+    fields: dict[str, str]
+    asks: dict[str, str] = {}
+
+
+class SignUpBegun(BaseModel):
+    """A sign-up on its way."""
+
+    connection_id: str
+    state: str
+    form: SignUpForm
+
+
+class Invitation(BaseModel):
+    """Words with a pairing code, for whoever is to use it."""
+
+    id: str
+    invitation: str
+
+
+class Agent(BaseModel):
+    """One agent, in short."""
+
+    name: str
+    model: str
+    file: bool
+    problem: str
+
+
+class Agents(BaseModel):
+    """All of them, by name."""
+
+    agents: list[Agent]
+
+
+class AgentInFull(BaseModel):
+    """An agent's files, and what they mean."""
+
+    name: str
+    toml: str
+    instructions: str
+    spec: dict[str, Any] | None
+    problem: str
+
+
+class AgentWritten(BaseModel):
+    """An agent as it is in force from the next run on."""
+
+    name: str
+    spec: dict[str, Any]
+
+
+class AgentGone(BaseModel):
+    """An agent that has no files any more."""
+
+    name: str
+
+
+class Schedule(BaseModel):
+    """A job to make again and again."""
+
+    id: str
+    workspace_id: str
+    name: str
+    cron: str
+    timezone: str
+    missed: Literal["skip", "once", "all"]
+    kind: str
+    payload: dict[str, Any]
+    enabled: bool
+    next_at: float
+    created_at: float
+
+
+class ScheduleInFull(Schedule):
+    """A schedule with its next five times, and what its line means."""
+
+    upcoming: list[float]
+    words: str
+
+
+class Schedules(BaseModel):
+    """All of them, by name."""
+
+    schedules: list[Schedule]
+
+
+class Secret(BaseModel):
+    """What may be told of a secret; never its value."""
+
+    owner: str
+    name: str
+    created_at: float
+    used_at: float | None
+
+
+class Secrets(BaseModel):
+    """All of them."""
+
+    secrets: list[Secret]
+
+
+class SecretKept(BaseModel):
+    """A secret that was put, and what the service of its connection says."""
+
+    name: str
+    owner: str
+    health: Health | None
+
+
+class SecretDeleted(BaseModel):
+    """A secret that is gone."""
+
+    name: str
+    owner: str
+
+
+class Question(BaseModel):
+    """Something a run asks a person."""
+
+    id: str
+    job_id: int
+    conversation_id: str | None
+    asked_of: str
+    question: str
+    asked_at: float
+    expires_at: float | None
+    answered_at: float | None
+
+
+class Questions(BaseModel):
+    """Oldest first."""
+
+    questions: list[Question]
+
+
+class QuestionAnswered(BaseModel):
+    """The job that goes on."""
+
+    id: str
+    job_id: int
+
+
+class Process(BaseModel):
+    """A process that is there."""
+
+    id: str
+    host: str
+    pid: int
+    roles: str
+    version: str
+    started_at: float
+    seen_at: float
+
+
+class Status(BaseModel):
+    """How the instance is doing, in one look."""
+
+    version: str
+    serving: bool
+    pid: int | None
+    roles: list[str]
+    url: str | None
+    public_url: str | None
+    started_at: float | None
+    database: str
+    data_dir: str
+    running_here: int
+    refused: dict[str, int]
+    jobs: dict[str, int]
+    oldest_ready_seconds: float
+    connections: int
+    conversations: int
+    processes: list[Process]
+
+
+class Finding(BaseModel):
+    """One thing that was checked."""
+
+    check: str
+    severity: Literal["ok", "note", "warning", "error"]
+    line: str
+    fix: str = ""
+    docs: str = ""
+
+
+class Findings(BaseModel):
+    """Everything that was checked."""
+
+    findings: list[Finding]
+
+
+class Refusal(BaseModel):
+    """A request that changed nothing."""
+
+    at: float
+    connection: str
+    status: int
+    reason: str
+    client: str
+
+
+class Refusals(BaseModel):
+    """The last hundred."""
+
+    refusals: list[Refusal]
+
+
+class Integrations(BaseModel):
+    """What is installed, and what could not be loaded."""
+
+    integrations: list[dict[str, Any]]
+    broken: dict[str, str]
+
+
+class Keys(BaseModel):
+    """Which master keys there are, by fingerprint."""
+
+    in_use: str | None
+    ring: list[str]
+    file: str | None
+
+
+class Rotated(BaseModel):
+    """What a rotation did."""
+
+    key_id: str
+    secrets: int
+    conversations: int
+    retired: list[str]
+
+
+class BackedUp(BaseModel):
+    """Where the copy is."""
+
+    path: str
+    bytes: int
+    key_file: str | None
+
+
+class Cost(BaseModel):
+    """What was paid on one day, to one model's agent, from one source."""
+
+    day: str
+    agent_id: str
+    agent: str
+    connection_id: str | None
+    dollars: float
+    calls: int
+
+
+class Costs(BaseModel):
+    """What was paid, newest day first. Money set aside for calls under way counts."""
+
+    total: float
+    today: float
+    costs: list[Cost]
+
+
+class Shell(BaseModel):
+    """A sandboxed session."""
+
+    conversation_id: str
+    agent_id: str
+    trust: str
+    used_at: float
+
+
+class Shells(BaseModel):
+    """The last used first."""
+
+    shells: list[Shell]
+
+
+class Member(BaseModel):
+    """Somebody who may sign in."""
+
+    id: str
+    name: str
+    role: Role
+    has_password: bool
+    created_at: float
+    signed_in_at: float | None
+
+
+class Members(BaseModel):
+    """The first one first."""
+
+    members: list[Member]
+
+
+class Link(BaseModel):
+    """A one-time link, shown this once."""
+
+    member: str
+    url: str
+    expires_in: float
+
+
+class Me(BaseModel):
+    """Who is asking."""
+
+    member_id: str
+    name: str
+    role: Role
+    via: Literal["session", "token", "socket"]
+
+
+class Token(BaseModel):
+    """A program's way in."""
+
+    id: str
+    member_id: str
+    member: str
+    name: str
+    scope: Scope
+    created_at: float
+    expires_at: float | None
+    used_at: float | None
+
+
+class Tokens(BaseModel):
+    """The newest first."""
+
+    tokens: list[Token]
+
+
+class TokenMade(BaseModel):
+    """A new token, shown this once."""
+
+    id: str
+    token: str
+    scope: Scope
+    expires_at: float | None
+
+
+class AuditEntry(BaseModel):
+    """A change somebody asked for."""
+
+    id: int
+    member_id: str
+    name: str
+    via: str
+    address: str
+    action: str
+    subject: str
+    data: dict[str, Any]
+    status: int
+    """How it was answered; 0 while that is not known."""
+    at: float
+
+
+class Audit(BaseModel):
+    """Changes, newest first."""
+
+    entries: list[AuditEntry]
+    next: str | None
+
+
+class Gone(BaseModel):
+    """What is no longer there."""
+
+    id: str
+
+
+class Named(BaseModel):
+    """What was made or changed."""
+
+    id: str
+    name: str

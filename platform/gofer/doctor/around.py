@@ -1,0 +1,100 @@
+"""From outside: what can be seen without opening the store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sqlite3
+import stat
+import sys
+
+from gofer import __version__
+from gofer.doctor.finding import Finding
+from gofer.settings import Settings
+
+OLDEST_PYTHON = (3, 11)
+LEAST_DISK = 500 * 1024 * 1024
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def look_around(settings: Settings, *, serving: bool) -> list[Finding]:
+    """Everything that can be said before the platform is asked."""
+    return [
+        _python(),
+        _versions(),
+        _data_dir(settings),
+        _disk(settings),
+        _port(settings, serving=serving),
+        _openness(settings),
+    ]
+
+
+def _python() -> Finding:
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    if sys.version_info < OLDEST_PYTHON:
+        return Finding("python", "error", f"Python {version} is too old.", "Install Python 3.11 or newer.")
+    return Finding("python", "ok", f"Python {version}.")
+
+
+def _versions() -> Finding:
+    line = f"Gofer {__version__}, SQLite {sqlite3.sqlite_version}, {sys.platform}."
+    return Finding("versions", "ok", line)
+
+
+def _data_dir(settings: Settings) -> Finding:
+    path = settings.data_dir
+    try:
+        found = path.stat().st_mode
+    except FileNotFoundError:
+        return Finding("data directory", "note", f"{path} is not there yet.", "gofer serve")
+    except OSError as error:
+        return Finding("data directory", "error", f"{path}: {error.strerror}.", "Set GOFER_DATA_DIR.")
+    if not stat.S_ISDIR(found):
+        return Finding("data directory", "error", f"{path} is not a directory.", "Set GOFER_DATA_DIR.")
+    mode = stat.S_IMODE(found)
+    if mode & 0o022:
+        return Finding("data directory", "error", f"Others may write to {path}.", f"chmod go-w {path}")
+    if not os.access(path, os.W_OK | os.X_OK):
+        return Finding("data directory", "error", f"{path} is not writable.", f"chown $USER {path}")
+    if mode & 0o077:
+        return Finding("data directory", "note", f"Others may look into {path}.", f"chmod 700 {path}")
+    return Finding("data directory", "ok", f"{path}, for this user alone.")
+
+
+def _disk(settings: Settings) -> Finding:
+    path = settings.data_dir
+    while not os.path.exists(path):  # unlike Path.exists, it does not raise for a name that is too long
+        path = path.parent
+    free = shutil.disk_usage(path).free
+    line = f"{free / 1024**3:.1f} GiB free."
+    if free < LEAST_DISK:
+        return Finding("disk", "warning", line, f"Free some space on the file system of {path}.")
+    return Finding("disk", "ok", line)
+
+
+def _port(settings: Settings, *, serving: bool) -> Finding:
+    where = f"{settings.host}:{settings.port}"
+    if serving or settings.port == 0:
+        return Finding("port", "ok", "Asked of the running server below." if serving else "Any free one.")
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host, settings.port))
+        except OSError as error:
+            return Finding(
+                "port", "error", f"{where}: {error.strerror}.", f"GOFER_PORT={settings.port + 1} gofer serve"
+            )
+    return Finding("port", "ok", f"{where} is free.")
+
+
+def _openness(settings: Settings) -> Finding:
+    if settings.host in LOOPBACK:
+        return Finding("network", "ok", f"Listens on {settings.host} alone.")
+    return Finding(
+        "network",
+        "warning",
+        f"Listens on {settings.host}, which others can reach.",
+        "Unset GOFER_HOST and put a reverse proxy with TLS in front, unless this is a private network.",
+    )

@@ -1,0 +1,172 @@
+"""Every address of the web chat."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+
+from gofer.errors import Malformed
+from gofer.platform import Platform
+from gofer.store.ids import new_id
+from gofer.strict_json import load_json
+from gofer.web.access import Visitor, require, visitor_of
+from gofer.web.body import read_body
+from gofer.web.chat import files, rooms
+from gofer.web.chat.rooms import Room
+from gofer.web.chat.saying import said, take
+from gofer.web.chat.socket import Sockets
+from gofer.web.chat.timeline import Reader, Timeline
+from gofer.web.pages.rendering import platform_of, render
+
+MOST_TEXT = 512 * 1024
+
+InRoom = Callable[[Request, Platform, Room], Awaitable[Response]]
+
+
+def routes(platform: Platform) -> list[BaseRoute]:
+    """What to put into an app."""
+    sockets = Sockets(platform)
+    return [
+        Route("/chat", enter, methods=["GET"]),
+        Route("/chat", begin, methods=["POST"]),
+        Route("/chat/{id}", show, methods=["GET"]),
+        # One address, two ways: the browser asks to upgrade, or for an event stream.
+        WebSocketRoute("/chat/{id}/live", sockets.socket),
+        Route("/chat/{id}/live", require("operator")(sockets.events), methods=["GET"]),
+        Route("/chat/{id}/say", say, methods=["POST"], max_body_size=MOST_TEXT),
+        Route("/chat/{id}/files", upload, methods=["POST"], max_body_size=files.MOST_BODY),
+        Route("/chat/{id}/files/{hash}", download, methods=["GET"]),
+    ]
+
+
+@require("operator")
+async def enter(request: Request) -> Response:
+    """To the room used last, or to a new one."""
+    platform, visitor = platform_of(request), visitor_of(request)
+    found = await _rooms(platform, visitor)
+    agent = request.query_params.get("agent", "")
+    if found and not agent:
+        return RedirectResponse(f"/chat/{found[0].id}", 303)
+    return await _begun(platform, visitor, agent)
+
+
+@require("operator")
+async def begin(request: Request) -> Response:
+    """A new room."""
+    return await _begun(platform_of(request), visitor_of(request), "")
+
+
+async def _begun(platform: Platform, visitor: Visitor, agent: str) -> Response:
+    connection = await rooms.connected(platform)
+    made = await platform.database.write(
+        partial(
+            rooms.open_room,
+            vault=platform.vault,
+            connection_id=connection.account.id,
+            member_id=visitor.member_id,
+        )
+    )
+    return RedirectResponse(f"/chat/{made}" + (f"?agent={quote(agent)}" if agent else ""), 303)
+
+
+async def _rooms(platform: Platform, visitor: Visitor) -> list[rooms.Listed]:
+    connection = await rooms.connected(platform)
+    return await platform.database.read(
+        partial(
+            rooms.list_rooms,
+            vault=platform.vault,
+            connection_id=connection.account.id,
+            member_id=visitor.member_id,
+        )
+    )
+
+
+def in_room(endpoint: InRoom) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint for a member's own room."""
+
+    @require("operator")
+    async def entered(request: Request) -> Response:
+        platform = platform_of(request)
+        room = await platform.database.read(
+            partial(
+                rooms.find_room,
+                conversation_id=request.path_params["id"],
+                member_id=visitor_of(request).member_id,
+            )
+        )
+        return await endpoint(request, platform, room)
+
+    return entered
+
+
+@in_room
+async def show(request: Request, platform: Platform, room: Room) -> Response:
+    """The page."""
+    before = request.query_params.get("before", "")
+    if before and not (before.isdigit() and len(before) < 19):
+        raise Malformed("before: must be the number of a message.")
+    timeline = await platform.database.read(
+        partial(_read, platform=platform, room=room, before=int(before) if before else None)
+    )
+    listed = await _rooms(platform, visitor_of(request))
+    return render(
+        request,
+        "chat/page.html",
+        room=room.id,
+        agent=room.agent,
+        wanted=request.query_params.get("agent", ""),
+        agents=await rooms.choosable(platform),
+        rooms=[{"id": each.id, "title": each.title, "at": each.at} for each in listed],
+        items=timeline.items,
+        cursor=str(timeline.cursor),
+        state=timeline.state,
+        earlier=timeline.earlier,
+        older=bool(before),
+        fresh=new_id("form").replace("_", "-"),
+    )
+
+
+def _read(connection: Connection, platform: Platform, room: Room, before: int | None) -> Timeline:
+    return Reader(connection, platform.vault, platform.redactor, room.id).history(before)
+
+
+@in_room
+async def say(request: Request, platform: Platform, room: Room) -> Response:
+    """The way to speak where no WebSocket passes, and for programs and browsers without scripts."""
+    visitor = visitor_of(request)
+    if request.headers.get("content-type", "").startswith("application/json"):
+        body = await read_body(request, at_most=MOST_TEXT, within=platform.settings.body_timeout)
+        taken = await take(platform, visitor, room, said(load_json(body)))
+        return JSONResponse({"seq": taken.seq, "result": taken.result}, 202)
+    await take(platform, visitor, room, said(await _form(request)))
+    return RedirectResponse(f"/chat/{room.id}#end", 303)
+
+
+async def _form(request: Request) -> dict[str, Any]:
+    form = await request.form(max_files=0, max_fields=20)
+    value: dict[str, Any] = {name: str(form.get(name, "")) for name in ("id", "text", "agent")}
+    if "stop" in form:
+        value["stop"] = True
+    question, _, choice = str(form.get("press", "")).rpartition(":")
+    if question and choice.isdigit():
+        value["press"] = {"question": question, "choice": int(choice[:3])}
+    return value
+
+
+@in_room
+async def upload(request: Request, platform: Platform, room: Room) -> Response:
+    """Put files into the room."""
+    return await files.upload(request, platform, room)
+
+
+@in_room
+async def download(request: Request, platform: Platform, room: Room) -> Response:
+    """A file of the room."""
+    return await files.download(request, platform, room)

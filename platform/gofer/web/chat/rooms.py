@@ -1,0 +1,204 @@
+"""The conversations a member has on the page: each is theirs alone, with the one agent they chose."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, select
+
+from gofer.accounts import Connected
+from gofer.agent.agents import Agents
+from gofer.connecting import add_connection
+from gofer.errors import Conflict, NotFound
+from gofer.platform import Platform
+from gofer.store.clock import now
+from gofer.store.content import open_message
+from gofer.store.ids import new_id
+from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.sealing import conversation_key
+from gofer.store.tables import (
+    agents,
+    bindings,
+    connections,
+    conversations,
+    messages,
+    participants,
+    routes,
+    workspaces,
+)
+from gofer.vault.envelope import Vault
+from gofer.vault.rotation import new_conversation_key
+
+INTEGRATION = "webchat"
+MOST_ROOMS = 50
+LONGEST_TITLE = 60
+UNTITLED = "New conversation"
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """One conversation on the page."""
+
+    id: str
+    ref: str
+    """What the integration calls it; begins with the member's id."""
+    connection_id: str
+    agent: str
+    """The agent that was chosen; empty until the first message."""
+    last_seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A room in the list."""
+
+    id: str
+    title: str
+    at: float
+
+
+async def connected(platform: Platform) -> Connected:
+    """The page's own connection, made when it is needed first; raises Conflict while it is switched off."""
+    found = await platform.database.read(_connection)
+    if found is None:
+        integration = platform.registry.get(INTEGRATION)
+        found = await platform.database.write(
+            partial(_ensure_connection, vault=platform.vault, integration=integration)
+        )
+        await platform.secrets_changed()
+    account = await platform.accounts.get(found)
+    if not account.enabled:
+        raise Conflict(f"The web chat is switched off. Run: gofer connections enable {found}")
+    return account
+
+
+def _connection(connection: Connection) -> str | None:
+    query = select(connections.c.id).where(connections.c.integration == INTEGRATION)
+    return connection.execute(query.order_by(connections.c.created_at).limit(1)).scalar()
+
+
+def _ensure_connection(connection: Connection, vault: Vault, integration: Any) -> str:
+    # Two processes may be asked at once: the workspace's row lets one of them make it.
+    connection.execute(select(workspaces.c.id).with_for_update())
+    return _connection(connection) or add_connection(
+        connection,
+        vault,
+        workspace_id=FIRST_WORKSPACE,
+        integration=integration,
+        name=INTEGRATION,
+        settings={},
+        secrets_given={},
+        by="web chat",
+    )
+
+
+async def choosable(platform: Platform) -> list[str]:
+    """The agents a person may choose from: those with a file, or a fresh install's one."""
+    files = Agents(platform.settings.data_dir / "agents")
+    named = await asyncio.to_thread(files.names)
+    return await platform.database.read(partial(_known_agents, named=named))
+
+
+def _known_agents(connection: Connection, named: Sequence[str]) -> list[str]:
+    query = select(agents.c.name).order_by(agents.c.name)
+    if not named:
+        query = query.join(routes, routes.c.agent_id == agents.c.id).distinct()
+    known = list(connection.execute(query).scalars())
+    return [name for name in known if name in named] if named else known
+
+
+def open_room(connection: Connection, vault: Vault, connection_id: str, member_id: str) -> str:
+    """A conversation in which nothing was said yet: the member's last one, or a new one."""
+    mine = _mine(connection_id, member_id).where(conversations.c.last_seq == 0).limit(1)
+    found = connection.execute(mine).first()
+    if found is not None:
+        return str(found.id)
+    conversation_id = new_id("conv")
+    connection.execute(
+        insert(conversations).values(
+            id=conversation_id,
+            workspace_id=FIRST_WORKSPACE,
+            kind="web",
+            title="",
+            data_key=new_conversation_key(connection, vault, conversation_id),
+            last_seq=0,
+            created_at=now(),
+        )
+    )
+    ref = f"{member_id}:{new_id('room')}"
+    connection.execute(
+        insert(bindings).values(
+            id=new_id("bind"), conversation_id=conversation_id, connection_id=connection_id, ref=ref
+        )
+    )
+    return conversation_id
+
+
+def find_room(connection: Connection, conversation_id: str, member_id: str) -> Room:
+    """A member's own room; raises NotFound for another's as for none."""
+    query = (
+        select(bindings.c.ref, bindings.c.connection_id, conversations.c.last_seq)
+        .join(connections, connections.c.id == bindings.c.connection_id)
+        .join(conversations, conversations.c.id == bindings.c.conversation_id)
+        .where(bindings.c.conversation_id == conversation_id, connections.c.integration == INTEGRATION)
+        .where(conversations.c.purged_at.is_(None))
+    )
+    row = connection.execute(query).first()
+    if row is None or not row.ref.startswith(f"{member_id}:"):
+        raise NotFound("There is no such conversation. It may have been purged.")
+    chosen = (
+        select(agents.c.name)
+        .join(participants, participants.c.agent_id == agents.c.id)
+        .where(participants.c.conversation_id == conversation_id)
+        .order_by(participants.c.wake_seq.desc())
+        .limit(1)
+    )
+    agent = connection.execute(chosen).scalar() or ""
+    return Room(conversation_id, row.ref, row.connection_id, agent, row.last_seq)
+
+
+def list_rooms(connection: Connection, vault: Vault, connection_id: str, member_id: str) -> list[Listed]:
+    """A member's rooms in which something was said, the last used first."""
+    used = _mine(connection_id, member_id).where(conversations.c.last_seq > 0)
+    rows = connection.execute(used.limit(MOST_ROOMS)).all()
+    return [Listed(row.id, _title(connection, vault, row.id), row.at) for row in rows]
+
+
+def _mine(connection_id: str, member_id: str) -> Any:
+    last = (
+        select(func.max(messages.c.created_at))
+        .where(messages.c.conversation_id == conversations.c.id, messages.c.seq == conversations.c.last_seq)
+        .scalar_subquery()
+    )
+    at = func.coalesce(last, conversations.c.created_at)
+    return (
+        select(conversations.c.id, at.label("at"))
+        .join(bindings, bindings.c.conversation_id == conversations.c.id)
+        .where(
+            bindings.c.connection_id == connection_id,
+            bindings.c.ref.startswith(f"{member_id}:", autoescape=True),
+        )
+        .where(conversations.c.purged_at.is_(None))
+        .order_by(at.desc())
+    )
+
+
+def _title(connection: Connection, vault: Vault, conversation_id: str) -> str:
+    """The first words. Not kept in the clear anywhere: they are read out of the sealed message each time."""
+    query = (
+        select(messages.c.seq, messages.c.sealed)
+        .where(messages.c.conversation_id == conversation_id, messages.c.event == "message")
+        .order_by(messages.c.seq)
+        .limit(1)
+    )
+    row = connection.execute(query).first()
+    if row is None or row.sealed is None:
+        return UNTITLED
+    key = conversation_key(connection, vault, conversation_id)
+    message = open_message(key, conversation_id, row.seq, row.sealed)
+    words = " ".join(message.text.split()) or ", ".join(file.name for file in message.attachments)
+    return words[:LONGEST_TITLE] + ("…" if len(words) > LONGEST_TITLE else "") or UNTITLED

@@ -1,0 +1,261 @@
+"""What a page shows of a conversation, read from the store: all of it, or what changed after a place in the log.
+
+Each item has an id that stays, so a page that gets one twice shows it once, and one that was away asks for what
+came after the last place it knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, literal_column, select, tuple_
+
+from gofer.jobs.conclude import ANSWER
+from gofer.store import events as log
+from gofer.store.content import open_message
+from gofer.store.events import Cursor
+from gofer.store.sealing import conversation_key, unseal
+from gofer.store.tables import (
+    LIVE,
+    JobState,
+    ReplyState,
+    events,
+    in_state,
+    jobs,
+    messages,
+    questions,
+    replies,
+)
+from gofer.vault.envelope import DataKey, Vault
+from gofer.vault.redaction import Redactor
+from gofer.web.chat.steps import steps_of
+
+PAGE = 40
+"""Messages of people shown at once; older ones are a click away."""
+AT_ONCE = 500
+
+_BY_JOB = frozenset({"question.answered", "question.expired", "job.cancel_requested"})
+_OF_RUNS = ("turn.finished", "tool.started", "tool.finished")
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Items in order, and the place in the log after them."""
+
+    items: list[dict[str, Any]]
+    cursor: Cursor
+    state: str
+    """idle, queued, working, waiting or retrying."""
+    earlier: int | None = None
+    """The number of the message before which there are more; None when there are none."""
+
+
+@dataclass(slots=True)
+class _Changed:
+    """What the new rows of the log are about."""
+
+    seqs: set[int] = field(default_factory=set)
+    replies: set[int] = field(default_factory=set)
+    jobs: set[int] = field(default_factory=set)
+    """Jobs whose steps have changed …"""
+    asking: set[int] = field(default_factory=set)
+    """… and those whose questions have."""
+
+
+class Reader:
+    """Reads one conversation."""
+
+    def __init__(
+        self, connection: Connection, vault: Vault, redactor: Redactor, conversation_id: str
+    ) -> None:
+        self._connection = connection
+        self._conversation_id = conversation_id
+        self._redactor = redactor
+        self._key: DataKey = conversation_key(connection, vault, conversation_id)
+
+    def history(self, before: int | None = None) -> Timeline:
+        """The last page of it, or the one before a message."""
+        cursor = self._last_place()
+        said, earlier = self._page(before)
+        since = said[0]["at"] if said and earlier is not None else 0.0
+        until = self._at(before)
+        answers = self._replies(replies.c.created_at >= since, replies.c.created_at < until)
+        worked = select(events.c.job_id).where(
+            events.c.conversation_id == self._conversation_id,
+            events.c.kind == "turn.finished",
+            events.c.at >= since,
+            events.c.at < until,
+        )
+        job_ids = set(self._connection.execute(worked).scalars())
+        items = sorted([*said, *answers, *self._steps(job_ids)], key=lambda item: item["place"])
+        return Timeline(items, cursor, self.state(), earlier)
+
+    def news(self, cursor: Cursor) -> Timeline:
+        """What changed after a place in the log."""
+        rows = self._rows_after(cursor)
+        if not rows:
+            return Timeline([], cursor, self.state())
+        changed = _changes(rows)
+        items = [*self._said(messages.c.seq.in_(changed.seqs)), *self._steps(changed.jobs)]
+        items += self._replies(replies.c.id.in_(changed.replies) | replies.c.job_id.in_(changed.asking))
+        items.sort(key=lambda item: item["place"])
+        return Timeline(items, Cursor(rows[-1].tx, rows[-1].id), self.state())
+
+    def state(self) -> str:
+        """What the agent is at."""
+        query = select(jobs.c.state).where(
+            jobs.c.conversation_id == self._conversation_id,
+            jobs.c.kind == ANSWER,
+            in_state(*LIVE, JobState.BLOCKED),
+        )
+        states = set(self._connection.execute(query).scalars())
+        known = {"running": "working", "waiting": "waiting", "scheduled": "retrying"}
+        return next(
+            (word for state, word in known.items() if state in states), "queued" if states else "idle"
+        )
+
+    # The log.
+
+    def _rows_after(self, cursor: Cursor) -> list[Any]:
+        query = (
+            select(events.c.tx, events.c.id, events.c.kind, events.c.job_id, events.c.reply_id, events.c.data)
+            .where(events.c.conversation_id == self._conversation_id)
+            .where(tuple_(events.c.tx, events.c.id) > tuple_(cursor.tx, cursor.id))
+            .where(settled(self._connection))
+            .order_by(events.c.tx, events.c.id)
+            .limit(AT_ONCE)
+        )
+        return list(self._connection.execute(query))
+
+    def _last_place(self) -> Cursor:
+        query = (
+            select(events.c.tx, events.c.id)
+            .where(events.c.conversation_id == self._conversation_id)
+            .where(settled(self._connection))
+            .order_by(events.c.tx.desc(), events.c.id.desc())
+            .limit(1)
+        )
+        row = self._connection.execute(query).first()
+        return Cursor() if row is None else Cursor(row.tx, row.id)
+
+    # What people said.
+
+    def _page(self, before: int | None) -> tuple[list[dict[str, Any]], int | None]:
+        where = [] if before is None else [messages.c.seq < before]
+        found = self._said(*where, limit=PAGE + 1)
+        if len(found) <= PAGE:
+            return found, None
+        return found[1:], found[1]["seq"]
+
+    def _at(self, before: int | None) -> float:
+        if before is None:
+            return float("inf")
+        query = select(messages.c.created_at).where(
+            messages.c.conversation_id == self._conversation_id, messages.c.seq == before
+        )
+        return float(self._connection.execute(query).scalar() or 0)
+
+    def _said(self, *where: Any, limit: int = AT_ONCE) -> list[dict[str, Any]]:
+        query = (
+            select(messages)
+            .where(messages.c.conversation_id == self._conversation_id, messages.c.connection_id.is_not(None))
+            .where(messages.c.event.in_(("message", "command")), messages.c.sealed.is_not(None), *where)
+            .order_by(messages.c.seq.desc())
+            .limit(limit)
+        )
+        return [self._message(row) for row in reversed(self._connection.execute(query).all())]
+
+    def _message(self, row: Any) -> dict[str, Any]:
+        message = open_message(self._key, self._conversation_id, row.seq, row.sealed)
+        return {
+            "id": f"said-{row.seq}",
+            "kind": "said",
+            "at": row.created_at,
+            "place": place(row.created_at, 0, row.seq),
+            "seq": row.seq,
+            "client_id": row.external_id.rpartition(":")[2],
+            "author": self._redactor.redact(message.author.name),
+            "text": self._redactor.redact(message.text),
+            "files": [
+                {
+                    "hash": file.ref.removeprefix("blob:"),
+                    "name": file.name,
+                    "media_type": file.media_type,
+                    "size": file.size,
+                }
+                for file in message.attachments
+            ],
+        }
+
+    # What was answered.
+
+    def _replies(self, *where: Any) -> list[dict[str, Any]]:
+        query = (
+            select(replies)
+            .where(replies.c.conversation_id == self._conversation_id, replies.c.sealed.is_not(None))
+            .where(replies.c.state == ReplyState.SENT, *where)
+            .order_by(replies.c.id)
+        )
+        return [self._reply(row) for row in self._connection.execute(query).all()]
+
+    def _reply(self, row: Any) -> dict[str, Any]:
+        content = unseal(self._key, row.sealed, "reply", row.job_id, row.kind, row.part)
+        question, choices = content.get("question", ""), list(content.get("choices", ()))
+        return {
+            "id": f"reply-{row.id}",
+            "kind": "reply",
+            "at": row.created_at,
+            "place": place(row.created_at, 2, row.id),
+            "job": row.job_id,
+            "error": row.kind == "error",
+            "text": self._redactor.redact(_without_choices(content["text"], choices)),
+            "question": question,
+            "choices": [self._redactor.redact(choice) for choice in choices],
+            "open": bool(question) and self._is_open(question),
+        }
+
+    def _is_open(self, question_id: str) -> bool:
+        query = select(questions.c.id).where(questions.c.id == question_id, questions.c.answered_at.is_(None))
+        return self._connection.execute(query).first() is not None
+
+    # What was done.
+
+    def _steps(self, job_ids: Iterable[int]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for job_id in sorted(job_ids):
+            rows = [row for row in log.of_job(self._connection, job_id) if row["kind"] in _OF_RUNS]
+            found += steps_of(self._key, job_id, rows, self._redactor)
+        return found
+
+
+def settled(connection: Connection) -> Any:
+    """On Postgres, only what no open transaction can still put something before."""
+    if connection.dialect.name != "postgresql":
+        return literal_column("1 = 1")
+    return events.c.tx < literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+
+
+def place(at: float, rank: int, number: int) -> str:
+    """Where an item stands: by time, then what was said before what was done before what was answered."""
+    return f"{at:017.6f}.{rank}.{number:012d}"
+
+
+def _changes(rows: Iterable[Any]) -> _Changed:
+    changed = _Changed()
+    for row in rows:
+        if row.kind in ("delivery.accepted", "message.admitted") and row.data.get("seq") is not None:
+            changed.seqs.add(int(row.data["seq"]))
+        elif row.kind.startswith("reply.") and row.reply_id is not None:
+            changed.replies.add(row.reply_id)
+        elif row.kind in _OF_RUNS and row.job_id is not None:
+            changed.jobs.add(row.job_id)
+        elif row.kind in _BY_JOB and row.job_id is not None:
+            changed.asking.add(row.job_id)
+    return changed
+
+
+def _without_choices(text: str, choices: list[str]) -> str:
+    """The question alone: its choices are buttons here."""
+    return text.removesuffix("".join(f"\n- {choice}" for choice in choices)) if choices else text

@@ -1,0 +1,90 @@
+"""Tokens: programs' ways in."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from pydantic import Field
+from sqlalchemy import Connection, select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.errors import Forbidden
+from gofer.store.tables import api_tokens, members
+from gofer.web.access import Scope, Visitor, note, visitor_of
+from gofer.web.access.members import find_member, first_owner
+from gofer.web.access.sessions import new_token, revoke_token
+from gofer.web.access.visitor import AS_ROLE, ROLES
+from gofer.web.control.asking import Question, answered, asked, platform_of, rows, shown_once
+
+
+class New(Question):
+    """A token to make."""
+
+    name: str = Field(min_length=1, max_length=100, description="What it is for.")
+    scope: Scope = "read"
+    days: int | None = Field(
+        default=None, ge=1, le=3650, description="How long it is valid; without end if null."
+    )
+    member: str = Field(default="", max_length=200, description="Whose it is; one's own when empty.")
+
+
+async def index(request: Request) -> Response:
+    """List tokens: one's own, or everybody's for an owner."""
+    visitor = _manager(request)
+    found = await platform_of(request).database.read(partial(_list, visitor=visitor))
+    return answered(request, {"tokens": found})
+
+
+def _manager(request: Request) -> Visitor:
+    """A token that may do everything manages tokens; a lesser one must not outlive itself by making others."""
+    visitor = visitor_of(request)
+    if visitor.via == "token" and visitor.role != "owner":
+        raise Forbidden("Tokens are managed by somebody who is signed in, or with an owner's admin token.")
+    return visitor
+
+
+def _list(connection: Connection, visitor: Visitor) -> list[dict[str, Any]]:
+    columns = [column for column in api_tokens.columns if column.name != "digest"]
+    query = (
+        select(*columns, members.c.name.label("member"))
+        .join(members, members.c.id == api_tokens.c.member_id)
+        .order_by(api_tokens.c.created_at.desc(), api_tokens.c.id)
+    )
+    if visitor.role != "owner":
+        query = query.where(api_tokens.c.member_id == visitor.member_id)
+    return rows(connection, query)
+
+
+async def add(request: Request) -> Response:
+    """Make a token. It is shown this once."""
+    platform, visitor = platform_of(request), _manager(request)
+    new = await asked(request, New)
+    note(request, name=new.name, scope=new.scope)
+    made = await platform.database.write(partial(_add, visitor=visitor, new=new))
+    return shown_once(made, 201)
+
+
+def _add(connection: Connection, visitor: Visitor, new: New) -> dict[str, Any]:
+    if not new.member and visitor.member_id:
+        member = find_member(connection, visitor.member_id)
+    else:
+        member = find_member(connection, new.member) if new.member else first_owner(connection)
+    if member.id != visitor.member_id and visitor.role != "owner":
+        raise Forbidden("Only an owner makes tokens for others.")
+    if ROLES.index(AS_ROLE[new.scope]) > ROLES.index(member.role):
+        raise Forbidden(f"The scope {new.scope} is more than the role {member.role} may do.")
+    life = new.days * 86400.0 if new.days is not None else None
+    token_id, value = new_token(connection, member.id, name=new.name, scope=new.scope, life=life)
+    query = select(api_tokens.c.expires_at).where(api_tokens.c.id == token_id)
+    expires_at = connection.execute(query).scalar_one()
+    return {"id": token_id, "token": value, "scope": new.scope, "expires_at": expires_at}
+
+
+async def revoke(request: Request) -> Response:
+    """Revoke a token, at once."""
+    visitor, token_id = _manager(request), request.path_params["id"]
+    whose = None if visitor.role == "owner" else visitor.member_id
+    await platform_of(request).database.write(partial(revoke_token, token_id=token_id, member_id=whose))
+    return answered(request, {"id": token_id})

@@ -1,0 +1,315 @@
+"""The API as a program uses it: pages, repeats, versions, jobs, members and tokens."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+from sqlalchemy import Connection, update
+
+from gofer.client import shapes
+from gofer.jobs.queue import submit
+from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.tables import idempotency_keys, jobs
+from gofer.web.control.table import OPERATIONS
+from web_house import House
+
+
+@pytest.fixture(scope="module")
+def api(house: House) -> httpx2.Client:
+    return house.api(house.token(house.owner()))
+
+
+@pytest.fixture(scope="module")
+def connection(api: httpx2.Client) -> str:
+    wish = {"integration": "hello", "settings": {"reply_url": "http://127.0.0.1:9/"}}
+    return str(api.post("/connections", json=wish).json()["connection"]["id"])
+
+
+def dead_jobs(connection: Connection, count: int) -> list[int]:
+    """Jobs that have ended badly, of a kind nobody works on."""
+    made = [
+        submit(connection, workspace_id=FIRST_WORKSPACE, kind="nothing", lane=f"dead-{n}", pool="nobody")
+        for n in range(count)
+    ]
+    connection.execute(update(jobs).where(jobs.c.kind == "nothing").values(state="dead"))
+    return [int(job_id or 0) for job_id in made]
+
+
+# Lists.
+
+
+def test_a_long_list_comes_page_by_page_each_row_once(house: House, api: httpx2.Client) -> None:
+    made = house.write(dead_jobs, count=23)
+    seen: list[int] = []
+    cursor = ""
+    while True:
+        page = api.get("/jobs", params={"kind": "nothing", "limit": 5, "cursor": cursor}).json()
+        seen += [job["id"] for job in page["jobs"]]
+        if page["next"] is None:
+            break
+        cursor = page["next"]
+    assert seen == sorted(made, reverse=True)
+
+
+def test_conversations_and_their_messages_are_read(api: httpx2.Client, connection: str) -> None:
+    for number in range(3):
+        body = json.dumps(
+            {"id": f"m{number}", "room": f"r{number}", "from": "ada", "text": f"hello {number}"}
+        )
+        given = {"body": base64.b64encode(body.encode()).decode()}
+        assert api.post(f"/connections/{connection}/replay", json=given).json()["result"] == "accepted"
+    first = api.get("/conversations", params={"limit": 2}).json()
+    second = api.get("/conversations", params={"limit": 2, "cursor": first["next"]}).json()
+    ids = [each["id"] for each in first["conversations"] + second["conversations"]]
+    assert len(ids) == len(set(ids)) == 3
+    said = [api.get(f"/conversations/{id_}/messages").json()["messages"][-1]["text"] for id_ in ids]
+    assert said == ["hello 2", "hello 1", "hello 0"]
+    assert api.get("/conversations", params={"cursor": "conv_gone"}).status_code == 404
+
+
+# Repeats.
+
+
+def test_a_repeated_request_is_answered_and_not_done_again(house: House, api: httpx2.Client) -> None:
+    wish = {"name": "grace", "role": "viewer"}
+    key = {"idempotency-key": "add-grace-1"}
+    first = api.post("/members", json=wish, headers=key)
+    again = api.post("/members", json=wish, headers=key)
+    assert (first.status_code, again.status_code) == (201, 201)
+    assert again.json() == first.json()
+    assert again.headers["location"] == first.headers["location"]
+    assert again.headers["idempotency-replayed"] == "true"
+    other = api.post("/members", json={**wish, "name": "heidi"}, headers=key)
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency.reused")
+    # Somebody else's keys are their own.
+    another = house.api(house.token(house.member("ivan", "owner", password="")))
+    assert another.post("/members", json={**wish, "name": "judy"}, headers=key).status_code == 201
+
+
+def test_repeats_sent_at_once_are_done_once(api: httpx2.Client, house: House) -> None:
+    tokens = [house.api(house.token(house.owner())) for _ in range(6)]
+
+    def add(client: httpx2.Client) -> int:
+        key = {"idempotency-key": "kim-at-once"}
+        return client.post("/members", json={"name": "kim"}, headers=key).status_code
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(add, tokens))
+    assert answers.count(201) >= 1
+    assert set(answers) <= {201, 409}
+    assert len([each for each in api.get("/members").json()["members"] if each["name"] == "kim"]) == 1
+
+
+def test_a_request_that_was_refused_may_be_mended_under_its_key(api: httpx2.Client) -> None:
+    key = {"idempotency-key": "mended"}
+    assert api.post("/members", json={"name": "NOT A NAME"}, headers=key).status_code == 400
+    assert api.post("/members", json={"name": "leo"}, headers=key).status_code == 201
+
+
+def test_a_request_that_was_cut_off_is_not_guessed_about(house: House, api: httpx2.Client) -> None:
+    key = {"idempotency-key": "cut-off"}
+    api.post("/members", json={"name": "mia"}, headers=key)
+    house.write(lambda c: c.execute(update(idempotency_keys).values(status=0)))
+    answer = api.post("/members", json={"name": "mia"}, headers=key)
+    assert (answer.status_code, answer.json()["code"]) == (409, "idempotency.unfinished")
+
+
+def test_a_token_is_shown_once_also_to_who_repeats(api: httpx2.Client) -> None:
+    key = {"idempotency-key": "a-token"}
+    made = api.post("/tokens", json={"name": "ci", "scope": "read"}, headers=key)
+    assert made.json()["token"].startswith("gofer_")
+    again = api.post("/tokens", json={"name": "ci", "scope": "read"}, headers=key)
+    assert (again.status_code, again.json()["code"]) == (409, "idempotency.told")
+    assert made.json()["token"] not in api.get("/tokens").text
+
+
+def test_keys_that_make_no_sense_are_refused(api: httpx2.Client) -> None:
+    for key in ("", "a b", "x" * 201):
+        assert api.post("/members", json={"name": "n"}, headers={"idempotency-key": key}).status_code == 400
+
+
+# Versions.
+
+
+def test_a_change_to_what_has_changed_is_refused(api: httpx2.Client, connection: str) -> None:
+    path = f"/connections/{connection}"
+    seen = api.get(path).headers["etag"]
+    changed = api.patch(path, json={"enabled": False}, headers={"if-match": seen})
+    assert changed.status_code == 200
+    late = api.patch(path, json={"enabled": True}, headers={"if-match": seen})
+    assert (late.status_code, late.json()["code"]) == (412, "stale")
+    assert api.get(path).json()["connection"]["enabled"] is False
+    assert api.patch(path, json={"enabled": True}, headers={"if-match": changed.headers["etag"]}).is_success
+    assert api.patch(path, json={"enabled": True}, headers={"if-match": "*"}).is_success
+
+
+def test_agents_are_edited_one_after_the_other(api: httpx2.Client) -> None:
+    made = api.put("/agents/scribe", json={"toml": 'model = "auto"\n', "instructions": "Write."})
+    assert made.status_code == 200, made.text
+    seen = api.get("/agents/scribe").headers["etag"]
+    assert made.headers["etag"] == seen
+    mine = {"toml": 'model = "auto"\n', "instructions": "Write briefly."}
+    assert api.put("/agents/scribe", json=mine, headers={"if-match": seen}).status_code == 200
+    assert api.put("/agents/scribe", json=mine, headers={"if-match": seen}).status_code == 412
+    assert api.delete("/agents/scribe", headers={"if-match": seen}).status_code == 412
+    broken = api.put("/agents/scribe", json={"toml": "model = \n"})
+    assert broken.status_code == 400
+    assert "line 1" in broken.json()["detail"]
+    assert api.delete("/agents/scribe").status_code == 200
+
+
+def test_schedules_are_added_changed_run_and_removed(api: httpx2.Client) -> None:
+    wish = {"name": "mornings", "cron": "0 9 * * mon", "kind": "nothing", "timezone": "Europe/Berlin"}
+    made = api.post("/schedules", json=wish)
+    assert made.status_code == 201
+    shown = api.get(made.headers["location"].removeprefix("/api/v1"))
+    assert len(shown.json()["upcoming"]) == 5
+    assert "Monday" in shown.json()["words"]
+    path, seen = f"/schedules/{made.json()['id']}", shown.headers["etag"]
+    changed = api.patch(path, json={"cron": "0 8 * * *"}, headers={"if-match": seen})
+    assert changed.json()["next_at"] != shown.json()["next_at"]
+    assert api.patch(path, json={"enabled": False}, headers={"if-match": seen}).status_code == 412
+    assert api.patch(path, json={"cron": "nonsense"}).status_code == 400
+    assert api.patch(path, json={"timezone": "Mars/Olympus"}).status_code == 400
+    ran = api.post(f"{path}/run")
+    assert ran.status_code == 202
+    job = api.get(ran.headers["location"].removeprefix("/api/v1")).json()["job"]
+    assert job["kind"] == "nothing"
+    assert api.delete(path).status_code == 200
+    assert api.get(path).status_code == 404
+
+
+# Jobs.
+
+
+def test_several_jobs_are_redriven_and_cancelled_at_once(house: House, api: httpx2.Client) -> None:
+    first, second, third = house.write(dead_jobs, count=3)
+    done = api.post("/jobs/redrive", json={"ids": [first, second, 987654321]}).json()
+    assert [each["id"] for each in done["done"]] == [first, second]
+    assert "no job" in done["refused"]["987654321"]
+    refused = api.post("/jobs/redrive", json={"ids": [first, third]}).json()
+    assert (len(refused["done"]), list(refused["refused"])) == (1, [str(first)])
+    stopped = api.post("/jobs/cancel", json={"ids": [first, second, third]}).json()
+    assert len(stopped["done"]) == 3
+    one = api.post(f"/jobs/{first}/cancel")
+    assert (one.status_code, one.headers["location"]) == (202, f"/api/v1/jobs/{first}")
+
+
+# Members and tokens.
+
+
+def test_the_last_owner_cannot_be_removed_nor_lowered(house: House, tmp_path: Any) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir(mode=0o700)
+    other = House(folder)
+    try:
+        owner = other.owner()
+        api = other.api(other.token(owner))
+        assert api.delete(f"/members/{owner}").status_code == 409
+        assert api.patch(f"/members/{owner}", json={"role": "viewer"}).status_code == 409
+        second = api.post("/members", json={"name": "zoe", "role": "owner"}).json()["id"]
+        assert api.patch(f"/members/{owner}", json={"role": "viewer"}).status_code == 200
+        assert other.api(other.token(second)).delete("/members/owner").status_code == 200
+    finally:
+        other.close()
+
+
+def test_a_members_link_signs_them_in(house: House, api: httpx2.Client) -> None:
+    api.post("/members", json={"name": "olga", "role": "operator"})
+    made = api.post("/members/olga/link")
+    assert made.status_code == 201
+    browser = house.browser()
+    assert browser.post(made.json()["url"].removeprefix(house.url)).status_code == 303
+    assert browser.get("/api/v1/me").json()["name"] == "olga"
+
+
+def test_nobody_makes_a_token_that_may_do_more_than_they(house: House, api: httpx2.Client) -> None:
+    api.post("/members", json={"name": "peter", "role": "operator"})
+    given = {"name": "p", "scope": "admin", "member": "peter"}
+    assert api.post("/tokens", json=given).status_code == 403
+    made = api.post("/tokens", json={**given, "scope": "write", "days": 1}).json()
+    assert made["expires_at"] is not None
+    peters = house.api(made["token"])
+    assert peters.get("/me").json()["name"] == "peter"
+    assert peters.get("/tokens").status_code == 403
+    assert api.delete(f"/tokens/{made['id']}").status_code == 200
+    assert peters.get("/me").status_code == 401
+
+
+# What makes no sense.
+
+
+def test_bodies_that_are_too_large_or_of_another_kind_are_refused(house: House, api: httpx2.Client) -> None:
+    assert api.post("/members", content=b"x" * (1024 * 1024 + 1)).status_code == 413
+    assert (
+        api.post("/members", content=b"name=eve", headers={"content-type": "text/plain"}).status_code == 415
+    )
+    assert api.post("/members", content=b"x", headers={"content-encoding": "gzip"}).status_code == 415
+    assert api.post("/members", content=b"{" * 100_000).status_code == 400
+    assert api.post("/members", json={"name": "a\x00b"}).status_code == 400
+    assert api.get("/connections/a%00b").status_code == 400
+    assert api.get("/jobs", params={"kind": "a\x00b"}).status_code == 400
+    assert api.put("/status").status_code == 405
+    assert api.get(f"/jobs/{10**30}").status_code == 404
+
+
+def test_a_chunked_body_without_end_is_cut_off(house: House) -> None:
+    token = house.token(house.owner())
+    port = int(house.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as sender:
+        sender.sendall(
+            b"POST /api/v1/members HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n"
+            + f"authorization: Bearer {token}\r\n\r\n".encode()
+        )
+        assert _cut_off(sender)
+
+
+def _cut_off(sender: socket.socket) -> bool:
+    try:
+        for _ in range(500):
+            sender.sendall(b"4000\r\n" + b"x" * 0x4000 + b"\r\n")
+    except OSError:
+        return True
+    return False
+
+
+def test_over_the_network_a_backup_goes_where_backups_go(
+    house: House, api: httpx2.Client, tmp_path: Any
+) -> None:
+    for path in (
+        "/etc/cron.d/gofer",
+        str(tmp_path / "copy.db"),
+        f"{house.settings.data_dir}/backups/../x.db",
+    ):
+        assert api.post("/backup", json={"path": path}).status_code == 400
+    (house.settings.data_dir / "backups").mkdir(exist_ok=True)
+    assert api.post("/backup", json={"path": f"{house.settings.data_dir}/backups/x.db"}).status_code == 200
+
+
+def test_every_answer_has_the_shape_that_is_documented(api: httpx2.Client) -> None:
+    for each in OPERATIONS:
+        if each.method != "GET" or "{" in each.path or each.stream:
+            continue
+        value = api.get(each.path).json()
+        told = each.answer.model_validate(value).model_dump(mode="json")
+        assert told == value, each.name
+
+
+def test_shapes_of_rows_are_those_of_the_tables() -> None:
+    from gofer.store import tables
+
+    for shape, table, hidden in (
+        (shapes.JobInFull, tables.jobs, set()),
+        (shapes.Attempt, tables.attempts, set()),
+        (shapes.Event, tables.events, {"sealed"}),
+        (shapes.Reply, tables.replies, {"sealed"}),
+        (shapes.Delivery, tables.deliveries, {"sealed"}),
+        (shapes.Schedule, tables.schedules, set()),
+    ):
+        assert set(shape.model_fields) == {column.name for column in table.columns} - hidden

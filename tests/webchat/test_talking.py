@@ -1,0 +1,178 @@
+"""Talking on the page: through the real path, live, once, and still there after a reload."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from sqlalchemy import func, select
+
+from gofer.store.tables import deliveries, jobs, messages, participants, replies
+from web_house import House
+from webchat.visiting import Line, Visit
+
+
+def count(house: House, table: object, **where: object) -> int:
+    conditions = [getattr(table, "c")[name] == value for name, value in where.items()]  # noqa: B009
+    query = select(func.count()).select_from(table).where(*conditions)  # type: ignore[arg-type]
+    return int(house.read(lambda connection: connection.execute(query).scalar_one()))
+
+
+def test_a_message_takes_the_same_path_as_any_and_is_answered_once(house: House, visit: Visit) -> None:
+    with visit.line() as line:
+        id_ = line.say("$ echo one; echo two >&2; exit 3")
+        assert line.told("taken", id_)["seq"] == 1
+        (answer,) = line.answers()
+        assert "one" in answer
+        (card,) = line.of("call")
+        assert "exit 3" in card
+        assert [frame["type"] for frame in line.frames if frame["type"] == "text"]
+    assert count(house, deliveries, conversation_id=visit.room) == 1
+    assert count(house, jobs, conversation_id=visit.room, kind="answer") == 1
+    assert count(house, replies, conversation_id=visit.room, state="sent") == 1
+    query = select(messages.c.trust).where(messages.c.conversation_id == visit.room, messages.c.seq == 1)
+    assert house.read(lambda connection: connection.execute(query).scalar_one()) == "owner"
+
+
+def test_output_arrives_while_the_command_runs(visit: Visit) -> None:
+    with visit.line() as line:
+        line.say("$ echo early; sleep 0.7; echo late")
+        early = line.until(lambda: next((f for f in line.frames if f["type"] == "output"), None))
+        assert "early" in early["text"]
+        assert "late" not in early["text"]
+        assert line.state == "working"
+        line.answers()
+
+
+def test_what_is_sent_again_after_a_lost_line_happens_once(house: House, visit: Visit) -> None:
+    with visit.line() as line:
+        id_ = line.say("$ echo once")
+        line.told("taken", id_)
+    with visit.line() as line:
+        line.say("$ echo once", id=id_)
+        line.told("taken", id_)
+        line.answers()
+    assert visit.post("/say", json={"id": id_, "text": "$ echo once"}).json()["result"] == "repeat"
+    assert count(house, deliveries, conversation_id=visit.room) == 1
+    assert count(house, replies, conversation_id=visit.room) == 1
+
+
+def test_who_was_away_gets_what_was_missed_and_nothing_twice(visit: Visit) -> None:
+    with visit.line() as line:
+        line.say("$ echo first")
+        line.answers()
+        seen, place = dict(line.items), line.cursor
+    with visit.line(place) as line:
+        line.say("$ echo second")
+        line.answers()
+        assert not seen.keys() & line.items.keys()
+        everything = seen | line.items
+    with visit.line(place) as late:
+        late.answers()
+        assert late.items.keys() == everything.keys() - seen.keys()
+    with visit.line(line.cursor) as current:
+        current.until(lambda: current.frames)
+        assert current.items == {}
+    page = visit.shown()
+    assert all(page.count(f'id="{id_}"') == 1 for id_ in everything)
+    assert page.count('<li class="item') == len(everything)
+
+
+def test_a_message_while_it_works_reaches_the_run(house: House, visit: Visit) -> None:
+    with visit.line() as line:
+        line.say("$ echo begun; sleep 1")
+        line.until(lambda: any(frame["type"] == "output" for frame in line.frames))
+        line.say("$ echo steered")
+        (answer,) = line.answers()
+        assert "steered" in answer
+    assert count(house, jobs, conversation_id=visit.room, kind="answer") == 1
+
+
+def test_stop_ends_the_run_and_says_so(visit: Visit) -> None:
+    with visit.line() as line:
+        line.say("$ echo begun; sleep 60")
+        line.until(lambda: any(frame["type"] == "output" for frame in line.frames))
+        line.say(stop=True)
+        (answer,) = line.answers()
+        assert "Stopped" in answer
+
+
+def test_a_question_is_answered_by_a_button(visit: Visit) -> None:
+    with visit.line() as line:
+        asked = {"question": "Which colour?", "choices": ["red", "blue"]}
+        line.say(f"$tool ask_user {json.dumps(asked)}")
+        (question,) = line.until(lambda: line.state == "waiting" and line.of("reply"))
+        assert ">blue</button>" in question
+        assert "- blue" not in question
+        pressed = question.split('data-question="')[1].split('"')[0]
+        line.say(press={"question": pressed, "choice": 1})
+        answers = line.answers(2)
+        assert "blue" in answers[-1]
+        assert "button" not in line.items[next(iter(i for i in line.items if i.startswith("reply")))]
+
+
+def test_commands_are_answered_by_the_platform(visit: Visit) -> None:
+    with visit.line() as line:
+        line.say("/status")
+        (answer,) = line.until(lambda: line.of("reply"))
+        assert "Run" in answer
+        assert line.of("said")
+
+
+def test_an_agent_is_chosen_with_the_first_message_and_stays(house: House, visit: Visit) -> None:
+    folder = house.settings.data_dir / "agents"
+    folder.mkdir(exist_ok=True)
+    for name in ("gofer", "helper"):
+        (folder / f"{name}.toml").write_text('model = "auto"\n')
+    try:
+        with visit.line() as line:
+            refused = line.told("refused", line.say("hello", agent="nobody"))
+            assert refused["final"]
+            assert "nobody" in refused["detail"]
+            until_known(visit, "helper")
+            line.say("hello", agent="helper")
+            line.answers()
+            line.say("again", agent="gofer")
+            line.answers(2)
+    finally:
+        for path in folder.iterdir():
+            path.unlink()
+    assert count(house, participants, conversation_id=visit.room) == 1
+    assert "with helper" in visit.shown()
+
+
+def until_known(visit: Visit, agent: str) -> None:
+    for _ in range(100):
+        if f">{agent}</option>" in visit.shown():
+            return
+        time.sleep(0.1)
+    pytest.fail(f"{agent} was never offered")
+
+
+def test_server_sent_events_where_no_socket_passes(visit: Visit) -> None:
+    client = visit.browser.client
+    assert visit.post("/say", json={"id": "posted-000001", "text": "$ echo by post"}).status_code == 202
+    line = Line(None)  # type: ignore[arg-type]
+    with client.stream("GET", f"/chat/{visit.room}/live", headers={"last-event-id": visit.cursor}) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        for row in stream.iter_lines():
+            if row.startswith("data: "):
+                line.take(json.loads(row[6:]))
+            if line.state == "idle" and line.of("reply"):
+                break
+    assert "by post" in line.of("reply")[0]
+
+
+def test_without_a_script_a_form_does_it(visit: Visit) -> None:
+    fields = {"csrf": visit.csrf, "id": "form-0000001", "text": "/help"}
+    done = visit.browser.client.post(f"/chat/{visit.room}/say", data=fields)
+    assert done.status_code == 303
+    assert "/help" in visit.shown()
+
+
+def test_rooms_are_listed_by_their_first_words(visit: Visit) -> None:
+    with visit.line() as line:
+        line.say("$ echo a room with a view")
+        line.answers()
+    assert "$ echo a room with a view" in visit.shown().split("</aside>")[0]
