@@ -14,7 +14,7 @@ from gofer import __version__
 from gofer.errors import GoferError, StoreError
 from gofer.platform import Platform
 from gofer.store import migrations
-from gofer.web import access, chat
+from gofer.web import access, chat, welcome
 from gofer.web.control import api_mount, furnish
 from gofer.web.hooks import Hooks
 from gofer.web.metrics import Metrics
@@ -63,6 +63,7 @@ def public_app(platform: Platform) -> Starlette:
             *page_routes(),
             *access.routes(platform),
             *chat.routes(platform),
+            *welcome.routes(),
             api_mount(),
         ],
         middleware=[Middleware(access.SecurityHeaders), Middleware(access.Guard, platform=platform)],
@@ -73,8 +74,8 @@ def public_app(platform: Platform) -> Starlette:
         },
     )
     app.state.renderer = Renderer(static, timezone=settings.timezone)
-    app.state.checks = Checks(platform)
     furnish(app, platform)
+    app.state.checks = Checks(platform)
     return app
 
 

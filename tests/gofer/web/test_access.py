@@ -53,7 +53,7 @@ def test_a_link_signs_in_once_and_sets_a_password(house: House) -> None:
     browser = house.browser()
     assert "Welcome, linda" in browser.get(f"/link/{link}").text
     done = browser.follow(link, name="linda", password=PASSWORD, again=PASSWORD)
-    assert (done.status_code, done.headers["location"]) == (303, "/")
+    assert (done.status_code, done.headers["location"]) == (303, "/welcome")
     assert browser.get(ME).json()["name"] == "linda"
     assert house.browser().follow(link).status_code == 410
     assert house.browser().get(f"/link/{link}").status_code == 410

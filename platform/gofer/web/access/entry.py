@@ -118,7 +118,7 @@ class _Entry:
             return self._page("link.html", status_of(error), member=found, error=str(error))
         if done is None:
             return self._page("login.html", 410, next="/", error=USED)
-        return await self._signed_in(request, done.member_id, "/", by="link")
+        return await self._signed_in(request, done.member_id, "/welcome", by="link")
 
     async def _chosen(self, form: dict[str, str]) -> str | None:
         if not form["password"]:

@@ -24,12 +24,12 @@ from gofer.web.pages.inert import inert, words
 from gofer.web.static_files import StaticFiles
 
 TEMPLATES = Path(__file__).parent / "templates"
-CHAT_TEMPLATES = Path(__file__).parents[1] / "chat" / "templates"
+OTHERS = [Path(__file__).parents[1] / part / "templates" for part in ("chat", "welcome")]
 SAID = "gofer_said"
 """The cookie that carries one sentence over a redirect."""
 
 NAVIGATION = (
-    ("", (("Overview", "/"), ("Chat", "/chat"))),
+    ("", (("Overview", "/"), ("Chat", "/chat"), ("Welcome", "/welcome"))),
     (
         "Work",
         (
@@ -67,7 +67,7 @@ class Renderer:
 
     def __init__(self, static: StaticFiles, *, timezone: str) -> None:
         self._environment = Environment(
-            loader=FileSystemLoader([TEMPLATES, CHAT_TEMPLATES]),
+            loader=FileSystemLoader([TEMPLATES, *OTHERS]),
             autoescape=True,
             undefined=StrictUndefined,
             auto_reload=False,
