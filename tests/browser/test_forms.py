@@ -26,7 +26,7 @@ class Visitor:
         return str(answer.text)
 
     def post(self, path: str, **fields: str) -> httpx2.Response:
-        """Fill in a form; `_` stands for a dot in the names of fields."""
+        """Fill in a form; two underscores stand for a dot in the names of fields."""
         csrf = csrf_in(self.read("/runs"))
         named = {name.replace("__", "."): value for name, value in fields.items()}
         return self.browser.client.post(path, data={"csrf": csrf, **named}, follow_redirects=False)
@@ -161,7 +161,7 @@ def test_a_schedule_is_told_in_words_and_run_at_once(owner: Visitor, lived: Live
         timezone="UTC",
     )
     assert "At 09:00 on Monday through Friday" in page
-    (schedule,) = re.findall(r"/schedules/(\w+)/run", page.split("mornings")[1])
+    schedule = re.findall(r"/schedules/(\w+)/run", page.split("<strong>mornings</strong>")[1])[0]
     assert "set_up #" in owner.does(f"/schedules/{schedule}/run")
     assert "switched off" in owner.does(f"/schedules/{schedule}/switch", enabled="off")
     assert "mornings is removed." in owner.does(f"/schedules/{schedule}/remove")
