@@ -37,10 +37,14 @@ class Strict(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._overdue is not None and not self.transport.is_closing():
+        if self._overdue is not None and not self._is_body() and not self.transport.is_closing():
             self._head_size += len(data)
             if self._head_size > MOST_HEAD:
                 self._refuse(431, f"The head of a request may have {MOST_HEAD} bytes at most.")
+
+    def _is_body(self) -> bool:
+        """Whether what comes now belongs to a request that is answered already; it is thrown away."""
+        return self.cycle is not None and self.cycle.response_complete and self.cycle.more_body
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
