@@ -16,6 +16,7 @@ from gofer.client import shapes
 from gofer.jobs.queue import submit
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import idempotency_keys, jobs, shells
+from gofer.web.control.asking import Nothing
 from gofer.web.control.table import OPERATIONS
 from web_house import House
 
@@ -326,6 +327,14 @@ def test_a_chunked_body_without_end_is_answered_at_the_cap(house: House) -> None
         for _ in range(100):
             sender.sendall(b"4000\r\n" + b"x" * 0x4000 + b"\r\n")
         assert sender.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_what_takes_nothing_is_told_nothing(api: httpx2.Client) -> None:
+    for each in OPERATIONS:
+        if each.body is Nothing:
+            path = each.path.replace("{id:int}", "1").replace("{id}", "nobody")
+            answer = api.request(each.method, path, json={"surprise": 1})
+            assert (answer.status_code, "surprise" in answer.json()["detail"]) == (400, True), each.name
 
 
 def test_over_the_network_a_backup_goes_where_backups_go(

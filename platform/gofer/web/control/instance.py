@@ -87,6 +87,7 @@ async def doctor(request: Request) -> Response:
 
 async def ask_model(request: Request) -> Response:
     """Ask the model one word, which costs a fraction of a cent: whether its key works."""
+    await asked(request, Nothing)
     finding = await doctor_of_models(platform_of(request))
     return answered(request, {"findings": [dataclasses.asdict(finding)]})
 
