@@ -61,6 +61,13 @@ def _begin(connection: Connection, **facts: Any) -> int:
     return int(connection.execute(made).scalar_one())
 
 
+def signed_in(connection: Connection, *, member_id: str, name: str, address: str, by: str) -> None:
+    """Note that somebody came in."""
+    who = {"workspace_id": FIRST_WORKSPACE, "member_id": member_id, "name": name, "via": "session"}
+    what = {"address": address, "action": "session.begin", "subject": "", "data": {"by": by}, "status": 303}
+    connection.execute(insert(audit_entries).values(**who, **what, at=now()))
+
+
 def _end(connection: Connection, entry: int, status: int, data: dict[str, Any]) -> None:
     connection.execute(
         update(audit_entries).where(audit_entries.c.id == entry).values(status=status, data=data)

@@ -27,6 +27,7 @@ from gofer.web.access.sessions import (
     token_used,
 )
 from gofer.web.access.visitor import SOCKET, Caller, NotSignedIn, Role, caller_of, visitor_of
+from gofer.web.body import BodyError
 from gofer.web.problems import on_gofer_error, problem
 
 PLAIN_COOKIE, SECURE_COOKIE = "gofer_session", "__Host-gofer_session"
@@ -36,6 +37,7 @@ FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 OPEN_PREFIXES = ("/hooks/", "/healthz", "/readyz", "/metrics")
 """For machines that know nothing of cookies and may call us by any name; a signature speaks for a webhook."""
 LONGEST_CREDENTIAL = 200
+MOST_FORM = 32 * 1024 * 1024
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Response]])
 
@@ -228,4 +230,7 @@ def check_origin(request: Request, *, may_be_missing: bool = False) -> None:
 async def _form(request: Request) -> FormData:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in FORMS:
         return FormData()
+    declared = request.headers.get("content-length", "")
+    if not declared.isdigit() or len(declared) > 12 or int(declared) > MOST_FORM:
+        raise BodyError(413, f"A form may have {MOST_FORM} bytes at most, and says beforehand how many.")
     return await request.form(max_files=100, max_fields=1000)

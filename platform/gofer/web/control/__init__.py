@@ -11,12 +11,11 @@ import asyncio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import Mount
+from starlette.routing import Mount, Route
 
 from gofer.errors import GoferError
 from gofer.platform import Platform
 from gofer.web.access import FromSocket
-from gofer.web.control.openapi import document_routes
 from gofer.web.control.table import OPERATIONS
 from gofer.web.problems import on_crash, on_gofer_error, on_http_exception
 
@@ -36,9 +35,9 @@ def control_app(platform: Platform) -> Starlette:
     return app
 
 
-def api_mount() -> Mount:
+def api_mount(*others: Route) -> Mount:
     """The API's routes, for any app that is furnished."""
-    return Mount("/api/v1", routes=[*document_routes(), *(operation.route() for operation in OPERATIONS)])
+    return Mount("/api/v1", routes=[*others, *(operation.route() for operation in OPERATIONS)])
 
 
 def furnish(app: Starlette, platform: Platform) -> None:
