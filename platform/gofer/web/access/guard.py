@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from gofer.errors import Forbidden
+from gofer.errors import Forbidden, GoferError
 from gofer.platform import Platform
 from gofer.web.access.audit import audited
 from gofer.web.access.peer import Peers
@@ -60,14 +60,26 @@ class Guard:
         caller = Caller(address=self._peers.address(scope, headers), secure=secure)
         scope["gofer.caller"], scope["gofer.peers"] = caller, self._peers
         if not scope["path"].startswith(OPEN_PREFIXES):
-            answer = self._misdirected(scope, headers)
-            if answer is None:
-                await self._recognise(caller, headers)
-                answer = self._foreign_socket(scope, headers, caller)
+            answer = await self._answered_here(scope, headers, caller)
             if answer is not None:
                 await _end(answer, scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    async def _answered_here(self, scope: AsgiScope, headers: Headers, caller: Caller) -> Response | None:
+        misdirected = self._misdirected(scope, headers)
+        if misdirected is not None:
+            return misdirected
+        try:
+            await self._recognise(caller, headers)
+        except GoferError as error:
+            # The database is away: nobody can be told from anybody.
+            return (
+                await on_gofer_error(Request(scope), error)
+                if scope["type"] == "http"
+                else problem(503, str(error))
+            )
+        return self._foreign_socket(scope, headers, caller)
 
     def _misdirected(self, scope: AsgiScope, headers: Headers) -> Response | None:
         if not self._peers.serves(headers.get("host", "")):

@@ -7,6 +7,7 @@ and in a command's own process, whoever asks is the owner.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -44,3 +45,4 @@ def furnish(app: Starlette, platform: Platform) -> None:
     """What the endpoints find in their app."""
     app.state.platform = platform
     app.state.agents_turn = asyncio.Lock()
+    app.state.watching = Counter()
