@@ -7,10 +7,14 @@ import re
 from pathlib import Path
 
 import httpx2
+import pytest
+from sqlalchemy import select
 
 from github_scene import Scene, gofer, tool
+from gofer.errors import Permanent
 from gofer.integration import Incoming, Request
 from gofer.rehearsal.github import git
+from gofer.store.tables import events
 from gofer.tool import ToolContext, ToolResult
 from gofer_github import integration
 from gofer_github.workflows import chosen
@@ -139,6 +143,34 @@ async def test_each_sort_of_request_has_its_workflow(scene: Scene) -> None:
         ("/gofer triage", "triage"),
     ):
         assert chosen(await asked(scene, body), settings).name == name
+
+
+async def test_a_workflow_of_ones_own_has_its_tools_and_limits(scene: Scene, tmp_path: Path) -> None:
+    own = tmp_path / "workflows"
+    own.mkdir()
+    (own / "count.toml").write_text(
+        'words = ["count"]\ntools = ["github_read"]\ninstructions = "Count."\n[limits]\nsteps = 3\n'
+    )
+    await scene.github.open_issue("ada", scene.repository, "Hello")
+    message = await asked(scene, "/gofer count")
+    account = scene.account(workflows=str(own))
+    assert [one.name for one in integration.tools(account, message)] == ["github_read"]
+    assert integration.limits(account, message) == {"steps": 3}
+    (own / "count.toml").write_text('words = ["count"]\ninstructions = "Count."\n[limits]\nsteps = "many"\n')
+    with pytest.raises(Permanent, match=r"count\.toml"):
+        integration.limits(account, message)
+
+
+async def test_a_runs_limits_are_those_of_its_kind_of_request(scene: Scene, tmp_path: Path) -> None:
+    own = tmp_path / "workflows"
+    own.mkdir()
+    (own / "one.toml").write_text('words = ["once"]\ninstructions = "Once."\n[limits]\nsteps = 2\n')
+    lines = ["/gofer once", *(tool("github_file", path="README.md") for _ in range(4))]
+    async with gofer(scene, tmp_path / "data", workflows=str(own)) as running:
+        await scene.github.open_issue("ada", scene.repository, "Try", "\n".join(lines))
+        await running.quiet()
+        turns = select(events.c.id).where(events.c.kind == "turn.started")
+        assert len(await running.rows(turns)) <= 3, "two, and one to say so"
 
 
 async def test_a_run_that_read_a_stranger_keeps_to_its_own_conversation(scene: Scene, tmp_path: Path) -> None:
