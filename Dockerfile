@@ -10,6 +10,7 @@ RUN python -m venv /opt/gofer \
  && python -m venv /opt/build \
  && /opt/build/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r requirements-build.lock
 COPY pyproject.toml README.md LICENSE ./
+COPY docs docs
 COPY platform platform
 COPY integrations integrations
 COPY sandbox sandbox

@@ -47,6 +47,7 @@ check: $(VENV)/.dev ## ruff, mypy strict, import contracts
 	@$(BIN)/lint-imports --no-logo
 
 test: check ## everything CI runs
+	@sh scripts/browser >/dev/null || true
 	@$(BIN)/pytest -n 4 --dist worksteal -m "not chaos and not peer" --reruns 2 $(ARGS)
 
 format: $(VENV)/.dev ## apply ruff's fixes and formatting
@@ -69,5 +70,5 @@ lock: $(VENV)/.dev ## renew the pinned requirements (needs uv)
 	@sh scripts/lock
 
 clean: ## remove the environment and caches
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .bench dist
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .bench .artefacts dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

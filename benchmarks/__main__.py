@@ -25,6 +25,7 @@ GROUPS = (
     "sandbox",
     "agent",
     "telegram",
+    "watching",
 )
 """Every group, in the order they run: a module of `benchmarks` with `async def main(quick) -> list[Row]`."""
 

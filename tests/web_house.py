@@ -34,7 +34,10 @@ PASSWORD = "correct horse battery"
 class House:
     """A platform with its public door open, in a thread of its own."""
 
-    def __init__(self, data_dir: Path, **settings: Any) -> None:
+    def __init__(
+        self, data_dir: Path, *, roles: tuple[str, ...] = ("web", "worker"), **settings: Any
+    ) -> None:
+        self._roles = frozenset(roles)
         given = {"sandbox": "off", "poll_interval": 0.1, **settings}
         self.settings = Settings(data_dir=data_dir, port=0, **given)
         self.platform: Platform
@@ -58,9 +61,7 @@ class House:
         async with contextlib.AsyncExitStack() as stack:
             door = _listen(self.settings)
             stack.callback(door.close)
-            self.platform = await stack.enter_async_context(
-                open_platform(self.settings, roles=frozenset({"web", "worker"}))
-            )
+            self.platform = await stack.enter_async_context(open_platform(self.settings, roles=self._roles))
             self.app = public_app(self.platform)
             server = await stack.enter_async_context(listening(RequestLog(self.app), door))
             self.url = self.platform.url = f"http://127.0.0.1:{server.port}"

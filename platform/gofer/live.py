@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-MOST_UNREAD = 500
-"""Pieces kept for a watcher that does not keep up; the oldest go first."""
+MOST_UNREAD, MOST_CHARACTERS = 500, 200_000
+"""What is kept for a watcher that does not keep up; the oldest goes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,26 @@ class Piece:
         """Whether it is in no log."""
         return self.kind.endswith(".delta")
 
+    @property
+    def size(self) -> int:
+        """How much it weighs while it waits."""
+        return len(self.data["text"]) if self.is_delta else 0
+
 
 class Watcher:
     """One watcher's own queue."""
 
     def __init__(self) -> None:
-        self._pieces: deque[Piece] = deque(maxlen=MOST_UNREAD)
+        self._pieces: deque[Piece] = deque()
+        self._size = 0
         self._woken = asyncio.Event()
 
     def tell(self, piece: Piece) -> None:
         """Add a piece. Contract: never blocks, never raises."""
         self._pieces.append(piece)
+        self._size += piece.size
+        while len(self._pieces) > MOST_UNREAD or self._size > MOST_CHARACTERS:
+            self._size -= self._pieces.popleft().size
         self._woken.set()
 
     def wake(self) -> None:
@@ -56,6 +65,7 @@ class Watcher:
         self._woken.clear()
         pieces = list(self._pieces)
         self._pieces.clear()
+        self._size = 0
         return pieces
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import deque
+from collections.abc import MutableMapping
 from typing import Any
 
 import structlog
@@ -17,7 +19,21 @@ QUIET = {"uvicorn": logging.WARNING, "alembic": logging.WARNING, "httpx2": loggi
 """Libraries that tell more than a person wants to know."""
 
 
-def set_up_logs(settings: Settings, redactor: Redactor) -> None:
+class RecentLines:
+    """The last lines of this process, for whoever looks at them in the dashboard."""
+
+    def __init__(self, most: int = 1000) -> None:
+        self.lines: deque[dict[str, Any]] = deque(maxlen=most)
+
+    def __call__(
+        self, logger: object, method: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        """A structlog processor; it belongs after the mask."""
+        self.lines.append(dict(event))
+        return event
+
+
+def set_up_logs(settings: Settings, redactor: Redactor, recent: RecentLines | None = None) -> None:
     """Send our lines and those of the libraries through the same steps: ids, time, mask, form."""
     level = LEVELS[settings.log_level]
     shared: list[Any] = [
@@ -27,6 +43,7 @@ def set_up_logs(settings: Settings, redactor: Redactor) -> None:
         # Tracebacks become text here, without local variables, so that the mask covers them.
         structlog.processors.format_exc_info,
         redactor,
+        *([recent] if recent is not None else []),
     ]
     renderer = _renderer(settings)
     structlog.configure(

@@ -19,6 +19,7 @@ from gofer.jobs.following import Follower
 from gofer.jobs.signals import SECRETS, Signals
 from gofer.jobs.worker import Worker
 from gofer.live import Live
+from gofer.logs import RecentLines
 from gofer.registry import Registry
 from gofer.settings import Settings
 from gofer.store.database import Database
@@ -55,6 +56,8 @@ class Platform:
     url: str = ""
     """Where it listens for webhooks, once it does."""
     started_at: float = field(default_factory=time.time)
+    recent_lines: RecentLines = field(default_factory=RecentLines)
+    """What this process logged last."""
 
     async def reload_secrets(self) -> None:
         """After a secret or connection changed: forget what was read and mask the new value from now on."""

@@ -17,7 +17,7 @@ from gofer import __version__
 from gofer.assembly import open_platform
 from gofer.doctor import LOOPBACK
 from gofer.errors import ConfigError
-from gofer.logs import set_up_logs
+from gofer.logs import RecentLines, set_up_logs
 from gofer.platform import Platform
 from gofer.settings import Settings
 from gofer.vault.redaction import Redactor
@@ -54,11 +54,13 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 async def serve(settings: Settings, roles: frozenset[str]) -> None:
     """The life of a process."""
     redactor = Redactor()
-    set_up_logs(settings, redactor)
+    recent = RecentLines()
+    set_up_logs(settings, redactor, recent)
     stopping = _stop_on_signals()
     door = _listen(settings) if WEB in roles else None
     try:
         async with open_platform(settings, roles=roles, redactor=redactor) as platform:
+            platform.recent_lines = recent
             link = await _first_link(platform) if door is not None else None
             async with _controlled(platform), _public(platform, door):
                 _say_ready(platform)

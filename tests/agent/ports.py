@@ -121,7 +121,7 @@ class DictLedger:
         self.amounts[key] = amount
         return None
 
-    async def settle(self, key: str, amount: int) -> None:
+    async def settle(self, key: str, amount: int, model: str = "") -> None:
         self.amounts[key] = amount
 
     @property

@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import delete
 
 from gofer.agent.shells import Shells
 from gofer.errors import Fenced
 from gofer.jobs.outcome import Done
 from gofer.settings import load_settings
 from gofer.store.tables import Trust
+from gofer.store.tables import shells as shells_table
 from gofer_sandbox import Level
 from world import World
 
@@ -39,6 +41,20 @@ async def test_a_shell_that_was_lent_and_not_used_is_there_for_the_next_run(
     async with shells.lend(await world.claim_one(), Trust.OWNER) as shell:
         assert shell is not None
         assert (await shell.run("echo hi", timeout=20)).output == b"hi\n"
+
+
+async def test_a_shell_that_somebody_closed_is_made_anew(world: World, shells: Shells) -> None:
+    await world.say("$ x=1")
+    first = await world.claim_one()
+    async with shells.lend(first, Trust.OWNER) as shell:
+        assert shell is not None
+        await shell.run("x=1; echo kept > file", timeout=20)
+    await world.end(first, Done(included_to=1))
+    await world.run(lambda c: c.execute(delete(shells_table)))
+    await world.say("$ echo")
+    async with shells.lend(await world.claim_one(), Trust.OWNER) as shell:
+        assert shell is not None
+        assert (await shell.run("echo ${x:-unset}; cat file", timeout=20)).output == b"unset\nkept\n"
 
 
 async def test_a_run_that_lost_its_job_does_not_keep_the_shell_from_the_next(

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from gofer import live
+from gofer.web.access.sessions import end_session
+from gofer.web.chat import following
 from gofer.web.chat import socket as chat_socket
 from web_house import House
 from webchat.visiting import Line, Visit
@@ -146,6 +149,9 @@ def test_who_does_not_read_is_cut_off_and_others_do_not_wait(
     visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chat_socket, "PATIENCE", 0.3)
+    # More than the kernel holds for a reader that does not read.
+    monkeypatch.setattr(following, "MOST_OUTPUT", 10_000_000)
+    monkeypatch.setattr(live, "MOST_CHARACTERS", 10_000_000)
     with visit.line() as line, deaf(visit):
         line.say(
             "$ for i in $(seq 60); do head -c 100000 /dev/zero | tr '\\0' x; echo; sleep 0.02; done; echo over"
@@ -161,6 +167,33 @@ def test_who_does_not_read_is_cut_off_and_others_do_not_wait(
             assert time.monotonic() < deadline, "it still holds its place"
             line.until(lambda: True)
             time.sleep(0.05)
+
+
+def test_signing_out_ends_the_line(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    visit = Visit(house, house.member("lena", "operator", password=""))
+    with visit.line() as talking:
+        visit.browser.client.post("/logout", data={"csrf": visit.csrf})
+        talking.say("am I still here?")
+        assert closed(talking) == 4403
+    assert refused(visit) == 403
+    monkeypatch.setattr(chat_socket, "LOOK_AGAIN", 0.05)
+    visit = Visit(house, visit.member_id)
+    stream = visit.browser.client.stream("GET", f"/chat/{visit.room}/live?after={visit.cursor}")
+    with visit.line() as listening, stream as sse:
+        listening.until(lambda: listening.frames)
+        house.write(end_session, value=visit.browser.cookie)
+        assert closed(listening) == 4403
+        assert any(row.startswith("data:") for row in sse.iter_lines())
+
+
+def test_what_prints_without_end_floods_nobody(visit: Visit) -> None:
+    with visit.line() as line:
+        line.say("$ timeout 1 yes 'a line of some length, again and again'")
+        line.answers()
+        sizes = [len(frame["text"]) for frame in line.frames if frame["type"] == "output"]
+    assert sizes
+    assert max(sizes) <= following.MOST_OUTPUT
+    assert len(sizes) < 100
 
 
 # Things that would act.

@@ -72,7 +72,7 @@ class Ledger(Protocol):
         """
         ...
 
-    async def settle(self, key: str, amount: int) -> None:
+    async def settle(self, key: str, amount: int, model: str = "") -> None:
         """What the call really cost."""
         ...
 
@@ -154,13 +154,13 @@ class Limits:
         begun = Halt(**state.wrapping_up) if state.wrapping_up else None
         return await self._wrap_up(state, size, price, begun or over or self._job_halt())
 
-    async def settle(self, state: State, cost: int) -> None:
+    async def settle(self, state: State, cost: int, model: str) -> None:
         """Tell the ledger what the call that just ended has cost, failed tries included."""
-        await self._ledger.settle(f"turn:{state.calls}", state.tries_cost + cost)
+        await self._ledger.settle(f"turn:{state.calls}", state.tries_cost + cost, model)
 
-    async def settle_summary(self, state: State, cost: int) -> None:
+    async def settle_summary(self, state: State, cost: int, model: str) -> None:
         """Tell the ledger what a summary has cost."""
-        await self._ledger.settle(f"summary:{state.compactions + 1}", cost)
+        await self._ledger.settle(f"summary:{state.compactions + 1}", cost, model)
 
     async def afford(self, state: State, input_tokens: int, output_tokens: int) -> bool:
         """Whether a summary fits beside a last answer; it is set aside then."""

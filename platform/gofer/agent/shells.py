@@ -220,12 +220,23 @@ class Shells:
                 for conversation_id in purged:
                     await asyncio.to_thread(remove_shell_files, self._directory, conversation_id)
                 for key, shell in list(self._open.items()):
-                    unused = time.monotonic() - shell.used > LET_GO_AFTER or key[0] in purged
-                    if unused and not self._busy[key].locked():
+                    closed = await self._database.read(partial(_kept, key=key)) is None
+                    if self._busy[key].locked():
+                        continue
+                    if closed and shell.sandbox is not None:
+                        await self._end(key)
+                    elif time.monotonic() - shell.used > LET_GO_AFTER or key[0] in purged:
                         await self._let_go(key)
             except Exception:
                 log.exception("shells.not_tidied")
             await asyncio.sleep(TIDY_EVERY)
+
+    async def _end(self, key: tuple[str, str]) -> None:
+        """End a shell that was closed: its row is gone."""
+        sandbox = self._open.pop(key).sandbox
+        if sandbox is not None:
+            with contextlib.suppress(SandboxError):
+                await sandbox.close()
 
     async def _let_go(self, key: tuple[str, str]) -> None:
         shell = self._open.pop(key)
@@ -271,10 +282,9 @@ class Shells:
         kept = await self._database.read(partial(_kept, key=key))
         risen = kept is not None and rank(trust.value) > rank(kept[1].value)
         shell = self._open.get(key)
-        if shell is not None and risen:
-            del self._open[key]
-            if shell.sandbox is not None:
-                await shell.sandbox.close()
+        if shell is not None and (risen or kept is None):
+            # Without a row it was closed by somebody; what it ran is not wanted any more.
+            await self._end(key)
         elif shell is not None and shell.sandbox is not None:
             return shell
         # One that no tool has opened yet would be opened in the name of the run it was lent to, which is over.

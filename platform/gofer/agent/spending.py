@@ -34,9 +34,9 @@ class StoreLedger:
             )
         )
 
-    async def settle(self, key: str, amount: int) -> None:
+    async def settle(self, key: str, amount: int, model: str = "") -> None:
         await self._database.write(
-            partial(settle, claim=self._claim, key=key, amount=amount, timezone=self._timezone)
+            partial(settle, claim=self._claim, key=key, amount=amount, model=model, timezone=self._timezone)
         )
 
 
@@ -55,15 +55,15 @@ def reserve(
     return None
 
 
-def settle(connection: Connection, claim: Claim, key: str, amount: int, timezone: str) -> None:
+def settle(connection: Connection, claim: Claim, key: str, amount: int, model: str, timezone: str) -> None:
     """Replace what was set aside by what was paid. Not fenced: what was paid was paid."""
     settled = connection.execute(
         update(spends)
         .where(spends.c.job_id == claim.id, spends.c.key == key)
-        .values(micros=amount, settled=True)
+        .values(micros=amount, settled=True, model=model)
     )
     if settled.rowcount == 0:
-        _put(connection, claim, key, today(connection, timezone), amount, settled=True)
+        _put(connection, claim, key, today(connection, timezone), amount, settled=True, model=model)
 
 
 def today(connection: Connection, timezone: str) -> str:
@@ -82,14 +82,18 @@ def _spent(connection: Connection, claim: Claim, scope: Scope, day: str, *, but:
     return int(connection.execute(query).scalar_one())
 
 
-def _put(connection: Connection, claim: Claim, key: str, day: str, amount: int, *, settled: bool) -> None:
+def _put(
+    connection: Connection, claim: Claim, key: str, day: str, amount: int, *, settled: bool, model: str = ""
+) -> None:
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     statement = dialect.insert(spends).values(
         workspace_id=claim.workspace_id,
         agent_id=claim.agent_id or "",
         conversation_id=claim.conversation_id or "",
+        connection_id=claim.connection_id or "",
         job_id=claim.id,
         key=key,
+        model=model,
         day=day,
         micros=amount,
         settled=settled,

@@ -79,7 +79,7 @@ class Thinking:
 
     async def _finished(self, turn: Turn) -> None:
         cost = self._limits.cost(turn.model, turn.usage)
-        await self._limits.settle(self._record.state, cost)
+        await self._limits.settle(self._record.state, cost, turn.model)
         data = {
             "turn": self._record.state.turns + 1,
             "content": sayable(turn.content),
@@ -128,7 +128,7 @@ class Thinking:
     ) -> None:
         cost = self._limits.cost(model, usage)
         if not again:
-            await self._limits.settle(self._record.state, cost)
+            await self._limits.settle(self._record.state, cost, model)
         data = {"reason": reason, "detail": detail, "usage": usage.json(), "cost": cost, "model": model}
         await self._record("turn.failed", {**data, "again": again}, self._record.state.rounds[-1].event_id)
 

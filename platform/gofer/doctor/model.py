@@ -47,9 +47,13 @@ async def look_at_model(platform: Platform) -> list[Finding]:
     return [Finding("model", "ok", line)]
 
 
-async def ask_model(platform: Platform) -> Finding:
-    """Ask the model one word: a call that costs a fraction of a cent, so never without consent."""
-    catalogue = await _keys(platform).catalogue(FIRST_WORKSPACE)
+async def ask_model(platform: Platform, keys: dict[str, str] | None = None) -> Finding:
+    """Ask the model one word: a call that costs a fraction of a cent, so never without consent.
+
+    With `keys`, the model that would answer if these were in the vault.
+    """
+    known = _keys(platform)
+    catalogue = await known.catalogue(FIRST_WORKSPACE) if keys is None else known.trial(keys)
     name = catalogue.resolve("auto")
     if name == Offline.name:
         return (await look_at_model(platform))[0]

@@ -69,6 +69,10 @@ def in_state(*states: JobState, of: str = "job") -> ColumnElement[bool]:
     return literal_column(f"{of}.state = {quoted}" if len(states) == 1 else f"{of}.state IN ({quoted})")
 
 
+ENDED_BADLY: ColumnElement[bool] = literal_column("job.state IN ('dead','cancelled')")
+"""Said beside the state itself where one of the two is looked for: SQLite's planner draws no such conclusion."""
+
+
 class ReplyState(StrEnum):
     """Where one part of a reply stands."""
 
@@ -419,6 +423,7 @@ class Delivery(SQLModel, table=True):
         Index("delivery_by_external_id", "connection_id", "external_id", unique=True),
         Index("delivery_by_body", "connection_id", "body_hash", "received_at"),
         Index("delivery_by_time", "received_at"),
+        Index("delivery_of_connection", "connection_id", "id"),
         _NEVER_REUSE_IDS,
     )
 
@@ -512,6 +517,7 @@ class Job(SQLModel, table=True):
         Index("job_finished", "finished_at", **_where("finished_at IS NOT NULL")),
         Index("job_unique_key", "unique_key", unique=True, **_where("unique_key IS NOT NULL")),
         Index("job_of_conversation", "conversation_id", "id"),
+        Index("job_ended_badly", "state", "id", **_where("state IN ('dead','cancelled')")),
         _NEVER_REUSE_IDS,
     )
 
@@ -675,6 +681,8 @@ class Spend(SQLModel, table=True):
     __table_args__ = (
         Index("spend_once", "job_id", "key", unique=True),
         Index("spend_of_agent", "agent_id", "day"),
+        # Covers what the costs are summed up by, so that no row is read for it.
+        Index("spend_by_day", "day", "agent_id", "model", "connection_id", "micros"),
         Index("spend_of_conversation", "conversation_id"),
     )
 
@@ -682,9 +690,13 @@ class Spend(SQLModel, table=True):
     workspace_id: str
     agent_id: str
     conversation_id: str
+    connection_id: str = ""
+    """Where the work came from."""
     job_id: int = _big()
     key: str
     """Which call of the job."""
+    model: str = ""
+    """Which model was called; empty until the call is settled."""
     day: str
     """In the workspace's time zone, such as 2026-11-16."""
     micros: int = _big()

@@ -7,25 +7,27 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gofer import __version__
 from gofer.errors import GoferError, StoreError
 from gofer.platform import Platform
 from gofer.store import migrations
-from gofer.web import access, chat
+from gofer.web import access, chat, welcome
 from gofer.web.control import api_mount, furnish
+from gofer.web.control.openapi import document_routes
 from gofer.web.hooks import Hooks
 from gofer.web.metrics import Metrics
+from gofer.web.pages.checks import Checks
 from gofer.web.pages.rendering import Renderer
+from gofer.web.pages.routes import page_routes
 from gofer.web.problems import on_crash, on_gofer_error, on_http_exception, problem
 from gofer.web.static_files import StaticFiles
 
 STATIC = "/static/{digest}/{name:path}"
 PUBLIC = frozenset(
     {
-        "/",
         "/healthz",
         "/readyz",
         "/metrics",
@@ -50,19 +52,20 @@ def public_app(platform: Platform) -> Starlette:
         max_body=settings.max_body,
         body_timeout=settings.body_timeout,
     )
-    pages = Pages(platform)
+    signs = Signs(platform)
     static = StaticFiles()
     app = Starlette(
         routes=[
-            Route("/", pages.front),
-            Route("/healthz", pages.health),
-            Route("/readyz", pages.ready),
-            Route("/metrics", pages.metrics),
+            Route("/healthz", signs.health),
+            Route("/readyz", signs.ready),
+            Route("/metrics", signs.metrics),
             Route("/hooks/{connection}", hooks.receive, methods=["POST"]),
             Route(STATIC, static.serve),
+            *page_routes(),
             *access.routes(platform),
             *chat.routes(platform),
-            api_mount(),
+            *welcome.routes(),
+            api_mount(*document_routes()),
         ],
         middleware=[Middleware(access.SecurityHeaders), Middleware(access.Guard, platform=platform)],
         exception_handlers={
@@ -73,19 +76,16 @@ def public_app(platform: Platform) -> Starlette:
     )
     app.state.renderer = Renderer(static, timezone=settings.timezone)
     furnish(app, platform)
+    app.state.checks = Checks(platform)
     return app
 
 
-class Pages:
+class Signs:
     """What tells how the process is doing."""
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
         self._metrics = Metrics(platform)
-
-    async def front(self, request: Request) -> Response:
-        """A word for whoever finds the address."""
-        return PlainTextResponse(f"Gofer {__version__} is here. See /healthz and /readyz.\n")
 
     async def health(self, request: Request) -> Response:
         """The process is alive."""

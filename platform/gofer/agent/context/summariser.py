@@ -31,7 +31,7 @@ class ModelSummariser:
             return None
         turn = await self._ask(text)
         cost = self._limits.cost(turn.model, turn.usage) if turn else 0
-        await self._limits.settle_summary(state, cost)
+        await self._limits.settle_summary(state, cost, turn.model if turn else self._model.name)
         if turn is None:
             return None
         words = "\n".join(texts(turn.content)).strip()

@@ -44,6 +44,10 @@ class ModelKeys:
             self._current = Catalogue(providers, self._breakers, self._http)
         return self._current
 
+    def trial(self, keys: dict[str, str]) -> Catalogue:
+        """The models there would be with these keys instead of the vault's."""
+        return Catalogue(self._providers(keys), Breakers(), self._http)
+
     def _providers(self, keys: dict[str, str]) -> dict[str, Provider]:
         settings = self._settings
         found: dict[str, Provider] = {}

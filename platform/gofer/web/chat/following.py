@@ -19,8 +19,10 @@ from gofer.web.pages.inert import inert
 
 LOOK_ANYWAY = 15.0
 """Seconds after which a follower looks at the log although nobody woke it."""
-BREATH = 0.03
-"""Seconds in which pieces are gathered, so that a fast model makes few frames."""
+BREATH = 0.05
+"""Seconds in which pieces are gathered, so that a fast model or a chatty command makes few frames."""
+MOST_OUTPUT = 16_000
+"""Characters of one call's output in a frame: what is printed faster is shown when the call ends."""
 
 
 async def follow(platform: Platform, conversation_id: str, cursor: Cursor) -> AsyncIterator[Any]:
@@ -101,7 +103,7 @@ def _outputs(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
             place = (piece.job_id, str(piece.data["call_id"]))
             found[place] = found.get(place, "") + piece.data["text"]
     return [
-        {"type": "output", "item": f"call-{job_id}-{call_id}", "text": inert(text)}
+        {"type": "output", "item": f"call-{job_id}-{call_id}", "text": inert(text[-MOST_OUTPUT:])}
         for (job_id, call_id), text in found.items()
         if text
     ]

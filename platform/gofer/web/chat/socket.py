@@ -24,7 +24,8 @@ from gofer.errors import GoferError, Malformed, NotFound, TooBusy
 from gofer.platform import Platform
 from gofer.store.events import Cursor
 from gofer.strict_json import load_json
-from gofer.web.access import NotSignedIn, Visitor, visitor_of
+from gofer.web.access import NotSignedIn, Visitor, caller_of, visitor_of
+from gofer.web.access.sessions import by_session, by_token
 from gofer.web.chat.following import follow
 from gofer.web.chat.frames import news_frame
 from gofer.web.chat.rooms import Room, find_room
@@ -41,6 +42,8 @@ PATIENCE = 10.0
 MOST_CONNECTIONS = 20
 """Of one member, on this process."""
 HEARTBEAT = 20.0
+LOOK_AGAIN = 15.0
+"""Seconds between two looks whether who opened a line may still have it."""
 
 NOT_ALLOWED, FLOODED, TOO_SLOW, TOO_MANY = 4403, 4429, 4408, 4409
 
@@ -109,6 +112,7 @@ class Sockets:
         tasks = [
             asyncio.create_task(self._tell(websocket, room, cursor, sending)),
             asyncio.create_task(self._hear(websocket, visitor, room, sending)),
+            asyncio.create_task(self._watch_over(websocket)),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -122,6 +126,8 @@ class Sockets:
             await _close(websocket, FLOODED, "Too many messages at once.")
         except NotFound:
             await _close(websocket, NOT_ALLOWED, "The conversation is gone.")
+        except NotSignedIn:
+            await _close(websocket, NOT_ALLOWED, "You are signed out.")
         except Exception:
             log.exception("chat.socket_failed")
             await _close(websocket, 1011, "")
@@ -129,6 +135,20 @@ class Sockets:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch_over(self, connection: WebSocket | Request) -> None:
+        """Raises NotSignedIn once whoever opened the line has signed out or lost the right to it."""
+        while True:
+            await asyncio.sleep(LOOK_AGAIN)
+            await self._still(connection)
+
+    async def _still(self, connection: WebSocket | Request) -> None:
+        session = caller_of(connection).session
+        token = connection.headers.get("authorization", "").partition(" ")[2].strip()
+        look = partial(by_session, value=session) if session else partial(by_token, value=token)
+        found = await self._platform.database.read(look)
+        if found is None or not found.visitor.may("operator"):
+            raise NotSignedIn("The session has ended.")
 
     async def _tell(self, websocket: WebSocket, room: Room, cursor: Cursor, sending: asyncio.Lock) -> None:
         async for frame in self._frames(websocket.app.state.renderer, room, cursor):
@@ -146,6 +166,7 @@ class Sockets:
                 raise WebSocketDisconnect
             if not allowance.spend():
                 raise _Flooded
+            await self._still(websocket)
             frame = await self._taken(visitor, room, message)
             await _send(websocket, frame, sending)
 
@@ -172,29 +193,35 @@ class Sockets:
         given = request.headers.get("last-event-id") or request.query_params.get("after", "")
         cursor = _cursor(given)
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        stream = self._stream(visitor, room, cursor, request.app.state.renderer)
+        stream = self._stream(request, visitor, room, cursor)
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
     async def _stream(
-        self, visitor: Visitor, room: Room, cursor: Cursor, renderer: Renderer
+        self, request: Request, visitor: Visitor, room: Room, cursor: Cursor
     ) -> AsyncIterator[str]:
-        with self._counted(visitor):
-            frames = self._frames(renderer, room, cursor)
+        with self._counted(visitor), contextlib.suppress(NotSignedIn):
+            frames = self._frames(request.app.state.renderer, room, cursor)
+            watching = asyncio.create_task(self._watch_over(request))
             waiting: asyncio.Task[dict[str, Any]] | None = None
             try:
                 while True:
                     waiting = waiting or asyncio.ensure_future(anext(frames))
-                    done, _ = await asyncio.wait({waiting}, timeout=HEARTBEAT)
-                    if not done:
+                    done, _ = await asyncio.wait(
+                        {waiting, watching}, timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if watching in done:
+                        watching.result()
+                    if waiting not in done:
                         yield ": still here\n\n"
                         continue
                     frame, waiting = waiting.result(), None
                     place = f"id: {frame['cursor']}\n" if "cursor" in frame else ""
                     yield f"{place}data: {json.dumps(frame)}\n\n"
             finally:
-                if waiting is not None:
-                    waiting.cancel()
-                    await asyncio.gather(waiting, return_exceptions=True)
+                tasks = [task for task in (waiting, watching) if task is not None]
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Flooded(Exception):

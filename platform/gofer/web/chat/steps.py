@@ -89,12 +89,11 @@ def _title(name: str, arguments: dict[str, Any]) -> tuple[str, str, str]:
     if name == "bash":
         command = str(arguments.get("command", ""))
         return command.strip().partition("\n")[0][:200], command, "bash"
-    subject = next(
-        (str(arguments[key]) for key in ("path", "pattern", "url", "text") if key in arguments), ""
-    )
-    rest = {key: value for key, value in arguments.items() if key not in ("content", "edits")}
+    subject = next((key for key in ("path", "pattern", "url", "text") if key in arguments), "")
+    # What was written or edited is shown as the change it made.
+    rest = {key: value for key, value in arguments.items() if key not in (subject, "content", "edits")}
     lines = [f"{key}: {value}" for key, value in rest.items()]
-    return subject[:200], "\n".join(lines), ""
+    return str(arguments.get(subject, ""))[:200], "\n".join(lines), ""
 
 
 def _finished(data: dict[str, Any], redactor: Redactor) -> dict[str, Any]:

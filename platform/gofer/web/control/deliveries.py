@@ -39,6 +39,9 @@ class Wanted(Paged):
     conversation: str = ""
 
 
+BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+
+
 class Again(Question):
     """How to take a delivery in once more."""
 
@@ -50,7 +53,7 @@ class Given(Again):
     """A captured request."""
 
     headers: list[tuple[str, str]] = Field(default_factory=list, max_length=200)
-    body: str = Field(description="In base64.", json_schema_extra={"contentEncoding": "base64"})
+    body: str = Field(description="In base64.", json_schema_extra={"pattern": BASE64})
 
 
 async def index(request: Request) -> Response:
@@ -79,9 +82,9 @@ async def show(request: Request) -> Response:
 
 
 def _show(connection: Connection, vault: Vault, delivery_id: int) -> dict[str, Any]:
-    row = _find(connection, delivery_id)
+    row = find_delivery(connection, delivery_id)
     shown = {name: value for name, value in row._mapping.items() if name != "sealed"}
-    content = _content(connection, vault, row)
+    content = kept_content(connection, vault, row)
     if content is None:
         return {"delivery": shown, "headers": [], "body": None}
     return {
@@ -91,14 +94,17 @@ def _show(connection: Connection, vault: Vault, delivery_id: int) -> dict[str, A
     }
 
 
-def _find(connection: Connection, delivery_id: int) -> Any:
+def find_delivery(connection: Connection, delivery_id: int) -> Any:
+    """A delivery by its number; raises NotFound."""
     row = connection.execute(select(deliveries).where(deliveries.c.id == delivery_id)).one_or_none()
     if row is None:
         raise NotFound(f"There is no delivery {delivery_id}. `gofer deliveries list` shows those there are.")
     return row
 
 
-def _content(connection: Connection, vault: Vault, row: Any) -> tuple[list[tuple[str, str]], bytes] | None:
+def kept_content(
+    connection: Connection, vault: Vault, row: Any
+) -> tuple[list[tuple[str, str]], bytes] | None:
     """The headers and body as they were kept; None when they were not, or are purged."""
     if row.sealed is None or row.conversation_id is None:
         return None
@@ -123,8 +129,8 @@ async def replay(request: Request) -> Response:
 def _stored(
     connection: Connection, vault: Vault, delivery_id: int
 ) -> tuple[Any, tuple[list[tuple[str, str]], bytes] | None]:
-    row = _find(connection, delivery_id)
-    return row, _content(connection, vault, row)
+    row = find_delivery(connection, delivery_id)
+    return row, kept_content(connection, vault, row)
 
 
 async def replay_given(request: Request) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -23,31 +24,12 @@ from gofer.web.pages.inert import inert, words
 from gofer.web.static_files import StaticFiles
 
 TEMPLATES = Path(__file__).parent / "templates"
-CHAT_TEMPLATES = Path(__file__).parents[1] / "chat" / "templates"
-CSP = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' blob: data:",
-        "connect-src 'self'",
-        "form-action 'self'",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-    )
-)
-HEADERS = {
-    "content-security-policy": CSP,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-store",
-}
+OTHERS = [Path(__file__).parents[1] / part / "templates" for part in ("chat", "welcome")]
 SAID = "gofer_said"
 """The cookie that carries one sentence over a redirect."""
 
 NAVIGATION = (
-    ("", (("Overview", "/"), ("Chat", "/chat"))),
+    ("", (("Overview", "/"), ("Chat", "/chat"), ("Welcome", "/welcome"))),
     (
         "Work",
         (
@@ -85,7 +67,7 @@ class Renderer:
 
     def __init__(self, static: StaticFiles, *, timezone: str) -> None:
         self._environment = Environment(
-            loader=FileSystemLoader([TEMPLATES, CHAT_TEMPLATES]),
+            loader=FileSystemLoader([TEMPLATES, *OTHERS]),
             autoescape=True,
             undefined=StrictUndefined,
             auto_reload=False,
@@ -116,20 +98,30 @@ def platform_of(request: Request) -> Platform:
     return platform
 
 
-def render(request: Request, template: str, status: int = 200, **values: Any) -> Response:
-    """A page for whoever is signed in, with every known secret masked."""
+def render(
+    request: Request,
+    template: str,
+    status: int = 200,
+    *,
+    unmasked: Mapping[str, Any] | None = None,
+    **values: Any,
+) -> Response:
+    """A page for whoever is signed in, with every known secret masked, but for what is shown this once."""
     renderer: Renderer = request.app.state.renderer
-    said = _said(request)
+    said, visitor = _said(request), visitor_of(request)
     html = renderer.html(
         template,
-        visitor=visitor_of(request),
+        visitor=visitor,
+        may_act=visitor.may("operator"),
+        may_own=visitor.may("owner"),
         csrf=csrf_of(request),
         theme=theme_of(request),
         here=_here(request.url.path),
         said=said,
         **_masked(request, values),
+        **(unmasked or {}),
     )
-    response = HTMLResponse(html, status, HEADERS)
+    response = HTMLResponse(html, status)
     if said is not None:
         response.delete_cookie(SAID)
     return response
@@ -138,7 +130,7 @@ def render(request: Request, template: str, status: int = 200, **values: Any) ->
 def render_alone(request: Request, template: str, status: int = 200, **values: Any) -> Response:
     """A page for somebody who need not be signed in; its template extends `alone.html`."""
     renderer: Renderer = request.app.state.renderer
-    return HTMLResponse(renderer.html(template, theme=theme_of(request), **values), status, HEADERS)
+    return HTMLResponse(renderer.html(template, theme=theme_of(request), **values), status)
 
 
 def go(path: str, said: str = "", tone: str = "ok") -> Response:

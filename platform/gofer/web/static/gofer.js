@@ -114,7 +114,7 @@
       place.replaceChildren();
       const {days, series, budget} = JSON.parse(place.dataset.chart);
       if (!days.length) continue;
-      const axis = {stroke: colour(place, "muted"), grid: {stroke: colour(place, "line")}, ticks: {stroke: colour(place, "line")}};
+      const axis = {stroke: colour(place, "muted"), grid: {stroke: colour(place, "line"), width: 1}, ticks: {stroke: colour(place, "line"), width: 1}};
       const stacked = [];
       series.forEach((one, index) => stacked.push(one.values.map((value, day) => value + (stacked[index - 1]?.[day] ?? 0))));
       const lines = series.map((one, index) => {
@@ -133,7 +133,7 @@
         width: Math.max(260, place.clientWidth), height: 260, cursor: {y: false},
         scales: {x: {time: true}, y: {range: (plot, low, high) => [0, Math.max(high, 0.0001) * 1.1]}},
         axes: [axis, {...axis, size: 64, values: (plot, ticks) => ticks.map((tick) => `$${+tick.toFixed(4)}`)}],
-        series: [{}, ...drawn.map((index) => lines[index]), ...lines.slice(series.length)],
+        series: [{label: "Day", value: "{YYYY}-{MM}-{DD}"}, ...drawn.map((index) => lines[index]), ...lines.slice(series.length)],
       }, [data[0], ...drawn.map((index) => data[index + 1]), ...data.slice(series.length + 1)], place);
     }
   }

@@ -28,12 +28,17 @@ def upgrade() -> None:
         sa.Column("workspace_id", sa.String(), nullable=False),
         sa.Column("agent_id", sa.String(), nullable=False),
         sa.Column("conversation_id", sa.String(), nullable=False),
+        sa.Column("connection_id", sa.String(), nullable=False),
         sa.Column("job_id", sa.BigInteger(), nullable=False),
         sa.Column("key", sa.String(), nullable=False),
+        sa.Column("model", sa.String(), nullable=False),
         sa.Column("day", sa.String(), nullable=False),
         sa.Column("micros", sa.BigInteger(), nullable=False),
         sa.Column("settled", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_index(
+        "spend_by_day", "spend", ["day", "agent_id", "model", "connection_id", "micros"], unique=False
     )
     op.create_index("spend_of_agent", "spend", ["agent_id", "day"], unique=False)
     op.create_index("spend_of_conversation", "spend", ["conversation_id"], unique=False)
@@ -338,6 +343,7 @@ def upgrade() -> None:
     )
     op.create_index("delivery_by_external_id", "delivery", ["connection_id", "external_id"], unique=True)
     op.create_index("delivery_by_time", "delivery", ["received_at"], unique=False)
+    op.create_index("delivery_of_connection", "delivery", ["connection_id", "id"], unique=False)
     op.create_index("ix_delivery_conversation_id", "delivery", ["conversation_id"], unique=False)
 
     op.create_table(
@@ -503,6 +509,14 @@ def upgrade() -> None:
         unique=False,
         sqlite_where=sa.text("state = 'running'"),
         postgresql_where=sa.text("state = 'running'"),
+    )
+    op.create_index(
+        "job_ended_badly",
+        "job",
+        ["state", "id"],
+        unique=False,
+        sqlite_where=sa.text("state IN ('dead','cancelled')"),
+        postgresql_where=sa.text("state IN ('dead','cancelled')"),
     )
     op.create_index("job_of_conversation", "job", ["conversation_id", "id"], unique=False)
     op.create_index(

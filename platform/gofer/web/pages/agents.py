@@ -1,0 +1,136 @@
+"""Agents: their files, edited with the same check that a run makes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.agent.agents import NAME, AgentFileError, Agents, AgentSpec, put_agent, remove_agent
+from gofer.errors import Conflict, GoferError, NotFound
+from gofer.store.tables import LIVE, agents, in_state, jobs
+from gofer.web.pages.rendering import go, platform_of, render
+from gofer.web.pages.serving import form_of, page, rows, text_of
+
+EXAMPLE = """# Every field is explained in docs/agents.md. What is left out has its default.
+model = "auto"
+tools = ["*"]
+
+[limits]
+job_dollars = 1.0
+day_dollars = 10.0
+
+[[routes]]
+connection = "*"
+event = "*"
+trigger = "any"
+"""
+
+
+@page("viewer")
+async def index(request: Request) -> Response:
+    """Every agent that has a file or a history."""
+    stored = await platform_of(request).database.read(_stored)
+    files = await asyncio.to_thread(_files, _directory(request))
+    names = sorted({*files, *stored})
+    told = [{"name": name, **(stored.get(name) or _NEW), **(files.get(name) or _NO_FILE)} for name in names]
+    return render(request, "agents.html", agents=told)
+
+
+_NEW: dict[str, Any] = {"stored_model": "", "live": 0}
+_NO_FILE: dict[str, Any] = {"file": False, "problem": "", "spec": None}
+
+
+def _stored(connection: Connection) -> dict[str, dict[str, Any]]:
+    counted = select(jobs.c.agent_id, func.count()).where(in_state(*LIVE)).group_by(jobs.c.agent_id)
+    live = {agent: int(count) for agent, count in connection.execute(counted)}
+    found = rows(connection, select(agents.c.id, agents.c.name, agents.c.model))
+    return {each["name"]: {"stored_model": each["model"], "live": live.get(each["id"], 0)} for each in found}
+
+
+def _directory(request: Request) -> Path:
+    return platform_of(request).settings.data_dir / "agents"
+
+
+def _files(directory: Path) -> dict[str, dict[str, Any]]:
+    known = Agents(directory)
+    return {name: _file(known, name) for name in known.names()}
+
+
+def _file(known: Agents, name: str) -> dict[str, Any]:
+    try:
+        return {"file": True, "problem": "", "spec": known.get(name).model_dump(mode="json")}
+    except AgentFileError as error:
+        return {"file": True, "problem": f"line {error.line}: {error.message}", "spec": None}
+
+
+@page("viewer")
+async def show(request: Request) -> Response:
+    """One's files, in a form."""
+    name = request.path_params["name"]
+    if name == "new":
+        return _form(request, "", EXAMPLE, "", "")
+    toml, notes = await asyncio.to_thread(_texts, _directory(request), name)
+    if toml is None:
+        stored = await platform_of(request).database.read(_stored)
+        if name not in stored:
+            raise NotFound(f"There is no agent called {name[:40]!r}.")
+        toml = EXAMPLE
+    return _form(request, name, toml, notes, _stamp(toml, notes))
+
+
+def _texts(directory: Path, name: str) -> tuple[str | None, str]:
+    path = directory / f"{name}.toml"
+    if not NAME.fullmatch(name) or not path.is_file():
+        return None, ""
+    notes = path.with_suffix(".md")
+    return path.read_text("utf-8"), notes.read_text("utf-8") if notes.is_file() else ""
+
+
+def _stamp(toml: str | None, notes: str) -> str:
+    """What an edit began from; another one in between is noticed by it."""
+    return hashlib.sha256(f"{toml}\0{notes}".encode()).hexdigest() if toml is not None else ""
+
+
+def _form(
+    request: Request, name: str, toml: str, notes: str, stamp: str, problem: str = "", status: int = 200
+) -> Response:
+    defaults = AgentSpec(name="default").model_dump(mode="json", exclude={"name", "instructions"})
+    return render(
+        request, "agent.html", status, name=name, toml=toml, notes=notes, stamp=stamp, problem=problem,
+        defaults=defaults,
+    )  # fmt: skip
+
+
+@page("owner")
+async def save(request: Request) -> Response:
+    """Write the files, unless they make no sense or somebody else has changed them meanwhile."""
+    form = await form_of(request)
+    name, toml, notes = (text_of(form, field).strip() for field in ("name", "toml", "notes"))
+    stamp = text_of(form, "stamp")
+    there = await asyncio.to_thread(_texts, _directory(request), name)
+    try:
+        if there[0] is not None and _stamp(*there) != stamp:
+            raise Conflict(
+                "The files were changed meanwhile. Copy your text, load the page again, and merge."
+            )
+        kept = notes if notes or there[1] else None
+        await asyncio.to_thread(put_agent, _directory(request), name, f"{toml}\n", kept)
+    except AgentFileError as error:
+        return _form(request, name, toml, notes, stamp, f"Line {error.line}: {error.message}", 400)
+    except GoferError as error:
+        return _form(request, name, toml, notes, stamp, str(error), 409)
+    return go(f"/agents/{name}", "Saved. In force from the next run on.")
+
+
+@page("owner")
+async def remove(request: Request) -> Response:
+    """Remove the files; the agent keeps its history and hears nothing new."""
+    name = request.path_params["name"]
+    await asyncio.to_thread(remove_agent, _directory(request), name)
+    return go("/agents", f"The files of {name} are removed.")

@@ -1,0 +1,268 @@
+"""Connections: how each is doing, what it needs, its settings; adding one, testing it, switching it on and off."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import partial
+from typing import Any
+
+import structlog
+from sqlalchemy import Connection, func, select
+from starlette.datastructures import FormData
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.connecting import add_connection, change_connection, find_connection, invite, remove_connection
+from gofer.errors import Malformed, NotFound
+from gofer.health import set_up
+from gofer.integration import Integration
+from gofer.jobs.signals import JOBS
+from gofer.platform import Platform
+from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.tables import deliveries, secrets
+from gofer.vault.secret import Secret
+from gofer.web.pages.checks import Checks
+from gofer.web.pages.rendering import go, platform_of, render
+from gofer.web.pages.serving import by, form_of, page, rows, text_of
+
+log = structlog.get_logger()
+
+
+@page("viewer")
+async def index(request: Request) -> Response:
+    """What is connected, and what could be."""
+    registry = platform_of(request).registry
+    checks: Checks = request.app.state.checks
+    offered = [
+        {"name": name, "summary": each.summary} for name, each in sorted(registry.integrations.items())
+    ]
+    broken = [{"name": name, "why": why} for name, why in sorted(registry.broken.items())]
+    return render(
+        request, "connections.html", connections=await checks.connections(), offered=offered, broken=broken
+    )
+
+
+@page("viewer")
+async def show(request: Request) -> Response:
+    """One, with its set-up and settings."""
+    platform, connection_id = platform_of(request), request.path_params["id"]
+    found = await platform.database.read(partial(_read, connection_id=connection_id))
+    checks: Checks = request.app.state.checks
+    known = {each["id"]: each for each in await checks.connections()}.get(connection_id, {})
+    name = found["connection"]["integration"]
+    integration = platform.registry.integrations.get(name)
+    return render(
+        request,
+        "connection.html",
+        **found,
+        health=known.get("health"),
+        asked_at=known.get("asked_at"),
+        hook=_hook(platform, connection_id),
+        fields=_fields(integration, found["connection"]["settings"]) if integration else [],
+        needs=_needs(integration, found["secrets"]) if integration else [],
+        steps=_steps(name, _hook(platform, connection_id)),
+    )
+
+
+def _read(connection: Connection, connection_id: str) -> dict[str, Any]:
+    row = find_connection(connection, connection_id)
+    names = (
+        select(secrets.c.name, secrets.c.created_at, secrets.c.used_at)
+        .where(secrets.c.owner == connection_id)
+        .order_by(secrets.c.name)
+    )
+    count = select(func.count()).where(deliveries.c.connection_id == connection_id)
+    return {
+        "connection": dict(row._mapping),
+        "secrets": rows(connection, names),
+        "deliveries": int(connection.execute(count).scalar_one()),
+    }
+
+
+def _hook(platform: Platform, connection_id: str) -> str:
+    base = platform.settings.public_url.rstrip("/") or platform.url
+    return f"{base}/hooks/{connection_id}"
+
+
+def _steps(integration: str, hook: str) -> list[str]:
+    """What a person does, in order; each integration's page in the docs says more."""
+    steps = {
+        "telegram": [
+            "In Telegram, talk to @BotFather, send /newbot and follow it.",
+            "Paste the token it gives you under Secrets below as bot_token.",
+            "Press Test: the bot's name must appear.",
+            "Press Invite, and send the bot the code it shows: that makes you its owner.",
+        ],
+        "github": [
+            "Make a GitHub App (or let `gofer connections add github` do it for you).",
+            f"Its webhook URL is {hook}",
+            "Put its id, private key and webhook secret under Secrets and Settings below.",
+            "Install the App on the repositories it should hear.",
+            "Press Test: the App's name must appear.",
+        ],
+    }
+    return steps.get(integration, [f"Have the service post to {hook}", "Press Test."])
+
+
+def _fields(integration: Integration, values: dict[str, Any]) -> list[dict[str, Any]]:
+    """The settings as form fields: text, number, a tick, or JSON for anything deeper."""
+    schema = integration.settings.model_json_schema()
+    return [
+        {
+            "name": name,
+            "title": field.get("title", name),
+            "help": field.get("description", ""),
+            "kind": _kind(field),
+            "options": field.get("enum", []),
+            "value": _shown(values.get(name, field.get("default")), _kind(field)),
+            "required": name in schema.get("required", ()),
+        }
+        for name, field in schema.get("properties", {}).items()
+    ]
+
+
+def _kind(field: dict[str, Any]) -> str:
+    if field.get("enum"):
+        return "choice"
+    return {"boolean": "tick", "integer": "number", "number": "number", "string": "text"}.get(
+        field.get("type", ""), "json"
+    )
+
+
+def _shown(value: Any, kind: str) -> Any:
+    return json.dumps(value, ensure_ascii=False) if kind == "json" else value
+
+
+def _given(integration: Integration, form: FormData) -> dict[str, Any]:
+    """The settings a form holds; what is left empty keeps its default."""
+    given: dict[str, Any] = {}
+    for field in _fields(integration, {}):
+        name = f"setting.{field['name']}"
+        text = text_of(form, name)
+        if field["kind"] == "tick":
+            given[field["name"]] = bool(text)
+        elif field["kind"] == "json" and text.strip():
+            given[field["name"]] = _json(field["name"], text)
+        elif text.strip():
+            given[field["name"]] = text.strip()
+    return given
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise Malformed(f"{name}: must be JSON, such as [] or null.") from None
+
+
+def _needs(integration: Integration, have: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    names = {each["name"] for each in have}
+    return [{**dataclasses.asdict(field), "there": field.name in names} for field in integration.secrets]
+
+
+@page("owner")
+async def new(request: Request) -> Response:
+    """A form for another connection."""
+    integration = platform_of(request).registry.get(request.path_params["integration"])
+    return render(
+        request,
+        "connection_new.html",
+        integration={"name": integration.name, "summary": integration.summary},
+        fields=_fields(integration, {}),
+        needs=_needs(integration, []),
+    )
+
+
+@page("owner")
+async def add(request: Request) -> Response:
+    """Make it, and prepare its service."""
+    platform, form = platform_of(request), await form_of(request)
+    integration = platform.registry.get(request.path_params["integration"])
+    given = {field.name: text_of(form, f"secret.{field.name}").strip() for field in integration.secrets}
+    connection_id = await platform.database.write(
+        partial(
+            add_connection,
+            vault=platform.vault,
+            workspace_id=FIRST_WORKSPACE,
+            integration=integration,
+            name=text_of(form, "name").strip(),
+            settings=_given(integration, form),
+            secrets_given={name: Secret(value) for name, value in given.items() if value},
+            by=by(request),
+        )
+    )
+    return await _changed(request, connection_id, "Added.")
+
+
+@page("owner")
+async def change(request: Request) -> Response:
+    """Change its settings, or switch it on or off."""
+    platform, form, connection_id = platform_of(request), await form_of(request), request.path_params["id"]
+    row = await platform.database.read(partial(find_connection, connection_id=connection_id))
+    integration = platform.registry.get(row.integration)
+    switch = text_of(form, "enabled")
+    await platform.database.write(
+        partial(
+            change_connection,
+            connection_id=connection_id,
+            integration=integration,
+            settings=None if switch else {**row.settings, **_given(integration, form)},
+            enabled={"on": True, "off": False}.get(switch),
+            by=by(request),
+        )
+    )
+    words = {"on": "Switched on.", "off": "Switched off."}.get(switch, "Saved.")
+    return await _changed(request, connection_id, words)
+
+
+async def _changed(request: Request, connection_id: str, words: str) -> Response:
+    platform = platform_of(request)
+    await platform.secrets_changed()
+    health = await set_up(platform, connection_id)
+    checks: Checks = request.app.state.checks
+    checks.learned(connection_id, health)
+    await platform.database.write(platform.start_inflow)
+    platform.signals.wake(JOBS)
+    return go(f"/connections/{connection_id}", f"{words} {health.line}", "ok" if health.ok else "warn")
+
+
+@page("operator")
+async def test(request: Request) -> Response:
+    """Ask the service now."""
+    platform, connection_id = platform_of(request), request.path_params["id"]
+    await platform.database.read(partial(find_connection, connection_id=connection_id))
+    checks: Checks = request.app.state.checks
+    health = await checks.ask(connection_id)
+    said = health.line if health.ok or not health.fix else f"{health.line} Fix: {health.fix}"
+    return go(f"/connections/{connection_id}", said, "ok" if health.ok else "bad")
+
+
+@page("owner")
+async def pair(request: Request) -> Response:
+    """A code for a person to become an owner or member of it."""
+    platform, form, connection_id = platform_of(request), await form_of(request), request.path_params["id"]
+    role = text_of(form, "role", "member")
+    if role not in ("owner", "member"):
+        raise Malformed("role: must be owner or member.")
+    words = await invite(platform.database, platform.accounts, connection_id, role)  # type: ignore[arg-type]
+    said = words or "This integration knows nobody by a code; who may do what is decided at the service."
+    return go(f"/connections/{connection_id}", said)
+
+
+@page("owner")
+async def remove(request: Request) -> Response:
+    """Remove one that has no conversations."""
+    platform, connection_id = platform_of(request), request.path_params["id"]
+    try:
+        connected = await platform.accounts.get(connection_id)
+    except NotFound:
+        connected = None
+    await platform.database.write(partial(remove_connection, connection_id=connection_id, by=by(request)))
+    await platform.secrets_changed()
+    if connected is not None:
+        try:
+            await connected.integration.tear_down(connected.account)
+        except Exception as error:  # noqa: BLE001 - it is gone here; the service may be gone, too
+            log.warning("connection.not_torn_down", connection=connection_id, error=str(error))
+    return go("/connections", "Removed.")

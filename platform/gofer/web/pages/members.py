@@ -1,0 +1,168 @@
+"""Members and API tokens: who may come in, as what, and with which keys."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.errors import Malformed
+from gofer.store.tables import api_tokens, members, web_sessions
+from gofer.web.access import note, visitor_of
+from gofer.web.access.members import add_member, change_member, find_member, new_link, remove_member
+from gofer.web.access.sessions import new_token, revoke_token
+from gofer.web.access.visitor import ROLES, SCOPES, Role
+from gofer.web.pages.rendering import go, platform_of, render
+from gofer.web.pages.serving import form_of, page, rows, text_of
+
+LIVES = {"30": 30, "90": 90, "365": 365, "": None}
+"""Days after which a token ends."""
+
+
+@page("viewer")
+async def index(request: Request) -> Response:
+    """The lists; a viewer sees only what is theirs."""
+    visitor = visitor_of(request)
+    only = None if visitor.may("owner") else visitor.member_id
+    found = await platform_of(request).database.read(partial(read, only=only))
+    return _page(request, found)
+
+
+def _page(request: Request, found: dict[str, Any], made: dict[str, str] | None = None) -> Response:
+    choices: dict[str, Any] = {"roles": ROLES, "scopes": SCOPES, "lives": list(LIVES)}
+    return render(request, "members.html", **found, **choices, unmasked={"made": made})
+
+
+def read(connection: Connection, only: str | None) -> dict[str, Any]:
+    """Members, their tokens and sessions."""
+    people = select(
+        members.c.id, members.c.name, members.c.role, (members.c.password != "").label("has_password"),
+        members.c.created_at, members.c.signed_in_at,
+    ).order_by(members.c.created_at)  # fmt: skip
+    tokens = (
+        select(
+            api_tokens.c.id, api_tokens.c.name, api_tokens.c.scope, api_tokens.c.created_at,
+            api_tokens.c.expires_at, api_tokens.c.used_at, members.c.name.label("member"),
+        )
+        .join(members, members.c.id == api_tokens.c.member_id)
+        .order_by(api_tokens.c.created_at)
+    )  # fmt: skip
+    sessions = (
+        select(
+            web_sessions.c.by, web_sessions.c.address, web_sessions.c.agent, web_sessions.c.created_at,
+            web_sessions.c.seen_at, members.c.name.label("member"),
+        )
+        .join(members, members.c.id == web_sessions.c.member_id)
+        .order_by(web_sessions.c.seen_at.desc())
+        .limit(50)
+    )  # fmt: skip
+    if only is not None:
+        people = people.where(members.c.id == only)
+        tokens, sessions = (query.where(members.c.id == only) for query in (tokens, sessions))
+    return {
+        "members": rows(connection, people),
+        "tokens": rows(connection, tokens),
+        "sessions": rows(connection, sessions),
+    }
+
+
+def _role(text: str) -> Role:
+    if text not in ROLES:
+        raise Malformed(f"role: must be one of {', '.join(ROLES)}.")
+    return text
+
+
+@page("owner")
+async def add(request: Request) -> Response:
+    """Another member; the link that signs them in is shown once."""
+    platform, form = platform_of(request), await form_of(request)
+    name, role = text_of(form, "name").strip(), _role(text_of(form, "role"))
+    note(request, name=name, role=role)
+
+    def verb(connection: Connection) -> str:
+        return new_link(connection, add_member(connection, name=name, role=role))
+
+    return await _shown_once(request, f"{name} can sign in by this link, once and within an hour",
+                             _link(request, await platform.database.write(verb)))  # fmt: skip
+
+
+@page("owner")
+async def change(request: Request) -> Response:
+    """Another role."""
+    form = await form_of(request)
+    role = _role(text_of(form, "role"))
+    note(request, role=role)
+    await platform_of(request).database.write(
+        partial(change_member, member_id=request.path_params["id"], role=role)
+    )
+    return go("/members", "Saved.")
+
+
+@page("owner")
+async def link(request: Request) -> Response:
+    """A fresh link for somebody."""
+    member_id = request.path_params["id"]
+
+    def verb(connection: Connection) -> tuple[str, str]:
+        member = find_member(connection, member_id)
+        return str(member.name), new_link(connection, member.id)
+
+    name, value = await platform_of(request).database.write(verb)
+    return await _shown_once(
+        request, f"{name} can sign in by this link, once and within an hour", _link(request, value)
+    )
+
+
+@page("owner")
+async def remove(request: Request) -> Response:
+    """Remove one with their sessions and tokens."""
+    await platform_of(request).database.write(partial(remove_member, named=request.path_params["id"]))
+    return go("/members", "Removed.")
+
+
+@page("viewer")
+async def add_token(request: Request) -> Response:
+    """A token in one's own name, shown once."""
+    form, visitor = await form_of(request), visitor_of(request)
+    name, scope, life = text_of(form, "name").strip(), text_of(form, "scope"), text_of(form, "life")
+    if scope not in SCOPES or life not in LIVES or not name:
+        raise Malformed("A token needs a name, a scope and how long it lives.")
+    note(request, name=name, scope=scope)
+    days = LIVES[life]
+    _, token = await platform_of(request).database.write(
+        partial(
+            new_token,
+            member_id=visitor.member_id,
+            name=name,
+            scope=scope,
+            life=None if days is None else days * 86400.0,
+        )
+    )
+    return await _shown_once(request, f"The token {name}; it is shown this once", token)
+
+
+@page("viewer")
+async def remove_token(request: Request) -> Response:
+    """End a token: one's own, or an owner anybody's."""
+    visitor = visitor_of(request)
+    only = None if visitor.may("owner") else visitor.member_id
+    await platform_of(request).database.write(
+        partial(revoke_token, token_id=request.path_params["id"], member_id=only)
+    )
+    return go("/members", "The token is void from now on.")
+
+
+def _link(request: Request, value: str) -> str:
+    base = platform_of(request).settings.public_url.rstrip("/") or str(request.base_url).rstrip("/")
+    return f"{base}/link/{value}"
+
+
+async def _shown_once(request: Request, words: str, value: str) -> Response:
+    """The page with something that is kept nowhere else; not a redirect, which would have to carry it."""
+    visitor = visitor_of(request)
+    only = None if visitor.may("owner") else visitor.member_id
+    found = await platform_of(request).database.read(partial(read, only=only))
+    return _page(request, found, {"words": words, "value": value})

@@ -1,0 +1,75 @@
+"""The overview: what runs, what waits, what failed, what it costs, and what needs a person."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.agent.prices import MICROS
+from gofer.agent.spending import today
+from gofer.intake.polling import POLL
+from gofer.jobs.upkeep import depth, oldest_ready
+from gofer.store.tables import ENDED_BADLY, JobState, conversations, in_state, jobs, spends
+from gofer.vault.envelope import Vault
+from gofer.web.pages import asked
+from gofer.web.pages.checks import Checks
+from gofer.web.pages.rendering import platform_of, render
+from gofer.web.pages.serving import agent_names, page, rows
+
+MOST = 8
+"""Rows of each list."""
+
+
+@page("viewer")
+async def show(request: Request) -> Response:
+    """The page."""
+    platform = platform_of(request)
+    checks: Checks = request.app.state.checks
+    found = await platform.database.read(
+        partial(read, vault=platform.vault, timezone=platform.settings.timezone)
+    )
+    connections = await checks.connections()
+    refused = sum(platform.refusals.counts.values())
+    return render(request, "overview.html", **found, connections=connections, refused=refused)
+
+
+def read(connection: Connection, vault: Vault, timezone: str) -> dict[str, Any]:
+    """Everything on the page that the store knows."""
+    states = depth(connection)
+    return {
+        "states": states,
+        "oldest": oldest_ready(connection),
+        "running": _jobs(connection, JobState.RUNNING),
+        "dead": _jobs(connection, JobState.DEAD) if states.get("dead") else [],
+        "questions": asked.open_questions(connection, vault, limit=MOST),
+        "spent": _spent(connection, today(connection, timezone)),
+        "agents": agent_names(connection),
+    }
+
+
+def _jobs(connection: Connection, state: JobState) -> list[dict[str, Any]]:
+    query = (
+        select(
+            jobs.c.id, jobs.c.kind, jobs.c.agent_id, jobs.c.conversation_id, jobs.c.reason, jobs.c.attempts,
+            jobs.c.created_at, jobs.c.run_at, jobs.c.finished_at, conversations.c.title,
+        )
+        .outerjoin(conversations, conversations.c.id == jobs.c.conversation_id)
+        .where(in_state(state))
+        .order_by(jobs.c.id.desc())
+        .limit(MOST)
+    )  # fmt: skip
+    if state is JobState.DEAD:
+        query = query.where(ENDED_BADLY)
+    # Polling never ends; it is no news that it runs.
+    if state is JobState.RUNNING:
+        query = query.where(jobs.c.kind != POLL)
+    return rows(connection, query)
+
+
+def _spent(connection: Connection, day: str) -> float:
+    total = select(func.coalesce(func.sum(spends.c.micros), 0)).where(spends.c.day == day)
+    return int(connection.execute(total).scalar_one()) / MICROS

@@ -1,0 +1,150 @@
+"""One run: what woke it, what it did, said, cost and sent; live while it lasts."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.agent.spending import cost_of_job
+from gofer.errors import NotFound
+from gofer.jobs.steer import find_job
+from gofer.store.sealing import conversation_key, unseal
+from gofer.store.tables import FINAL, attempts, conversations, deliveries, events, messages, replies
+from gofer.vault.envelope import DataKey, Vault
+from gofer.web.pages import asked
+from gofer.web.pages.rendering import platform_of, render
+from gofer.web.pages.serving import agent_names, connection_names, number_of, page, rows
+from gofer.web.pages.story import cards, spans
+
+MOST_EVENTS = 400
+"""Of one run on one page, the newest; those before them are a link away."""
+MOST_RAW = 100
+
+
+@page("viewer")
+async def show(request: Request) -> Response:
+    """The page."""
+    platform, job_id = platform_of(request), request.path_params["id"]
+    found = await platform.database.read(
+        partial(read, vault=platform.vault, job_id=job_id, before=number_of(request, "before"))
+    )
+    base = platform.settings.public_url.rstrip("/") or platform.url or str(request.base_url).rstrip("/")
+    return render(request, "run.html", **found, curl=_curl(base, job_id))
+
+
+def _curl(base: str, job_id: int) -> str:
+    return f'curl -H "Authorization: Bearer $GOFER_TOKEN" {base}/api/v1/jobs/{job_id}'
+
+
+def read(connection: Connection, vault: Vault, job_id: int, before: int | None) -> dict[str, Any]:
+    """Everything on the page."""
+    job = dict(find_job(connection, job_id)._mapping)
+    log = opened(connection, vault, job, before=before, limit=MOST_EVENTS)
+    return {
+        "job": job,
+        "live": job["state"] not in FINAL,
+        "title": _title(connection, job["conversation_id"]),
+        "trigger": _trigger(connection, job),
+        "agents": agent_names(connection),
+        "connections": connection_names(connection),
+        "attempts": rows(
+            connection, select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.fence)
+        ),
+        "replies": _replies(connection, job_id),
+        "questions": asked.open_questions(connection, vault, job_id=job_id),
+        "cost": cost_of_job(connection, job_id),
+        "spans": spans(log, time.time()),
+        "cards": cards(log),
+        "usage": _usage(log),
+        "earlier": log[0]["seq"] if log and log[0]["seq"] > 1 else None,
+    }
+
+
+def opened(
+    connection: Connection, vault: Vault, job: dict[str, Any], *, before: int | None, limit: int
+) -> list[dict[str, Any]]:
+    """The newest events of a job before a number, in order, with their words."""
+    query = select(events).where(events.c.job_id == job["id"]).order_by(events.c.seq.desc()).limit(limit)
+    if before is not None:
+        query = query.where(events.c.seq < before)
+    key = _key(connection, vault, job["conversation_id"])
+    return [_opened(key, dict(row._mapping)) for row in connection.execute(query)][::-1]
+
+
+def _key(connection: Connection, vault: Vault, conversation_id: str | None) -> DataKey | None:
+    try:
+        return conversation_key(connection, vault, conversation_id or "")
+    except NotFound:
+        return None
+
+
+def _opened(key: DataKey | None, row: dict[str, Any]) -> dict[str, Any]:
+    sealed = row.pop("sealed")
+    words = {}
+    if sealed is not None and key is not None:
+        words = unseal(key, sealed, "event", row["job_id"], row["seq"])
+    return {**row, "data": {**row["data"], **words}}
+
+
+def _title(connection: Connection, conversation_id: str | None) -> str:
+    query = select(conversations.c.title).where(conversations.c.id == conversation_id)
+    return str(connection.execute(query).scalar() or "")
+
+
+def _trigger(connection: Connection, job: dict[str, Any]) -> dict[str, Any] | None:
+    """The delivery of the first message it answers."""
+    if job["conversation_id"] is None:
+        return None
+    query = (
+        select(
+            messages.c.event, messages.c.author, messages.c.trust, messages.c.seq, deliveries.c.id,
+            deliveries.c.source,
+        )
+        .outerjoin(
+            deliveries,
+            (deliveries.c.conversation_id == messages.c.conversation_id)
+            & (deliveries.c.message_seq == messages.c.seq),
+        )
+        .where(messages.c.conversation_id == job["conversation_id"], messages.c.seq > job["covers_from"])
+        .order_by(messages.c.seq)
+        .limit(1)
+    )  # fmt: skip
+    found = rows(connection, query)
+    return found[0] if found else None
+
+
+def _replies(connection: Connection, job_id: int) -> list[dict[str, Any]]:
+    columns = [
+        replies.c[name] for name in ("id", "kind", "part", "parts", "state", "tries", "reason", "sent_at")
+    ]
+    return rows(connection, select(*columns).where(replies.c.job_id == job_id).order_by(replies.c.id))
+
+
+def _usage(log: list[dict[str, Any]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for event in log:
+        for name, count in (
+            (event["data"].get("usage") or {}).items() if event["kind"].startswith("turn.") else ()
+        ):
+            total[name] = total.get(name, 0) + int(count or 0)
+    return {name: count for name, count in total.items() if count}
+
+
+@page("viewer")
+async def raw(request: Request) -> Response:
+    """Its events as they are in the log, words opened and masked."""
+    platform, job_id = platform_of(request), request.path_params["id"]
+    before = number_of(request, "before")
+
+    def read_raw(connection: Connection) -> tuple[list[dict[str, Any]], int]:
+        job = dict(find_job(connection, job_id)._mapping)
+        count = connection.execute(select(func.count()).where(events.c.job_id == job_id)).scalar_one()
+        return opened(connection, platform.vault, job, before=before, limit=MOST_RAW), int(count)
+
+    found, count = await platform.database.read(read_raw)
+    return render(request, "events.html", id=job_id, events=found, count=count, shown=len(found))

@@ -1,0 +1,74 @@
+"""Secrets: their names and when they were used; a value goes in and never comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.connecting import find_connection
+from gofer.health import set_up
+from gofer.store.open import FIRST_WORKSPACE
+from gofer.vault.secret import Secret
+from gofer.vault.stored import delete_secret, list_secrets, put_secret
+from gofer.web.access import note
+from gofer.web.pages.rendering import go, platform_of, render
+from gofer.web.pages.serving import connection_names, form_of, page, text_of
+
+
+@page("operator")
+async def index(request: Request) -> Response:
+    """The list, and a form to put one in."""
+    platform = platform_of(request)
+    found = await platform.database.read(partial(list_secrets, workspace_id=FIRST_WORKSPACE))
+    names = await platform.database.read(connection_names)
+    return render(
+        request,
+        "secrets.html",
+        secrets=[dataclasses.asdict(each) for each in found],
+        connections=names,
+        name=request.query_params.get("name", ""),
+        owner=request.query_params.get("owner", ""),
+    )
+
+
+@page("owner")
+async def put(request: Request) -> Response:
+    """Keep one, replacing the one there."""
+    platform, form = platform_of(request), await form_of(request)
+    owner, name = text_of(form, "owner").strip(), text_of(form, "name").strip()
+    note(request, owner=owner, name=name)
+    if owner:
+        await platform.database.read(partial(find_connection, connection_id=owner))
+    value = Secret(text_of(form, "value"))
+    await platform.database.write(
+        partial(
+            put_secret,
+            vault=platform.vault,
+            workspace_id=FIRST_WORKSPACE,
+            owner=owner,
+            name=name,
+            value=value,
+        )
+    )
+    await platform.secrets_changed()
+    if not owner:
+        return go("/secrets", f"{name} is kept. It is in use from now on.")
+    health = await set_up(platform, owner)
+    request.app.state.checks.learned(owner, health)
+    return go(f"/connections/{owner}", f"{name} is kept. {health.line}", "ok" if health.ok else "warn")
+
+
+@page("owner")
+async def remove(request: Request) -> Response:
+    """Delete one."""
+    platform, form = platform_of(request), await form_of(request)
+    owner, name = text_of(form, "owner"), text_of(form, "name")
+    note(request, owner=owner, name=name)
+    await platform.database.write(
+        partial(delete_secret, workspace_id=FIRST_WORKSPACE, owner=owner, name=name)
+    )
+    await platform.secrets_changed()
+    return go("/secrets", f"{name} is gone.")

@@ -1,0 +1,96 @@
+"""What the pages' endpoints share: who may see them, what was asked, and errors as pages."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sqlalchemy import Connection, select
+from starlette.datastructures import FormData
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.errors import GoferError, Malformed
+from gofer.jobs.signals import EVENTS, JOBS
+from gofer.store.tables import agents, connections
+from gofer.web.access import Role, require, visitor_of
+from gofer.web.pages.rendering import platform_of, render
+from gofer.web.problems import TITLES, status_of
+
+PER_PAGE = 50
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def page(role: Role) -> Callable[[Endpoint], Endpoint]:
+    """An endpoint for those with at least this role; what it raises becomes a page that says what to do."""
+
+    def around(endpoint: Endpoint) -> Endpoint:
+        async def shown(request: Request) -> Response:
+            try:
+                return await endpoint(request)
+            except GoferError as error:
+                return troubled(request, error)
+
+        return require(role)(shown)
+
+    return around
+
+
+def troubled(request: Request, error: GoferError) -> Response:
+    """The page for an error of ours."""
+    status = status_of(error)
+    back = "/" + request.url.path.strip("/").partition("/")[0]
+    return render(
+        request, "error.html", status, title=TITLES.get(status, "Error"), detail=str(error), back=back
+    )
+
+
+def by(request: Request) -> str:
+    """Who did it, for the event log."""
+    return f"member {visitor_of(request).name}"
+
+
+async def form_of(request: Request) -> FormData:
+    """The form that was sent."""
+    return await request.form()
+
+
+def text_of(form: FormData, name: str, default: str = "") -> str:
+    """A text field."""
+    value = form.get(name, default)
+    if not isinstance(value, str):
+        raise Malformed(f"{name}: must be text, not a file.")
+    return value.replace("\r\n", "\n")
+
+
+def number_of(request: Request, name: str) -> int | None:
+    """A number from the query; raises Malformed."""
+    value = request.query_params.get(name, "")
+    if not value:
+        return None
+    if not value.isascii() or not value.isdigit() or len(value) > 18:
+        raise Malformed(f"{name}: must be a number.")
+    return int(value)
+
+
+def wake(request: Request) -> None:
+    """Tell workers and watchers that something changed."""
+    signals = platform_of(request).signals
+    signals.wake(JOBS)
+    signals.wake(EVENTS)
+
+
+def rows(connection: Connection, query: Any) -> list[dict[str, Any]]:
+    """A query's rows as dictionaries."""
+    return [dict(row._mapping) for row in connection.execute(query)]
+
+
+def agent_names(connection: Connection) -> dict[str, str]:
+    """Every agent's name by its id."""
+    return {row.id: row.name for row in connection.execute(select(agents.c.id, agents.c.name))}
+
+
+def connection_names(connection: Connection) -> dict[str, str]:
+    """Every connection's name by its id."""
+    return {row.id: row.name for row in connection.execute(select(connections.c.id, connections.c.name))}

@@ -1,0 +1,126 @@
+"""Shells: how isolated they are, what they may use, what they last did; closing one."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, delete, select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.errors import Conflict, NotFound
+from gofer.jobs.conclude import ANSWER, lock_conversation
+from gofer.store.tables import JobState, conversations, in_state, jobs, shells
+from gofer.vault.envelope import Vault
+from gofer.web.pages.rendering import go, platform_of, render
+from gofer.web.pages.run import opened
+from gofer.web.pages.serving import PER_PAGE, agent_names, page, rows
+from gofer.web.pages.story import cards
+
+LAST_RUNS = 3
+"""Runs whose commands the page of a shell shows."""
+MOST_EVENTS = 200
+
+
+@page("viewer")
+async def index(request: Request) -> Response:
+    """The list, the last used first."""
+    found = await platform_of(request).database.read(read_list)
+    return render(request, "shells.html", **found, sandbox=platform_of(request).settings.sandbox)
+
+
+def read_list(connection: Connection) -> dict[str, Any]:
+    """Every shell with what its record says."""
+    query = (
+        select(shells, conversations.c.title)
+        .join(conversations, conversations.c.id == shells.c.conversation_id)
+        .order_by(shells.c.used_at.desc())
+        .limit(PER_PAGE)
+    )
+    found = rows(connection, query)
+    return {"shells": [_told(each) for each in found], "agents": agent_names(connection)}
+
+
+def _told(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with its record opened; how to reach the session is nobody's business here."""
+    record = row.pop("record")
+    try:
+        data = json.loads(record.get("json", "{}"))
+    except ValueError:
+        data = {}
+    kept = ("provider", "level", "limits", "created", "last_command", "running", "background", "directory")
+    return {**row, "id": record.get("id", ""), **{name: data.get(name) for name in kept}}
+
+
+@page("viewer")
+async def show(request: Request) -> Response:
+    """One, with its last commands."""
+    platform = platform_of(request)
+    found = await platform.database.read(
+        partial(
+            read_one,
+            vault=platform.vault,
+            conversation_id=request.path_params["conversation"],
+            agent_id=request.path_params["agent"],
+        )
+    )
+    return render(request, "shell.html", **found)
+
+
+def read_one(connection: Connection, vault: Vault, conversation_id: str, agent_id: str) -> dict[str, Any]:
+    """Everything on the page."""
+    row = _find(connection, conversation_id, agent_id)
+    last = (
+        select(jobs.c.id, jobs.c.conversation_id)
+        .where(jobs.c.conversation_id == conversation_id, jobs.c.kind == ANSWER, jobs.c.agent_id == agent_id)
+        .order_by(jobs.c.id.desc())
+        .limit(LAST_RUNS)
+    )
+    commands = [
+        {**card, "job": job["id"]}
+        for job in rows(connection, last)
+        for card in cards(opened(connection, vault, job, before=None, limit=MOST_EVENTS))[::-1]
+        if card["kind"] == "tool" and card["command"]
+    ]
+    title = select(conversations.c.title).where(conversations.c.id == conversation_id)
+    return {
+        "shell": _told(row),
+        "title": connection.execute(title).scalar() or "",
+        "agents": agent_names(connection),
+        "commands": commands[:20],
+    }
+
+
+def _find(connection: Connection, conversation_id: str, agent_id: str) -> dict[str, Any]:
+    query = select(shells).where(shells.c.conversation_id == conversation_id, shells.c.agent_id == agent_id)
+    found = rows(connection, query)
+    if not found:
+        raise NotFound("There is no such shell; it may have been closed.")
+    return found[0]
+
+
+@page("operator")
+async def close(request: Request) -> Response:
+    """End one: its processes go, its files stay for the next."""
+    conversation_id, agent_id = request.path_params["conversation"], request.path_params["agent"]
+    await platform_of(request).database.write(
+        partial(_close, conversation_id=conversation_id, agent_id=agent_id)
+    )
+    return go("/shells", "Closed. Its processes end within a minute; its files stay.")
+
+
+def _close(connection: Connection, conversation_id: str, agent_id: str) -> None:
+    lock_conversation(connection, conversation_id)
+    _find(connection, conversation_id, agent_id)
+    at_work = select(jobs.c.id).where(
+        jobs.c.conversation_id == conversation_id, jobs.c.agent_id == agent_id, in_state(JobState.RUNNING)
+    )
+    running = connection.execute(at_work.limit(1)).scalar()
+    if running is not None:
+        raise Conflict(f"Run {running} is using it. Stop the run first.")
+    # Whoever tidies shells ends those that no row refers to.
+    connection.execute(
+        delete(shells).where(shells.c.conversation_id == conversation_id, shells.c.agent_id == agent_id)
+    )

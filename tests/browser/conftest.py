@@ -1,0 +1,64 @@
+"""One furnished server for all of them, one real Chromium for each module."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from .furnishing import Lived, lived_in
+
+ROOT = Path(__file__).parents[2]
+REQUIRED = "GOFER_BROWSER_TESTS"
+"""Set to `required`, a machine without a browser fails instead of skipping; CI does that."""
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    found = subprocess.run(
+        ["sh", str(ROOT / "scripts" / "browser"), "--find"], capture_output=True, text=True
+    )
+    if found.returncode:
+        (pytest.fail if os.environ.get(REQUIRED) == "required" else pytest.skip)(found.stderr.strip())
+    return found.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
+    data = tmp_path_factory.mktemp("house") / "data"
+    data.mkdir(mode=0o700)
+    with lived_in(data) as lived:
+        yield lived
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def signed_in(browser: Browser, lived: Lived) -> Iterator[BrowserContext]:
+    """The owner, who came by a link."""
+    context = browser.new_context(base_url=lived.house.url)
+    page = context.new_page()
+    page.goto(f"/link/{lived.house.link(lived.house.owner())}")
+    page.get_by_role("button").first.click()
+    page.wait_for_url(lambda url: "/link/" not in url)
+    page.close()
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(signed_in: BrowserContext) -> Iterator[Page]:
+    page = signed_in.new_page()
+    page.set_default_timeout(20_000)
+    yield page
+    page.close()

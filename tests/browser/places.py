@@ -1,0 +1,28 @@
+"""Every page there is, with something on it."""
+
+from __future__ import annotations
+
+from .furnishing import Lived
+
+
+def places(lived: Lived) -> dict[str, str]:
+    """Addresses by name."""
+    answers = [job for job in lived.jobs() if job["kind"] == "answer"]
+    first, last = answers[-1], answers[0]
+    found = {
+        "overview": "/",
+        "runs": "/runs",
+        "run": f"/runs/{first['id']}",
+        "run-live": f"/runs/{last['id']}",
+        "events": f"/runs/{first['id']}/events",
+        "conversation": f"/conversations/{first['conversation_id']}",
+        "delivery": "/inbox/1",
+        "simulate": "/inbox/simulate?like=1",
+        "connection": f"/connections/{lived.connection}",
+        "connection-new": "/connections/new/telegram",
+        "agent": "/agents/new",
+        "missing": "/runs/999999",
+    }
+    lists = ("conversations", "inbox", "shells", "schedules", "connections", "agents", "secrets", "members")
+    plain = ("costs", "audit", "logs", "doctor", "settings")
+    return {**found, **{name: f"/{name}" for name in (*lists, *plain)}}

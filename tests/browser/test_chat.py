@@ -1,0 +1,188 @@
+"""Talking to the agent in a real browser: live, steered, stopped, cut off and back, with the keyboard alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, FilePayload, Page, Route, WebSocketRoute, expect
+
+from agent.pictures import PNG
+from web_house import House
+
+from .looking import PHONE, SHOTS, objections
+
+SLOW = 20_000
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("chat") / "data"
+    folder.mkdir(mode=0o700)
+    house = House(folder, sandbox="unconfined")
+    yield house
+    house.close()
+
+
+@pytest.fixture(scope="module")
+def owner(browser: Browser, house: House) -> Any:
+    """The cookies of the owner, who came by a link."""
+    context = browser.new_context(base_url=house.url)
+    page = context.new_page()
+    page.goto(f"/link/{house.link(house.owner())}")
+    page.get_by_role("button").first.click()
+    page.wait_for_url("**/welcome")
+    state = context.storage_state()
+    context.close()
+    return state
+
+
+@pytest.fixture
+def chat(browser: Browser, house: House, owner: Any) -> Iterator[Page]:
+    """The owner in a conversation of their own; nothing may go wrong behind the scenes."""
+    context = browser.new_context(base_url=house.url, reduced_motion="reduce", storage_state=owner)
+    page = context.new_page()
+    page.set_default_timeout(SLOW)
+    seen: list[str] = []
+    page.on("pageerror", lambda error: seen.append(str(error)))
+    page.goto("/chat")
+    page.get_by_role("button", name="New conversation").click()
+    page.wait_for_url("**/chat/conv_*")
+    yield page
+    assert seen == []
+    context.close()
+
+
+def say(page: Page, text: str) -> None:
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+
+
+def answered(page: Page, count: int = 1) -> None:
+    expect(page.locator(".item.reply[id]")).to_have_count(count, timeout=SLOW)
+    expect(page.locator("[data-status]")).to_have_text("ready", timeout=SLOW)
+
+
+def test_output_comes_as_it_is_printed_and_is_all_there_after_a_reload(chat: Page) -> None:
+    say(chat, "$ echo printed at once; sleep 0.6; echo later; exit 3")
+    card = chat.locator(".item.step")
+    # The last letters may be held back until it is sure that no secret begins with them.
+    expect(card.locator(".output")).to_contain_text("printed at")
+    expect(card.get_by_text("running")).to_be_visible()
+    assert "later" not in card.locator(".output").inner_text()
+    answered(chat)
+    expect(card.locator(".state")).to_have_text("exit 3")
+    before = chat.locator("[data-items]").inner_text()
+    chat.reload()
+    assert without_times(chat.locator("[data-items]").inner_text()) == without_times(before)
+    expect(chat.locator(".rooms a[aria-current]")).to_contain_text("$ echo printed")
+
+
+def without_times(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not line.endswith(" ago") and line != "now"]
+
+
+def test_a_message_steers_and_stop_stops(chat: Page) -> None:
+    say(chat, "$ echo it has begun; sleep 1")
+    expect(chat.locator(".output", has_text="it has")).to_be_visible()
+    say(chat, "$ echo it was steered; sleep 60")
+    expect(chat.locator(".output", has_text="it was")).to_be_visible()
+    chat.get_by_role("button", name="Stop").click()
+    expect(chat.locator(".item.reply[id]")).to_contain_text("Stopped")
+    expect(chat.get_by_role("button", name="Stop")).to_be_hidden()
+    expect(chat.locator(".item.said")).to_have_count(2)
+
+
+def test_a_lost_line_loses_and_doubles_nothing(chat: Page) -> None:
+    lines: list[WebSocketRoute] = []
+
+    def between(route: WebSocketRoute) -> None:
+        server = route.connect_to_server()
+        lines.append(route)
+        route.on_message(lambda message: None if len(lines) == 1 else server.send(message))
+
+    chat.route_web_socket("**/live?*", between)
+    chat.reload()
+    expect(chat.locator("[data-status]")).to_have_text("ready")
+    say(chat, "$ echo lost on the way")
+    expect(chat.get_by_text("Sending …")).to_be_visible()
+    lines[0].close(code=1011)
+    answered(chat)
+    expect(chat.get_by_text("Sending …")).to_have_count(0)
+    expect(chat.locator(".item.said")).to_have_count(1)
+    chat.reload()
+    expect(chat.locator(".item.said")).to_have_count(1)
+    expect(chat.locator(".item.reply[id]")).to_have_count(1)
+
+
+def test_where_no_socket_passes_it_falls_back(chat: Page) -> None:
+    chat.route_web_socket("**/live?*", lambda route: route.close())
+    posted: list[str] = []
+    chat.route("**/say", lambda route: seen(route, posted))
+    chat.reload()
+    say(chat, "$ echo by another way")
+    answered(chat)
+    assert posted
+
+
+def seen(route: Route, posted: list[str]) -> None:
+    posted.append(route.request.url)
+    route.continue_()
+
+
+def test_a_question_is_answered_with_the_keyboard_alone(chat: Page) -> None:
+    chat.keyboard.type('$tool ask_user {"question": "Which colour?", "choices": ["red", "blue"]}')
+    chat.keyboard.press("Enter")
+    blue = chat.get_by_role("button", name="blue")
+    expect(blue).to_be_visible()
+    expect(chat.locator("[data-status]")).to_have_text("waits for you")
+    for _ in range(30):
+        chat.keyboard.press("Shift+Tab")
+        if blue.evaluate("button => button === document.activeElement"):
+            break
+    chat.keyboard.press("Enter")
+    expect(chat.locator(".item.reply[id]").last).to_contain_text("blue")
+    answered(chat, 2)
+    expect(blue).to_have_count(0)
+
+
+def test_files_and_pictures_go_both_ways(chat: Page) -> None:
+    chat.locator("[data-file]").set_input_files(
+        [
+            FilePayload(name="dot.png", mimeType="image/png", buffer=PNG),
+            FilePayload(name="notes <b>.txt", mimeType="text/plain", buffer=b"remember the milk"),
+        ]
+    )
+    expect(chat.locator("[data-attached] li")).to_have_count(2)
+    say(chat, '$ cat inbox/*notes*\n$tool send_file {"path": "inbox/1-2-notes__b_.txt"}')
+    answered(chat)
+    expect(chat.locator(".item.reply[id]")).to_contain_text("remember the milk")
+    assert chat.locator(".item.said img").evaluate("image => image.naturalWidth") == 1
+    with chat.expect_download() as download:
+        chat.locator(".item.step .file").click()
+    assert Path(download.value.path()).read_bytes() == b"remember the milk"
+
+
+def test_nothing_that_is_said_or_printed_acts(chat: Page) -> None:
+    hostile = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+    say(chat, f"$ cat <<'END'\n{hostile}\n[x](javascript:document.title='owned')\nEND")
+    answered(chat)
+    chat.reload()
+    assert "owned" not in chat.title()
+    assert chat.locator(".items script, .items img, .items a[href^=javascript]").count() == 0
+
+
+def test_it_reads_well_in_both_themes_and_on_a_phone(chat: Page) -> None:
+    assert objections(chat) == []
+    say(chat, '$ printf "%s" "some **output**"\n$tool write {"path": "a.py", "content": "x = 1\\n"}')
+    answered(chat)
+    for theme in ("light", "dark"):
+        chat.emulate_media(color_scheme=theme)
+        assert objections(chat) == []
+        chat.screenshot(path=SHOTS / f"chat-{theme}.png")
+    chat.set_viewport_size(PHONE)
+    assert chat.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    expect(chat.get_by_role("button", name="Send")).to_be_in_viewport()
+    chat.screenshot(path=SHOTS / "chat-phone.png")

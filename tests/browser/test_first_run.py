@@ -1,0 +1,82 @@
+"""From the printed link to a true answer, in a real browser, without a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from web_house import PASSWORD, House
+
+from .looking import PHONE, SHOTS, objections
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("first") / "data"
+    folder.mkdir(mode=0o700)
+    house = House(folder, sandbox="unconfined", anthropic_base_url="http://127.0.0.1:9")
+    yield house
+    house.close()
+
+
+@pytest.fixture
+def fresh(browser: Browser, house: House) -> Iterator[Page]:
+    """Somebody who has never been here."""
+    context = browser.new_context(base_url=house.url, reduced_motion="reduce")
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    yield page
+    context.close()
+
+
+def test_from_the_link_to_an_answer_and_back_by_password(fresh: Page, house: House) -> None:
+    link = f"/link/{house.link(house.owner())}"
+    fresh.goto(link)
+    fresh.locator("input[name=password]").fill(PASSWORD)
+    fresh.locator("input[name=again]").fill(PASSWORD)
+    fresh.get_by_role("button").first.click()
+    fresh.wait_for_url("**/welcome")
+    expect(fresh.get_by_text("works at once")).to_be_visible()
+    expect(fresh.get_by_text("Key", exact=False).first).to_be_visible()
+    expect(fresh.locator(".checks")).to_contain_text("master key")
+    fresh.get_by_role("link", name="Open the chat").click()
+    fresh.get_by_label("Message", exact=True).fill("$ echo the answer is $((6 * 7))")
+    fresh.keyboard.press("Enter")
+    expect(fresh.locator(".item.reply[id]")).to_contain_text("the answer is 42", timeout=20_000)
+    fresh.goto("/welcome")
+    expect(fresh.get_by_text("you have", exact=True)).to_be_visible()
+    fresh.get_by_role("button", name="Sign out").click()
+    fresh.wait_for_url("**/login*")
+    fresh.goto(link)
+    expect(fresh.get_by_text("was used already")).to_be_visible()
+    fresh.goto("/login?next=/welcome")
+    fresh.locator("input[name=name]").fill("owner")
+    fresh.locator("input[name=password]").fill(PASSWORD)
+    fresh.get_by_role("button").first.click()
+    fresh.wait_for_url("**/welcome")
+
+
+def test_each_step_is_honest_about_what_does_not_work(fresh: Page, house: House) -> None:
+    fresh.goto(f"/link/{house.link(house.owner())}")
+    fresh.get_by_role("button").first.click()
+    fresh.wait_for_url("**/welcome")
+    fresh.get_by_label("Token", exact=True).fill("this is no token")
+    fresh.get_by_role("button", name="Connect the bot").click()
+    expect(fresh.get_by_role("alert")).to_contain_text("Not connected")
+    fresh.get_by_label("Key", exact=True).fill("sk-ant-kept-without-a-test-0123456789")
+    fresh.get_by_role("button", name="Keep the key").click()
+    expect(fresh.locator(".note.ok")).to_contain_text("It was not tested.")
+    expect(fresh.get_by_text("there is a key", exact=True)).to_be_visible()
+    assert "0123456789" not in fresh.content()
+    for theme in ("light", "dark"):
+        fresh.emulate_media(color_scheme=theme)
+        expect(fresh.locator(".checks")).to_be_visible()
+        assert objections(fresh) == []
+        fresh.screenshot(path=SHOTS / f"welcome-{theme}.png", full_page=True)
+    fresh.set_viewport_size(PHONE)
+    assert fresh.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    fresh.goto("/docs/operations.md#the-data-directory")
+    assert objections(fresh) == []
+    assert fresh.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]

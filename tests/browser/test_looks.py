@@ -1,0 +1,73 @@
+"""Every page in both themes and at a phone's width: nothing axe-core objects to, nothing from elsewhere, no error."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import BrowserContext, Page, ViewportSize
+
+from .furnishing import Lived
+from .places import places
+
+AXE = Path(__file__).parent / "axe-4.14.0.min.js"
+AXE_SHA256 = "20c09fe157a8a34a30e241aaa1fcdade657734f08ab379ecfbeb7d45cc46e878"
+SHOTS = Path(__file__).parents[2] / ".artefacts" / "screenshots"
+PHONE, DESK = ViewportSize(width=390, height=844), ViewportSize(width=1280, height=900)
+
+
+@pytest.fixture(scope="module")
+def axe(signed_in: BrowserContext) -> str:
+    source = AXE.read_text("utf-8")
+    assert hashlib.sha256(source.encode()).hexdigest() == AXE_SHA256
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    return source
+
+
+@pytest.fixture
+def watched(page: Page, lived: Lived) -> Iterator[Page]:
+    """A page on which nothing may go wrong behind the scenes."""
+    seen: list[str] = []
+    page.on("pageerror", lambda error: seen.append(str(error)))
+    page.on("console", lambda said: seen.append(said.text) if said.type == "error" else None)
+    page.on(
+        "request",
+        lambda sent: None if sent.url.startswith((lived.house.url, "data:")) else seen.append(sent.url),
+    )
+    yield page
+    expected = "the server responded with a status of 404"  # the page that is not there, and the stream's
+    assert [each for each in seen if expected not in each] == []
+
+
+def objections(page: Page, name: str) -> Iterator[str]:
+    """What is wrong with the page as it is: to axe-core in the light, its colours in the dark, its width on a phone."""
+    for theme, rules in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
+        page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+        options = {"resultTypes": ["violations"], "selectors": False, **rules}
+        found: Any = page.evaluate("options => axe.run(document, options)", options)
+        page.screenshot(path=SHOTS / f"{name}-{theme}.jpeg", quality=70)
+        yield from (
+            f"{theme}: {each['id']}: {each['nodes'][0]['html'][:200]}" for each in found["violations"]
+        )
+    page.set_viewport_size(PHONE)
+    width = page.evaluate("document.documentElement.scrollWidth")
+    page.screenshot(path=SHOTS / f"{name}-phone.jpeg", quality=70)
+    page.set_viewport_size(DESK)
+    if width > PHONE["width"]:
+        yield f"{width} pixels wide on a phone"
+
+
+def test_every_page_reads_well_in_both_themes_and_on_a_phone(watched: Page, lived: Lived, axe: str) -> None:
+    wrong = {}
+    watched.set_viewport_size(DESK)
+    for name, path in places(lived).items():
+        answer = watched.goto(path)
+        assert answer is not None
+        assert answer.status == (404 if name == "missing" else 200), path
+        watched.evaluate(axe)
+        if found := list(objections(watched, name)):
+            wrong[path] = found
+    assert wrong == {}

@@ -1,0 +1,154 @@
+"""The first five minutes on the page: each step does what it says, tests only when told, and is honest about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from gofer.agent.models.keys import ModelKeys
+from gofer.rehearsal import loopback
+from gofer.rehearsal.anthropic import Anthropic, say
+from gofer.rehearsal.telegram import Telegram
+from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.tables import connections
+from gofer.vault.secret import Secret
+from gofer.vault.stored import secrets_of
+from gofer.web.welcome import doing
+from web_house import Browser, House, csrf_in
+
+KEY = "sk-ant-the-right-key-of-the-tests-0123456789"
+
+
+@pytest.fixture(scope="module")
+def service() -> Anthropic:
+    return Anthropic(lambda body: say("ok"), key=KEY)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory, service: Anthropic) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("house") / "data"
+    folder.mkdir(mode=0o700)
+    house = House(folder)
+    serving = loopback.serve(service.app)
+    house.settings = house.platform.settings = house.platform.settings.model_copy(
+        update={"anthropic_base_url": house.run(serving.__aenter__())}
+    )
+    yield house
+    house.run(serving.__aexit__(None, None, None))
+    house.close()
+
+
+@pytest.fixture(scope="module")
+def owner(house: House) -> Browser:
+    browser = house.browser()
+    done = browser.follow(house.link(house.owner()))
+    assert done.headers["location"] == "/welcome"
+    return browser
+
+
+def do(browser: Browser, path: str, **fields: str) -> Any:
+    return browser.post(f"/welcome{path}", csrf=csrf_in(browser.get("/welcome").text), **fields)
+
+
+def keys(house: House) -> dict[str, Any]:
+    kept = house.read(partial(secrets_of, vault=house.platform.vault, workspace_id=FIRST_WORKSPACE, owner=""))
+    return {name: secret.reveal() for name, secret in kept.items()}
+
+
+def test_a_fresh_install_says_that_it_works_without_a_key(owner: Browser) -> None:
+    page = owner.get("/welcome").text
+    assert "works at once" in page
+    assert "No model key" in page
+
+
+def test_a_key_that_is_refused_is_not_kept_and_one_that_works_is_live(
+    house: House, owner: Browser, service: Anthropic
+) -> None:
+    refused = do(owner, "/model", key="sk-ant-a-wrong-key-of-the-tests", test="1")
+    assert refused.status_code == 422
+    assert "Not kept" in refused.text
+    assert keys(house) == {}
+    assert do(owner, "/model", key="two words").status_code == 400
+    untested = do(owner, "/model", key=KEY)
+    assert "It was not tested." in untested.text
+    assert service.received == []
+    assert "answered in" in do(owner, "/model/test").text
+    assert len(service.received) == 1
+    assert keys(house) == {"anthropic_key": KEY}
+    assert KEY not in untested.text + owner.get("/welcome").text
+    platform = house.platform
+    known = ModelKeys(
+        settings=platform.settings, database=platform.database, vault=platform.vault, http=platform.http
+    )
+    assert house.run(known.catalogue(FIRST_WORKSPACE)).resolve("auto").startswith("anthropic/")
+
+
+def test_a_bot_that_cannot_be_reached_leaves_nothing_behind(house: House, owner: Browser) -> None:
+    refused = do(owner, "/telegram", token="not a token")
+    assert refused.status_code == 422
+    assert "Not connected" in refused.text
+    assert do(owner, "/github", app_id="x").status_code == 400
+    assert do(owner, "/github").status_code == 400
+    made = house.read(
+        lambda connection: list(connection.execute(select(connections.c.integration)).scalars())
+    )
+    assert "telegram" not in made
+    assert "github" not in made
+
+
+def test_a_bot_that_is_connected_invites_and_can_be_tested(house: House, owner: Browser) -> None:
+    telegram = Telegram()
+    house.run(telegram.__aenter__())
+    try:
+        secrets = {"token": Secret(telegram.token)}
+        made = house.run(
+            doing._connect(house.platform, "telegram", {"api_url": telegram.url}, secrets, "test")
+        )
+        assert made.ok
+        assert "/start" in made.invitation
+        page = owner.get("/welcome").text
+        assert "nothing heard yet" in page
+        test = page.split('action="/welcome/telegram/')[1].split('"')[0]
+        assert do(owner, f"/telegram/{test}").status_code == 200
+    finally:
+        house.run(telegram.__aexit__(None, None, None))
+
+
+def test_only_an_owner_sets_it_up_and_only_from_the_page(house: House, owner: Browser) -> None:
+    assert owner.post("/welcome/model", key=KEY).status_code == 403
+    viewer = house.browser()
+    viewer.follow(house.link(house.member("vera", "viewer", password="")))
+    page = viewer.get("/welcome").text
+    assert "Keep the key" not in page
+    assert do(viewer, "/model", key=KEY).status_code == 403
+    assert do(owner, "/telegram/webchat_none/test").status_code == 404
+
+
+def test_the_page_shows_the_doctors_checks(owner: Browser) -> None:
+    page = owner.get("/welcome/checks").text
+    for check in (
+        "python",
+        "data directory",
+        "database",
+        "master key",
+        "sandbox",
+        "model",
+        "disk",
+        "versions",
+    ):
+        assert f"<strong>{check}</strong>" in page
+
+
+def test_the_docs_are_there_and_nothing_else(owner: Browser) -> None:
+    assert 'id="the-data-directory"' in owner.get("/docs/operations.md").text
+    assert "integrations/telegram.md" in owner.get("/docs").text
+    for path in ("nothing.md", "../README.md", "..%2fREADME.md", "operations", "/etc/passwd"):
+        assert owner.client.get(f"/docs/{path}").status_code == 404
+    every = Path(__file__).parents[2] / "docs"
+    for page in every.rglob("*.md"):
+        assert owner.get(f"/docs/{page.relative_to(every).as_posix()}").status_code == 200
