@@ -10,7 +10,7 @@ else
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 endif
 
-.PHONY: run demo test check format bench chaos lock clean help
+.PHONY: run demo test check format bench chaos peers lock clean help
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -48,7 +48,7 @@ check: $(VENV)/.dev ## ruff, mypy strict, import contracts
 
 test: check ## everything CI runs
 	@sh scripts/browser >/dev/null || true
-	@$(BIN)/pytest -n 4 --dist worksteal -m "not chaos" --reruns 2 $(ARGS)
+	@$(BIN)/pytest -n 4 --dist worksteal -m "not chaos and not peer" --reruns 2 $(ARGS)
 
 format: $(VENV)/.dev ## apply ruff's fixes and formatting
 	@$(BIN)/ruff check --fix --quiet
@@ -59,6 +59,9 @@ CYCLES ?= 200
 chaos: $(VENV)/.dev ## kill and stop processes under load: make chaos CYCLES=200
 	@$(BIN)/pytest -n 4 --dist worksteal -m chaos -q
 	@PYTHONPATH=tests $(BIN)/python -m chaos --cycles $(CYCLES) $(ARGS)
+
+peers: $(VENV)/.dev ## try it against other people's programs, which are installed into .bench first
+	@$(BIN)/pytest -m peer -q $(ARGS)
 
 bench: $(VENV)/.dev ## every figure beside its floor or peer
 	@$(BIN)/python -m benchmarks $(ARGS)

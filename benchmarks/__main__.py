@@ -26,6 +26,7 @@ GROUPS = (
     "agent",
     "telegram",
     "pages",
+    "watching",
 )
 """Every group, in the order they run: a module of `benchmarks` with `async def main(quick) -> list[Row]`."""
 

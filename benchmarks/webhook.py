@@ -46,7 +46,7 @@ async def main(quick: bool) -> list[Row]:
         platform.intake.gate.max_waiting = 10**9  # nothing works the jobs off here
         connection_id = await intake.connect(platform)
         key = (await platform.accounts.get(connection_id)).account.secret("signing_key").encode()
-        async with _serving(_nothing()) as bare, _serving(public_app(platform)) as real:
+        async with serving(_nothing()) as bare, serving(public_app(platform)) as real:
             path = f"/hooks/{connection_id}"
             # Once for the rooms: chats exist when messages come.
             first = await _load(real, path, key, "first", seconds / 2, connections=40)
@@ -79,7 +79,7 @@ def _nothing() -> Starlette:
 
 
 @contextlib.asynccontextmanager
-async def _serving(app: Any) -> AsyncIterator[int]:
+async def serving(app: Any) -> AsyncIterator[int]:
     server = make_server(app, host="127.0.0.1", port=0)
     serving = asyncio.create_task(server.serve())
     while not server.started:
@@ -111,6 +111,11 @@ async def _load(port: int, path: str, key: bytes, prefix: str, seconds: float, c
         ]
         for client in range(connections)
     ]
+    return await load(port, requests, seconds)
+
+
+async def load(port: int, requests: list[list[str]], seconds: float) -> Loaded:
+    """Send each connection's requests one after the other, for as long as there is time."""
     task = {"host": "127.0.0.1", "port": port, "seconds": seconds, "requests": requests}
     process = await asyncio.create_subprocess_exec(
         sys.executable,

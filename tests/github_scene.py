@@ -17,13 +17,13 @@ from sqlalchemy import select
 
 from gofer.assembly import open_platform
 from gofer.connecting import add_connection
-from gofer.integration import Account, Request
+from gofer.integration import Account, Health, Request
 from gofer.platform import Platform
 from gofer.rehearsal.github import GitHubService
 from gofer.rehearsal.github.world import App, Comment, Repository
 from gofer.settings import Settings
 from gofer.store.open import FIRST_WORKSPACE
-from gofer.store.tables import JobState, jobs
+from gofer.store.tables import JobState, events, jobs
 from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import make_server
@@ -123,9 +123,19 @@ class Running:
             while await self.jobs(lambda row: row.state in live and row.kind != "poll"):
                 await asyncio.sleep(0.02)
 
+    async def began(self) -> None:
+        """Wait until a run is at a tool."""
+        async with asyncio.timeout(30):
+            while not await self.rows(select(events.c.id).where(events.c.kind == "tool.started")):
+                await asyncio.sleep(0.02)
+
     async def jobs(self, which: Callable[[Any], bool] = lambda row: True) -> list[Any]:
         rows = await self.platform.database.read(lambda c: list(c.execute(select(jobs)).all()))
         return [row for row in rows if which(row)]
+
+    async def health(self) -> Health:
+        connected = await self.platform.accounts.get(self.connection_id)
+        return await connected.integration.health(connected.account)
 
     async def rows(self, query: Any) -> list[Any]:
         return list(await self.platform.database.read(lambda c: c.execute(query).all()))
@@ -133,9 +143,20 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def gofer(
-    scene: Scene, data_dir: Path, connection_id: str = "", *, poll_every: float = 15, **given: Any
+    scene: Scene,
+    data_dir: Path,
+    connection_id: str = "",
+    *,
+    poll_every: float = 15,
+    token: str = "",
+    **given: Any,
 ) -> AsyncIterator[Running]:
-    """Gofer with web and worker; the App's webhook points to it."""
+    """Gofer with web and worker; the App's webhook points to it. With a plain token it is not the App's."""
+    settings = {**scene.settings, "poll_every": poll_every}
+    key = {"private_key": Secret(scene.private_key)}
+    if token:
+        settings |= {"app_id": None, "login": "ada"}
+        key = {"token": Secret(token)}
     values: dict[str, Any] = {
         "data_dir": data_dir,
         "public_url": "http://gofer.test",
@@ -151,11 +172,8 @@ async def gofer(
                 workspace_id=FIRST_WORKSPACE,
                 integration=platform.registry.get("github"),
                 name="test",
-                settings={**scene.settings, "poll_every": poll_every},
-                secrets_given={
-                    "webhook_secret": Secret(scene.app.webhook_secret),
-                    "private_key": Secret(scene.private_key),
-                },
+                settings=settings,
+                secrets_given={"webhook_secret": Secret(scene.app.webhook_secret), **key},
                 by="test",
             )
         )

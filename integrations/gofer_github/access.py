@@ -111,6 +111,14 @@ class Access:
         renew = renewed if settings.app_id is not None else None
         return Client(settings.api_url, TokenAuth(token), renew)
 
+    async def to_installation(self, account: Account, installation: int) -> Client:
+        """A client that can see what an installation consists of, and no more."""
+        from github.Auth import Token as TokenAuth
+
+        wanted = {"permissions": {"metadata": "read"}}
+        token = await _minted(self.as_app(account), installation, wanted)
+        return Client(Settings.model_validate(account.settings).api_url, TokenAuth(token))
+
     async def _token(self, account: Account, repository: str, permissions: Permissions) -> str:
         if Settings.model_validate(account.settings).app_id is None:
             return self._plain(account)

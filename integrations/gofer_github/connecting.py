@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from gofer.errors import ConfigError, Permanent, ServiceError, Temporary
 from gofer.integration import Account, Health
 from gofer_github.access import Access
-from gofer_github.client import Client
+from gofer_github.client import Client, is_missing
 from gofer_github.settings import Settings
 
 PERMISSIONS = {
@@ -22,6 +22,8 @@ PERMISSIONS = {
 }
 """What the App asks for, and why. It does not ask for `workflows`: GitHub then refuses pushes that change them."""
 
+MOST_SHOWN = 5
+"""Installations, and repositories of each, that are named."""
 EVENTS = (
     "issues", "issue_comment", "pull_request", "pull_request_review", "pull_request_review_comment", "check_suite",
 )  # fmt: skip
@@ -67,10 +69,10 @@ async def set_up(access: Access, account: Account) -> Health:
         if settings.app_id is None:
             return await _set_up_token(access, account)
         app = await access.as_app(account).get("/app")
+        health = _drift(app) or await _installed(access, account, app)
     except ServiceError as error:
         return _ill(error)
     learned = {"handle": app["slug"], "login": f"{app['slug']}[bot]", "permissions": app["permissions"]}
-    health = _drift(app, settings)
     return Health(health.ok, health.line, health.fix, learned)
 
 
@@ -87,36 +89,66 @@ async def health(access: Access, account: Account) -> Health:
         if settings.app_id is None:
             user = await (await access.to(account, "", {})).get("/user")
             return Health(True, f"A token of {user['login']}.")
-        return _drift(await access.as_app(account).get("/app"), settings)
+        app = await access.as_app(account).get("/app")
+        return _drift(app) or await _installed(access, account, app)
     except ServiceError as error:
         return _ill(error)
 
 
-def _drift(app: dict[str, Any], settings: Settings) -> Health:
-    """What the App lacks, or has beyond its need."""
-    granted, events = app.get("permissions", {}), set(app.get("events", ()))
-    missing = [
+def _drift(app: dict[str, Any]) -> Health | None:
+    """What the App lacks, or has beyond its need; None when it is right."""
+    missing = _missing(app.get("permissions", {}))
+    unheard = [f"the event {event}" for event in EVENTS if event not in app.get("events", ())]
+    if missing or unheard:
+        lacks = ", ".join(missing + unheard)
+        fix = "Add them in the App's settings, then accept them."
+        return Health(False, f"The App {app['slug']} lacks {lacks}.", fix)
+    if app.get("permissions", {}).get("workflows"):
+        return Health(
+            False, f"The App {app['slug']} may change workflows.", "Take the permission workflows away."
+        )
+    return None
+
+
+def _missing(granted: dict[str, str]) -> list[str]:
+    return [
         f"{name}: {level}"
         for name, (level, _) in PERMISSIONS.items()
         if granted.get(name) not in ((level,) if level == "write" else ("read", "write"))
     ]
-    unheard = [event for event in EVENTS if event not in events]
-    if missing or unheard:
-        lacks = ", ".join(missing + [f"the event {event}" for event in unheard])
-        return Health(
-            False,
-            f"The App {app['slug']} lacks {lacks}.",
-            "Add them in the App's settings, then accept them.",
-        )
-    if granted.get("workflows"):
-        return Health(
-            False, f"The App {app['slug']} may change workflows.", "Take the permission workflows away."
-        )
-    places = app.get("installations_count", "some")
-    if places == 0:
-        page = f"{settings.web_url}/apps/{app['slug']}/installations/new"
-        return Health(True, f"The App {app['slug']} is installed nowhere yet.", f"Install it: {page}")
-    return Health(True, f"The App {app['slug']}, with {places} installations.")
+
+
+async def _installed(access: Access, account: Account, app: dict[str, Any]) -> Health:
+    """Where the App is installed, on which repositories, and whether what it asks for was accepted there."""
+    settings = Settings.model_validate(account.settings)
+    pages = f"{settings.web_url}/apps/{app['slug']}/installations/new"
+    found = await access.as_app(account).pages("/app/installations", most=1)
+    if not found:
+        return Health(True, f"The App {app['slug']} is installed nowhere yet.", f"Install it: {pages}")
+    lines = []
+    for place in found[:MOST_SHOWN]:
+        owner = place["account"]["login"]
+        if place.get("suspended_at"):
+            return Health(False, f"{owner} has suspended the App.", f"{owner} can resume it: {pages}")
+        if missing := _missing(place.get("permissions", {})):
+            line = f"{owner} has not accepted {', '.join(missing)} yet."
+            return Health(False, line, f"{owner} accepts it at {pages}")
+        lines.append(f"{owner} ({await _repositories(access, account, place['id'])})")
+    more = f" and {len(found) - len(lines)} more" if len(found) > len(lines) else ""
+    return Health(True, f"The App {app['slug']}, installed by {', '.join(lines)}{more}.")
+
+
+async def _repositories(access: Access, account: Account, installation: int) -> str:
+    client = await access.to_installation(account, installation)
+    try:
+        answer = await client.get("/installation/repositories", per_page=MOST_SHOWN)
+    except Permanent as error:
+        if is_missing(error):
+            return "repositories that it does not tell"
+        raise
+    names = [one["name"] for one in answer["repositories"][:MOST_SHOWN]]
+    more = answer["total_count"] - len(names)
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
 
 def _ill(error: ServiceError) -> Health:

@@ -29,6 +29,7 @@ from gofer.integration import (
 from gofer.tool import Tool
 from gofer_github import catching_up, connecting, people, reading, replies, tools, workspace
 from gofer_github.access import Access
+from gofer_github.errands import errand_tool
 from gofer_github.settings import Settings
 
 SIGNATURE = "x-hub-signature-256"
@@ -130,6 +131,9 @@ class GitHub(Integration):
 
     def tools(self, account: Account, message: Incoming) -> Sequence[Tool[Any]]:
         return tools.tools(self._access, account, message)
+
+    def errands(self, account: Account, subject: str) -> Sequence[Tool[Any]]:
+        return (errand_tool(self._access, account, subject),)
 
     async def equip(self, message: Incoming, account: Account) -> Equipment:
         return await workspace.equip(self._access, account, message)

@@ -10,8 +10,7 @@ from gofer.errors import Permanent
 from gofer.integration import Account, Admission, Incoming, Unread
 from gofer_github.access import READ, Access
 from gofer_github.client import Client, is_missing
-from gofer_github.place import Place
-from gofer_github.reading import MARK
+from gofer_github.place import MARK, Place
 from gofer_github.settings import Settings, Trigger
 from gofer_github.workflows import chosen
 
@@ -39,7 +38,8 @@ async def admit(unread: Unread, account: Account, access: Access) -> Admission:
     client = await access.to(account, place.repository, READ)
     if message.trigger == "check":
         return await _admit_check(message, client, place, settings)
-    permission = await _permission(client, place.repository, message)
+    login = str(message.facts.get("login", ""))
+    permission = await permission_of(client, place.repository, login, message.author.id)
     if permission not in MAY_WRITE:
         return Admission("stranger", note=f"permission: {permission}")
     if not message.addressed:
@@ -51,8 +51,8 @@ async def admit(unread: Unread, account: Account, access: Access) -> Admission:
     return Admission(unread.known_as or "member", text=text, note=f"permission: {permission}")
 
 
-async def _permission(client: Client, repository: str, message: Incoming) -> str:
-    login = str(message.facts.get("login", ""))
+async def permission_of(client: Client, repository: str, login: str, number: str) -> str:
+    """What somebody may do in a repository, in GitHub's word for it."""
     try:
         found = await client.get(f"/repos/{repository}/collaborators/{login}/permission")
     except Permanent as error:
@@ -60,7 +60,7 @@ async def _permission(client: Client, repository: str, message: Incoming) -> str
             return "none"
         raise
     # A login can be given up and taken by somebody else; the number in the signed event cannot.
-    if str(found.get("user", {}).get("id")) != message.author.id:
+    if str(found.get("user", {}).get("id")) != number:
         return "none (the login belongs to somebody else now)"
     return str(
         found.get("role_name") if found.get("role_name") in MAY_WRITE else found.get("permission", "none")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from gofer.errors import Permanent
 
+MARK = "<!-- gofer:"
+"""How the hidden line in everything we write begins."""
 _PLACE = re.compile(r"([A-Za-z0-9-]{1,39})/([A-Za-z0-9._-]{1,100})#([1-9][0-9]{0,17})")
 _REPOSITORY = re.compile(r"[A-Za-z0-9-]{1,39}/(?!\.{1,2}$)[A-Za-z0-9._-]{1,100}")
 

@@ -8,15 +8,13 @@ from typing import Any
 
 from gofer.errors import Malformed
 from gofer.integration import COMMANDS, Account, Author, Incoming, Parsed, Request
-from gofer_github import cleaning
+from gofer_github import cleaning, errands
 from gofer_github.events import MESSAGES, why_nothing
 from gofer_github.node import Node
-from gofer_github.place import is_repository
+from gofer_github.place import MARK, is_repository
 from gofer_github.settings import Settings
 from gofer_github.triggers import NOT_AT_ALL, spoken
 
-MARK = "<!-- gofer:"
-"""How the hidden line in everything we write begins."""
 _COMMANDS = frozenset(command.name for command in COMMANDS)
 _LONGEST_QUOTE = 20_000
 
@@ -45,7 +43,9 @@ def parse(request: Request, account: Account) -> Parsed:
     event = f"{kind}.{action}" if action else kind
     if kind not in MESSAGES:
         return Parsed(delivery, event[:200], note=why_nothing(kind))
-    message = _message(kind, action, payload, Settings.model_validate(account.settings), delivery)
+    message = _errand(event, payload, account) or _message(
+        kind, action, payload, Settings.model_validate(account.settings), delivery
+    )
     if isinstance(message, str):
         return Parsed(delivery, event[:200], note=message)
     return Parsed(delivery, event[:200], message)
@@ -71,6 +71,27 @@ def _message(kind: str, action: str, payload: Node, settings: Settings, delivery
     if MARK in said.text:
         return "our own words"
     return _incoming(kind, payload, settings, repository, said)
+
+
+def _errand(event: str, payload: Node, account: Account) -> Incoming | None:
+    """An issue that we opened because somebody asked us to, elsewhere: it is their request."""
+    settings = Settings.model_validate(account.settings)
+    body = payload.node("issue").text("body")
+    if (
+        event != "issues.opened"
+        or MARK not in body
+        or not settings.wrote(payload.node("sender").text("login"))
+    ):
+        return None
+    repository = payload.node("repository").must_text("full_name")
+    asked = errands.asked_by(account, repository, body)
+    if asked is None or not is_repository(repository) or not settings.hears(repository):
+        return None
+    issue = {**payload.node("issue").value, "body": errands.without_mark(body)}
+    person = {"id": asked[0], "login": asked[1], "type": "User"}
+    theirs = Node({**payload.value, "issue": issue, "sender": person})
+    said = _Said(_titled(Node(issue)), str(theirs.node("issue").must_number("number")), "errand")
+    return _incoming("issues", theirs, settings, repository, said)
 
 
 def _is_bot(sender: Node) -> bool:

@@ -10,8 +10,7 @@ from gofer.errors import Permanent
 from gofer.integration import Account, Incoming, Outgoing, Progress
 from gofer_github.access import CHECKS, READ, WRITE, Access
 from gofer_github.client import Client, is_missing
-from gofer_github.place import Place
-from gofer_github.reading import MARK
+from gofer_github.place import MARK, Place
 from gofer_github.settings import Settings
 
 LIMIT = 65_536

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-Trigger = Literal["mention", "command", "label", "assignment", "review_request", "check"]
+Trigger = Literal["mention", "command", "label", "assignment", "review_request", "check", "errand"]
 TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 PUBLIC = "https://github.com"
 

@@ -17,8 +17,7 @@ from gofer.integration import Account, Incoming
 from gofer.tool import Arguments, Reach, Tier, Tool, ToolContext, ToolResult
 from gofer_github import cleaning
 from gofer_github.access import LOGS, OPEN_PULL, READ, RESOLVE, WRITE, Access, moment
-from gofer_github.place import Place
-from gofer_github.reading import MARK
+from gofer_github.place import MARK, Place
 from gofer_github.settings import Settings
 from gofer_github.wishes import (
     About,

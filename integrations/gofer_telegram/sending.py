@@ -8,7 +8,7 @@ from gofer.integration import Outgoing
 from gofer_telegram.buttons import choices_keyboard
 from gofer_telegram.client import Client, Rejected
 from gofer_telegram.place import Place, place_of
-from gofer_telegram.text import Rendered, caption, opening, render
+from gofer_telegram.text import MOST_ENTITIES, Rendered, caption, opening, render
 
 FILE_NAME = "answer.md"
 _FORMAT = ("entit", "can't parse")
@@ -70,7 +70,7 @@ async def _edit(
             "editMessageText",
             **target,
             text=rendered.text,
-            entities=rendered.entities or None,
+            entities=rendered.entities[:MOST_ENTITIES] or None,
             reply_markup=keyboard,
             link_preview_options=_NO_PREVIEW,
         )

@@ -43,6 +43,10 @@ class Settings(BaseModel):
         ge=0,
         description="Seconds of work after which a progress message with a Stop button appears.",
     )
+    drafts: bool = Field(
+        default=False,
+        description="Whether work in private chats is shown as Telegram's own draft, not as a progress message.",
+    )
     username: str = Field(default="", description="The bot's name; found out when the connection is set up.")
 
     @field_validator("api_url")

@@ -29,6 +29,13 @@ async def show_progress(conversation: str, progress: Progress, shown: str, clien
     await client.call("sendChatAction", **place.acting, action="typing")
     if not shown and progress.seconds < client.settings.progress_after:
         return shown
+    if client.settings.drafts and not place.is_group:
+        # It goes away by itself after half a minute, and has a Stop button of Telegram's own.
+        draft = _draft_id(progress)
+        await client.call(
+            "sendMessageDraft", **place.sending, draft_id=draft, text=_line(progress), can_stop=True
+        )
+        return shown
     text, keyboard = _line(progress), stop_keyboard()
     if not shown:
         sent = await client.call(
@@ -37,6 +44,11 @@ async def show_progress(conversation: str, progress: Progress, shown: str, clien
         return f"{place.chat}:{sent['message_id']}"
     await _unless_gone("editMessageText", shown, client, text=text, reply_markup=keyboard)
     return shown
+
+
+def _draft_id(progress: Progress) -> int:
+    """The same for all of one run's drafts, so that each takes the place of the one before."""
+    return int(progress.message) if progress.message.isdigit() else 1
 
 
 def _line(progress: Progress) -> str:

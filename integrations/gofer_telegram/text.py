@@ -11,7 +11,9 @@ from typing import Any
 LIMIT = 4096
 PART_LIMIT = 3900
 """Units per part; the rest is room for masks and for a fence that is closed and opened again."""
-MOST_PARTS = 5
+MOST_ENTITIES = 100
+"""What one message may have; Telegram forgets those beyond."""
+MOST_PARTS = 6
 """Parts beyond which the whole goes into a file."""
 OPENING = 200
 CAPTION = 900
@@ -56,7 +58,7 @@ def _trimmed(entities: list[Any], text: str) -> list[dict[str, Any]]:
         value["length"] = min(value["length"], end - value["offset"])
         if value["length"] > 0:
             found.append(value)
-    return found[:100]
+    return found
 
 
 @cache
@@ -105,9 +107,10 @@ def _parts(markdown: str) -> Iterator[str]:
 
 def _fits(markdown: str) -> bool:
     # What is far too long need not be rendered to be known as too long.
-    return (
-        len(markdown) <= 4 * PART_LIMIT and max(units(render(markdown).text), units(markdown)) <= PART_LIMIT
-    )
+    if len(markdown) > 4 * PART_LIMIT or units(markdown) > PART_LIMIT:
+        return False
+    rendered = render(markdown)
+    return units(rendered.text) <= PART_LIMIT and len(rendered.entities) <= MOST_ENTITIES
 
 
 def _cut(markdown: str) -> tuple[str, str]:
@@ -127,6 +130,8 @@ def _window(markdown: str) -> str:
         if count > PART_LIMIT - 100:
             break
         size += 1
+    while size > OPENING and len(render(markdown[:size]).entities) > MOST_ENTITIES:
+        size = size * 9 // 10
     return markdown[:size]
 
 

@@ -262,6 +262,26 @@ def _button(query: Node, bot: Bot) -> Incoming | str:
     )
 
 
+def _stopped(stop: Node, bot: Bot) -> Incoming | str:
+    """Telegram's own Stop button, under a draft. Drafts are for private chats, and those have their person's id."""
+    chat, thread = stop.node("chat").number("id"), stop.number("message_thread_id")
+    if chat is None or chat <= 0:
+        return "a draft that is not in a private chat"
+    place = Place(chat, thread)
+    return Incoming(
+        conversation=place.ref,
+        author=Author(str(chat), stop.node("chat").text("first_name")[:200]),
+        text="",
+        addressed=False,
+        kind=_kind(place),
+        title=_title(stop.node("chat")),
+        private=True,
+        event="command",
+        control="stop",
+        command="stop",
+    )
+
+
 def _membership(change: Node, bot: Bot) -> Incoming | str:
     """The bot was added, removed or blocked. Added to a group, it asks whoever added it whether to listen."""
     place = where(change)
@@ -285,9 +305,10 @@ _READERS: dict[str, Callable[[Node, Bot], Incoming | tuple[str, str] | str]] = {
     "edited_message": _message,
     "callback_query": _button,
     "my_chat_member": _membership,
+    "stopped_message_generation": _stopped,
     "channel_post": _ignored("channels are not listened to"),
     "edited_channel_post": _ignored("channels are not listened to"),
 }
 
-WANTED = ("message", "edited_message", "callback_query", "my_chat_member")
+WANTED = ("message", "edited_message", "callback_query", "my_chat_member", "stopped_message_generation")
 """What to ask Telegram for."""

@@ -175,6 +175,7 @@ def make_worker(platform: Platform, shells: Shells, presence: Presence) -> Worke
         redactor=platform.redactor,
         noticed=presence.noticed,
     )
+    keys = ModelKeys(settings=settings, database=database, vault=vault, http=platform.http)
     answerer = Answerer(
         settings=settings,
         database=database,
@@ -183,7 +184,7 @@ def make_worker(platform: Platform, shells: Shells, presence: Presence) -> Worke
         admitter=admitter,
         redactor=platform.redactor,
         shells=shells,
-        keys=ModelKeys(settings=settings, database=database, vault=vault, http=platform.http),
+        keys=keys,
         agents=Agents(settings.data_dir / "agents"),
         listening=partial(_listener, platform),
     )
@@ -202,6 +203,7 @@ def make_worker(platform: Platform, shells: Shells, presence: Presence) -> Worke
         accounts=platform.accounts,
         admitter=admitter,
         signals=platform.signals,
+        keys=keys,
     )
     approvals = Approvals(database=database, vault=vault, accounts=platform.accounts)
     poller = Poller(database=database, accounts=platform.accounts, intake=platform.intake)

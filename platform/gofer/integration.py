@@ -314,9 +314,10 @@ COMMANDS = (
     Command("stop", "Stop what I am doing here"),
     Command("status", "What I am doing, and what it has cost so far"),
     Command("cost", "What was spent here, today and in all"),
-    Command("agent", "Who hears this conversation"),
-    Command("model", "Which model answers"),
+    Command("agent", "Who hears this conversation; an owner can choose another", "[name]"),
+    Command("model", "Which model answers; an owner can choose another", "[provider/model]"),
     Command("settings", "How this conversation is set up"),
+    Command("link", "Make yourself known elsewhere, or here with a code from there", "[code]"),
     Command("start", "Say hello, or pair with a code", "[code]", private=True),
 )
 """Every command the platform answers, wherever it is typed."""
@@ -457,6 +458,10 @@ class Integration:
 
     def tools(self, account: Account, message: Incoming) -> Sequence[Tool[Any]]:
         """Tools for a run that this message asked for."""
+        return ()
+
+    def errands(self, account: Account, subject: str) -> Sequence[Tool[Any]]:
+        """Tools for a run elsewhere, asked for by an owner who is known here by this id."""
         return ()
 
     async def equip(self, message: Incoming, account: Account) -> Equipment | None:

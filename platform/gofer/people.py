@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, delete, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.errors import Conflict
@@ -32,7 +33,14 @@ class TooManyGuesses(Conflict):
     code = "pairing.locked"
 
 
-def new_code(connection: Connection, *, workspace_id: str, connection_id: str, role: Role = "owner") -> str:
+def new_code(
+    connection: Connection,
+    *,
+    workspace_id: str,
+    connection_id: str,
+    role: Role = "owner",
+    principal_id: str | None = None,
+) -> str:
     """A fresh code for a connection; raises Conflict while three others are open."""
     of_connection = pairings.c.connection_id == connection_id
     connection.execute(delete(pairings).where(of_connection, pairings.c.expires_at < now()))
@@ -52,6 +60,7 @@ def new_code(connection: Connection, *, workspace_id: str, connection_id: str, r
             created_at=now(),
             expires_at=now() + CODE_LIFE,
             used_by="",
+            principal_id=principal_id,
         )
     )
     return code
@@ -70,14 +79,7 @@ def redeem(
         raise TooManyGuesses
     if _guessed(connection, connection_id, None) >= MOST_GUESSES_IN_ALL:
         raise TooManyGuesses
-    used = connection.execute(
-        update(pairings)
-        .where(pairings.c.connection_id == connection_id, pairings.c.digest == _digest(connection_id, code))
-        # The one who used it may say it again: the answer may have been lost.
-        .where(pairings.c.used_at.is_(None) | (pairings.c.used_by == subject), pairings.c.expires_at > now())
-        .values(used_at=now(), used_by=subject)
-        .returning(pairings.c.workspace_id, pairings.c.role)
-    ).one_or_none()
+    used = _used(connection, connection_id, subject, code)
     if used is None:
         _count_guess(connection, connection_id, subject)
         return None
@@ -92,6 +94,82 @@ def redeem(
         by="pairing code",
     )
     return role
+
+
+def _used(connection: Connection, of: str, subject: str, code: str) -> Any:
+    """The pairing that a code belongs to, used up; None when there is none."""
+    return connection.execute(
+        update(pairings)
+        .where(pairings.c.connection_id == of, pairings.c.digest == _digest(of, code))
+        # The one who used it may say it again: the answer may have been lost.
+        .where(pairings.c.used_at.is_(None) | (pairings.c.used_by == subject), pairings.c.expires_at > now())
+        .values(used_at=now(), used_by=subject)
+        .returning(pairings.c.workspace_id, pairings.c.role, pairings.c.principal_id)
+    ).one_or_none()
+
+
+def new_link(connection: Connection, *, workspace_id: str, integration: str, subject: str) -> str | None:
+    """A code with which somebody known here makes themselves known elsewhere; None for somebody unknown."""
+    found = connection.execute(_principal(workspace_id, integration, subject)).one_or_none()
+    if found is None:
+        return None
+    links = _links(workspace_id)
+    return new_code(
+        connection, workspace_id=workspace_id, connection_id=links, role=found.role, principal_id=found.id
+    )
+
+
+def link(
+    connection: Connection,
+    *,
+    workspace_id: str,
+    connection_id: str,
+    integration: str,
+    subject: str,
+    code: str,
+) -> bool:
+    """Make whoever presents a code the person who made it; a wrong one is counted. Raises TooManyGuesses."""
+    if _guessed(connection, connection_id, subject) >= MOST_GUESSES:
+        raise TooManyGuesses
+    used = _used(connection, _links(workspace_id), f"{integration}:{subject}", code)
+    if used is None:
+        _count_guess(connection, connection_id, subject)
+        return False
+    here = {"workspace_id": workspace_id, "integration": integration, "subject": subject}
+    known = connection.execute(_principal(**here)).one_or_none()
+    if known is None:
+        row = {"id": new_id("ident"), "principal_id": used.principal_id, **here}
+        connection.execute(insert(identities).values(**row))
+    else:
+        moved = update(identities).where(*(identities.c[name] == value for name, value in here.items()))
+        connection.execute(moved.values(principal_id=used.principal_id))
+    data = {"person": used.principal_id, "role": used.role, "by": f"link to {integration}"}
+    log.record(connection, "person.let_in", workspace_id, data=data)
+    return True
+
+
+def elsewhere(connection: Connection, *, workspace_id: str, integration: str, subject: str) -> dict[str, str]:
+    """Who somebody is on other services, by the integration's name."""
+    person = _principal(workspace_id, integration, subject).subquery()
+    query = select(identities.c.integration, identities.c.subject).join(
+        person, person.c.id == identities.c.principal_id
+    )
+    rows = connection.execute(query.where(identities.c.integration != integration))
+    return {row.integration: row.subject for row in rows}
+
+
+def _links(workspace_id: str) -> str:
+    """What codes that link people are kept under: they may be presented at any connection."""
+    return f"link:{workspace_id}"
+
+
+def _principal(workspace_id: str, integration: str, subject: str) -> Select[tuple[str, Any]]:
+    return (
+        select(principals.c.id, principals.c.role)
+        .join(identities, identities.c.principal_id == principals.c.id)
+        .where(identities.c.workspace_id == workspace_id, identities.c.integration == integration)
+        .where(identities.c.subject == subject)
+    )
 
 
 def _guessed(connection: Connection, connection_id: str, subject: str | None) -> int:
@@ -131,12 +209,7 @@ def let_in(
     by: str,
 ) -> str:
     """Make somebody a Principal, or raise a member's role; nobody's role is lowered here. Returns its id."""
-    found = connection.execute(
-        select(principals.c.id, principals.c.role)
-        .join(identities, identities.c.principal_id == principals.c.id)
-        .where(identities.c.workspace_id == workspace_id, identities.c.integration == integration)
-        .where(identities.c.subject == subject)
-    ).one_or_none()
+    found = connection.execute(_principal(workspace_id, integration, subject)).one_or_none()
     if found is not None:
         if role == "owner":
             connection.execute(update(principals).where(principals.c.id == found.id).values(role=role))

@@ -162,8 +162,11 @@ class Wire(Protocol):
     def status(self) -> bytes:
         """The last status the shell left, also if its frame was lost with an earlier server."""
 
-    def take_snapshot(self) -> bytes | None:
-        """The snapshot the shell left, unread and untrusted."""
+    def take_snapshot(self, slot: str) -> bytes | None:
+        """The snapshot the shell left in a slot, unread and untrusted."""
+
+    def left_snapshots(self) -> list[bytes]:
+        """What is in all of them, the latest first."""
 
     def ask_snapshot(self) -> None:
         """Have an idle shell leave a snapshot."""

@@ -131,6 +131,19 @@ async def test_drift_is_noticed_and_explained(scene: Scene, change: object, word
     assert health.fix
 
 
+async def test_installations_and_their_repositories_appear_by_themselves(scene: Scene) -> None:
+    (place,) = scene.github.world.installations.values()
+    assert (await integration.health(scene.account())).line == "The App gofer, installed by acme (widgets)."
+    scene.github.create_repository("acme/site", {"a": "a"})
+    place.repositories.add("acme/site")
+    assert "acme (site, widgets)" in (await integration.health(scene.account())).line
+    place.permissions = {**place.permissions, "contents": "read"}
+    health = await integration.health(scene.account())
+    assert (health.ok, health.line) == (False, "acme has not accepted contents: write yet.")
+    place.suspended = True
+    assert "suspended" in (await integration.health(scene.account())).line
+
+
 async def test_a_wrong_key_is_said_to_be_wrong(scene: Scene) -> None:
     _, other = scene.github.create_app("other")
     for key in (other, "no key at all"):

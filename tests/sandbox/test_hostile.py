@@ -14,7 +14,11 @@ from gofer_sandbox import Bubblewrap, Limits, Result, Sandbox
 from gofer_sandbox.limits import MIB
 from sandbox.leftovers import nothing_left
 
-BEFORE = "export KEPT='a b'; kept() { echo \"f:$1\"; }; cd /tmp; sleep 987 & "
+BEFORE = (
+    "export KEPT='a b'; kept() { echo \"f:$1\"; }; cd /tmp; sleep 987 & "
+    # A child is called bash until it has become something else.
+    "until grep -q sleep /proc/$!/cmdline; do :; done"
+)
 AFTER = 'echo "$KEPT|$(kept 1)|$PWD"'
 EXPECTED_AFTER = "a b|f:1|/tmp\n"
 
@@ -146,11 +150,11 @@ ROWS = [
         "rm -rf /run/s/*; echo x >/run/s/c; ln -s / /run/s/x; ls /run/s/in", 0, has="Read-only"),
     Row("control modes", "chmod 777 /run/s /run/s/in; mv /run/s/in /tmp", 1, has="Read-only"),
     Row("eats its input", "timeout 0.2 cat /run/s/in", 124),
-    Row("private directory emptied", "rm -rf /run/p/*; mkdir /run/p/s /run/p/d; echo hi", 0, has="hi"),
-    Row("private directory filled", "head -c 9000000 /dev/zero >/run/p/x; echo on", 0, has="on"),
-    Row("private links", "ln -sf /etc/passwd /run/p/s; ln -sf /dev/zero /run/p/d; echo on", 0, has="on"),
+    Row("private directory emptied", "rm -rf /run/p/*; mkdir /run/p/s0 /run/p/s1 /run/p/d; echo hi", 0, has="hi"),
+    Row("private directory filled", "head -c 30000000 /dev/zero >/run/p/x; echo on", 0, has="on"),
+    Row("private links", "ln -sf /etc/passwd /run/p/s0; ln -sf /dev/zero /run/p/d; echo on", 0, has="on"),
     Row("status fifo", "rm -f /run/p/d; mkfifo /run/p/d; echo on", None, has="on", restarted=True),
-    Row("private fifo", "rm -f /run/p/s; mkfifo /run/p/s; echo on", None, has="on", timeout=3),
+    Row("private fifo", "rm -f /run/p/s0; mkfifo /run/p/s0; echo on", None, has="on", timeout=3),
     Row("prompt command", "PROMPT_COMMAND='sleep 0.2'; PS1=x; PS0=y; PS4=z", 0),
     Row("functions over builtins", "printf() { :; }; declare() { :; }; cd() { :; }; echo hi", 0, has="hi"),
     Row("builtin redefined", "builtin() { :; }; echo hi", None, has="hi", restarted=True),
@@ -224,7 +228,8 @@ def provider() -> Bubblewrap:
 async def test_row(row: Row, provider: Bubblewrap) -> None:
     sandbox = Sandbox(provider, limits=row.limits)
     async with nothing_left(sandbox):
-        await sandbox.run(BEFORE)
+        before = await sandbox.run(BEFORE)
+        assert (before.exit_code, before.cwd, before.restarted) == (0, "/tmp", False), before
         result = await sandbox.run(row.command, timeout=row.timeout)
         _judge(row, result)
         after = await sandbox.run(AFTER, timeout=10)

@@ -177,7 +177,7 @@ async def test_output_of_any_size_takes_no_memory() -> None:
 
 
 @pytest.mark.skipif(not PYTHON, reason="needs the system's Python inside")
-@pytest.mark.parametrize("frame", ["%.0dP", "X%d 0 "])
+@pytest.mark.parametrize("frame", ["%.0dP1", "X%d 0 "])
 async def test_forged_frames_do_not_keep_the_server_from_its_other_sessions(frame: str) -> None:
     """Each has the server read a large snapshot, or write the next shell's state."""
     flood = f"""
@@ -185,7 +185,7 @@ declare -a big; for n in {{1..20}}; do big[$n]=$(head -c 100000 /dev/zero | tr '
 python3 - <<'END'
 import os
 snapshot = b"S/workspace\\0" + b"a" * 3_900_000 + b"\\0\\0\\0\\0\\0E"
-open("/run/p/s", "wb").write(snapshot)
+open("/run/p/s1", "wb").write(snapshot)
 os.write(os.open("/run/s/st", os.O_WRONLY), b"".join(b"{frame}\\0" % n for n in range(2000)))
 END
 """

@@ -65,7 +65,9 @@ def test_half_a_snapshot_is_none(data: bytes) -> None:
     assert Snapshot.parse(data) is None
 
 
-@pytest.mark.parametrize("data", [b"", b"D", b"D1", b"D1 x /", b"Dx 1 /", b"X1", b"Rx", b"P1", b"Q", b"D1 2"])
+@pytest.mark.parametrize(
+    "data", [b"", b"D", b"D1", b"D1 x /", b"Dx 1 /", b"X1", b"Rx", b"P", b"P2", b"Pex", b"Q", b"D1 2"]
+)
 def test_garbage_is_no_frame(data: bytes) -> None:
     assert frames.parse(data) is None
 
@@ -74,7 +76,7 @@ def test_frames() -> None:
     assert frames.parse(b"D7 130 /a b\nc") == frames.Done(7, 130, "/a b\nc")
     assert frames.parse(b"X2 9 line") == frames.Died(2, 9, b"line")
     assert frames.parse(b"R12") == frames.Ready(12)
-    assert frames.parse(b"P") == frames.Snapped()
+    assert frames.parse(b"P1") == frames.Snapped("1")
 
 
 ALLOWED, REFUSED, KILLED = "allowed", "refused", "killed"

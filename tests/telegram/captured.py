@@ -148,6 +148,7 @@ UPDATES: dict[str, dict[str, Any]] = {
     }},
     "other_group": message(text=MENTION, entities=MENTIONED, chat={"id": -777, "type": "supergroup", "title": "New"}),
     "other_group_unaddressed": message(text="secret talk", chat={"id": -777, "type": "supergroup", "title": "New"}),
+    "stopped_draft": {"update_id": 900, "stopped_message_generation": {"chat": PRIVATE, "draft_id": 81}},
     "unknown_kind": {"update_id": 900, "something_new": {"a": 1}},
     "poll_answer": {"update_id": 900, "poll_answer": {
         "poll_id": "5", "user": ANN, "option_ids": [0], "option_persistent_ids": ["1"],

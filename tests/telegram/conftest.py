@@ -22,3 +22,13 @@ async def house(telegram: Telegram, tmp_path: Path) -> AsyncIterator[House]:
     """Polling, without a sandbox."""
     async with open_house(telegram, tmp_path / "data") as house:
         yield house
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def either(request: pytest.FixtureRequest, telegram: Telegram, tmp_path: Path) -> AsyncIterator[House]:
+    """The same on each database."""
+    url = "" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    async with open_house(
+        telegram, tmp_path / "data", sandbox="unconfined", database_url=url, progress_after=0
+    ) as made:
+        yield made

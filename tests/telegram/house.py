@@ -94,13 +94,21 @@ class House:
 
 @contextlib.asynccontextmanager
 async def open_house(
-    telegram: Telegram, data_dir: Path, *, webhook: bool = False, sandbox: str = "off", **settings: Any
+    telegram: Telegram,
+    data_dir: Path,
+    *,
+    webhook: bool = False,
+    sandbox: str = "off",
+    database_url: str = "",
+    **settings: Any,
 ) -> AsyncIterator[House]:
     """Gofer in this process, polling or behind a webhook."""
     listening = socket.create_server(("127.0.0.1", 0))
     listening.setblocking(False)
     public = f"http://127.0.0.1:{listening.getsockname()[1]}" if webhook else ""
-    given = Settings(data_dir=data_dir, public_url=public, sandbox=sandbox, poll_interval=0.3, lease=2)  # type: ignore[arg-type]
+    kept = {"database_url": database_url} if database_url else {}
+    wanted: dict[str, Any] = {"data_dir": data_dir, "public_url": public, "sandbox": sandbox, **kept}
+    given = Settings(poll_interval=0.3, lease=2, **wanted)
     try:
         async with open_platform(given, roles=frozenset({"web", "worker"})) as platform:
             house = House(telegram, platform, await connect(platform, telegram, **settings))
@@ -112,7 +120,7 @@ async def open_house(
 
 async def connect(platform: Platform, telegram: Telegram, **settings: Any) -> str:
     """The bot's connection: the one there is, or a new one."""
-    known = await platform.accounts.all()
+    known = [one for one in await platform.accounts.all() if one.integration.name == "telegram"]
     if known:
         connection_id = known[0].account.id
     else:

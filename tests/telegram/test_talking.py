@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from gofer.rehearsal.telegram import Telegram
-from gofer.store.tables import conversations, deliveries, messages
+from gofer.store.tables import agents, conversations, deliveries, messages, participants
 from telegram.house import House, open_house
 
 
@@ -32,62 +33,62 @@ async def test_a_message_is_seen_typed_at_and_answered_once(
         assert "disable_notification" not in sent.parameters
 
 
-async def test_a_pairing_code_makes_the_owner_and_works_once(house: House) -> None:
-    telegram = house.telegram
+async def test_a_pairing_code_makes_the_owner_and_works_once(either: House) -> None:
+    telegram = either.telegram
     ann, eve = telegram.world.add_person("Ann"), telegram.world.add_person("Eve")
-    code = await house.code()
+    code = await either.code()
     chat, other = telegram.world.private(ann), telegram.world.private(eve)
     telegram.phones.say(ann, chat, f"/start {code.lower()}")
-    assert "owner" in (await house.answers(chat, 1))[0]
+    assert "owner" in (await either.answers(chat, 1))[0]
     telegram.phones.say(eve, other, f"/start {code}")
-    assert "not valid" in (await house.answers(other, 1))[0]
+    assert "not valid" in (await either.answers(other, 1))[0]
     telegram.phones.say(ann, chat, "hello")
-    assert len(await house.answers(chat, 2)) == 2
+    assert len(await either.answers(chat, 2)) == 2
 
 
-async def test_guessing_codes_ends_after_five(house: House) -> None:
-    telegram = house.telegram
-    code = await house.code()
+async def test_guessing_codes_ends_after_five(either: House) -> None:
+    telegram = either.telegram
+    code = await either.code()
     eve = telegram.world.add_person("Eve")
     chat = telegram.world.private(eve)
     for guess in range(5):
         telegram.phones.say(eve, chat, f"/start WRONG{guess}")
-        await house.answers(chat, guess + 1)
+        await either.answers(chat, guess + 1)
     telegram.phones.say(eve, chat, f"/start {code}")
-    await house.settled()
+    await either.settled()
     assert len(telegram.said(chat)) == 5
 
 
-async def test_a_stranger_hears_one_line_and_the_owner_lets_them_in_with_a_button(house: House) -> None:
-    telegram = house.telegram
-    ann, chat = await house.owner()
+async def test_a_stranger_hears_one_line_and_the_owner_lets_them_in_with_a_button(either: House) -> None:
+    telegram = either.telegram
+    ann, chat = await either.owner()
     telegram.phones.say(ann, chat, "hello")
-    await house.answers(chat, 1)
+    await either.answers(chat, 1)
     bob = telegram.world.add_person("Bob")
     his = telegram.world.private(bob)
     for text in ("hi", "are you there?", "/status"):
         telegram.phones.say(bob, his, text)
-    (line,) = await house.answers(his, 1)
+    (line,) = await either.answers(his, 1)
     assert "do not know you" in line
     question = (
         await telegram.until(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m])
     )[0]
     assert "Bob" in question["text"]
-    await house.settled()
+    await either.settled()
     assert telegram.said(his) == [line]
     refused = telegram.phones.press(bob, question, "Yes")
     await telegram.until(lambda: refused in telegram.methods.answered)
     assert "not for you" in telegram.methods.answered[refused]
     pressed = telegram.phones.press(ann, question, "Yes")
     await telegram.until(lambda: pressed in telegram.methods.answered)
-    assert "may talk" in (await house.answers(his, 2))[1]
+    assert "may talk" in (await either.answers(his, 2))[1]
     no = _keyboard(telegram)["inline_keyboard"][0][1]["callback_data"]
     again = telegram.phones.press_data(ann, question, no)
     await telegram.until(lambda: again in telegram.methods.answered)
     assert telegram.methods.answered[again] != "No"
     await telegram.until(lambda: "reply_markup" not in chat.messages[question["message_id"]])
     telegram.phones.say(bob, his, "now?")
-    assert len(await house.answers(his, 3)) == 3
+    assert len(await either.answers(his, 3)) == 3
 
 
 def _keyboard(telegram: Telegram) -> dict[str, list[list[dict[str, str]]]]:
@@ -188,6 +189,49 @@ async def test_commands_are_answered_also_unknown_ones(house: House) -> None:
         telegram.phones.say(ann, chat, command)
         said = await house.answers(chat, number)
         assert words in said[-1], command
+
+
+async def test_an_owner_chooses_agent_and_model_for_a_conversation_and_it_lasts(
+    telegram: Telegram, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data" / "agents"
+    folder.mkdir(parents=True)
+    (folder / "gofer.toml").write_text("")
+    (folder / "coder.toml").write_text('routes = [{connection = "github"}]')
+    async with open_house(telegram, tmp_path / "data") as house:
+        ann, chat = await house.owner()
+        bob = telegram.world.add_person("Bob")
+        his = await house.let_in(bob, "member")
+        for count, wish in enumerate(
+            ("/agent coder", "/model offline/again", "/agent nobody", "/model x/y"), 1
+        ):
+            telegram.phones.say(ann, chat, wish)
+            await house.answers(chat, count)
+        telegram.phones.say(bob, his, "/model offline/again")
+        assert await house.answers(his, 1) == ["Only an owner can change that."]
+    async with open_house(telegram, tmp_path / "data") as house:
+        telegram.phones.say(ann, chat, "hello")
+        telegram.phones.say(bob, his, "hello")
+        said = await house.answers(chat, 5)
+        await house.answers(his, 2)
+        await house.settled()
+        heard = select(agents.c.name, participants.c.conversation_id).join_from(participants, agents)
+        by_agent = await house.rows(heard.order_by(agents.c.name))
+        telegram.phones.say(ann, chat, "/model")
+        shown = (await house.answers(chat, 6))[-1]
+        telegram.phones.say(ann, chat, "/agent default")
+        await house.answers(chat, 7)
+        telegram.phones.say(ann, chat, "hello again")
+        await house.answers(chat, 8)
+        assert len(await house.rows(heard)) == 3, "and now gofer hears it, too"
+    assert said[:2] == [
+        "From now on coder hears this conversation.",
+        "From now on offline/again answers here.",
+    ]
+    assert "There are: coder, gofer" in said[2]
+    assert "cannot be had" in said[3]
+    assert [name for name, _ in by_agent] == ["coder", "gofer"]
+    assert "coder answers with offline/again" in shown
 
 
 async def test_an_edit_before_it_is_read_replaces_and_after_it_wakes_nobody(house: House) -> None:

@@ -13,7 +13,7 @@ from gofer_telegram.text import LIMIT, MOST_PARTS, caption, open_fence, opening,
 
 FENCE = "```python\n" + "\n".join(f"print({number})  # 🎉" for number in range(400)) + "\n```"
 PARAGRAPHS = "\n\n".join(
-    f"Paragraph {number}: **bold {number}**, `code`, [a link](https://x.y/{number})." for number in range(150)
+    f"Paragraph {number}: **bold {number}**, `code`, [a link](https://x.y/{number})." for number in range(90)
 )
 
 
@@ -105,3 +105,15 @@ def test_a_very_long_answer_stays_whole_for_a_file() -> None:
 def test_no_part_is_too_long(markdown: str) -> None:
     parts = split(markdown)
     assert parts == [markdown] or all(render(part).fits for part in parts)
+
+
+def test_an_answer_with_more_marks_than_a_message_may_have_comes_in_parts() -> None:
+    words = [f"**word{number}**" for number in range(230)]
+    parts = split(" and ".join(words))
+    shown = [render(part) for part in parts]
+    assert all(len(one.entities) <= 100 for one in shown)
+    assert sum(len(one.entities) for one in shown) == 230, "none is forgotten"
+    assert (
+        "".join(" ".join(one.text for one in shown).split())
+        == "".join(f"word{n}and" for n in range(230))[:-3]
+    )

@@ -12,24 +12,38 @@ from gofer.store.tables import ReplyState, replies
 from telegram.house import House, open_house
 
 
-async def test_a_long_run_shows_progress_and_its_stop_button_stops_it(
+async def test_a_long_run_shows_progress_and_its_stop_button_stops_it(either: House) -> None:
+    telegram = either.telegram
+    ann, chat = await either.owner()
+    telegram.phones.say(ann, chat, "$ sleep 60")
+    shown = (await telegram.until(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m]))[
+        0
+    ]
+    assert "Working" in shown["text"]
+    assert shown["message_id"] in chat.silent
+    telegram.phones.say(ann, chat, "/status")
+    await telegram.until(lambda: any("working" in text for text in telegram.said(chat)))
+    pressed = telegram.phones.press(ann, shown, "Stop")
+    await telegram.until(lambda: pressed in telegram.methods.answered)
+    await telegram.until(lambda: any("Stopped" in text for text in telegram.said(chat)))
+    await telegram.until(lambda: shown["message_id"] not in chat.messages)
+    await either.settled()
+    assert not any("Working" in text for text in telegram.said(chat))
+
+
+async def test_work_is_shown_as_a_draft_where_that_is_wanted_and_its_stop_button_stops_it(
     telegram: Telegram, tmp_path: Path
 ) -> None:
-    async with open_house(telegram, tmp_path / "data", sandbox="unconfined", progress_after=0) as house:
+    async with open_house(
+        telegram, tmp_path / "data", sandbox="unconfined", progress_after=0, drafts=True
+    ) as house:
         ann, chat = await house.owner()
         telegram.phones.say(ann, chat, "$ sleep 60")
-        shown = (
-            await telegram.until(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m])
-        )[0]
-        assert "Working" in shown["text"]
-        assert shown["message_id"] in chat.silent
-        telegram.phones.say(ann, chat, "/status")
-        await telegram.until(lambda: any("working" in text for text in telegram.said(chat)))
-        pressed = telegram.phones.press(ann, shown, "Stop")
-        await telegram.until(lambda: pressed in telegram.methods.answered)
+        await telegram.until(lambda: chat.drafts)
+        telegram.phones.stop_draft(chat)
         await telegram.until(lambda: any("Stopped" in text for text in telegram.said(chat)))
-        await telegram.until(lambda: shown["message_id"] not in chat.messages)
         await house.settled()
+        assert "Working" in chat.drafts[0]
         assert not any("Working" in text for text in telegram.said(chat))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection, bindparam, select
 
-from gofer.accounts import Accounts
+from gofer.accounts import Accounts, Connected
 from gofer.agent.agents import Agents, AgentSpec
 from gofer.agent.build import Ports, build
 from gofer.agent.conversation import Covers
@@ -30,6 +30,7 @@ from gofer.intake.admit import Admitter, Read, unread
 from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
+from gofer.people import elsewhere
 from gofer.settings import Settings
 from gofer.store import tables
 from gofer.store.database import Database
@@ -49,7 +50,13 @@ GIVEN_UP = "I had to give this up ({reason})."
 WAIT_FOR_PROVIDER = 30.0
 
 
-_NAME = select(tables.agents.c.name).where(tables.agents.c.id == bindparam("agent"))
+_NAME = select(
+    tables.agents.c.name,
+    select(tables.conversations.c.model)
+    .where(tables.conversations.c.id == bindparam("conversation"))
+    .scalar_subquery()
+    .label("model"),
+).where(tables.agents.c.id == bindparam("agent"))
 
 
 class Answerer:
@@ -128,20 +135,42 @@ class Answerer:
         return await self._outcome(claim, last or asker, end)
 
     async def _spec(self, claim: Claim) -> AgentSpec:
-        """The agent as its file says now, or as a fresh install has it."""
-        name = await self._database.read(
-            lambda connection: connection.execute(_NAME, {"agent": claim.agent_id}).scalar()
-        )
+        """The agent as its file says now, or as a fresh install has it; with the model chosen for this place."""
+        asked = {"agent": claim.agent_id, "conversation": claim.conversation_id}
+        row = await self._database.read(lambda connection: connection.execute(_NAME, asked).first())
+        name, model = (str(row.name), row.model) if row is not None else ("None", "")
         try:
-            return self._agents.get(str(name))
+            spec = self._agents.get(name)
         except NotFound:
-            return AgentSpec(name=str(name))
+            spec = AgentSpec(name=name)
+        return spec.model_copy(update={"model": model}) if model else spec
 
     async def _tools(self, asker: Read) -> list[Tool[Any]]:
         tools = [*builtin_tools(), *self._plugins]
         if asker.connection_id is not None:
             connected = await self._accounts.get(asker.connection_id)
             tools += connected.integration.tools(connected.account, asker.message)
+            tools += await self._errands(asker, connected)
+        return tools
+
+    async def _errands(self, asker: Read, here: Connected) -> list[Tool[Any]]:
+        """What an owner can have done at other services where they are known."""
+        if asker.trust is not Trust.OWNER:
+            return []
+        known = await self._database.read(
+            partial(
+                elsewhere,
+                workspace_id=here.workspace_id,
+                integration=here.integration.name,
+                subject=asker.message.author.id,
+            )
+        )
+        tools: list[Tool[Any]] = []
+        for connected in await self._accounts.all() if known else ():
+            # With two connections of one sort, the first one: a tool has one name.
+            subject = known.pop(connected.integration.name, None) if connected.enabled else None
+            if subject is not None:
+                tools += connected.integration.errands(connected.account, subject)
         return tools
 
     async def _equipping(self, asker: Read) -> Equipping | None:

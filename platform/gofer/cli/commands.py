@@ -16,10 +16,13 @@ from gofer.cli import (
     instance,
     jobs,
     key,
+    link,
+    members,
     questions,
     schedules,
     secrets,
     serve,
+    tokens,
 )
 
 app = typer.Typer(
@@ -44,6 +47,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "backup": backup.backup,
     "restore": backup.restore,
     "purge": conversations.purge,
+    "link": link.link,
 }
 for name, command in COMMANDS.items():
     app.command(name)(command)
@@ -58,6 +62,8 @@ NOUNS = {
     "questions": questions.app,
     "schedules": schedules.app,
     "agents": agents.app,
+    "members": members.app,
+    "tokens": tokens.app,
 }
 for name, noun in NOUNS.items():
     app.add_typer(noun, name=name)

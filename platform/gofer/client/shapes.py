@@ -574,6 +574,13 @@ class Shells(BaseModel):
     shells: list[Shell]
 
 
+class ShellClosed(BaseModel):
+    """A shell that was closed."""
+
+    conversation_id: str
+    agent_id: str
+
+
 class Member(BaseModel):
     """Somebody who may sign in."""
 

@@ -410,10 +410,18 @@ def _heard(
     """The routes by which agents hear a message; the one it is meant for hears it without any."""
     here = {"workspace": arrival.workspace_id, "conversation": conversation_id}
     if message.agent:
-        chosen = connection.execute(_CHOSEN, {**here, "called": message.agent}).first()
-        if chosen is not None:
-            return [chosen]
-    return _first_per_agent(hot.fetch(connection, _ROUTES, {**here, "via": arrival.connection_id}), message)
+        meant = connection.execute(_MEANT, {**here, "called": message.agent}).first()
+        if meant is not None:
+            return [meant]
+    routed = list(
+        _first_per_agent(hot.fetch(connection, _ROUTES, {**here, "via": arrival.connection_id}), message)
+    )
+    chosen = routed[0].chosen if routed else None
+    if chosen is None:
+        return routed
+    # An owner chose one for the conversation: that one alone hears it.
+    own = [route for route in routed if route.agent_id == chosen]
+    return own or connection.execute(_MEANT, {**here, "called": chosen}).all()
 
 
 def _to_reception(
@@ -463,7 +471,7 @@ _ASKED = (
 _HERE = (participants.c.conversation_id == bindparam("conversation")) & (
     participants.c.agent_id == agents.c.id
 )
-_CHOSEN = (
+_MEANT = (
     select(
         agents.c.id.label("agent_id"),
         literal("any").label("trigger"),
@@ -471,7 +479,8 @@ _CHOSEN = (
         participants.c.id.label("participant_id"),
     )
     .outerjoin(participants, _HERE)
-    .where(agents.c.workspace_id == bindparam("workspace"), agents.c.name == bindparam("called"))
+    .where(agents.c.workspace_id == bindparam("workspace"))
+    .where((agents.c.name == bindparam("called")) | (agents.c.id == bindparam("called")))
 )
 
 _ROUTES = (
@@ -481,6 +490,10 @@ _ROUTES = (
         routes.c.trigger,
         routes.c.priority,
         participants.c.id.label("participant_id"),
+        select(conversations.c.agent_id)
+        .where(conversations.c.id == bindparam("conversation"))
+        .scalar_subquery()
+        .label("chosen"),
     )
     .outerjoin(
         participants,

@@ -96,16 +96,19 @@ def _spent(connection: Connection, asking: Asking) -> str:
 
 
 def _agents_here(connection: Connection, asking: Asking) -> list[AgentSpec]:
-    query = (
-        select(agents.c.name)
-        .join(participants, participants.c.agent_id == agents.c.id)
-        .where(participants.c.conversation_id == asking.conversation_id)
-        .order_by(agents.c.name)
+    """Who hears the conversation: the one an owner chose, those who took part, or everybody there is."""
+    here = conversations.c.id == asking.conversation_id
+    chosen, model = connection.execute(
+        select(conversations.c.agent_id, conversations.c.model).where(here)
+    ).one()
+    query = select(agents.c.name).order_by(agents.c.name)
+    taking_part = query.join(participants, participants.c.agent_id == agents.c.id).where(
+        participants.c.conversation_id == asking.conversation_id
     )
-    names = list(connection.execute(query).scalars()) or list(
-        connection.execute(select(agents.c.name).order_by(agents.c.name)).scalars()
-    )
-    return [_spec(asking.agents_dir, name) for name in names]
+    wanted = query.where(agents.c.id == chosen) if chosen else taking_part
+    names = list(connection.execute(wanted).scalars()) or list(connection.execute(query).scalars())
+    specs = [_spec(asking.agents_dir, name) for name in names]
+    return [spec.model_copy(update={"model": model}) if model else spec for spec in specs]
 
 
 def _spec(agents_dir: Path, name: str) -> AgentSpec:
@@ -116,11 +119,14 @@ def _spec(agents_dir: Path, name: str) -> AgentSpec:
 
 
 def _agent(connection: Connection, asking: Asking) -> str:
-    return "\n".join(f"{spec.name} hears this conversation." for spec in _agents_here(connection, asking))
+    names = connection.execute(select(agents.c.name).order_by(agents.c.name)).scalars()
+    lines = [f"{spec.name} hears this conversation." for spec in _agents_here(connection, asking)]
+    return "\n".join([*lines, f"An owner can choose: /agent {' | '.join(names)} | default"])
 
 
 def _model(connection: Connection, asking: Asking) -> str:
-    return "\n".join(f"{spec.name} answers with {spec.model}." for spec in _agents_here(connection, asking))
+    lines = [f"{spec.name} answers with {spec.model}." for spec in _agents_here(connection, asking)]
+    return "\n".join([*lines, "An owner can choose: /model provider/model | default"])
 
 
 def _settings(connection: Connection, asking: Asking) -> str:

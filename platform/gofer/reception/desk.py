@@ -12,6 +12,7 @@ import structlog
 from sqlalchemy import Connection, select, update
 
 from gofer.accounts import Accounts, Connected
+from gofer.agent.models.keys import ModelKeys
 from gofer.errors import Conflict, GoferError, NotFound, Temporary
 from gofer.intake.admit import Admitter, Read, read_one
 from gofer.intake.strangers import binding_at, wish
@@ -21,8 +22,9 @@ from gofer.jobs.queue import Claim
 from gofer.jobs.signals import JOBS, Signals
 from gofer.jobs.steer import answer
 from gofer.jobs.worker import Run
-from gofer.people import TooManyGuesses, redeem
+from gofer.people import TooManyGuesses, link, new_link, redeem
 from gofer.reception.commands import Asking, answer_to
+from gofer.reception.switching import NOT_AN_OWNER, choose_agent, choose_model
 from gofer.settings import Settings
 from gofer.store.clock import now
 from gofer.store.database import Database
@@ -34,6 +36,13 @@ log = structlog.get_logger()
 
 PAIRED = "You are paired: you are my {role} now. Write to me what you need."
 WRONG_CODE = "That code is not valid. Codes live for an hour and work once."
+LINK = (
+    "To be known to me elsewhere, say this there within an hour (on GitHub as a comment, best where few people read): "
+    "/gofer link {code}"
+)
+LINKED = "You are known to me: from now on I know that you are the same person."
+NOT_HERE = "A code is made only where we are alone: write /link to me in private, and bring the code here."
+NOT_PAIRED = "You are not paired with me, so there is nobody to link you with."
 FRESH = "A fresh start: what was said before is forgotten."
 NOTHING_TO_STOP = "I am doing nothing here."
 STOPPING = "Stopping …"
@@ -54,6 +63,7 @@ class Desk:
         accounts: Accounts,
         admitter: Admitter,
         signals: Signals,
+        keys: ModelKeys,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -61,6 +71,7 @@ class Desk:
         self._accounts = accounts
         self._admitter = admitter
         self._signals = signals
+        self._keys = keys
 
     async def handle(self, run: Run) -> Outcome:
         """Answer one command or press."""
@@ -75,6 +86,8 @@ class Desk:
             connected = await self._accounts.get(read.connection_id)
             if (paired := await self._pair(claim, read, connected)) is not None:
                 return paired
+            if (linked := await self._link(claim, read, connected)) is not None:
+                return linked
             (read,) = await self._admitter.admit(claim, [read])
             return await self._answer(claim, read, connected)
         except Temporary as error:
@@ -104,6 +117,44 @@ class Desk:
         words = WRONG_CODE if role is None else PAIRED.format(role=role)
         return await self._say(claim, read, connected, words)
 
+    async def _link(self, claim: Claim, read: Read, connected: Connected) -> Outcome | None:
+        """A code that somebody made elsewhere; like a pairing code, it says who they are before anybody asks."""
+        message = read.message
+        if message.command != "link" or not message.arguments.strip():
+            return None
+        verb = partial(
+            link,
+            workspace_id=claim.workspace_id,
+            connection_id=connected.account.id,
+            integration=connected.integration.name,
+            subject=message.author.id,
+            code=message.arguments[:64],
+        )
+        try:
+            linked = await self._database.write(verb)
+        except TooManyGuesses as error:
+            log.warning("pairing.locked", connection=connected.account.id, error=str(error))
+            return Done()
+        if not linked and not message.private:
+            return Done()  # whoever tries codes in public is not answered there
+        return await self._say(claim, read, connected, LINKED if linked else WRONG_CODE)
+
+    async def _new_link(self, claim: Claim, read: Read) -> str:
+        if not read.message.private:
+            return NOT_HERE
+        connected = await self._accounts.get(str(read.connection_id))
+        verb = partial(
+            new_link,
+            workspace_id=claim.workspace_id,
+            integration=connected.integration.name,
+            subject=read.message.author.id,
+        )
+        try:
+            code = await self._database.write(verb)
+        except Conflict as error:
+            return str(error)
+        return NOT_PAIRED if code is None else LINK.format(code=code)
+
     async def _answer(self, claim: Claim, read: Read, connected: Connected) -> Outcome:
         message, known = read.message, read.trust in (Trust.OWNER, Trust.MEMBER)
         if message.event == "button":
@@ -127,6 +178,10 @@ class Desk:
         if read.message.command == "new":
             await self._database.write(partial(_new_epoch, claim=claim, seq=read.seq))
             return FRESH
+        if read.message.command == "link":
+            return await self._new_link(claim, read)
+        if read.message.command in ("agent", "model") and read.message.arguments.strip():
+            return await self._switch(claim, read)
         asking = Asking(
             message=read.message,
             trust=read.trust,
@@ -136,6 +191,26 @@ class Desk:
             today=datetime.now(ZoneInfo(self._settings.timezone)).strftime("%Y-%m-%d"),
         )
         return await self._database.read(partial(answer_to, asking=asking))
+
+    async def _switch(self, claim: Claim, read: Read) -> str:
+        if read.trust is not Trust.OWNER:
+            return NOT_AN_OWNER
+        where, workspace = str(claim.conversation_id), claim.workspace_id
+        name, by = read.message.arguments.strip(), f"author:{read.message.author.id}"
+        if read.message.command == "agent":
+            chosen = partial(choose_agent, conversation_id=where, workspace_id=workspace, name=name, by=by)
+            return await self._database.write(chosen)
+        catalogue = await self._keys.catalogue(workspace)
+        return await self._database.write(
+            partial(
+                choose_model,
+                catalogue=catalogue,
+                conversation_id=where,
+                workspace_id=workspace,
+                name=name,
+                by=by,
+            )
+        )
 
     async def _say(self, claim: Claim, read: Read, connected: Connected, words: str) -> Outcome:
         binding = await self._database.read(

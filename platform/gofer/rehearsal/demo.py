@@ -20,6 +20,7 @@ from gofer.rehearsal.github.scene import issue_to_pull
 from gofer.rehearsal.hello import Fault, HelloService
 from gofer.rehearsal.instance import Instance, throw_away
 from gofer.rehearsal.loopback import serve
+from gofer.rehearsal.telegram.scene import from_the_phone
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,13 @@ async def an_issue(stage: Stage) -> AsyncIterator[Step]:
         yield watch.step(what, ok, detail)
 
 
+async def a_phone(stage: Stage) -> AsyncIterator[Step]:
+    """A person on Telegram is paired, asks, and is answered."""
+    watch = Watch()
+    async for what, ok, detail in from_the_phone(stage.instance):
+        yield watch.step(what, ok, detail)
+
+
 async def a_real_task(stage: Stage) -> AsyncIterator[Step]:
     """A model gets a key, and works on a task with tools in a real shell."""
     watch = Watch()
@@ -151,6 +159,7 @@ SCENES: tuple[tuple[str, Scene], ...] = (
     ("A forgery", a_forgery),
     ("Two at once", two_at_once),
     ("A lost answer", a_lost_answer),
+    ("A phone on Telegram", a_phone),
     ("An issue on GitHub", an_issue),
     ("A real task", a_real_task),
 )

@@ -41,6 +41,7 @@ KINDS: dict[str, str] = {
     "person.let_in": "Somebody became an owner or a member.",
     "stranger.turned_away": "Somebody unknown was told so.",
     "connection.changed": "A connection was added, changed or removed.",
+    "conversation.changed": "An owner chose who answers a conversation, or with which model.",
     "error": "Something went wrong that no other event describes.",
 }
 """Every kind the infrastructure writes; the agent's own kinds are listed in `gofer.agent.journal`."""

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
+    String,
     Table,
     literal_column,
     text,
@@ -206,7 +207,7 @@ class Identity(SQLModel, table=True):
 
 
 class Pairing(SQLModel, table=True):
-    """A code that makes whoever presents it to a Connection a Principal, once and soon."""
+    """A code that makes whoever presents it to a Connection a Principal, or one that is there, once and soon."""
 
     __table_args__ = (Index("pairing_by_digest", "connection_id", "digest", unique=True),)
 
@@ -220,6 +221,8 @@ class Pairing(SQLModel, table=True):
     expires_at: float
     used_at: float | None = None
     used_by: str = ""
+    principal_id: str | None = None
+    """Who made it, to be known elsewhere, too: whoever presents it is that person."""
 
 
 class Stranger(SQLModel, table=True):
@@ -393,6 +396,10 @@ class Conversation(SQLModel, table=True):
     data_key: bytes | None = _bytes(nullable=True)
     """Wrapped by the master key; None once purged, and with it everything sealed."""
     last_seq: int = _big()
+    agent_id: str | None = None
+    """The agent that an owner chose for it; None for those that the routes say."""
+    model: str = Field(default="", sa_column=Column(String, nullable=False, default=""))
+    """The model that an owner chose for it; empty for the agent's own."""
     created_at: float
     purged_at: float | None = None
 

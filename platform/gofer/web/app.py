@@ -16,6 +16,7 @@ from gofer.platform import Platform
 from gofer.store import migrations
 from gofer.web import access, chat, welcome
 from gofer.web.control import api_mount, furnish
+from gofer.web.control.openapi import document_routes
 from gofer.web.hooks import Hooks
 from gofer.web.metrics import Metrics
 from gofer.web.pages.checks import Checks
@@ -64,7 +65,7 @@ def public_app(platform: Platform) -> Starlette:
             *access.routes(platform),
             *chat.routes(platform),
             *welcome.routes(),
-            api_mount(),
+            api_mount(*document_routes()),
         ],
         middleware=[Middleware(access.SecurityHeaders), Middleware(access.Guard, platform=platform)],
         exception_handlers={

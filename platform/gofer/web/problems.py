@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 
 import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Match, Mount, Route
+from starlette.types import Scope
 
 from gofer.errors import (
     ConfigError,
@@ -29,7 +32,7 @@ log = structlog.get_logger()
 
 STATUS: dict[type[GoferError], int] = {
     Malformed: 400,
-    ConfigError: 400,
+    ConfigError: 422,
     Refused: 401,
     Forbidden: 403,
     NotFound: 404,
@@ -54,8 +57,7 @@ TITLES = {
     413: "Too large",
     415: "Unsupported media",
     421: "Wrong host",
-    422: "Not the same request",
-    428: "Say which version",
+    422: "Cannot be done like this",
     429: "Too many requests",
     431: "Too large a head",
     500: "Internal error",
@@ -95,9 +97,9 @@ async def on_gofer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, GoferError)
     status = status_of(error)
     retry_after = getattr(error, "retry_after", None) or (5 if status == 503 else None)
-    # A body that is too large or too slow is not waited for.
-    close = status in (408, 413)
-    response = problem(status, str(error), code=error.code, retry_after=retry_after, close=close)
+    # A body that is too slow is not waited for. The sender of one that is too large would not read our answer
+    # if the connection were cut; what it still sends within a few seconds is thrown away.
+    response = problem(status, str(error), code=error.code, retry_after=retry_after, close=status == 408)
     if status == 401:
         response.headers["www-authenticate"] = 'Bearer realm="gofer"'
     return response
@@ -107,9 +109,23 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own 404, 405 and the like in the same shape."""
     assert isinstance(error, HTTPException)
     response = problem(error.status_code, str(error.detail))
-    # A 405 says in a header what is allowed.
     response.headers.update(error.headers or {})
+    if error.status_code == 405:
+        methods = set(_methods(request.app.routes, {**request.scope, "root_path": ""}))
+        response.headers["allow"] = ", ".join(sorted(methods))
     return response
+
+
+def _methods(routes: Iterable[BaseRoute], scope: Scope) -> Iterator[str]:
+    """What a path may be asked for; Starlette itself tells of the first route only."""
+    for route in routes:
+        match, inner = route.matches(scope)
+        if match is Match.NONE:
+            continue
+        if isinstance(route, Mount):
+            yield from _methods(route.routes, {**scope, **inner})
+        elif isinstance(route, Route):
+            yield from route.methods or ()
 
 
 async def on_crash(request: Request, error: Exception) -> Response:

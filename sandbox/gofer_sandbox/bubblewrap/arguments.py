@@ -9,7 +9,7 @@ from pathlib import Path
 from gofer_sandbox.bubblewrap.etc import GID, HOME, UID
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.shell import scripts
-from gofer_sandbox.shell.state import MAXIMUM
+from gofer_sandbox.shell.state import ROOM
 
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -66,7 +66,7 @@ def devices(limits: Limits) -> list[str]:
         *("--proc", "/proc", "--dev", "/dev"),
         *tmpfs(limits.shm, "/dev/shm", "1777"),  # noqa: S108 a path inside
         *tmpfs(limits.tmp, "/tmp", "1777"),  # noqa: S108
-        *tmpfs(MAXIMUM, scripts.PRIVATE, "0700"),
+        *tmpfs(ROOM, scripts.PRIVATE, "0700"),
         *("--perms", "0755", "--dir", "/run", "--perms", "0755", "--dir", "/var"),
         *("--symlink", "/tmp", "/var/tmp"),  # noqa: S108
     ]

@@ -13,6 +13,7 @@ from gofer_sandbox.provider import Box, Process, Wire
 from gofer_sandbox.shell import frames
 from gofer_sandbox.shell.ladder import GRACE, Ladder, Step
 
+_SNAPSHOT_PATIENCE = 2.0
 _TICK = 0.2
 _SILENT_TICKS = 3
 _CANNOT_REPORT = "the shell could no longer report how the command ended and was replaced"
@@ -65,6 +66,7 @@ class Speaker(Protocol):
     wire: Wire
     process: Process | None
     snapshots: int
+    owes_snapshot: bool
     unread: bool
     on_tick: Callable[[], None]
 
@@ -81,7 +83,9 @@ class Run:
     ) -> None:
         self._shell, self._ladder, self._outcome, self._command = shell, ladder, outcome, command
         self._loop = asyncio.get_running_loop()
+        self._timeout = timeout
         self._deadline = self._loop.time() + timeout
+        self._behind = self._was_behind = shell.owes_snapshot
         self._timer = self._loop.call_later(min(_TICK, timeout), shell.push, TICK)
         self._snapshots_before = shell.snapshots
         self._silent = 0
@@ -111,6 +115,8 @@ class Run:
                 return self._on_done(event)
             case frames.Died():
                 self._on_died(event)
+            case frames.Snapped():
+                self._on_begun()
             case frames.Ready():
                 return self._on_ready_again()
             case Lost():
@@ -123,6 +129,12 @@ class Run:
             case Tick():
                 return self._on_tick()
         return False
+
+    def _on_begun(self) -> None:
+        """The shell is done with what came before: the command's time counts from here."""
+        if self._was_behind and not (self._outcome.timed_out or self._outcome.stopped):
+            self._deadline = self._loop.time() + self._timeout
+        self._behind = self._was_behind = False
 
     def _on_done(self, event: frames.Done) -> bool:
         if event.number != self._outcome.number:
@@ -156,6 +168,9 @@ class Run:
 
     def _on_tick(self) -> bool:
         ended = False
+        # A shell killed in the middle of a snapshot would lose the state of the command before.
+        if self._behind and self._loop.time() >= self._deadline:
+            self._deadline, self._behind = self._deadline + _SNAPSHOT_PATIENCE, False
         if self._loop.time() >= self._deadline:
             self._outcome.timed_out = self._outcome.timed_out or not self._outcome.stopped
             ended = self._climb(Step.ASK)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from gofer_sandbox.provider import Listener
 from gofer_sandbox.shell import scripts
+from gofer_sandbox.shell.frames import SLOTS
 from gofer_sandbox.shell.state import MAXIMUM
 
 _CHUNK = 128 * 1024
@@ -28,6 +29,7 @@ _PIPE = 256 * 1024
 _FRAME_MAXIMUM = 64 * 1024
 _JUNK_AT_ONCE = 200
 _PAUSE = 0.05
+_SNAPSHOTS = tuple(f"s{slot.decode()}" for slot in SLOTS)
 _FRAMES_TIME = 0.005
 _SHARE = 10
 """Acting on frames may take one part in this many of the time once it takes long."""
@@ -37,7 +39,7 @@ _EARLIER = 0
 # Windows has none of them, and imports this too.
 _SAFELY = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC"))
 _READ, _WRITE, _BOTH = os.O_RDONLY | _SAFELY, os.O_WRONLY | _SAFELY, os.O_RDWR | _SAFELY
-_FRAME = re.compile(rb"(?:D\d+ \d+ .*|X\d+ \d+ .*|R\d+|P)\Z", re.S)
+_FRAME = re.compile(rb"(?:D\d+ \d+ .*|X\d+ \d+ .*|R\d+|P[01ei])\Z", re.S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ class FifoWire:
         self._partial = b""
         self._frames: deque[bytes] = deque()
         self._junk = 0
+        self._paused = False
         self._pipe = self._latest_pipe()
         self._made: set[str] = set()
         self._streams: list[_Stream] = []
@@ -324,14 +327,21 @@ class FifoWire:
             return
         if self._frames or self._junk > _JUNK_AT_ONCE:
             self._loop.remove_reader(self._status)
+            self._paused = True
             pause = max(_PAUSE, _SHARE * (time.monotonic() - began))
             self._loop.call_later(pause, self._read_status_again)
+        elif self._paused:
+            self._read_on()
 
     def _read_status_again(self) -> None:
         if self._frames:
             self._deliver(time.monotonic())
         elif not self._closed:
-            self._loop.add_reader(self._status, self._on_status)
+            self._read_on()
+
+    def _read_on(self) -> None:
+        self._paused = False
+        self._loop.add_reader(self._status, self._on_status)
 
     # State
 
@@ -340,13 +350,28 @@ class FifoWire:
         data = self._read_private("d", _FRAME_MAXIMUM)
         return data[:-1] if data and data.endswith(b"\0") else b""
 
-    def take_snapshot(self) -> bytes | None:
-        """The snapshot file."""
-        return self._read_private("s", MAXIMUM)
+    def take_snapshot(self, slot: str) -> bytes | None:
+        """The file of a slot."""
+        return self._read_private(f"s{slot}", MAXIMUM)
+
+    def left_snapshots(self) -> list[bytes]:
+        """The files of all slots by the time they were written."""
+        found = [
+            (self._written_at(name), data)
+            for name in _SNAPSHOTS
+            if (data := self._read_private(name, MAXIMUM))
+        ]
+        return [data for _, data in sorted(found, reverse=True)]
+
+    def _written_at(self, name: str) -> int:
+        try:
+            return os.stat(name, dir_fd=self._private, follow_symlinks=False).st_mtime_ns
+        except OSError:
+            return 0
 
     def ask_snapshot(self) -> None:
         """Let an idle shell leave one."""
-        os.write(self._input, scripts.snapshot_line(self._inside).encode())
+        os.write(self._input, scripts.snapshot_line("i", self._inside).encode())
 
     def _read_private(self, name: str, maximum: int) -> bytes | None:
         try:
@@ -372,7 +397,7 @@ class FifoWire:
 
     def _tidy(self) -> None:
         """A shell would hang in opening a FIFO that somebody put where it leaves its status."""
-        for name in "ds" if self._private >= 0 else "":
+        for name in ("d", *_SNAPSHOTS) if self._private >= 0 else ():
             with contextlib.suppress(OSError):
                 if stat.S_ISFIFO(os.stat(name, dir_fd=self._private, follow_symlinks=False).st_mode):
                     os.unlink(name, dir_fd=self._private)

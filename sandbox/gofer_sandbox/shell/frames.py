@@ -32,8 +32,13 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Snapped:
-    """A snapshot was left."""
+    """A snapshot was left, in one of a few slots: the shell may be at the next before this one is read."""
 
+    slot: str
+
+
+SLOTS = (b"0", b"1", b"e", b"i")
+"""Of commands with even and odd numbers, of a shell that ends, of one that is idle."""
 
 Frame = Done | Died | Ready | Snapped
 
@@ -52,4 +57,4 @@ def parse(data: bytes) -> Frame | None:
             return Ready(int(rest))
     except ValueError:
         return None
-    return Snapped() if data == b"P" else None
+    return Snapped(rest.decode()) if kind == b"P" and rest in SLOTS else None

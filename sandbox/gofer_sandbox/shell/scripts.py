@@ -69,7 +69,7 @@ set +o history +H
 shopt -u checkwinsize
 [ -r {control}/state ] && . {control}/state
 \\builtin trap '\\builtin kill -INT $$' USR2
-\\builtin trap '\\builtin . {control}/x' EXIT
+\\builtin trap '\\builtin . {control}/x e' EXIT
 FUNCNEST=2000
 \\builtin printf 'R%s\\0' "$$" >{control}/st
 \\builtin . {control}/options
@@ -85,12 +85,13 @@ def lines(number: int, fifos: Sequence[str], snapshot: bool, control: str = INSI
     """
     errors = f"2<>{control}/{fifos[1]}" if len(fifos) > 1 else "2>&1"
     run = f"\\. {control}/c </dev/null 1<>{control}/{fifos[0]} {errors}\n"
-    return run + f'\\. {control}/d {number} "$?"\n' + (snapshot_line(control) if snapshot else "")
+    leave = snapshot_line(str(number % 2), control) if snapshot else ""
+    return run + f'\\. {control}/d {number} "$?"\n' + leave
 
 
-def snapshot_line(control: str = INSIDE) -> str:
+def snapshot_line(slot: str, control: str = INSIDE) -> str:
     """The line that leaves a snapshot."""
-    return f"\\. {control}/x\n"
+    return f"\\. {control}/x {slot}\n"
 
 
 def done(control: str = INSIDE, private: str = PRIVATE) -> str:
@@ -118,9 +119,9 @@ SNAPSHOT = r"""
 
 
 def snapshot(control: str = INSIDE, private: str = PRIVATE) -> str:
-    """Leave a snapshot, then wake the server. Also the EXIT trap, so that what the last command changed
-    before its `exit` is kept too."""
+    """Called with a slot: leave a snapshot there, then wake the server. Also the EXIT trap, so that what the last
+    command changed before its `exit` is kept too."""
     return f"""
-\\builtin . {control}/s >|{private}/s 2>/dev/null
-\\builtin printf 'P\\0' >{control}/st
+\\builtin . {control}/s >|{private}/s"$1" 2>/dev/null
+\\builtin printf 'P%s\\0' "$1" >{control}/st
 """

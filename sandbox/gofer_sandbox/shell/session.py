@@ -41,6 +41,8 @@ class Shell:
         self.on_tick: Callable[[], None] = lambda: None
         """Called now and then while a command runs."""
         self.snapshots = 0
+        self.owes_snapshot = False
+        """Whether the shell is still busy with the snapshot after its last command: it has not begun the next."""
         self.unread = False
         """Whether the last shell died without having read the command it was given."""
         self.ended_alone = False
@@ -55,6 +57,7 @@ class Shell:
         self._ready = False
         self._ended_at = 0.0
         self._snapshot_slow = False
+        self._snapshot_asked = False
         self._later: asyncio.TimerHandle | None = None
         self._saving: asyncio.TimerHandle | None = None
         self._saved_at = -_SAVE_EVERY
@@ -87,7 +90,7 @@ class Shell:
         live = self._journal.live
         self.process = self.box.shell(live.shell) if live.shell else None
         self._ready = self.process is not None
-        self._copy_out()
+        self._copy_out(next(filter(Snapshot.parse, self.wire.left_snapshots()), None))
         self.wire.adopt(live.running)
         if not live.running:
             return False
@@ -108,7 +111,9 @@ class Shell:
         """Take one frame from the wire."""
         event = frames.parse(frame)
         if isinstance(event, frames.Snapped):
-            self._take_snapshot()
+            self._take_snapshot(event.slot)
+        elif isinstance(event, frames.Done):
+            self.owes_snapshot = self._snapshot_asked
         elif isinstance(event, frames.Died):
             self._on_death(event)
         elif isinstance(event, frames.Ready):
@@ -143,7 +148,7 @@ class Shell:
             if not self._ready and event.death > 1:
                 self.snapshot = None
             self._put_state()
-        self._ready = False
+        self._ready = self.owes_snapshot = False
         self.process = None
         self.wire.go(event.death)
 
@@ -154,14 +159,14 @@ class Shell:
         else:
             self.wire.put_state(b"", b"")
 
-    def _take_snapshot(self) -> None:
+    def _take_snapshot(self, slot: str) -> None:
         """Copy it out: it is in a tmpfs that ends with PID 1."""
         self.snapshots += 1
+        self.owes_snapshot = False
         self._snapshot_slow = time.monotonic() - self._ended_at > _SLOW_SNAPSHOT
-        self._copy_out()
+        self._copy_out(self.wire.take_snapshot(slot))
 
-    def _copy_out(self) -> None:
-        data = self.wire.take_snapshot()
+    def _copy_out(self, data: bytes | None) -> None:
         if data and data != self.snapshot and Snapshot.parse(data):
             self.snapshot = data
             due = self._saved_at + _SAVE_EVERY
@@ -222,8 +227,9 @@ class Shell:
         """Hand the command that the journal says runs to the shell."""
         self.unread = False
         live = self._journal.live
+        self._snapshot_asked = not self._snapshot_slow
         try:
-            self.wire.submit(live.number, command, live.separate, snapshot=not self._snapshot_slow)
+            self.wire.submit(live.number, command, live.separate, snapshot=self._snapshot_asked)
         except BlockingIOError:
             self.stop("the shell's input was full of something else", Step.REPLACE)
 

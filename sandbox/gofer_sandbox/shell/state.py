@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from gofer_sandbox.shell.frames import SLOTS
+
 MAXIMUM = 4 * 1024 * 1024
+ROOM = len(SLOTS) * MAXIMUM
 """The size of the tmpfs it is written to."""
 
 _VALUE = rb"""(?:[^"'$\n]|"(?:\\.|[^"\\])*"|\$'(?:\\.|[^'\\])*'|'[^']*'|\$)*"""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -325,6 +326,18 @@ def test_a_wrong_token_is_not_made_good_by_a_cookie(house: House, browser: Brows
     assert browser.get(ME, headers={"authorization": "Bearer gofer_wrong"}).status_code == 401
 
 
+def test_a_form_without_end_is_not_read(house: House, browser: Browser) -> None:
+    """Also of somebody who is signed in."""
+
+    def endless() -> Iterator[bytes]:
+        yield b"csrf="
+        for _ in range(40):
+            yield b"x" * 1_000_000
+
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    assert browser.client.post("/api/v1/jobs/1/cancel", content=endless(), headers=form).status_code == 413
+
+
 # What every answer says.
 
 
@@ -377,7 +390,12 @@ def test_the_audit_log_says_who_changed_what(house: House, browser: Browser, ada
     wish = {"name": "frank", "role": "viewer", "password": "a password of frank's"}
     made = api.post("/members", json=wish)
     assert made.status_code == 201
-    newest, before = api.get("/audit", params={"limit": 2}).json()["entries"]
+    newest, before, came_in = api.get("/audit", params={"limit": 3}).json()["entries"]
+    assert (came_in["action"], came_in["name"], came_in["data"]) == (
+        "session.begin",
+        "ada",
+        {"by": "password"},
+    )
     assert (newest["action"], newest["via"], newest["status"]) == ("members.add", "token", 201)
     assert newest["data"] == {"name": "frank", "role": "viewer"}
     assert (before["name"], before["action"], before["subject"]) == ("ada", "jobs.cancel", "987654321")

@@ -129,6 +129,21 @@ def test_what_cannot_be_followed_is_said(api: httpx2.Client) -> None:
     assert api.get("/events", headers={"last-event-id": "x" * 99}).status_code == 400
 
 
+def test_one_member_does_not_take_every_place(
+    house: House, api: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "MOST_EACH", 1)
+    with api.stream("GET", "/events") as first:
+        lines = first.iter_lines()
+        assert next(lines) == "retry: 1000"
+        assert api.get("/events").status_code == 503
+        other = house.api(house.token(house.member("olga", "viewer", password=""), "read"))
+        with other.stream("GET", "/events") as second:
+            assert second.status_code == 200
+    assert _until(lambda: house.platform.follower.watching == 0)
+    assert api.head("/events").status_code == 200
+
+
 def many(connection: Connection, count: int, size: int = 10) -> None:
     rows = [
         {"kind": "error", "workspace_id": FIRST_WORKSPACE, "data": {"n": n, "x": "x" * size}}

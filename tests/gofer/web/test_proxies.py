@@ -82,3 +82,4 @@ def test_the_client_is_the_last_address_no_trusted_proxy_vouches_for() -> None:
     assert address("10.0.0.0/8", "10.0.0.1", "6.6.6.6, nonsense") == "10.0.0.1"
     assert address("10.0.0.0/8,::1", "::1", "2001:db8::1") == "2001:db8::1"
     assert address("10.0.0.0/8", "10.0.0.1") == "10.0.0.1"
+    assert address("10.0.0.0/8", "::ffff:10.0.0.1", "::ffff:1.2.3.4") == "1.2.3.4"

@@ -65,6 +65,7 @@ class GitHubService:
         self.hook_timeout = 10.0
         self._folder: Path | None = None
         self.limits = Limits()
+        self._telling: set[asyncio.Task[Any]] = set()
         self._apps = Apps(self.world, self._redeliver)
         self._across = Across(self.world)
 
@@ -91,7 +92,10 @@ class GitHubService:
             ("GET", "/app", apps.me),
             ("GET", "/search/issues", self._across.search),
             ("GET", "/user", apps.user),
+            ("GET", "/user/{id:int}", apps.user_by_id),
             ("GET", "/repos/{owner}/{name}/installation", apps.installation_of),
+            ("GET", "/app/installations", apps.installations),
+            ("GET", "/installation/repositories", apps.repositories),
             ("POST", "/app/installations/{id:int}/access_tokens", apps.mint),
             ("DELETE", "/installation/token", apps.revoke),
             ("GET", "/app/hook/deliveries", apps.deliveries),
@@ -122,7 +126,9 @@ class GitHubService:
             token = token_of(self.world, request)
             full_name = f"{request.path_params['owner']}/{request.path_params['name']}"
             of = repository_for(self.world, token, full_name, permission, level)
-            return await handler(api.Asked(self.world, self.url, request, token, of, await _body(request)))
+            return await handler(
+                api.Asked(self.world, self.url, request, token, of, await _body(request), self._opened)
+            )
 
         return self._plain(answer)
 
@@ -206,6 +212,13 @@ class GitHubService:
             "issues", {"action": "opened", "issue": shapes.issue(made, of, self.url)}, of, login
         )
         return made
+
+    def _opened(self, made: Issue, of: Repository) -> None:
+        """A program opened an issue: its App hears of it like of anybody's, a moment later."""
+        shown = {"action": "opened", "issue": shapes.issue(made, of, self.url)}
+        task = asyncio.create_task(self.deliver("issues", shown, of, made.user.login))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
 
     async def open_pull(
         self, login: str, of: Repository, head: str, title: str = "A change", fork: str = ""

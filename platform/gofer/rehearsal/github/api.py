@@ -22,10 +22,18 @@ class Asked:
     """One request of somebody who may make it."""
 
     def __init__(
-        self, world: World, base: str, request: Request, token: Token, of: Repository, body: Any
+        self,
+        world: World,
+        base: str,
+        request: Request,
+        token: Token,
+        of: Repository,
+        body: Any,
+        opened: Callable[[Issue, Repository], None],
     ) -> None:
         self.world, self.base, self.request = world, base, request
         self.token, self.of, self.body = token, of, body
+        self.opened = opened
 
     def number(self, name: str) -> int:
         return int(self.request.path_params[name])
@@ -86,6 +94,7 @@ async def create_issue(asked: Asked) -> Response:
         asked.of.next_number(), asked.text("title", most=256), asked.body.get("body", ""), asked.token.user
     )
     asked.of.issues[made.number] = made
+    asked.opened(made, asked.of)
     return JSONResponse(shapes.issue(made, asked.of, asked.base), 201)
 
 

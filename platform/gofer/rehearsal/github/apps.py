@@ -104,6 +104,21 @@ class Apps:
                 return JSONResponse({"id": one.id, "permissions": one.permissions, "app_slug": app.slug})
         raise Refusal(404, "Not Found")
 
+    async def installations(self, request: Request) -> Response:
+        app = app_of(self._world, request)
+        mine = [one for one in self._world.installations.values() if one.app is app]
+        return JSONResponse([shapes.installation(one) for one in mine])
+
+    async def repositories(self, request: Request) -> Response:
+        token = token_of(self._world, request)
+        if token.installation is None:
+            raise Refusal(403, "You must authenticate with an installation access token")
+        names = sorted(token.repositories & set(self._world.repositories))
+        base = str(request.base_url).rstrip("/")
+        shown = [shapes.repository(self._world.repositories[name], base) for name in names]
+        most = int(request.query_params.get("per_page", 30))
+        return JSONResponse({"total_count": len(shown), "repositories": shown[:most]})
+
     async def mint(self, request: Request) -> Response:
         app = app_of(self._world, request)
         place = self._world.installations.get(int(request.path_params["id"]))
@@ -132,6 +147,14 @@ class Apps:
         if token.installation is not None:
             raise Refusal(403, "Resource not accessible by integration")
         return JSONResponse(shapes.user(token.user))
+
+    async def user_by_id(self, request: Request) -> Response:
+        """Anybody, by their number."""
+        token_of(self._world, request)
+        for one in self._world.users.values():
+            if one.id == request.path_params["id"]:
+                return JSONResponse(shapes.user(one))
+        raise Refusal(404, "Not Found")
 
     async def deliveries(self, request: Request) -> Response:
         app_of(self._world, request)

@@ -75,6 +75,19 @@ def commit(path: Path, files: dict[str, str], branch: str, message: str) -> str:
     return new
 
 
+def add_submodule(path: Path, branch: str, at: str, url: str, of: Path) -> None:
+    """Have a branch hold another repository."""
+    commit(path, {".gitmodules": f'[submodule "{at}"]\n\tpath = {at}\n\turl = {url}\n'}, branch, "Submodule")
+    with tempfile.TemporaryDirectory() as folder:
+        index = f"{folder}/index"
+        run(path, "read-tree", branch, index=index)
+        inner = run(of, "rev-parse", "HEAD")
+        run(path, "update-index", "--add", "--cacheinfo", f"160000,{inner},{at}", index=index)
+        made = run(path, "write-tree", index=index)
+    parent = run(path, "rev-parse", branch)
+    run(path, "update-ref", f"refs/heads/{branch}", run(path, "commit-tree", made, "-p", parent, "-m", "It"))
+
+
 def sha_of(repository: Repository, ref: str) -> str:
     """The commit a branch is at, empty when there is none."""
     try:

@@ -60,8 +60,7 @@ async def issue_to_pull(instance: Instance) -> AsyncIterator[tuple[str, bool, st
                     one.value in github.world.tokens]  # fmt: skip
         # It goes away with this scene; whoever polls it should know.
         await instance.ask("PATCH", f"/connections/{made['connection']['id']}", json={"enabled": False})
-        await asyncio.sleep(1)
-        yield "the token for git never entered the shell, and is revoked", dead, ""
+        yield "the token for git is revoked", dead, ""
 
 
 def _last(text: str) -> str:

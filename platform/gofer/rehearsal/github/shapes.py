@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from gofer.rehearsal.github.world import CheckRun, Comment, Delivery, Issue, Repository, User, World
+from gofer.rehearsal.github.world import (
+    CheckRun,
+    Comment,
+    Delivery,
+    Installation,
+    Issue,
+    Repository,
+    User,
+    World,
+)
 
 
 def user(one: User) -> dict[str, Any]:
@@ -76,6 +85,14 @@ def delivery(one: Delivery, *, whole: bool = False) -> dict[str, Any]:
     if whole:
         shown["request"] = {"headers": {"X-GitHub-Event": one.event}, "payload": one.payload}
     return shown
+
+
+def installation(one: Installation) -> dict[str, Any]:
+    owner = min(one.repositories, default="somebody/none").partition("/")[0]
+    return {
+        "id": one.id, "account": {"login": owner, "id": 1, "type": "Organization"}, "permissions": one.permissions,
+        "repository_selection": "selected", "suspended_at": "2026-01-01T00:00:00Z" if one.suspended else None,
+    }  # fmt: skip
 
 
 def app(world: World, app_id: int) -> dict[str, Any]:

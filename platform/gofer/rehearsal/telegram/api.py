@@ -281,7 +281,10 @@ class Methods:
         chat = self._world.writable(chat_id, message_thread_id)
         if chat.type != "private" or not draft_id:
             raise bad("drafts are for private chats and need a non-zero draft_id")
+        if len(text) > 4096:
+            raise bad("MESSAGE_TOO_LONG")
         chat.drafts.append(text)
+        chat.stoppable = draft_id if can_stop else 0
         return True
 
     def answer_callback_query(

@@ -119,6 +119,12 @@ class Phones:
         self._updates.add("callback_query", query, person.id)
         return query_id
 
+    def stop_draft(self, chat: Chat) -> None:
+        """Press Stop under the bot's draft."""
+        assert chat.stoppable, "there is no such button"
+        stopped = {"chat": chat.as_chat(), "draft_id": chat.stoppable}
+        self._updates.add("stopped_message_generation", stopped, chat.id)
+
     def change_bot(self, person: Person, chat: Chat, status: str) -> None:
         """Add the bot, make it an administrator, kick it, or block it."""
         before, chat.bot_is = chat.bot_is, {"blocked": "blocked"}.get(status, status)

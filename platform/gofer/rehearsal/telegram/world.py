@@ -50,6 +50,8 @@ class Chat:
     reactions: dict[int, list[str]] = field(default_factory=dict)
     actions: list[tuple[float, str, int | None]] = field(default_factory=list)
     drafts: list[str] = field(default_factory=list)
+    stoppable: int = 0
+    """The draft under which a Stop button is shown."""
     bot_is: str = "member"
     """member, administrator, kicked, left; in a private chat also blocked or unknown."""
     migrated_to: int | None = None

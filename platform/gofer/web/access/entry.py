@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, select_autoescape
 from sqlalchemy import Connection, select
 from starlette.datastructures import FormData
 from starlette.requests import Request
@@ -17,15 +15,15 @@ from gofer.errors import GoferError, Malformed, TooOften
 from gofer.platform import Platform
 from gofer.store.tables import members
 from gofer.web.access import delays
+from gofer.web.access.audit import signed_in
 from gofer.web.access.guard import check_origin, check_wish, set_cookie
-from gofer.web.access.members import NAME, Linked, change_member, linked, use_link
+from gofer.web.access.members import NAME, Linked, change_member, find_member, linked, use_link
 from gofer.web.access.passwords import Passwords
 from gofer.web.access.sessions import LIFE, begin_session, end_session
 from gofer.web.access.visitor import caller_of
 from gofer.web.problems import status_of
 
 MOST_BODY = 16 * 1024
-TEMPLATES = Path(__file__).parents[1] / "pages" / "templates"
 WRONG = "The name or the password is wrong."
 USED = "This link was used already or is too old. On the server, `gofer link` makes a new one."
 
@@ -48,15 +46,12 @@ class _Entry:
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
         self._passwords = Passwords()
-        self._templates = Environment(
-            loader=FileSystemLoader(TEMPLATES), autoescape=select_autoescape(default=True)
-        )
 
     async def show_login(self, request: Request) -> Response:
         """Ask for a name and a password."""
         if caller_of(request).visitor is not None:
             return RedirectResponse(_local(request.query_params.get("next", "")), 303)
-        return self._page("login.html", next=_local(request.query_params.get("next", "")))
+        return _page(request, "login.html", next=_local(request.query_params.get("next", "")))
 
     async def login(self, request: Request) -> Response:
         """Sign in by password."""
@@ -66,11 +61,11 @@ class _Entry:
         try:
             member_id = await self._identify(request, name, form["password"])
         except TooOften as error:
-            response = self._page("login.html", 429, next=target, name=name, error=str(error))
+            response = _page(request, "login.html", 429, next=target, name=name, error=str(error))
             response.headers["retry-after"] = str(int(error.retry_after) + 1)
             return response
         if member_id is None:
-            return self._page("login.html", 403, next=target, name=name, error=WRONG)
+            return _page(request, "login.html", 403, next=target, name=name, error=WRONG)
         return await self._signed_in(request, member_id, target, by="password")
 
     async def _identify(self, request: Request, name: str, password: str) -> str | None:
@@ -98,8 +93,8 @@ class _Entry:
         """Say whom the link is for; it is used by the button, so that a preview does not use it up."""
         found = await self._platform.database.read(partial(linked, value=request.path_params["token"]))
         if found is None:
-            return self._page("login.html", 410, next="/", error=USED)
-        return self._page("link.html", member=found)
+            return _page(request, "login.html", 410, next="/", error=USED)
+        return _page(request, "link.html", member=found)
 
     async def follow_link(self, request: Request) -> Response:
         """Sign in by the link, and set a password if one is given."""
@@ -108,16 +103,16 @@ class _Entry:
         form = await _form(request)
         found = await self._platform.database.read(partial(linked, value=value))
         if found is None:
-            return self._page("login.html", 410, next="/", error=USED)
+            return _page(request, "login.html", 410, next="/", error=USED)
         try:
             hashed = await self._chosen(form)
             done = await self._platform.database.write(
                 partial(_follow, value=value, name=form["name"], password=hashed)
             )
         except GoferError as error:
-            return self._page("link.html", status_of(error), member=found, error=str(error))
+            return _page(request, "link.html", status_of(error), member=found, error=str(error))
         if done is None:
-            return self._page("login.html", 410, next="/", error=USED)
+            return _page(request, "login.html", 410, next="/", error=USED)
         return await self._signed_in(request, done.member_id, "/welcome", by="link")
 
     async def _chosen(self, form: dict[str, str]) -> str | None:
@@ -140,8 +135,11 @@ class _Entry:
         set_cookie(response, value, secure=caller.secure, life=int(LIFE))
         return response
 
-    def _page(self, template: str, status: int = 200, **facts: Any) -> Response:
-        return HTMLResponse(self._templates.get_template(template).render(**facts), status)
+
+def _page(request: Request, template: str, status: int = 200, **facts: Any) -> Response:
+    chosen = request.cookies.get("gofer_theme", "")
+    shown = {"theme": chosen if chosen in ("light", "dark") else "", "error": "", "name": "", **facts}
+    return HTMLResponse(request.app.state.renderer.html(template, **shown), status)
 
 
 def _password_of(connection: Connection, name: str) -> tuple[str | None, str]:
@@ -161,7 +159,10 @@ def _follow(connection: Connection, value: str, name: str, password: str | None)
 def _begin(connection: Connection, old: str, **session: Any) -> str:
     if old:
         end_session(connection, old)
-    return begin_session(connection, session.pop("member_id"), **session)
+    member_id = session.pop("member_id")
+    name = find_member(connection, member_id).name
+    signed_in(connection, member_id=member_id, name=name, address=session["address"], by=session["by"])
+    return begin_session(connection, member_id, **session)
 
 
 async def _form(request: Request) -> dict[str, str]:

@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from gofer.errors import Forbidden
+from gofer.errors import Forbidden, GoferError
 from gofer.platform import Platform
 from gofer.web.access.audit import audited
 from gofer.web.access.peer import Peers
@@ -27,6 +27,7 @@ from gofer.web.access.sessions import (
     token_used,
 )
 from gofer.web.access.visitor import SOCKET, Caller, NotSignedIn, Role, caller_of, visitor_of
+from gofer.web.body import BodyError
 from gofer.web.problems import on_gofer_error, problem
 
 PLAIN_COOKIE, SECURE_COOKIE = "gofer_session", "__Host-gofer_session"
@@ -36,6 +37,7 @@ FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 OPEN_PREFIXES = ("/hooks/", "/healthz", "/readyz", "/metrics")
 """For machines that know nothing of cookies and may call us by any name; a signature speaks for a webhook."""
 LONGEST_CREDENTIAL = 200
+MOST_FORM = 32 * 1024 * 1024
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Response]])
 
@@ -58,14 +60,26 @@ class Guard:
         caller = Caller(address=self._peers.address(scope, headers), secure=secure)
         scope["gofer.caller"], scope["gofer.peers"] = caller, self._peers
         if not scope["path"].startswith(OPEN_PREFIXES):
-            answer = self._misdirected(scope, headers)
-            if answer is None:
-                await self._recognise(caller, headers)
-                answer = self._foreign_socket(scope, headers, caller)
+            answer = await self._answered_here(scope, headers, caller)
             if answer is not None:
                 await _end(answer, scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    async def _answered_here(self, scope: AsgiScope, headers: Headers, caller: Caller) -> Response | None:
+        misdirected = self._misdirected(scope, headers)
+        if misdirected is not None:
+            return misdirected
+        try:
+            await self._recognise(caller, headers)
+        except GoferError as error:
+            # The database is away: nobody can be told from anybody.
+            return (
+                await on_gofer_error(Request(scope), error)
+                if scope["type"] == "http"
+                else problem(503, str(error))
+            )
+        return self._foreign_socket(scope, headers, caller)
 
     def _misdirected(self, scope: AsgiScope, headers: Headers) -> Response | None:
         if not self._peers.serves(headers.get("host", "")):
@@ -228,4 +242,7 @@ def check_origin(request: Request, *, may_be_missing: bool = False) -> None:
 async def _form(request: Request) -> FormData:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in FORMS:
         return FormData()
+    declared = request.headers.get("content-length", "")
+    if not declared.isdigit() or len(declared) > 12 or int(declared) > MOST_FORM:
+        raise BodyError(413, f"A form may have {MOST_FORM} bytes at most, and says beforehand how many.")
     return await request.form(max_files=100, max_fields=1000)

@@ -25,21 +25,21 @@ class Peers:
 
     def address(self, scope: Scope, headers: Headers) -> str:
         """The client's address: the last one in the chain that is not a trusted proxy."""
-        peer = scope["client"][0] if scope.get("client") else ""
+        peer = _peer(scope)
         if not self._trusted(peer):
             return peer
         chain = [part.strip() for value in headers.getlist("x-forwarded-for") for part in value.split(",")]
         for each in reversed(chain[-20:]):
             if not _is_address(each):
                 break
-            peer = each
+            peer = _plain(each)
             if not self._trusted(each):
                 break
         return peer
 
     def scheme(self, scope: Scope, headers: Headers) -> str:
         """http or https, as the browser sees it."""
-        peer = scope["client"][0] if scope.get("client") else ""
+        peer = _peer(scope)
         said = headers.get("x-forwarded-proto", "").strip().lower()
         if self._trusted(peer) and said in ("http", "https"):
             return said
@@ -61,6 +61,16 @@ class Peers:
 
     def _trusted(self, address: str) -> bool:
         return any(_is_address(address) and ip_address(address) in network for network in self._proxies)
+
+
+def _peer(scope: Scope) -> str:
+    return _plain(scope["client"][0]) if scope.get("client") else ""
+
+
+def _plain(address: str) -> str:
+    """An IPv4 address that an IPv6 socket tells as one of its own is still that IPv4 address."""
+    mapped = getattr(ip_address(address), "ipv4_mapped", None) if _is_address(address) else None
+    return str(mapped) if mapped is not None else address
 
 
 def _hostname(host: str) -> str:

@@ -7,16 +7,16 @@ and in a command's own process, whoever asks is the owner.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import Mount
+from starlette.routing import Mount, Route
 
 from gofer.errors import GoferError
 from gofer.platform import Platform
 from gofer.web.access import FromSocket
-from gofer.web.control.openapi import document_routes
 from gofer.web.control.table import OPERATIONS
 from gofer.web.problems import on_crash, on_gofer_error, on_http_exception
 
@@ -36,12 +36,13 @@ def control_app(platform: Platform) -> Starlette:
     return app
 
 
-def api_mount() -> Mount:
+def api_mount(*others: Route) -> Mount:
     """The API's routes, for any app that is furnished."""
-    return Mount("/api/v1", routes=[*document_routes(), *(operation.route() for operation in OPERATIONS)])
+    return Mount("/api/v1", routes=[*others, *(operation.route() for operation in OPERATIONS)])
 
 
 def furnish(app: Starlette, platform: Platform) -> None:
     """What the endpoints find in their app."""
     app.state.platform = platform
     app.state.agents_turn = asyncio.Lock()
+    app.state.watching = Counter()

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.agent.agents import AgentFileError, Agents, put_agent, remove_agent
-from gofer.errors import Malformed, NotFound
+from gofer.errors import ConfigError, NotFound
 from gofer.store.tables import agents
 from gofer.web.control.asking import Question, answered, asked, check_match, etag_of, platform_of, rows
 
@@ -61,7 +61,7 @@ async def put(request: Request) -> Response:
             spec = await asyncio.to_thread(put_agent, _directory(request), name, wish.toml, wish.instructions)
             etag = await _etag(request, name)
     except AgentFileError as error:
-        raise Malformed(f"line {error.line}: {error.message}") from None
+        raise ConfigError(f"line {error.line}: {error.message}") from None
     return answered(request, {"name": spec.name, "spec": spec.model_dump(mode="json")}, etag=etag)
 
 

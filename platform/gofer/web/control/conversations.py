@@ -62,7 +62,7 @@ def _list(connection: Connection, wanted: Wanted) -> list[dict[str, Any]]:
     if wanted.connection:
         query = query.where(bindings.c.connection_id == wanted.connection)
     if wanted.cursor:
-        last = _find(connection, wanted.cursor)
+        last = find_conversation(connection, wanted.cursor)
         place = tuple_(conversations.c.created_at, conversations.c.id)
         query = query.where(place < tuple_(last["created_at"], last["id"]))
     return rows(connection, query)
@@ -71,12 +71,13 @@ def _list(connection: Connection, wanted: Wanted) -> list[dict[str, Any]]:
 async def show(request: Request) -> Response:
     """One conversation."""
     found = await platform_of(request).database.read(
-        partial(_find, conversation_id=request.path_params["id"])
+        partial(find_conversation, conversation_id=request.path_params["id"])
     )
     return answered(request, found)
 
 
-def _find(connection: Connection, conversation_id: str) -> dict[str, Any]:
+def find_conversation(connection: Connection, conversation_id: str) -> dict[str, Any]:
+    """A conversation with where it is held; raises NotFound."""
     found = rows(connection, _SHOWN.where(conversations.c.id == conversation_id).limit(1))
     if not found:
         raise NotFound(
@@ -97,7 +98,7 @@ async def read(request: Request) -> Response:
 def _read(
     connection: Connection, platform: Platform, conversation_id: str, wanted: Paged
 ) -> list[dict[str, Any]]:
-    purged = _find(connection, conversation_id)["purged_at"] is not None
+    purged = find_conversation(connection, conversation_id)["purged_at"] is not None
     key = None if purged else conversation_key(connection, platform.vault, conversation_id)
     query = (
         select(messages)

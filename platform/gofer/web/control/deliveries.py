@@ -39,6 +39,9 @@ class Wanted(Paged):
     conversation: str = ""
 
 
+BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+
+
 class Again(Question):
     """How to take a delivery in once more."""
 
@@ -50,7 +53,7 @@ class Given(Again):
     """A captured request."""
 
     headers: list[tuple[str, str]] = Field(default_factory=list, max_length=200)
-    body: str = Field(description="In base64.", json_schema_extra={"contentEncoding": "base64"})
+    body: str = Field(description="In base64.", json_schema_extra={"pattern": BASE64})
 
 
 async def index(request: Request) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any
@@ -15,19 +16,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gofer.errors import Malformed, NotFound
+from gofer.errors import Malformed, NotFound, TooBusy
 from gofer.jobs.following import FellBehind, place_of
 from gofer.jobs.following import Wanted as Watched
 from gofer.jobs.steer import find_job
 from gofer.platform import Platform
 from gofer.store.events import Cursor
 from gofer.store.tables import FINAL, JobState, conversations, events, jobs
+from gofer.web.access import visitor_of
 from gofer.web.control.asking import Number, Question, platform_of, queried
 
 PULSE = 15.0
 """Seconds without an event after which a comment is sent, so that proxies keep the connection."""
 SEND_WITHIN = 15.0
 """Seconds a reader may take for what is sent; then it is cut off, and may come back where it was."""
+MOST_EACH = 250
+"""Streams of one member at once; others want to watch, too."""
 LONGEST = 300.0
 """Seconds a stream lasts; whoever comes back is looked at anew, so that a lost role ends what it opened."""
 
@@ -58,7 +62,9 @@ async def follow(request: Request) -> Response:
     platform.follower.check_room()
     if wanted.job is not None and cursor is None:
         cursor = Cursor()
-    return Stream(_told(platform, watched, cursor))
+    if request.method == "HEAD":
+        return Response(media_type=Stream.media_type)
+    return Stream(_told(platform, watched, cursor), request.app.state.watching, visitor_of(request).member_id)
 
 
 def _place(given: str) -> Cursor | None:
@@ -125,13 +131,24 @@ class Stream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, content: AsyncIterator[bytes]) -> None:
+    def __init__(self, content: AsyncIterator[bytes], watching: Counter[str], member_id: str) -> None:
+        if watching[member_id] >= MOST_EACH:
+            raise TooBusy(f"You are watching {MOST_EACH} times already.", retry_after=30)
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._content = content
+        self._watching = watching
+        self._member_id = member_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the content ends, the reader leaves or time is up."""
+        self._watching[self._member_id] += 1
+        try:
+            await self._stream(receive, send)
+        finally:
+            self._watching[self._member_id] -= 1
+
+    async def _stream(self, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         sending = asyncio.create_task(self._send(send))
         leaving = asyncio.create_task(_left(receive))

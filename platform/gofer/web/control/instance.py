@@ -16,7 +16,7 @@ from starlette.responses import Response
 from gofer import __version__
 from gofer.doctor import ask_model as doctor_of_models
 from gofer.doctor import examine
-from gofer.errors import Conflict, Malformed
+from gofer.errors import Conflict, Forbidden
 from gofer.jobs.upkeep import depth, oldest_ready
 from gofer.platform import Platform
 from gofer.store.backup import copy_database, copy_key
@@ -34,7 +34,11 @@ LONG_SILENT = 60.0
 class Wish(Question):
     """What to back up, and where to."""
 
-    path: Path = Field(description="An absolute path; over the network, one below the backups folder.")
+    path: str = Field(
+        pattern=r"^/",
+        max_length=1000,
+        description="An absolute path; over the network, in the backups folder.",
+    )
     with_key: bool = False
 
 
@@ -139,22 +143,21 @@ async def backup(request: Request) -> Response:
             "The store is Postgres, which has its own tool. Run: "
             'pg_dump --format=custom --file=gofer.dump "$GOFER_DATABASE_URL"'
         )
-    if not wish.path.is_absolute():
-        raise Malformed("path: must be absolute.")
+    target = Path(wish.path)
     backups = platform.settings.data_dir / "backups"
-    if visitor_of(request).via != "socket" and wish.path.resolve().parent != backups.resolve():
+    if visitor_of(request).via != "socket" and target.parent != backups:
         # Whoever owns the dashboard need not own the machine's files.
-        raise Malformed(f"path: must be a file in {backups}.")
+        raise Forbidden(f"Over the network a backup is a file in {backups}.")
     ring = platform.vault.ring
     if wish.with_key and ring.path is None:
         raise Conflict("The master key is in GOFER_MASTER_KEY, not in a file. Keep it where it comes from.")
-    size = await database.read(lambda _: copy_database(database.path, wish.path))
+    size = await database.read(lambda _: copy_database(database.path, target))
     key_file = None
     if wish.with_key and ring.path is not None:
-        key_file = await database.read(partial(_copy_key, source=ring.path, backup=wish.path))
+        key_file = await database.read(partial(_copy_key, source=ring.path, backup=target))
     return answered(
         request,
-        {"path": str(wish.path), "bytes": size, "key_file": str(key_file) if key_file else None},
+        {"path": str(target), "bytes": size, "key_file": str(key_file) if key_file else None},
     )
 
 

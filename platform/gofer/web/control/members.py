@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 from sqlalchemy import Connection
@@ -20,6 +20,7 @@ from gofer.web.access.members import (
     change_member,
     digest,
     find_member,
+    first_owner,
     list_members,
     new_link,
     remove_member,
@@ -27,6 +28,7 @@ from gofer.web.access.members import (
 from gofer.web.access.passwords import LONGEST, SHORTEST, Passwords
 from gofer.web.control.asking import Nothing, Question, answered, asked, platform_of, shown_once
 
+Password = Annotated[Secret, Field(json_schema_extra={"minLength": SHORTEST, "maxLength": LONGEST})]
 NAME = r"^[a-z0-9][a-z0-9._-]{0,39}$"
 
 
@@ -35,9 +37,7 @@ class New(Question):
 
     name: str = Field(pattern=NAME)
     role: Role = "viewer"
-    password: Secret | None = Field(
-        default=None, description=f"{SHORTEST} to {LONGEST} characters; without one they sign in by a link."
-    )
+    password: Password | None = Field(default=None, description="Without one they sign in by a link.")
 
 
 class Change(Question):
@@ -45,7 +45,7 @@ class Change(Question):
 
     name: str | None = Field(default=None, pattern=NAME)
     role: Role | None = None
-    password: Secret | None = Field(default=None, description="Ends their sessions.")
+    password: Password | None = Field(default=None, description="Ends their sessions.")
 
 
 class NewPassword(Question):
@@ -54,7 +54,7 @@ class NewPassword(Question):
     current: Secret | None = Field(
         default=None, description="The one in use; not needed while there is none."
     )
-    password: Secret
+    password: Password
 
 
 async def me(request: Request) -> Response:
@@ -66,8 +66,15 @@ async def me(request: Request) -> Response:
 
 async def index(request: Request) -> Response:
     """List members."""
+    await _settled(request)
     found = await platform_of(request).database.read(list_members)
     return answered(request, {"members": [_told(row) for row in found]})
+
+
+async def _settled(request: Request) -> None:
+    """A command may be the first thing that ever happens here."""
+    if visitor_of(request).via == "socket":
+        await platform_of(request).database.write(first_owner)
 
 
 def _told(row: Any) -> dict[str, Any]:
@@ -102,6 +109,7 @@ async def show(request: Request) -> Response:
 async def change(request: Request) -> Response:
     """Change a member's name, role or password."""
     platform, wish = platform_of(request), await asked(request, Change)
+    await _settled(request)
     note(request, fields=sorted(wish.model_fields_set), role=wish.role)
     hashed = await _hashed(wish.password)
     row = await platform.database.write(

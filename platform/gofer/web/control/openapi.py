@@ -6,7 +6,6 @@ import functools
 import re
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, select_autoescape
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
@@ -15,7 +14,6 @@ from starlette.routing import Route
 
 from gofer import __version__
 from gofer.client import shapes
-from gofer.web.access.entry import TEMPLATES
 from gofer.web.access.guard import CSRF_HEADER, PLAIN_COOKIE
 from gofer.web.access.visitor import AS_ROLE
 from gofer.web.control.asking import LARGEST
@@ -46,9 +44,8 @@ async def _document(request: Request) -> Response:
 
 async def _page(request: Request) -> Response:
     """The same for people."""
-    templates = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=select_autoescape(default=True))
-    shown = templates.get_template("api.html").render(document=document(), groups=_groups())
-    return HTMLResponse(shown)
+    page = request.app.state.renderer.html("api.html", theme="", document=document(), groups=_groups())
+    return HTMLResponse(page)
 
 
 @functools.cache
@@ -199,9 +196,7 @@ def _failures(operation: Operation) -> list[int]:
     if "{" in operation.path:
         failures.add(404)
     if operation.method != "GET":
-        failures |= {408, 409, 413, 415}
-    if operation.method == "POST":
-        failures.add(422)
+        failures |= {408, 409, 413, 415, 422}
     if operation.versioned and operation.method in ("PUT", "PATCH", "DELETE"):
         failures.add(412)
     return sorted(failures)

@@ -27,7 +27,7 @@ class Named(Question):
 class Given(Named):
     """A secret with its value."""
 
-    value: Secret
+    value: Secret = Field(json_schema_extra={"minLength": 1, "pattern": r"\S"})
 
 
 async def index(request: Request) -> Response:

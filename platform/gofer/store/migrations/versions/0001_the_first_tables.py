@@ -103,6 +103,8 @@ def upgrade() -> None:
         sa.Column("title", sa.String(), nullable=False),
         sa.Column("data_key", sa.LargeBinary(), nullable=True),
         sa.Column("last_seq", sa.BigInteger(), nullable=False),
+        sa.Column("agent_id", sa.String(), nullable=True),
+        sa.Column("model", sa.String(), nullable=False),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.Column("purged_at", sa.Float(), nullable=True),
         sa.ForeignKeyConstraint(
@@ -224,6 +226,7 @@ def upgrade() -> None:
         sa.Column("expires_at", sa.Float(), nullable=False),
         sa.Column("used_at", sa.Float(), nullable=True),
         sa.Column("used_by", sa.String(), nullable=False),
+        sa.Column("principal_id", sa.String(), nullable=True),
         sa.ForeignKeyConstraint(["workspace_id"], ["workspace.id"]),
         sa.PrimaryKeyConstraint("id"),
     )

@@ -1,0 +1,40 @@
+"""`gofer link`: a link that signs somebody in, once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from gofer.cli.calling import Api, with_api
+from gofer.cli.exits import NOT_FOUND, Failed
+from gofer.cli.showing import AsJson, show
+
+
+def link(
+    member: Annotated[str, typer.Argument(help="Whom it signs in; the first owner if nobody is named.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Print a link that signs a member in, once and within an hour.
+
+    \b
+    gofer link
+    gofer link anna
+    """
+
+    async def make(api: Api) -> dict[str, str]:
+        name = member or await _first_owner(api)
+        made: dict[str, str] = await api.ask("POST", f"/members/{quote(name, safe='')}/link")
+        return made
+
+    made = with_api(make)
+    show(made, as_json, lambda: print(made["url"]))
+
+
+async def _first_owner(api: Api) -> str:
+    found = (await api.ask("GET", "/members"))["members"]
+    for each in found:
+        if each["role"] == "owner":
+            return str(each["name"])
+    raise Failed("There is no owner yet. Run: gofer serve", NOT_FOUND)

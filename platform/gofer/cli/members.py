@@ -1,0 +1,106 @@
+"""`gofer members`: who may sign in."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from gofer.cli.calling import call
+from gofer.cli.exits import USAGE, Failed
+from gofer.cli.reading import confirm, may_prompt, prompt_secret, read_secret
+from gofer.cli.showing import AsJson, ago, show, table
+
+app = typer.Typer(help="Members: who may sign in.", no_args_is_help=True, rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(help="The member's name.", show_default=False)]
+Role = Annotated[str, typer.Option(help="owner, operator (works with runs) or viewer (looks).")]
+
+
+@app.command("list")
+def list_members(as_json: AsJson = False) -> None:
+    """List members.
+
+    \b
+    gofer members list
+    """
+    found = call("GET", "/members")
+    rows = [
+        (
+            each["name"],
+            each["role"],
+            "password" if each["has_password"] else "link",
+            ago(each["signed_in_at"]) if each["signed_in_at"] else "never",
+        )
+        for each in found["members"]
+    ]
+    show(found, as_json, lambda: table(("member", "role", "signs in by", "last"), rows, empty="Nobody yet."))
+
+
+@app.command()
+def add(name: Name, role: Role = "viewer", as_json: AsJson = False) -> None:
+    """Add a member. `gofer link NAME` lets them in the first time.
+
+    \b
+    gofer members add anna --role operator
+    """
+    made = call("POST", "/members", json={"name": name, "role": role})
+    show(
+        made,
+        as_json,
+        lambda: print(f"{made['name']} is {made['role']}. Let them in: gofer link {made['name']}"),
+    )
+
+
+@app.command("role")
+def set_role(
+    name: Name, role: Annotated[str, typer.Argument(show_default=False)], as_json: AsJson = False
+) -> None:
+    """Change what a member may do, from their next request on.
+
+    \b
+    gofer members role anna owner
+    """
+    made = _change(name, role=role)
+    show(made, as_json, lambda: print(f"{made['name']} is {made['role']}."))
+
+
+@app.command()
+def password(
+    name: Name,
+    file: Annotated[str, typer.Option(help="The file that holds it; - is stdin.")] = "-",
+    as_json: AsJson = False,
+) -> None:
+    """Set a member's password, which ends their sessions. It comes from stdin or a file, never from an argument.
+
+    \b
+    gofer members password owner
+    """
+    asked = file == "-" and may_prompt()
+    value = prompt_secret("password") if asked else read_secret(file)
+    if asked and prompt_secret("the same again") != value:
+        raise Failed("The two are not the same. Nothing was changed.", USAGE)
+    made = _change(name, password=value)
+    show(made, as_json, lambda: print(f"{made['name']} has a new password."))
+
+
+@app.command()
+def remove(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a member, with their sessions and tokens.
+
+    \b
+    gofer members remove anna --yes
+    """
+    if not yes:
+        confirm(f"Remove {name}?")
+    gone = call("DELETE", f"/members/{quote(name, safe='')}")
+    show(gone, as_json, lambda: print(f"{name} is gone."))
+
+
+def _change(name: str, **values: Any) -> Any:
+    return call("PATCH", f"/members/{quote(name, safe='')}", json=values)

@@ -1,0 +1,72 @@
+"""An owner on the phone, known on GitHub, too, has work done in a repository."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from github_scene import SECRET, Running, Scene, account, gofer, tool
+from gofer.rehearsal.telegram import Chat, Person, Telegram
+from gofer_github.errands import asked_by, marked
+from telegram.house import House, connect
+
+ASK = tool("github_ask", repository="acme/widgets", title="Say hello", text="Greet people, please.")
+
+
+async def paired(telegram: Telegram, running: Running) -> tuple[House, Person, Chat]:
+    house = House(telegram, running.platform, await connect(running.platform, telegram))
+    person, chat = await house.owner()
+    return house, person, chat
+
+
+async def test_a_linked_owner_has_work_done_in_a_repository(scene: Scene, tmp_path: Path) -> None:
+    async with (
+        Telegram() as telegram,
+        gofer(scene, tmp_path / "data", public_url="", poll_every=0.1) as running,
+    ):
+        house, ann, chat = await paired(telegram, running)
+        telegram.phones.say(ann, chat, ASK)
+        assert "github_ask" in (await house.answers(chat, 1))[0]
+        assert scene.repository.issues == {}, "nobody knows who she is on GitHub"
+        telegram.phones.say(ann, chat, "/link")
+        (code,) = re.findall("/gofer link ([A-Z0-9]{8})", (await house.answers(chat, 2))[1])
+        known = await scene.github.open_issue("olga", scene.repository, "Hello")
+        await scene.github.comment("mallory", scene.repository, known.number, "/gofer link AAAAAAAA")
+        await scene.github.comment("ada", scene.repository, known.number, f"/gofer link {code}")
+        await running.quiet()
+        assert [("same person" in one.body) for one in scene.ours(known.number)] == [True]
+        telegram.phones.say(ann, chat, ASK)
+        said = (await house.answers(chat, 3))[2]
+        await telegram.until(lambda: scene.ours(2))
+        await running.quiet()
+    issue = scene.repository.issues[2]
+    assert f"{scene.github.url}/acme/widgets/issues/2" in said
+    assert (issue.title, issue.user.login) == ("Say hello", "gofer[bot]")
+    assert "Asked for by @ada" in issue.body
+    (answer,) = scene.ours(2)
+    assert "offline model" in answer.body
+
+
+async def test_who_may_not_write_there_gets_nothing_there(scene: Scene, tmp_path: Path) -> None:
+    async with (
+        Telegram() as telegram,
+        gofer(scene, tmp_path / "data", public_url="", poll_every=0.1) as running,
+    ):
+        house, ann, chat = await paired(telegram, running)
+        telegram.phones.say(ann, chat, "/link")
+        code = (await house.answers(chat, 1))[0][-8:]
+        known = await scene.github.open_issue("olga", scene.repository, "Hello")
+        await scene.github.comment("rita", scene.repository, known.number, f"/gofer link {code}")
+        await running.quiet()
+        telegram.phones.say(ann, chat, ASK)
+        assert "rita may not write to acme/widgets" in (await house.answers(chat, 2))[1]
+    assert list(scene.repository.issues) == [1]
+
+
+def test_a_mark_is_good_for_its_repository_and_its_person_alone() -> None:
+    mark = marked(account(), "acme/widgets", "7", "ada")
+    assert asked_by(account(), "acme/widgets", f"text\n\n{mark}") == (7, "ada")
+    assert asked_by(account(), "acme/other", mark) is None
+    assert asked_by(account(), "acme/widgets", mark.replace("for=7", "for=8")) is None
+    assert asked_by(account(), "acme/widgets", mark.replace("ada", "eve")) is None
+    assert SECRET not in mark

@@ -1,0 +1,117 @@
+"""A plain token instead of an App, submodules, and repositories that change under a run or go away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from github_scene import FIX, Scene, gofer, tool
+from gofer.rehearsal.github import Fault, git
+from gofer.rehearsal.github.world import Repository
+from gofer.store.tables import replies
+
+
+async def test_a_plain_token_does_without_an_app(scene: Scene, tmp_path: Path) -> None:
+    world = scene.github.world
+    token = world.token(user=world.user("ada")).value
+    async with gofer(scene, tmp_path / "data", token=token, sandbox="bubblewrap") as running:
+        issue = await scene.github.open_issue("ada", scene.repository, "Broken", FIX)
+        await scene.github.comment("mallory", scene.repository, issue.number, "@gofer and me?")
+        await running.quiet()
+    (reply,) = [one for one in scene.repository.comments.values() if one.user.login == "ada"]
+    assert "Opened the draft" in reply.body
+    assert "✅ Done in" in reply.body
+    (pull,) = [one for one in scene.repository.issues.values() if one.head]
+    assert (pull.draft, pull.head) == (True, f"gofer/{issue.number}")
+    assert scene.repository.check_runs == {}, "only an App may make checks"
+    assert world.minted == []
+    files = b"".join(one.read_bytes() for one in (tmp_path / "data").rglob("*") if one.is_file())
+    assert token.encode() not in files
+
+
+async def test_submodules_are_left_alone(scene: Scene, tmp_path: Path) -> None:
+    other = scene.github.create_repository("acme/secret", {"plan.txt": "the plan"}, ada="admin")
+    git.add_submodule(
+        scene.repository.path, "main", "vendored", f"{scene.github.url}/acme/secret.git", other.path
+    )
+    asked = [
+        "@gofer",
+        tool("github_checkout"),
+        "$ cd ~/repo && ls -a vendored; git submodule update --init 2>&1",
+    ]
+    async with gofer(scene, tmp_path / "data", sandbox="bubblewrap") as running:
+        await scene.github.open_issue("ada", scene.repository, "Try", "\n".join(asked))
+        await running.quiet()
+    (reply,) = scene.ours(1)
+    assert "Cloned into repo" in reply.body
+    assert "plan.txt" not in reply.body
+    assert "the plan" not in reply.body
+
+
+def _renamed(repository: Repository) -> None:
+    git.run(repository.path, "branch", "-m", "main", "trunk")
+    repository.default_branch = "trunk"
+
+
+def _forced(repository: Repository) -> None:
+    tree = git.run(repository.path, "rev-parse", "main^{tree}")
+    git.run(
+        repository.path,
+        "update-ref",
+        "refs/heads/main",
+        git.run(repository.path, "commit-tree", tree, "-m", "x"),
+    )
+
+
+@pytest.mark.parametrize("change", [_renamed, _forced])
+async def test_a_base_that_moved_is_worked_on_where_it_is(
+    scene: Scene, tmp_path: Path, change: Callable[[Repository], None]
+) -> None:
+    async with gofer(scene, tmp_path / "data", sandbox="bubblewrap") as running:
+        issue = await scene.github.open_issue("ada", scene.repository, "Broken")
+        await scene.github.comment(
+            "ada", scene.repository, issue.number, f"@gofer\n{tool('github_checkout')}"
+        )
+        await running.quiet()
+        change(scene.repository)
+        await scene.github.comment("ada", scene.repository, issue.number, FIX)
+        await running.quiet()
+    assert "Opened the draft" in scene.ours(issue.number)[-1].body
+    (pull,) = [one for one in scene.repository.issues.values() if one.head]
+    assert pull.base == scene.repository.default_branch
+
+
+async def test_a_huge_diff_is_cut_and_said_to_be(scene: Scene, tmp_path: Path) -> None:
+    lines = "\n".join(f"line {number}" for number in range(60_000))
+    git.commit(scene.repository.path, {"big.txt": lines}, "change", "A big change")
+    async with gofer(scene, tmp_path / "data") as running:
+        pull = await scene.github.open_pull("ada", scene.repository, "change")
+        await scene.github.comment("ada", scene.repository, pull.number, f"@gofer\n{tool('github_diff')}")
+        await running.quiet()
+    (reply, *_) = scene.ours(pull.number)
+    assert "+line 0" in reply.body
+    assert all(len(one.body) <= 65_536 for one in scene.ours(pull.number))
+
+
+@pytest.mark.parametrize("kind", ["archived", "deleted", "suspended"])
+async def test_a_place_that_is_gone_ends_the_reply_with_a_reason(
+    scene: Scene, tmp_path: Path, kind: str
+) -> None:
+    async with gofer(scene, tmp_path / "data", sandbox="bubblewrap") as running:
+        issue = await scene.github.open_issue("ada", scene.repository, "Broken")
+        scene.github.faults.append(Fault("missing", "POST /reactions"))
+        await scene.github.comment("ada", scene.repository, issue.number, "@gofer\n$ sleep 1")
+        await running.began()
+        if kind == "archived":
+            scene.repository.archived = True
+        elif kind == "deleted":
+            del scene.github.world.repositories["acme/widgets"]
+        else:
+            next(iter(scene.github.world.installations.values())).suspended = True
+        await running.quiet()
+        ended = await running.rows(select(replies.c.state, replies.c.reason))
+    assert [row.state for row in ended] == ["failed"]
+    assert {"archived": "archived", "deleted": "404", "suspended": "suspended"}[kind] in ended[0].reason

@@ -1,0 +1,41 @@
+"""The same doors on Postgres: what is done once, counted and followed there."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from gofer.client import Gofer
+from gofer.web.access import delays
+from web_house import House
+
+
+def test_signing_in_repeating_and_following_on_postgres(data_dir: Path, postgres_url: str) -> None:
+    house = House(data_dir, database_url=postgres_url)
+    try:
+        ada = house.member("ada", "owner")
+        link = house.link(ada)
+        browsers = [house.browser() for _ in range(4)]
+        with ThreadPoolExecutor(4) as pool:
+            followed = sorted(pool.map(lambda each: each.follow(link).status_code, browsers))
+        assert followed == [303, 410, 410, 410]
+        token = house.token(ada)
+        apis = [house.api(token) for _ in range(4)]
+        wish, key = {"name": "bob"}, {"idempotency-key": "bob"}
+        with ThreadPoolExecutor(4) as pool:
+            made = list(pool.map(lambda api: api.post("/members", json=wish, headers=key).status_code, apis))
+        assert 201 in made
+        assert set(made) <= {201, 409}
+        (entry, *_) = apis[0].get("/audit", params={"action": "members.add"}).json()["entries"]
+        assert entry["name"] == "ada"
+        with Gofer(house.url, token=token) as gofer:
+            said = gofer.say("What can you do?")
+            seen = [event.seq for event in gofer.follow(job=said.job_id)]
+            assert seen == list(range(1, len(seen) + 1))
+            assert gofer.job(said.job_id or 0).job.state == "done"
+        for _ in range(delays.FREE + 1):
+            assert house.browser().login("ada", "wrong password").status_code == 403
+        assert house.browser().login("ada").status_code == 429
+        assert apis[0].get("/connections/a%00b").status_code == 400
+    finally:
+        house.close()

@@ -1,0 +1,112 @@
+"""The OpenAPI document: valid, complete, and true whatever is sent."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import hypothesis
+import pytest
+import schemathesis
+from jsonschema_rs import Draft202012Validator
+from schemathesis.config import SchemathesisConfig
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import ignored_auth
+
+from gofer.web.control.asking import Nothing
+from gofer.web.control.openapi import document
+from gofer.web.control.table import OPERATIONS
+from web_house import House
+
+CONFIG = Path(__file__).with_name("schemathesis.toml")
+STREAM = "events.follow"
+
+
+def test_every_operation_is_described_with_its_role_and_its_answers() -> None:
+    found = {each["operationId"]: each for path in document()["paths"].values() for each in path.values()}
+    assert found.keys() == {each.name for each in OPERATIONS}
+    for each in OPERATIONS:
+        described = found[each.name]
+        assert described["summary"], each.name
+        assert each.role in described["description"]
+        assert {str(each.status), "401", "403", "503"} <= described["responses"].keys()
+
+
+def test_every_reference_leads_somewhere_and_every_schema_is_one() -> None:
+    whole = document()
+    schemas = whole["components"]["schemas"]
+    for target in re.findall(r"'\$ref': '([^']+)'", str(whole)):
+        assert target.removeprefix("#/components/schemas/") in schemas
+    for name, schema in schemas.items():
+        assert Draft202012Validator({**schema, "components": whole["components"]}), name
+
+
+def test_it_is_served_with_a_page_that_asks_nobody_else_for_anything(house: House) -> None:
+    assert httpx2.get(f"{house.url}/api/v1/openapi.json").json() == document()
+    page = httpx2.get(f"{house.url}/api/v1/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    for each in OPERATIONS:
+        assert each.name in page.text
+    assert not re.findall(r'(?:src|href|action)="(?!/|#)', page.text)
+    assert "<script" not in page.text.replace('<script src="/static', "")
+
+
+@pytest.fixture(scope="module")
+def token(house: House) -> str:
+    return house.token(house.owner())
+
+
+# The library itself draws at random inside a strategy.
+@pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
+def test_whatever_is_sent_is_answered_as_documented(house: House, token: str) -> None:
+    """A few of each; `make chaos` sends thousands."""
+    schema = schemathesis.openapi.from_url(
+        f"{house.url}/api/v1/openapi.json", config=SchemathesisConfig.from_path(CONFIG)
+    )
+    schema.config.update(base_url=f"{house.url}/api/v1", headers={"Authorization": f"Bearer {token}"})
+    by_name = {each.name: each for each in OPERATIONS}
+    for found in schema.get_all_operations():
+        assert isinstance(found, Ok)
+        operation, here = found.ok(), by_name[found.ok().definition.raw["operationId"]]
+        if here.stream:
+            continue
+        _try(operation.as_strategy(generation_mode=schemathesis.GenerationMode.POSITIVE))
+        # To the others there is hardly anything wrong to say, and much time goes into looking for it.
+        if here.body not in (None, Nothing):
+            _try(operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE))
+
+
+def _try(cases: Any) -> None:
+    @hypothesis.given(case=cases)
+    @hypothesis.settings(
+        max_examples=2,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    def sent(case: Any) -> None:
+        case.call_and_validate(excluded_checks=[ignored_auth])
+
+    sent()
+
+
+@pytest.mark.chaos
+def test_nothing_is_found_by_a_long_look(house: House, token: str) -> None:
+    url = f"{house.url}/api/v1"
+    done = subprocess.run(
+        [
+            *(str(Path(sys.executable).with_name("st")), "--config-file", str(CONFIG), "run"),
+            *(f"{url}/openapi.json", "--url", url, "--no-color", "--workers", "2", "--max-examples", "100"),
+            *("--phases", "coverage,fuzzing", "--exclude-operation-id", STREAM),
+            *("-H", f"Authorization: Bearer {token}"),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-20_000:]
