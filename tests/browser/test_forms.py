@@ -130,7 +130,7 @@ def test_a_connection_is_tested_changed_and_switched(owner: Visitor, lived: Live
     assert "Switched off." in owner.does(here, enabled="off")
     assert "Switched on." in owner.does(here, enabled="on")
     kept = lived.hello.service.url
-    assert owner.post(here, setting__reply_url="nonsense").status_code == 400
+    assert owner.post(here, setting__reply_url="nonsense").status_code == 422
     assert f'value="{kept}"' in owner.does(here, setting__reply_url=kept)
     added = owner.does(
         "/connections/new/hello", name="Back door", secret__signing_key="x" * 20, setting__reply_url=kept
@@ -165,7 +165,7 @@ def test_a_schedule_is_told_in_words_and_run_at_once(owner: Visitor, lived: Live
     assert "set_up #" in owner.does(f"/schedules/{schedule}/run")
     assert "switched off" in owner.does(f"/schedules/{schedule}/switch", enabled="off")
     assert "mornings is removed." in owner.does(f"/schedules/{schedule}/remove")
-    assert owner.post("/schedules", name="x", cron="never", kind="y", missed="once").status_code == 400
+    assert owner.post("/schedules", name="x", cron="never", kind="y", missed="once").status_code == 422
 
 
 def test_members_and_tokens_are_shown_once(owner: Visitor, lived: Lived) -> None:

@@ -106,7 +106,7 @@ def _title(connection: Connection, conversation_id: str | None) -> str:
 
 
 def _trigger(connection: Connection, job: dict[str, Any]) -> dict[str, Any] | None:
-    """The delivery of the first message it answers."""
+    """The first message it answers, and its delivery."""
     if job["conversation_id"] is None:
         return None
     query = (
@@ -119,7 +119,12 @@ def _trigger(connection: Connection, job: dict[str, Any]) -> dict[str, Any] | No
             (deliveries.c.conversation_id == messages.c.conversation_id)
             & (deliveries.c.message_seq == messages.c.seq),
         )
-        .where(messages.c.conversation_id == job["conversation_id"], messages.c.seq > job["covers_from"])
+        .where(
+            messages.c.conversation_id == job["conversation_id"],
+            messages.c.seq > job["covers_from"],
+            messages.c.addressed,
+            ~messages.c.author.startswith("agent:"),
+        )
         .order_by(messages.c.seq)
         .limit(1)
     )  # fmt: skip
