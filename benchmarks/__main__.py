@@ -26,6 +26,7 @@ GROUPS = (
     "agent",
     "telegram",
     "watching",
+    "pages",
 )
 """Every group, in the order they run: a module of `benchmarks` with `async def main(quick) -> list[Row]`."""
 

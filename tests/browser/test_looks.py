@@ -16,6 +16,8 @@ from .places import places
 AXE = Path(__file__).parent / "axe-4.14.0.min.js"
 AXE_SHA256 = "20c09fe157a8a34a30e241aaa1fcdade657734f08ab379ecfbeb7d45cc46e878"
 SHOTS = Path(__file__).parents[2] / ".artefacts" / "screenshots"
+SHOWN = ("overview", "runs", "run", "inbox", "connection", "costs")
+"""Pages of which there is also a picture in the dark and on a phone."""
 PHONE, DESK = ViewportSize(width=390, height=844), ViewportSize(width=1280, height=900)
 
 
@@ -48,13 +50,15 @@ def objections(page: Page, name: str) -> Iterator[str]:
         page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
         options = {"resultTypes": ["violations"], "selectors": False, **rules}
         found: Any = page.evaluate("options => axe.run(document, options)", options)
-        page.screenshot(path=SHOTS / f"{name}-{theme}.jpeg", quality=70)
+        if theme == "light" or name in SHOWN:
+            page.screenshot(path=SHOTS / f"{name}-{theme}.jpeg", quality=70)
         yield from (
             f"{theme}: {each['id']}: {each['nodes'][0]['html'][:200]}" for each in found["violations"]
         )
     page.set_viewport_size(PHONE)
     width = page.evaluate("document.documentElement.scrollWidth")
-    page.screenshot(path=SHOTS / f"{name}-phone.jpeg", quality=70)
+    if name in SHOWN:
+        page.screenshot(path=SHOTS / f"{name}-phone.jpeg", quality=70)
     page.set_viewport_size(DESK)
     if width > PHONE["width"]:
         yield f"{width} pixels wide on a phone"

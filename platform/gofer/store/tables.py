@@ -517,6 +517,8 @@ class Job(SQLModel, table=True):
         Index("job_finished", "finished_at", **_where("finished_at IS NOT NULL")),
         Index("job_unique_key", "unique_key", unique=True, **_where("unique_key IS NOT NULL")),
         Index("job_of_conversation", "conversation_id", "id"),
+        Index("job_of_agent", "agent_id", "id", **_where("agent_id IS NOT NULL")),
+        Index("job_of_connection", "connection_id", "id", **_where("connection_id IS NOT NULL")),
         Index("job_ended_badly", "state", "id", **_where("state IN ('dead','cancelled')")),
         _NEVER_REUSE_IDS,
     )

@@ -47,31 +47,55 @@ async def index(request: Request) -> Response:
 
 
 def read_list(connection: Connection, wanted: str, before: int | None) -> dict[str, Any]:
-    """Those with the newest work first."""
-    last_job = (
-        select(func.max(jobs.c.id)).where(jobs.c.conversation_id == conversations.c.id).scalar_subquery()
+    """Those with the newest work first; those that nobody ever worked on come last, on the first page only."""
+    worked = _worked_on(connection, wanted, before)
+    found = {row["id"]: row for row in _rows(connection, conversations.c.id.in_(worked))}
+    listed = [{**found[each], "last_job": worked[each]} for each in worked if each in found]
+    if before is None and len(listed) < PER_PAGE:
+        listed += [{**row, "last_job": None} for row in _never_worked_on(connection, wanted)]
+    return {"conversations": listed[:PER_PAGE], "connections": connection_names(connection)}
+
+
+def _worked_on(connection: Connection, wanted: str, before: int | None) -> dict[str, int]:
+    last = func.max(jobs.c.id)
+    query = (
+        select(jobs.c.conversation_id, last)
+        .where(jobs.c.conversation_id.is_not(None))
+        .group_by(jobs.c.conversation_id)
+        .order_by(last.desc())
+        .limit(PER_PAGE)
     )
-    newest = select(conversations.c.id, func.coalesce(last_job, 0).label("last_job")).subquery()
+    if wanted:
+        query = query.join(bindings, bindings.c.conversation_id == jobs.c.conversation_id)
+        query = query.where(bindings.c.connection_id == wanted)
+    if before is not None:
+        query = query.having(last < before)
+    return {conversation: int(job) for conversation, job in connection.execute(query)}
+
+
+def _never_worked_on(connection: Connection, wanted: str) -> list[dict[str, Any]]:
+    without = ~select(jobs.c.id).where(jobs.c.conversation_id == conversations.c.id).exists()
+    return _rows(connection, without & (bindings.c.connection_id == wanted) if wanted else without)
+
+
+def _rows(connection: Connection, condition: Any) -> list[dict[str, Any]]:
     query = (
         select(
             conversations.c.id, conversations.c.kind, conversations.c.title, conversations.c.last_seq,
-            conversations.c.created_at, conversations.c.purged_at, newest.c.last_job,
-            bindings.c.connection_id, bindings.c.ref, messages.c.created_at.label("said_at"),
+            conversations.c.created_at, conversations.c.purged_at, bindings.c.connection_id, bindings.c.ref,
+            messages.c.created_at.label("said_at"),
         )
-        .join(newest, newest.c.id == conversations.c.id)
+        .select_from(conversations)
         .outerjoin(bindings, bindings.c.conversation_id == conversations.c.id)
         .outerjoin(
             messages,
             (messages.c.conversation_id == conversations.c.id) & (messages.c.seq == conversations.c.last_seq),
         )
-        .order_by(newest.c.last_job.desc(), conversations.c.created_at.desc())
+        .where(condition)
+        .order_by(conversations.c.created_at.desc())
         .limit(PER_PAGE)
     )  # fmt: skip
-    if wanted:
-        query = query.where(bindings.c.connection_id == wanted)
-    if before is not None:
-        query = query.where(newest.c.last_job < before)
-    return {"conversations": rows(connection, query), "connections": connection_names(connection)}
+    return rows(connection, query)
 
 
 @page("viewer")

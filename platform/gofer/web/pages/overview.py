@@ -59,7 +59,7 @@ def _jobs(connection: Connection, state: JobState) -> list[dict[str, Any]]:
         )
         .outerjoin(conversations, conversations.c.id == jobs.c.conversation_id)
         .where(in_state(state))
-        .order_by(jobs.c.id.desc())
+        .order_by(jobs.c.id.desc() if state is JobState.DEAD else jobs.c.created_at.desc())
         .limit(MOST)
     )  # fmt: skip
     if state is JobState.DEAD:

@@ -21,8 +21,10 @@ from gofer.web.pages.rendering import platform_of, render
 from gofer.web.pages.serving import agent_names, connection_names, number_of, page, rows
 from gofer.web.pages.story import cards, spans
 
-MOST_EVENTS = 400
-"""Of one run on one page, the newest; those before them are a link away."""
+MOST_EVENTS = 80
+"""Of one run whose words are on one page, the newest; those before them are a link away."""
+MOST_SPANS = 400
+"""Events of the waterfall, which needs no words."""
 MOST_RAW = 100
 
 
@@ -58,7 +60,7 @@ def read(connection: Connection, vault: Vault, job_id: int, before: int | None) 
         "replies": _replies(connection, job_id),
         "questions": asked.open_questions(connection, vault, job_id=job_id),
         "cost": cost_of_job(connection, job_id),
-        "spans": spans(log, time.time()),
+        "spans": spans(_facts(connection, job_id, before), time.time()),
         "cards": cards(log),
         "usage": _usage(log),
         "earlier": log[0]["seq"] if log and log[0]["seq"] > 1 else None,
@@ -74,6 +76,13 @@ def opened(
         query = query.where(events.c.seq < before)
     key = _key(connection, vault, job["conversation_id"])
     return [_opened(key, dict(row._mapping)) for row in connection.execute(query)][::-1]
+
+
+def _facts(connection: Connection, job_id: int, before: int | None) -> list[dict[str, Any]]:
+    query = select(events.c.kind, events.c.data, events.c.at).where(events.c.job_id == job_id)
+    if before is not None:
+        query = query.where(events.c.seq < before)
+    return rows(connection, query.order_by(events.c.seq.desc()).limit(MOST_SPANS))[::-1]
 
 
 def _key(connection: Connection, vault: Vault, conversation_id: str | None) -> DataKey | None:
@@ -97,7 +106,7 @@ def _title(connection: Connection, conversation_id: str | None) -> str:
 
 
 def _trigger(connection: Connection, job: dict[str, Any]) -> dict[str, Any] | None:
-    """The delivery of the first message it answers."""
+    """The first message it answers, and its delivery."""
     if job["conversation_id"] is None:
         return None
     query = (
@@ -110,7 +119,12 @@ def _trigger(connection: Connection, job: dict[str, Any]) -> dict[str, Any] | No
             (deliveries.c.conversation_id == messages.c.conversation_id)
             & (deliveries.c.message_seq == messages.c.seq),
         )
-        .where(messages.c.conversation_id == job["conversation_id"], messages.c.seq > job["covers_from"])
+        .where(
+            messages.c.conversation_id == job["conversation_id"],
+            messages.c.seq > job["covers_from"],
+            messages.c.addressed,
+            ~messages.c.author.startswith("agent:"),
+        )
         .order_by(messages.c.seq)
         .limit(1)
     )  # fmt: skip

@@ -15,7 +15,7 @@ from gofer.agent.prices import MICROS
 from gofer.errors import Conflict, Malformed, NotFound
 from gofer.jobs.conclude import ANSWER
 from gofer.jobs.steer import cancel, redrive
-from gofer.store.tables import ENDED_BADLY, JobState, attempts, conversations, in_state, jobs, spends
+from gofer.store.tables import ENDED_BADLY, LIVE, JobState, attempts, conversations, in_state, jobs, spends
 from gofer.web.pages.rendering import go, platform_of, render
 from gofer.web.pages.serving import (
     PER_PAGE,
@@ -30,6 +30,7 @@ from gofer.web.pages.serving import (
 )
 
 MOST_AT_ONCE = 200
+UNFINISHED = (*LIVE, JobState.BLOCKED)
 VERBS = {"redrive": redrive, "cancel": cancel}
 
 
@@ -84,7 +85,9 @@ async def index(request: Request) -> Response:
 
 def read(connection: Connection, wanted: Wanted) -> dict[str, Any]:
     """The rows and the names they need."""
-    found = rows(connection, _query(wanted).order_by(jobs.c.id.desc()).limit(PER_PAGE))
+    # Of those that live there are few: a sum keeps planners from walking through all others in their order.
+    order = jobs.c.id + 0 if wanted.state in UNFINISHED else jobs.c.id
+    found = rows(connection, _query(wanted).order_by(order.desc()).limit(PER_PAGE))
     ids = [each["id"] for each in found]
     costs, taken = _costs(connection, ids), _taken(connection, ids)
     for each in found:
@@ -111,6 +114,8 @@ def _query(wanted: Wanted) -> Any:
 
 def _conditions(wanted: Wanted) -> list[Any]:
     found: list[Any] = [in_state(wanted.state)] if wanted.state else []
+    if wanted.state in LIVE:
+        found.append(in_state(*LIVE))
     if wanted.state in (JobState.DEAD, JobState.CANCELLED):
         found.append(ENDED_BADLY)
     if wanted.kind != "all":

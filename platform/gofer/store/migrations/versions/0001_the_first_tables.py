@@ -518,6 +518,22 @@ def upgrade() -> None:
         sqlite_where=sa.text("state IN ('dead','cancelled')"),
         postgresql_where=sa.text("state IN ('dead','cancelled')"),
     )
+    op.create_index(
+        "job_of_agent",
+        "job",
+        ["agent_id", "id"],
+        unique=False,
+        sqlite_where=sa.text("agent_id IS NOT NULL"),
+        postgresql_where=sa.text("agent_id IS NOT NULL"),
+    )
+    op.create_index(
+        "job_of_connection",
+        "job",
+        ["connection_id", "id"],
+        unique=False,
+        sqlite_where=sa.text("connection_id IS NOT NULL"),
+        postgresql_where=sa.text("connection_id IS NOT NULL"),
+    )
     op.create_index("job_of_conversation", "job", ["conversation_id", "id"], unique=False)
     op.create_index(
         "job_one_live_per_lane",

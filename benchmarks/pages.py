@@ -1,0 +1,216 @@
+"""The dashboard's pages over a store with a long past, beside the same pages over an empty one.
+
+What is timed is the app itself, from the request to the last byte, as the owner who is signed in sees it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import httpx2
+from sqlalchemy import Connection, insert, update
+
+from benchmarks.report import Row
+from gofer.assembly import open_platform
+from gofer.integration import Author, Incoming
+from gofer.platform import Platform
+from gofer.settings import load_settings
+from gofer.store.clock import now
+from gofer.store.content import seal_message
+from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.sealing import conversation_key, seal
+from gofer.store.tables import conversations, events, jobs, messages
+from gofer.vault.envelope import Vault
+from gofer.vault.rotation import new_conversation_key
+from gofer.web.access.members import first_owner
+from gofer.web.access.sessions import begin_session
+from gofer.web.app import public_app
+
+GROUP = "pages"
+LIMIT = 100.0
+"""Milliseconds that a page may take."""
+BUSY = "conv_busy"
+LONG_RUN = 1
+"""The run that has thousands of events with words, in the conversation that has a thousand messages."""
+
+PATHS = (
+    "/", "/runs", "/runs?state=dead", "/runs?state=cancelled&kind=all", "/runs?kind=all&before=50000",
+    "/runs?state=running", "/runs?state=waiting&kind=all", "/runs?agent=nobody", "/runs?connection=other",
+    "/runs/new?after=99990", "/runs/1", "/runs/1/events", "/runs/77777", "/conversations",
+    "/conversations?connection=other", f"/conversations/{BUSY}", "/inbox", "/inbox?connection=other",
+    "/inbox/500", "/shells", "/schedules", "/connections", "/connections/main", "/agents", "/secrets",
+    "/members", "/costs?days=90", "/audit", "/audit?name=nobody", "/logs", "/doctor", "/settings",
+)  # fmt: skip
+
+
+async def main(quick: bool) -> list[Row]:
+    """Time every page on both."""
+    size, rounds = (0.1, 5) if quick else (1.0, 15)
+    async with _instance() as empty, _instance() as full:
+        await empty.database.write(partial(_furnish, vault=empty.vault))
+        began = time.perf_counter()
+        await full.database.write(partial(_furnish, vault=full.vault))
+        await full.database.write(partial(_fill, size=size))
+        print(f"  filled in {time.perf_counter() - began:.0f} s", flush=True)
+        rows = await _times(empty, full, rounds)
+    slowest = max(rows, key=lambda row: row.value)
+    return [*rows, Row(GROUP, "the slowest page", slowest.value, "ms", at_most=LIMIT, note=slowest.name)]
+
+
+async def _times(empty: Platform, full: Platform, rounds: int) -> list[Row]:
+    rows = []
+    async with _visitor(empty) as new, _visitor(full) as old:
+        for path in PATHS:
+            floor, value = await _best(new, path, rounds), await _best(old, path, rounds)
+            rows.append(Row(GROUP, path, value, "ms", "an empty store", floor))
+    return rows
+
+
+async def _best(client: httpx2.AsyncClient, path: str, rounds: int) -> float:
+    """The quickest of several: what the page takes when nothing else is in its way."""
+    taken = []
+    for number in range(rounds + 1):
+        began = time.perf_counter()
+        answer = await client.get(path)
+        assert answer.status_code in (200, 404), f"{path}: {answer.status_code} {answer.text[:300]}"
+        if number:  # the first compiles the template
+            taken.append((time.perf_counter() - began) * 1000)
+    return min(taken)
+
+
+@contextlib.asynccontextmanager
+async def _instance() -> AsyncIterator[Platform]:
+    with tempfile.TemporaryDirectory(prefix="gofer-bench-") as folder:
+        settings = load_settings(data_dir=Path(folder), database_url="")
+        async with open_platform(settings, roles=frozenset()) as platform:
+            yield platform
+
+
+@contextlib.asynccontextmanager
+async def _visitor(platform: Platform) -> AsyncIterator[httpx2.AsyncClient]:
+    """The owner's browser, without the network between."""
+
+    def sign_in(connection: Connection) -> str:
+        owner = first_owner(connection)
+        return begin_session(connection, owner.id, by="link", address="127.0.0.1", agent="benchmark")
+
+    cookie = await platform.database.write(sign_in)
+    transport = httpx2.ASGITransport(public_app(platform))
+    async with httpx2.AsyncClient(
+        transport=transport, base_url="http://127.0.0.1", cookies={"gofer_session": cookie}, timeout=60
+    ) as client:
+        yield client
+
+
+def _furnish(connection: Connection, vault: Vault) -> None:
+    """What pages of single things need: a connection, a conversation, a delivery, a run."""
+    for name in ("main", "other"):
+        connection.exec_driver_sql(
+            "INSERT INTO connection (id, workspace_id, integration, name, enabled, settings, created_at)"
+            f" VALUES ('{name}', 'main', 'hello', '{name}', 0, '{{}}', 1)"
+        )
+    connection.execute(
+        insert(conversations).values(
+            id=BUSY, workspace_id=FIRST_WORKSPACE, kind="chat", title="busy", last_seq=0, created_at=now(),
+            data_key=new_conversation_key(connection, vault, BUSY),
+        )
+    )  # fmt: skip
+    key = conversation_key(connection, vault, BUSY)
+    connection.execute(
+        insert(jobs).values(
+            id=LONG_RUN, workspace_id=FIRST_WORKSPACE, kind="answer", pool="agent", state="done", lane="busy",
+            conversation_id=BUSY, payload={}, created_at=now(), finished_at=now(), event_seq=3000,
+        )
+    )  # fmt: skip
+    words = "a line of output that somebody may want to read\n" * 8
+    turns = []
+    for seq in range(1, 3001):
+        kind, data, said = _event(seq, words)
+        sealed = seal(key, said, "event", LONG_RUN, seq)
+        turns.append({"kind": kind, "data": data, "sealed": sealed, "seq": seq})
+    connection.execute(
+        insert(events).values(
+            workspace_id=FIRST_WORKSPACE, conversation_id=BUSY, job_id=LONG_RUN, version=1, fence=1, at=now(), tx=0
+        ),
+        turns,
+    )  # fmt: skip
+    written = Incoming(BUSY, Author("ada", "Ada"), words, addressed=True)
+    texts = [{"seq": seq, "sealed": seal_message(key, BUSY, seq, written)} for seq in range(1, 1001)]
+    connection.execute(
+        insert(messages).values(
+            conversation_id=BUSY, author="ada", addressed=True, trust="owner", event="message",
+            connection_id="main", created_at=now(),
+        ),
+        texts,
+    )  # fmt: skip
+    connection.execute(update(conversations).where(conversations.c.id == BUSY).values(last_seq=1000))
+
+
+def _event(seq: int, words: str) -> tuple[str, dict[str, object], dict[str, object]]:
+    """The events of a run whose every turn calls a tool."""
+    call = f"call{seq // 4}"
+    usage = {"usage": {"input": 1000, "output": 50}, "model": "anthropic/some", "cost": 1}
+    tool = {"type": "tool_use", "id": call, "name": "bash", "input": {"command": "ls"}}
+    ended = {
+        "call_id": call,
+        "name": "bash",
+        "status": "ok",
+        "exit_code": 0,
+        "took_ms": 20,
+        "is_error": False,
+    }
+    return {
+        0: ("turn.started", {"turn": seq // 4}, {"input": []}),
+        1: ("turn.finished", usage, {"content": [{"type": "text", "text": words}, tool]}),
+        2: ("tool.started", {"call_id": call, "name": "bash", "tier": "exec"}, {}),
+        3: ("tool.finished", ended, {"content": words, "images": []}),
+    }[seq % 4]  # type: ignore[return-value]
+
+
+def _fill(connection: Connection, size: float) -> None:
+    """A hundred thousand jobs, a million events, and what belongs to them."""
+    jobs_, conversations_ = int(100_000 * size), int(10_000 * size)
+    for statement in _statements(jobs_, conversations_):
+        connection.exec_driver_sql(statement)
+
+
+def _statements(count: int, talks: int) -> tuple[str, ...]:
+    def n(most: int) -> str:
+        return f"WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < {most})"
+
+    at = f"strftime('%s','now') - ({count} - i) * 20"
+    state = "CASE WHEN i % 997 = 0 THEN 'dead' WHEN i % 1499 = 0 THEN 'cancelled' ELSE 'done' END"
+    kind = "CASE i % 2 WHEN 0 THEN 'answer' ELSE 'deliver' END"
+    talk = f"'c' || (i % {talks})"
+    return (
+        f"""INSERT INTO conversation (id, workspace_id, kind, title, last_seq, created_at)
+            {n(talks + 1)} SELECT 'c' || (i - 2), 'main', 'chat', 'talk ' || i, 1, {at} FROM n""",
+        f"""INSERT INTO job (id, workspace_id, kind, pool, state, lane, priority, run_at, attempts, max_attempts,
+            fence, cancel_requested, event_seq, conversation_id, connection_id, covers_from, payload, reason,
+            created_at, finished_at)
+            {n(count)} SELECT i, 'main', {kind}, 'agent', {state}, 'lane' || i, 0, {at}, 1, 5, 1, 0, 10, {talk},
+            'main', 0, '{{"text": "' || hex(zeroblob(100)) || '"}}', '', {at}, {at} + 5 FROM n""",
+        f"""INSERT INTO attempt (job_id, fence, number, owner, started_at, ended_at, outcome, reason, cost)
+            {n(count)} SELECT i, 1, 1, 'proc_old', {at}, {at} + 4, 'done', '', 0 FROM n""",
+        *(
+            f"""INSERT INTO event (workspace_id, kind, version, job_id, conversation_id, seq, fence, data, tx, at)
+            {n(count)} SELECT 'main', 'attempt.finished', 1, i, {talk}, {seq}, 1,
+            '{{"outcome": "done", "reason": "", "more": "' || hex(zeroblob(60)) || '"}}', 0, {at} FROM n"""
+            for seq in range(1, 11)
+        ),
+        f"""INSERT INTO delivery (id, workspace_id, connection_id, external_id, body_hash, source, event, note,
+            conversation_id, message_seq, sealed, received_at)
+            {n(count)} SELECT i, 'main', 'main', 'd' || i, 'h' || i, 'webhook', 'message', '', {talk}, 1,
+            zeroblob(1500), {at} FROM n""",
+        f"""INSERT INTO spend (workspace_id, agent_id, conversation_id, connection_id, job_id, key, model, day,
+            micros, settled)
+            {n(count)} SELECT 'main', 'agent' || (i % 3), {talk}, 'main', i, 'turn:1', 'anthropic/m' || (i % 4),
+            date('now', '-' || (i % 90) || ' days'), i % 5000, 1 FROM n""",
+        f"""INSERT INTO audit_entry (workspace_id, member_id, name, via, address, action, subject, data, status, at)
+            {n(count)} SELECT 'main', '', 'owner', 'session', '', 'jobs.steer', '', '{{}}', 303, {at} FROM n""",
+    )

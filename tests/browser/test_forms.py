@@ -1,0 +1,209 @@
+"""What the pages' forms do, and refuse to do, without a browser in between."""
+
+from __future__ import annotations
+
+import re
+
+import httpx2
+import pytest
+
+from commandline import SIGNING_KEY, until
+from web_house import Browser, csrf_in
+
+from .furnishing import KEY, Lived
+from .places import places
+
+
+class Visitor:
+    """Somebody signed in, who fills in forms."""
+
+    def __init__(self, browser: Browser) -> None:
+        self.browser = browser
+
+    def read(self, path: str) -> str:
+        answer = self.browser.get(path, follow_redirects=True)
+        assert answer.status_code == 200, f"{path}: {answer.status_code}"
+        return str(answer.text)
+
+    def post(self, path: str, **fields: str) -> httpx2.Response:
+        """Fill in a form; two underscores stand for a dot in the names of fields."""
+        csrf = csrf_in(self.read("/runs"))
+        named = {name.replace("__", "."): value for name, value in fields.items()}
+        return self.browser.client.post(path, data={"csrf": csrf, **named}, follow_redirects=False)
+
+    def does(self, path: str, **fields: str) -> str:
+        """The page that an action leads to."""
+        answer = self.post(path, **fields)
+        assert answer.status_code == 303, f"{path}: {answer.status_code} {answer.text[:500]}"
+        return self.read(answer.headers["location"])
+
+
+@pytest.fixture(scope="module")
+def owner(lived: Lived) -> Visitor:
+    browser = lived.house.browser()
+    browser.follow(lived.house.link(lived.house.owner()))
+    return Visitor(browser)
+
+
+@pytest.fixture(scope="module")
+def viewer(lived: Lived) -> Visitor:
+    member = lived.house.member("vera", "viewer", password="")
+    browser = lived.house.browser()
+    browser.follow(lived.house.link(member))
+    return Visitor(browser)
+
+
+def test_no_page_holds_a_secret(owner: Visitor, lived: Lived) -> None:
+    for name, path in places(lived).items():
+        if name != "missing":
+            page = owner.read(path)
+            assert KEY not in page
+            assert SIGNING_KEY not in page
+
+
+def test_a_stranger_is_sent_to_the_door(lived: Lived) -> None:
+    for path in places(lived).values():
+        answer = lived.house.browser().get(path, follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"][:12]) == (303, "/login?next="), path
+
+
+def test_a_viewer_reads_and_changes_nothing(viewer: Visitor, lived: Lived) -> None:
+    job = lived.jobs(kind="answer")[-1]["id"]
+    page = viewer.read("/runs")
+    assert "Retry ticked" not in page
+    assert "Purge" not in viewer.read(places(lived)["conversation"])
+    for path in (f"/runs/{job}/cancel", "/runs", "/agents", "/inbox/1/redeliver", "/members", "/schedules"):
+        assert viewer.post(path).status_code == 403, path
+    for path in ("/secrets", "/audit", "/settings", "/logs", "/inbox/simulate", "/connections/new/hello"):
+        assert viewer.browser.get(path, follow_redirects=False).status_code == 403, path
+
+
+def test_a_form_without_its_token_changes_nothing(owner: Visitor, lived: Lived) -> None:
+    job = lived.jobs(kind="answer")[-1]["id"]
+    assert owner.browser.post(f"/runs/{job}/redrive").status_code == 403
+    assert owner.browser.post(f"/runs/{job}/redrive", csrf="0" * 64).status_code == 403
+
+
+def test_what_makes_no_sense_is_said_on_a_page(owner: Visitor) -> None:
+    for path, status in (("/runs?state=odd", 400), ("/runs/999999", 404), ("/conversations/none", 404)):
+        answer = owner.browser.get(path)
+        assert answer.status_code == status
+        assert "<h1>" in answer.text
+        assert "Traceback" not in answer.text
+
+
+def test_several_runs_at_once(owner: Visitor, lived: Lived) -> None:
+    done = lived.jobs(kind="answer", state="done")[0]["id"]
+    page = owner.does("/runs", verb="redrive", job=str(done))
+    assert "0 retried. 1 not:" in page
+    assert owner.post("/runs", verb="redrive").status_code == 400
+    assert owner.post("/runs", verb="explode", job=str(done)).status_code == 400
+
+
+def test_an_agent_is_checked_before_it_is_written(owner: Visitor, lived: Lived) -> None:
+    wrong = owner.post("/agents", name="tidy", toml="model = 3", notes="", stamp="")
+    assert wrong.status_code == 400
+    assert "Line 1" in wrong.text
+    assert "model = 3" in wrong.text
+    page = owner.does("/agents", name="tidy", toml='tools = ["read"]', notes="Be brief.", stamp="")
+    assert "In force from the next run on." in page
+    stamp = re.findall(r'name="stamp" value="(\w+)"', page)[0]
+    assert owner.post("/agents", name="tidy", toml="", notes="", stamp="0").status_code == 409
+    assert "Saved." in owner.does("/agents", name="tidy", toml="", notes="Be very brief.", stamp=stamp)
+    assert (lived.house.settings.data_dir / "agents" / "tidy.md").read_text() == "Be very brief."
+    assert "removed" in owner.does("/agents/tidy/remove")
+
+
+def test_a_delivery_is_taken_in_again_and_one_like_it(owner: Visitor, lived: Lived) -> None:
+    before = len(lived.hello.service.ledger)
+    assert "Taken in as a new delivery." in owner.does("/inbox/1/redeliver")
+    until(lambda: len(lived.hello.service.ledger) > before)
+    body = lived.hello.service.message("made-up", "kitchen", "Are you there?").decode()
+    page = owner.does("/inbox/simulate", connection=lived.connection, headers="", body=body)
+    assert "replay" in page
+    lived.answered("made-up")
+
+
+def test_a_connection_is_tested_changed_and_switched(owner: Visitor, lived: Lived) -> None:
+    here = f"/connections/{lived.connection}"
+    assert "No check." in owner.does(f"{here}/test")
+    assert "Switched off." in owner.does(here, enabled="off")
+    assert "Switched on." in owner.does(here, enabled="on")
+    kept = lived.hello.service.url
+    assert owner.post(here, setting__reply_url="nonsense").status_code == 422
+    assert f'value="{kept}"' in owner.does(here, setting__reply_url=kept)
+    added = owner.does(
+        "/connections/new/hello", name="Back door", secret__signing_key="x" * 20, setting__reply_url=kept
+    )
+    assert "Back door" in added
+    assert "x" * 20 not in added
+    (there,) = re.findall(r"/connections/(hello_\w+)/remove", added)
+    assert "Removed." in owner.does(f"/connections/{there}/remove")
+
+
+def test_a_secret_goes_in_and_never_comes_out(owner: Visitor) -> None:
+    value = "a value that nobody may see again"
+    page = owner.does("/secrets", owner="", name="weather_key", value=value)
+    assert "weather_key is kept." in page
+    assert value not in page
+    assert value not in owner.read("/audit")
+    assert "weather_key is gone." in owner.does("/secrets/remove", owner="", name="weather_key")
+
+
+def test_a_schedule_is_told_in_words_and_run_at_once(owner: Visitor, lived: Lived) -> None:
+    page = owner.does(
+        "/schedules",
+        name="mornings",
+        cron="0 9 * * 1-5",
+        kind="set_up",
+        payload="{}",
+        missed="skip",
+        timezone="UTC",
+    )
+    assert "At 09:00 on Monday through Friday" in page
+    schedule = re.findall(r"/schedules/(\w+)/run", page.split("<strong>mornings</strong>")[1])[0]
+    assert "set_up #" in owner.does(f"/schedules/{schedule}/run")
+    assert "switched off" in owner.does(f"/schedules/{schedule}/switch", enabled="off")
+    assert "mornings is removed." in owner.does(f"/schedules/{schedule}/remove")
+    assert owner.post("/schedules", name="x", cron="never", kind="y", missed="once").status_code == 422
+
+
+def test_members_and_tokens_are_shown_once(owner: Visitor, lived: Lived) -> None:
+    added = owner.post("/members", name="otto", role="operator").text
+    (link,) = re.findall(r"/link/([\w-]{20,})", added)
+    otto = lived.house.browser()
+    assert otto.follow(link).status_code == 303
+    assert link not in owner.read("/members")
+    made = owner.post("/tokens", name="robot", scope="read", life="30").text
+    (token,) = re.findall(r"gofer_[\w-]{20,}", made)
+    assert lived.house.api(token).get("/jobs").status_code == 200
+    page = owner.read("/members")
+    assert token not in page
+    (there,) = re.findall(r"/tokens/(\w+)/remove", page)
+    owner.does(f"/tokens/{there}/remove")
+    assert lived.house.api(token).get("/jobs").status_code == 401
+
+
+def test_every_change_is_on_record(owner: Visitor) -> None:
+    page = owner.read("/audit")
+    for action in ("agents.put", "secrets.put", "connections.change", "schedules.add", "tokens.add"):
+        assert action in page
+
+
+def test_a_purge_destroys_what_was_said(owner: Visitor, lived: Lived) -> None:
+    lived.say("gone-1", "Something to forget", room="cellar")
+    lived.answered("gone-1")
+    found = lived.ask("GET", "/conversations")["conversations"]
+    (cellar,) = (each["id"] for each in found if each["title"] == "cellar")
+    here = f"/conversations/{cellar}"
+    assert "Something to forget" in owner.read(here)
+    assert "tick the box first" in owner.does(f"{here}/purge")
+    page = owner.does(f"{here}/purge", sure="yes")
+    assert "Purged:" in page
+    assert "Something to forget" not in page
+
+
+def test_the_doctor_makes_the_round(owner: Visitor) -> None:
+    page = owner.does("/doctor")
+    assert "Last examined" in page
+    assert "SQLite, version" in page
