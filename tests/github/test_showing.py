@@ -120,7 +120,7 @@ async def test_a_token_that_was_revoked_is_minted_anew(scene: Scene) -> None:
 
 async def test_an_installation_that_is_gone_ends_in_a_reason(scene: Scene, tmp_path: Path) -> None:
     async with gofer(scene, tmp_path / "data") as running:
-        scene.github.faults.append(Fault("missing", "GET /installation"))
+        scene.github.faults.append(Fault("missing", "GET /widgets/installation"))
         issue = await scene.github.open_issue("ada", scene.repository, "@gofer hello")
         await running.quiet()
         assert {row.state for row in await running.jobs()} <= {"done", "dead", "cancelled"}

@@ -226,7 +226,9 @@ class Answerer:
                     question.choices,
                 )
             case Stopped("user.stop", _, text, included_to):
-                return Cancel("cancelled", await self._drafts(claim, asker, text), included_to, cost)
+                # Stopped before its first turn it has read nothing; what was asked is stopped all the same.
+                dealt_with = max(included_to, asker.seq)
+                return Cancel("cancelled", await self._drafts(claim, asker, text), dealt_with, cost)
             case Stopped(_, _, text, included_to):
                 return Done(await self._drafts(claim, asker, text, "final"), included_to, cost)
             case Failed("model.auth", sentence, included_to):
