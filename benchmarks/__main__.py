@@ -25,8 +25,8 @@ GROUPS = (
     "sandbox",
     "agent",
     "telegram",
-    "pages",
     "watching",
+    "pages",
 )
 """Every group, in the order they run: a module of `benchmarks` with `async def main(quick) -> list[Row]`."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from gofer.errors import Permanent, Unset
 from gofer.integration import Account
@@ -74,6 +75,7 @@ class Access:
         self._tokens: dict[tuple[str, str, frozenset[tuple[str, str]]], Token] = {}
         self._signers: dict[str, Signer] = {}
         self._installations: dict[tuple[str, str], int] = {}
+        self._numbers: dict[str, int] = {}
 
     def as_app(self, account: Account) -> Client:
         """The App itself; it can mint tokens and list deliveries, and touch no repository."""
@@ -118,6 +120,16 @@ class Access:
         wanted = {"permissions": {"metadata": "read"}}
         token = await _minted(self.as_app(account), installation, wanted)
         return Client(Settings.model_validate(account.settings).api_url, TokenAuth(token))
+
+    async def own_number(self, account: Account, client: Client) -> int:
+        """The number of the account we write as: GitHub knows a commit's author by it. 0 when it cannot be had."""
+        login = Settings.model_validate(account.settings).login
+        if login and login not in self._numbers:
+            try:
+                self._numbers[login] = int((await client.get(f"/users/{quote(login)}"))["id"])
+            except Permanent:
+                return 0
+        return self._numbers.get(login, 0)
 
     async def _token(self, account: Account, repository: str, permissions: Permissions) -> str:
         if Settings.model_validate(account.settings).app_id is None:

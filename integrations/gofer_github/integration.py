@@ -27,7 +27,7 @@ from gofer.integration import (
     Unread,
 )
 from gofer.tool import Tool
-from gofer_github import catching_up, connecting, people, reading, replies, tools, workspace
+from gofer_github import catching_up, connecting, people, reading, replies, tools, workflows, workspace
 from gofer_github.access import Access
 from gofer_github.errands import errand_tool
 from gofer_github.settings import Settings
@@ -131,6 +131,10 @@ class GitHub(Integration):
 
     def tools(self, account: Account, message: Incoming) -> Sequence[Tool[Any]]:
         return tools.tools(self._access, account, message)
+
+    def limits(self, account: Account, message: Incoming) -> Mapping[str, float]:
+        found = workflows.chosen(message, Settings.model_validate(account.settings)).limits
+        return found.model_dump(exclude_none=True)
 
     def errands(self, account: Account, subject: str) -> Sequence[Tool[Any]]:
         return (errand_tool(self._access, account, subject),)

@@ -9,13 +9,24 @@ import tomllib
 from functools import lru_cache
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gofer.errors import Permanent
 from gofer.integration import Incoming
 from gofer_github.settings import Settings
 
 SHIPPED = Path(__file__).parent / "workflows"
+
+
+class Limits(BaseModel):
+    """What a run may use at most, beside the agent's own limits."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    steps: int | None = Field(default=None, ge=1)
+    active_minutes: float | None = Field(default=None, gt=0)
+    tokens: int | None = Field(default=None, ge=1000)
+    job_dollars: float | None = Field(default=None, gt=0)
 
 
 class Workflow(BaseModel):
@@ -32,6 +43,7 @@ class Workflow(BaseModel):
     tools: tuple[str, ...] = ("*",)
     """Which of GitHub's tools the run has."""
     may_push: bool = True
+    limits: Limits = Limits()
 
     def fits(self, message: Incoming) -> bool:
         """Whether a request is of this sort."""

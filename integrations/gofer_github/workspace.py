@@ -83,17 +83,19 @@ async def equip(access: Access, account: Account, message: Incoming) -> Equipmen
         # Who set another address than GitHub's own meant it, wherever it is.
         allow_private=settings.web_url != PUBLIC,
     )
-    files = _files(settings, message.facts)
+    client = await access.to(account, place.repository, READ)
+    number = await access.own_number(account, client) or settings.app_id or 0
+    files = _files(settings, number, message.facts)
     return Equipment((rule,), "x-access-token", token, files, f"chmod -f +x ~/{HOOKS}/* || true")
 
 
-def _files(settings: Settings, facts: Mapping[str, Any]) -> dict[str, bytes]:
+def _files(settings: Settings, number: int, facts: Mapping[str, Any]) -> dict[str, bytes]:
     """Git's configuration: commits are ours, with the requester as co-author."""
     host = urlsplit(settings.web_url).hostname or "github.com"
     us = settings.login or f"{settings.handle}[bot]"
     files = {
         ".config/git/config": _CONFIG.format(
-            name=us, email=f"{settings.app_id or 0}+{us}@users.noreply.{host}", hooks=HOOKS
+            name=us, email=f"{number}+{us}@users.noreply.{host}", hooks=HOOKS
         )
     }
     login = str(facts.get("login", ""))

@@ -460,6 +460,11 @@ class Integration:
         """Tools for a run that this message asked for."""
         return ()
 
+    def limits(self, account: Account, message: Incoming) -> Mapping[str, float]:
+        """What a run that this message asked for may use at most (steps, active_minutes, tokens, job_dollars).
+        The agent's own limits hold beside it."""
+        return {}
+
     def errands(self, account: Account, subject: str) -> Sequence[Tool[Any]]:
         """Tools for a run elsewhere, asked for by an owner who is known here by this id."""
         return ()

@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
+from gofer.outbox.ledger import outside_key
 from gofer.store.tables import (
     JobState,
     ReplyState,
@@ -127,7 +128,7 @@ def _answers(
     found.doubled += [f"reply {key}" for key, count in times.items() if count > 1]
     planned: dict[int, list[str]] = defaultdict(list)
     for row in connection.execute(select(replies).where(replies.c.kind != "note")):
-        planned[row.job_id].append(f"gofer-{row.job_id}-{row.kind}-{row.part}")
+        planned[row.job_id].append(outside_key(row))
     for ids in acknowledged.values():
         for id_ in ids:
             keys = [key for job in answered_by.get(id_, ()) for key in planned[job]]

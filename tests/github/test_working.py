@@ -43,8 +43,8 @@ async def test_an_issue_becomes_a_draft_pull_request(
     assert (pull.draft, pull.base, pull.head) == (True, "main", f"gofer/{issue.number}")
     assert f"Fixes #{issue.number}" in pull.body
     assert git.run(repository.path, "show", f"{pull.head}:README.md") == f"{README}fixed"
-    author, message = git.run(repository.path, "log", "-1", "--format=%an|%B", pull.head).split("|", 1)
-    assert author == "gofer[bot]"
+    author, message = git.run(repository.path, "log", "-1", "--format=%an %ae|%B", pull.head).split("|", 1)
+    assert author == f"gofer[bot] {scene.app.user.id}+gofer[bot]@users.noreply.127.0.0.1"
     assert "Co-authored-by: ada <" in message
     (check,) = repository.check_runs.values()
     assert (check.head_sha, check.status) == (git.sha_of(repository, pull.head), "completed")

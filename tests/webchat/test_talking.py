@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import func, select
 
 from gofer.store.tables import deliveries, jobs, messages, participants, replies
+from gofer.web.chat import timeline
 from web_house import House
 from webchat.visiting import Line, Visit
 
@@ -177,3 +178,23 @@ def test_rooms_are_listed_by_their_first_words(visit: Visit) -> None:
         line.say("$ echo a room with a view")
         line.answers()
     assert "$ echo a room with a view" in visit.shown().split("</aside>")[0]
+
+
+def test_what_was_said_long_ago_is_a_click_away(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "PAGE", 2)
+    with visit.line() as line:
+        for number in (1, 2, 3):
+            line.say(f"message number {number}")
+            line.answers(number)
+    page = visit.shown()
+    assert [f"message number {number}" in page.split("</aside>")[1] for number in (1, 2, 3)] == [
+        False,
+        True,
+        True,
+    ]
+    assert page.count('class="item reply"') == 2
+    earlier = page.split("?before=")[1].split('"')[0]
+    before = visit.browser.get(f"/chat/{visit.room}?before={earlier}").text.split("</aside>")[1]
+    assert [f"message number {number}" in before for number in (1, 2, 3)] == [True, False, False]
+    assert before.count('class="item reply"') == 1
+    assert visit.browser.get(f"/chat/{visit.room}?before=x").status_code == 400

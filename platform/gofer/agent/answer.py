@@ -120,7 +120,7 @@ class Answerer:
 
     async def _run(self, run: Run, asker: Read) -> Outcome:
         claim = run.claim
-        spec = await self._spec(claim)
+        spec = await self._limited(await self._spec(claim), asker)
         catalogue = await self._keys.catalogue(claim.workspace_id)
         model = catalogue.model(spec.model, fallback=spec.fallback, thinking=spec.thinking)
         equipping = await self._equipping(asker)
@@ -144,6 +144,14 @@ class Answerer:
         except NotFound:
             spec = AgentSpec(name=name)
         return spec.model_copy(update={"model": model}) if model else spec
+
+    async def _limited(self, spec: AgentSpec, asker: Read) -> AgentSpec:
+        """The agent with what this kind of request may use."""
+        if asker.connection_id is None:
+            return spec
+        connected = await self._accounts.get(asker.connection_id)
+        most = connected.integration.limits(connected.account, asker.message)
+        return spec.model_copy(update={"limits": spec.limits.narrowed(most)}) if most else spec
 
     async def _tools(self, asker: Read) -> list[Tool[Any]]:
         tools = [*builtin_tools(), *self._plugins]

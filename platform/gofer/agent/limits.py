@@ -21,6 +21,10 @@ WRAP_UP_TOKENS = 3000
 LEAST_TOKENS = 512
 
 
+NARROWED = ("steps", "active_minutes", "tokens", "job_dollars")
+"""What a kind of request may have less of."""
+
+
 class LimitSettings(BaseModel):
     """What one job may use. The defaults are on until the user says otherwise; 0 dollars means no cap."""
 
@@ -39,6 +43,13 @@ class LimitSettings(BaseModel):
     output_tokens: int = Field(default=16_000, ge=LEAST_TOKENS)
     """The most a single answer may have."""
     warn_at: float = Field(default=0.8, gt=0, lt=1)
+
+    def narrowed(self, most: Mapping[str, float]) -> LimitSettings:
+        """With what is given where it is less."""
+        own = {name: getattr(self, name) for name in NARROWED if name in most}
+        # No dollars mean no cap, so anything is less.
+        values = {name: min(value, most[name]) if value else most[name] for name, value in own.items()}
+        return type(self).model_validate({**self.model_dump(), **values})
 
     def caps(self) -> dict[Scope, int]:
         """Caps that span jobs, in millionths of a dollar."""

@@ -199,6 +199,10 @@ class Conversation(BaseModel):
     kind: str
     title: str
     last_seq: int
+    agent_id: str | None
+    """The agent that was chosen for it; null for those that hear everything there."""
+    model: str
+    """The model that was chosen for it; empty for the agent's own."""
     created_at: float
     purged_at: float | None
     connection_id: str | None

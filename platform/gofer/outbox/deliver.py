@@ -160,7 +160,7 @@ class Outbox:
                 partial(self._telling.progress, job_id=part.job_id, message=part.reply_to)
             )
         return Outgoing(
-            id=f"gofer-{part.job_id}-{part.kind}-{part.part}",
+            id=part.key,
             conversation=part.ref,
             text=self._redactor.redact(part.text),
             part=part.part,

@@ -42,6 +42,8 @@ class Part:
     choices: tuple[str, ...]
     confirm_in: float | None
     """Seconds until its final edit is to be repeated; None when it is not."""
+    key: str = ""
+    """What it is known by outside."""
     unreadable: str = ""
     """Why its words cannot be opened, if they cannot: what was changed or purged behind our back is not sent."""
 
@@ -72,6 +74,7 @@ def next_part(connection: Connection, vault: Vault, binding_id: str) -> Part | N
         return None
     content, unreadable = _content(connection, vault, row)
     return Part(
+        key=outside_key(row),
         unreadable=unreadable,
         id=row.id,
         job_id=row.job_id,
@@ -90,6 +93,12 @@ def next_part(connection: Connection, vault: Vault, binding_id: str) -> Part | N
         choices=tuple(content.get("choices", ())),
         confirm_in=None if row.confirm_at is None else row.confirm_at - row.current,
     )
+
+
+def outside_key(reply: Any) -> str:
+    """The same over every retry, and never again: after a restore, jobs get numbers that others had before, whose
+    replies are still out there."""
+    return f"gofer-{reply.job_id}-{reply.kind}-{reply.part}-{int(reply.created_at * 1000):x}"
 
 
 def _content(connection: Connection, vault: Vault, row: Any) -> tuple[dict[str, Any], str]:

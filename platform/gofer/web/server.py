@@ -37,7 +37,7 @@ class Strict(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._overdue is not None and not self.transport.is_closing():
+        if self._overdue is not None and not self.transport.is_closing() and not self._in_unread_body():
             self._head_size += len(data)
             if self._head_size > MOST_HEAD:
                 self._refuse(431, f"The head of a request may have {MOST_HEAD} bytes at most.")
@@ -70,6 +70,10 @@ class Strict(HttpToolsProtocol):
         else:
             # Garbage behind a whole request: that one is still owed its own answer.
             self.cycle.keep_alive = False
+
+    def _in_unread_body(self) -> bool:
+        """Whether what arrives is the rest of a body that was refused: bounded in time, and no head."""
+        return self.cycle is not None and self.cycle.response_complete and self.cycle.more_body
 
     def _expect_soon(self) -> None:
         if self._overdue is None:

@@ -166,8 +166,8 @@ def test_health_and_metrics(standing: Process) -> None:
     assert "gofer_jobs" in httpx2.get(f"{standing.url}/metrics").text
 
 
-def test_control_is_not_on_the_network(standing: Process) -> None:
-    assert httpx2.get(f"{standing.url}/api/v1/status").status_code == 404
+def test_on_the_network_control_is_for_those_who_are_known(standing: Process) -> None:
+    assert httpx2.get(f"{standing.url}/api/v1/status").status_code == 401
 
 
 def test_the_log_has_the_ids(standing: Process, hello: Hello, tmp_path: Path) -> None:

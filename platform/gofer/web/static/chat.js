@@ -161,18 +161,24 @@
     link = new WebSocket(url);
     link.onopen = () => { opened = true; online(); };
     link.onmessage = (event) => heard(event.data);
-    link.onclose = (event) => {
+    link.onclose = async (event) => {
       if (event.code === 4408 || event.code === 4429 || event.code === 4409) complain(`${event.reason} Connecting again …`);
-      if (!opened && ++tries >= 2 && !fallen) return fallBack();
-      again(connect);
+      if (opened || ++tries < 2) return again(connect);
+      if (!await turnedAway()) fallBack();
     };
+  }
+  async function turnedAway() {
+    const answer = await fetch(base, {method: "HEAD"}).catch(() => null);
+    if (answer?.redirected) location.reload();
+    if (answer?.status === 404) complain("This conversation is gone: it was purged.");
+    return answer?.redirected || answer?.status === 404;
   }
   function fallBack() {
     fallen = true;
     link = new EventSource(`${base}/live?after=${cursor}`);
     link.onopen = online;
     link.onmessage = (event) => heard(event.data);
-    link.onerror = () => { if (link.readyState === EventSource.CLOSED) { fallen = false; tries = 0; again(connect); } };
+    link.onerror = () => { if (link.readyState === EventSource.CLOSED) { fallen = false; again(connect); } };
   }
   function heard(data) { const frame = JSON.parse(data); FRAMES[frame.type]?.(frame); }
   function online() {
@@ -183,7 +189,6 @@
   function again(how) {
     tries += 1;
     if (tries > 1) complain("The connection is lost. Connecting again …");
-    if (tries === 5) fetch(base, {method: "HEAD"}).then((answer) => answer.redirected && location.reload()).catch(() => {});
     setTimeout(how, Math.min(15000, 300 * 2 ** tries) * (0.5 + Math.random() / 2));
   }
 
