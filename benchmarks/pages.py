@@ -175,6 +175,12 @@ def _event(seq: int, words: str) -> tuple[str, dict[str, object], dict[str, obje
 def _fill(connection: Connection, size: float) -> None:
     """A hundred thousand jobs, a million events, and what belongs to them."""
     jobs_, conversations_ = int(100_000 * size), int(10_000 * size)
+    connection.execute(
+        insert(conversations).values(
+            workspace_id=FIRST_WORKSPACE, kind="chat", last_seq=1, created_at=now(), data_key=None
+        ),
+        [{"id": f"c{number}", "title": f"talk {number}"} for number in range(conversations_)],
+    )
     for statement in _statements(jobs_, conversations_):
         connection.exec_driver_sql(statement)
 
@@ -188,8 +194,6 @@ def _statements(count: int, talks: int) -> tuple[str, ...]:
     kind = "CASE i % 2 WHEN 0 THEN 'answer' ELSE 'deliver' END"
     talk = f"'c' || (i % {talks})"
     return (
-        f"""INSERT INTO conversation (id, workspace_id, kind, title, last_seq, created_at)
-            {n(talks + 1)} SELECT 'c' || (i - 2), 'main', 'chat', 'talk ' || i, 1, {at} FROM n""",
         f"""INSERT INTO job (id, workspace_id, kind, pool, state, lane, priority, run_at, attempts, max_attempts,
             fence, cancel_requested, event_seq, conversation_id, connection_id, covers_from, payload, reason,
             created_at, finished_at)
