@@ -64,7 +64,7 @@ class Concluded:
 
 def backoff(tries: int) -> float:
     """Seconds before the next try: exponential, capped, with full jitter so that retries do not march in step."""
-    return random.uniform(0, min(MOST_BACKOFF, FIRST_BACKOFF * 2 ** min(tries, 20)))  # noqa: S311
+    return random.SystemRandom().uniform(0, min(MOST_BACKOFF, FIRST_BACKOFF * 2 ** min(tries, 20)))
 
 
 def lock_conversation(connection: Connection, conversation_id: str) -> None:

@@ -154,7 +154,7 @@ class Worker:
             await asyncio.sleep(self._jittered())
 
     def _jittered(self) -> float:
-        return self._capacity.poll_interval * random.uniform(0.8, 1.2)  # noqa: S311 - spreads the load
+        return self._capacity.poll_interval * random.SystemRandom().uniform(0.8, 1.2)
 
     # Claiming and running.
 

@@ -70,7 +70,7 @@ class PostgresDatabase:
                 return await self._transact(verb)
             except (DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 if attempt + 1 < TRIES and _worth_repeating(error):
-                    await asyncio.sleep(random.uniform(0, 0.02 * 2**attempt))  # noqa: S311 - jitter
+                    await asyncio.sleep(random.SystemRandom().uniform(0, 0.02 * 2**attempt))
                     continue
                 raise _translated(error) from error
             except (OSError, PoolTimeout, TimeoutError) as error:

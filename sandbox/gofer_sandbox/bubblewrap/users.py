@@ -18,7 +18,7 @@ def claim(directory: Path, session: str, wanted: int = -1) -> int:
     if FIRST <= wanted <= LAST and _take(directory, session, wanted):
         return wanted
     for _ in range(1000):
-        uid = random.randint(FIRST, LAST)  # noqa: S311 uniqueness comes from the claim, not from chance
+        uid = random.SystemRandom().randint(FIRST, LAST)
         if _take(directory, session, uid):
             return uid
     raise StartFailed("no free user id was found for the session; are thousands of sessions left over?")

@@ -22,7 +22,7 @@ def test_the_first_link_is_printed_until_somebody_has_used_it(start: Start, term
     second = terminal("link").strip()
     assert second.startswith(server.url)
     answer = httpx2.post(second, headers={"origin": server.url})
-    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/welcome")
     assert httpx2.post(second, headers={"origin": server.url}).status_code == 410
     # Members and tokens, beside the running server.
     terminal("members", "add", "anna", "--role", "operator")

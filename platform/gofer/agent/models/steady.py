@@ -72,7 +72,7 @@ class Steady:
         if attempt == TRIES:
             error.retry_after = error.retry_after or 30.0
             return None
-        backoff = random.uniform(0.5, 1) * (1 << attempt - 1)  # noqa: S311 - jitter
+        backoff = random.SystemRandom().uniform(0.5, 1) * (1 << attempt - 1)
         return max(error.retry_after or 0, backoff)
 
 

@@ -54,7 +54,7 @@ class Updates:
         self.pushed: list[tuple[int, int]] = []
         """(update id, status) of every push; 0 when the connection failed."""
         self._first_retry = first_retry
-        self._next_id = random.randrange(100_000_000, 900_000_000)  # noqa: S311
+        self._next_id = random.SystemRandom().randrange(100_000_000, 900_000_000)
         self._arrived = asyncio.Event()
         self._poller: asyncio.Future[None] | None = None
         self._senders: dict[int, asyncio.Task[None]] = {}
@@ -157,7 +157,7 @@ class Updates:
             if 200 <= status < 300:
                 return
             await asyncio.sleep(min(wait, 3600) if wait else pause)
-            pause = min(pause * 2 or self._first_retry, random.uniform(60, 120))  # noqa: S311
+            pause = min(pause * 2 or self._first_retry, random.SystemRandom().uniform(60, 120))
 
     async def _try(self, client: httpx2.AsyncClient, one: Pending) -> tuple[int, float]:
         webhook = self.webhook

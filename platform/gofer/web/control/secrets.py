@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from functools import partial
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,11 +18,19 @@ from gofer.vault.stored import delete_secret, list_secrets, put_secret
 from gofer.web.access import note
 from gofer.web.control.asking import WORKSPACE, Id, Question, answered, asked, platform_of, queried
 
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")
+
+
+def _usable(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise ValueError("up to 100 letters, digits, dots, dashes and underscores, and no dash in front")
+    return name
+
 
 class Named(Question):
     """Which secret."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")
+    name: Annotated[str, AfterValidator(_usable)] = Field(json_schema_extra={"pattern": NAME.pattern})
     owner: Id = Field(default="", description="A connection's id, or empty for the workspace.")
 
 
