@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
+
+import structlog
 
 from gofer.accounts import Connected
-from gofer.connecting import set_up_connection
-from gofer.errors import GoferError
+from gofer.connecting import remove_connection, set_up_connection
+from gofer.errors import GoferError, NotFound
 from gofer.integration import Health
 from gofer.platform import Platform
+
+log = structlog.get_logger()
 
 
 async def set_up(platform: Platform, connection_id: str) -> Health:
@@ -25,6 +30,21 @@ async def health_of(platform: Platform, connection_id: str) -> Health:
     return await _ask(
         platform, connection_id, lambda connected: connected.integration.health(connected.account)
     )
+
+
+async def disconnect(platform: Platform, connection_id: str, *, by: str) -> None:
+    """Remove a connection that has no conversations, and tell its service so if that still listens."""
+    try:
+        connected = await platform.accounts.get(connection_id)
+    except NotFound:
+        connected = None
+    await platform.database.write(partial(remove_connection, connection_id=connection_id, by=by))
+    await platform.secrets_changed()
+    if connected is not None:
+        try:
+            await connected.integration.tear_down(connected.account)
+        except Exception as error:  # noqa: BLE001 - it is gone here; the service may be gone, too
+            log.warning("connection.not_torn_down", connection=connection_id, error=str(error))
 
 
 async def _ask(

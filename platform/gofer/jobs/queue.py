@@ -186,11 +186,9 @@ _SUBMIT = {"sqlite": _submit(sqlite), "postgresql": _submit_and_note()}
 def claim(
     connection: Connection, *, owner: str, lease: float, limit: int, pool: str, max_running: int | None = None
 ) -> list[Claim]:
-    """Take up to `limit` ready jobs, in order, within every cap."""
-    # Caps bound the work of agents; an errand such as sending an answer must not wait for one.
-    if pool != AGENT or (max_running is None and not _capped(connection)):
-        return _claim(connection, owner, lease, limit, pool, frozenset(), frozenset())
-    return _claim_within_caps(connection, owner, lease, limit, pool, max_running)
+    """Take up to `limit` ready jobs of one pool, in order, within every cap."""
+    taken = claim_each(connection, owner=owner, lease=lease, limits={pool: limit}, max_running=max_running)
+    return taken.get(pool, [])
 
 
 def claim_each(
@@ -210,10 +208,19 @@ def claim_each(
             taken[AGENT] = _claim_within_caps(connection, owner, lease, wanted, AGENT, None)
         return taken
     return {
-        pool: claim(connection, owner=owner, lease=lease, limit=limit, pool=pool, max_running=max_running)
+        pool: _claim_for(connection, owner, lease, limit, pool, max_running)
         for pool, limit in limits.items()
         if limit > 0
     }
+
+
+def _claim_for(
+    connection: Connection, owner: str, lease: float, limit: int, pool: str, max_running: int | None
+) -> list[Claim]:
+    # Caps bound the work of agents; an errand such as sending an answer must not wait for one.
+    if pool != AGENT or (max_running is None and not _capped(connection)):
+        return _claim(connection, owner, lease, limit, pool, frozenset(), frozenset())
+    return _claim_within_caps(connection, owner, lease, limit, pool, max_running)
 
 
 CLAIM_COLUMNS = (

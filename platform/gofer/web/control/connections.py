@@ -7,15 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import structlog
 from pydantic import Field
 from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.connecting import add_connection, change_connection, find_connection, invite, remove_connection
-from gofer.errors import NotFound
-from gofer.health import health_of, set_up
+from gofer.connecting import add_connection, change_connection, find_connection, invite
+from gofer.health import disconnect, health_of, set_up
 from gofer.integration import Role
 from gofer.jobs.signals import JOBS
 from gofer.platform import Platform
@@ -36,8 +34,6 @@ from gofer.web.control.asking import (
     rows,
     without,
 )
-
-log = structlog.get_logger()
 
 
 class New(Question):
@@ -224,17 +220,7 @@ async def _changed(request: Request, connection_id: str, status: int = 200) -> R
 async def remove(request: Request) -> Response:
     """Remove a connection that has no conversations."""
     platform, connection_id = platform_of(request), request.path_params["id"]
-    try:
-        connected = await platform.accounts.get(connection_id)
-    except NotFound:
-        connected = None
-    await platform.database.write(partial(remove_connection, connection_id=connection_id, by=by(request)))
-    await platform.secrets_changed()
-    if connected is not None:
-        try:
-            await connected.integration.tear_down(connected.account)
-        except Exception as error:  # noqa: BLE001 - it is gone here; the service may be gone, too
-            log.warning("connection.not_torn_down", connection=connection_id, error=str(error))
+    await disconnect(platform, connection_id, by=by(request))
     return answered(request, {"id": connection_id})
 
 

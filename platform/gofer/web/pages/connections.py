@@ -7,15 +7,14 @@ import json
 from functools import partial
 from typing import Any
 
-import structlog
 from sqlalchemy import Connection, func, select
 from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.connecting import add_connection, change_connection, find_connection, invite, remove_connection
-from gofer.errors import Malformed, NotFound
-from gofer.health import set_up
+from gofer.connecting import add_connection, change_connection, find_connection, invite
+from gofer.errors import Malformed
+from gofer.health import disconnect, set_up
 from gofer.integration import Integration
 from gofer.jobs.signals import JOBS
 from gofer.platform import Platform
@@ -25,8 +24,6 @@ from gofer.vault.secret import Secret
 from gofer.web.pages.checks import Checks
 from gofer.web.pages.rendering import go, platform_of, render
 from gofer.web.pages.serving import by, form_of, page, rows, text_of
-
-log = structlog.get_logger()
 
 
 @page("viewer")
@@ -254,15 +251,5 @@ async def pair(request: Request) -> Response:
 async def remove(request: Request) -> Response:
     """Remove one that has no conversations."""
     platform, connection_id = platform_of(request), request.path_params["id"]
-    try:
-        connected = await platform.accounts.get(connection_id)
-    except NotFound:
-        connected = None
-    await platform.database.write(partial(remove_connection, connection_id=connection_id, by=by(request)))
-    await platform.secrets_changed()
-    if connected is not None:
-        try:
-            await connected.integration.tear_down(connected.account)
-        except Exception as error:  # noqa: BLE001 - it is gone here; the service may be gone, too
-            log.warning("connection.not_torn_down", connection=connection_id, error=str(error))
+    await disconnect(platform, connection_id, by=by(request))
     return go("/connections", "Removed.")

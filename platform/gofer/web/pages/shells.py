@@ -6,13 +6,14 @@ import json
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.errors import Conflict, NotFound
-from gofer.jobs.conclude import ANSWER, lock_conversation
-from gofer.store.tables import JobState, conversations, in_state, jobs, shells
+from gofer.agent.closing import close_shell
+from gofer.errors import NotFound
+from gofer.jobs.conclude import ANSWER
+from gofer.store.tables import conversations, jobs, shells
 from gofer.vault.envelope import Vault
 from gofer.web.pages.rendering import go, platform_of, render
 from gofer.web.pages.run import opened
@@ -106,21 +107,6 @@ async def close(request: Request) -> Response:
     """End one: its processes go, its files stay for the next."""
     conversation_id, agent_id = request.path_params["conversation"], request.path_params["agent"]
     await platform_of(request).database.write(
-        partial(_close, conversation_id=conversation_id, agent_id=agent_id)
+        partial(close_shell, conversation_id=conversation_id, agent_id=agent_id)
     )
     return go("/shells", "Closed. Its processes end within a minute; its files stay.")
-
-
-def _close(connection: Connection, conversation_id: str, agent_id: str) -> None:
-    lock_conversation(connection, conversation_id)
-    _find(connection, conversation_id, agent_id)
-    at_work = select(jobs.c.id).where(
-        jobs.c.conversation_id == conversation_id, jobs.c.agent_id == agent_id, in_state(JobState.RUNNING)
-    )
-    running = connection.execute(at_work.limit(1)).scalar()
-    if running is not None:
-        raise Conflict(f"Run {running} is using it. Stop the run first.")
-    # Whoever tidies shells ends those that no row refers to.
-    connection.execute(
-        delete(shells).where(shells.c.conversation_id == conversation_id, shells.c.agent_id == agent_id)
-    )
