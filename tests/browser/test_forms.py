@@ -184,9 +184,14 @@ def test_members_and_tokens_are_shown_once(owner: Visitor, lived: Lived) -> None
     assert lived.house.api(token).get("/jobs").status_code == 401
 
 
-def test_every_change_is_on_record(owner: Visitor) -> None:
+def test_every_change_is_on_record(lived: Lived, owner: Visitor) -> None:
+    owner.does("/agents", name="noted", toml="", notes="", stamp="")
+    owner.does("/agents/noted/remove")
+    owner.does("/secrets", owner="", name="noted_key", value="a value to be noted")
+    owner.does("/secrets/remove", owner="", name="noted_key")
+    owner.does(f"/connections/{lived.connection}", enabled="on")
     page = owner.read("/audit")
-    for action in ("agents.put", "secrets.put", "connections.change", "schedules.add", "tokens.add"):
+    for action in ("agents.put", "agents.remove", "secrets.put", "secrets.remove", "connections.change"):
         assert action in page
 
 
