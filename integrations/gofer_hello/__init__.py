@@ -1,17 +1,8 @@
-"""The example to copy: a service that posts signed JSON and takes replies by HTTP.
+"""The example to copy: signed JSON in, JSON out. docs/integrations/hello.md walks through it."""
 
-docs/integrations/hello.md walks through this file line by line.
-"""
+from pydantic import BaseModel, HttpUrl
 
-from __future__ import annotations
-
-import hashlib
-import hmac
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict, HttpUrl
-
-from gofer.errors import Malformed, Permanent, Refused, Temporary
+from gofer.errors import Malformed
 from gofer.integration import (
     Account,
     Admission,
@@ -28,15 +19,14 @@ from gofer.integration import (
 SIGNATURE = "x-hello-signature"
 
 
-class Settings(BaseModel):
+class Settings(BaseModel, extra="forbid"):
     """Where replies go."""
 
-    model_config = ConfigDict(extra="forbid")
     reply_url: HttpUrl
 
 
 class Hello(Integration):
-    """Signed JSON in, JSON out."""
+    """A service that posts signed JSON and takes replies by HTTP."""
 
     name = "hello"
     summary = "The example: signed JSON in, JSON out."
@@ -45,27 +35,18 @@ class Hello(Integration):
     secret_headers = frozenset({SIGNATURE})
 
     def verify(self, request: Request, account: Account) -> None:
-        key = account.secret("signing_key").encode()
-        expected = hmac.new(key, request.body, hashlib.sha256).hexdigest().encode()
-        if not hmac.compare_digest(request.header(SIGNATURE) or b"", expected):
-            raise Refused("The signature does not match the body.")
+        request.check_hmac(SIGNATURE, account.secret("signing_key"))
 
     def parse(self, request: Request, account: Account) -> Parsed:
         match request.json():
             case {"id": str(id_), "room": str(room), "from": str(sender), "text": str(text), **rest}:
-                author = Author(id=sender, is_bot=bool(rest.get("bot")))
+                author = Author(sender, is_bot=bool(rest.get("bot")))
                 addressed = not author.is_bot and bool(rest.get("addressed", True))
-                message = Incoming(
-                    conversation=room,
-                    author=author,
-                    text=text,
-                    addressed=addressed,
-                    title=room,
-                    external_id=id_,
+                return Parsed(
+                    id_, "message", Incoming(room, author, text, addressed, title=room, external_id=id_)
                 )
-                return Parsed(delivery_id=id_, event="message", message=message)
             case {"id": str(id_), "ping": _}:
-                return Parsed(delivery_id=id_, event="ping", note="a ping needs no answer")
+                return Parsed(id_, "ping", note="a ping needs no answer")
             case _:
                 raise Malformed("Expected a JSON object with id, room, from and text.")
 
@@ -74,7 +55,7 @@ class Hello(Integration):
         return Admission(trust=unread.known_as or "member")
 
     async def find(self, outgoing: Outgoing, account: Account) -> str | None:
-        found = await self._call(account, "GET", params={"key": outgoing.id})
+        found = await account.call("GET", account.settings["reply_url"], params={"key": outgoing.id})
         return str(found["id"]) if found else None
 
     async def place(self, outgoing: Outgoing, account: Account) -> str:
@@ -84,22 +65,8 @@ class Hello(Integration):
             "text": outgoing.text,
             "to": outgoing.reply_to,
         }
-        placed = await self._call(account, "POST", json=reply)
+        placed = await account.call("POST", account.settings["reply_url"], json=reply)
         return str(placed["id"])
-
-    async def _call(self, account: Account, method: str, **kwargs: Any) -> Any:
-        assert account.http is not None
-        response = await account.http.request(method, str(account.settings["reply_url"]), **kwargs)
-        if response.status_code == 429 or response.status_code >= 500:
-            after = response.headers.get("retry-after", "")
-            raise Temporary(
-                f"The service answered {response.status_code}.", retry_after=float(after) if after else None
-            )
-        if response.status_code == 404 and method == "GET":
-            return None
-        if response.is_error:
-            raise Permanent(f"The service answered {response.status_code}.")
-        return response.json()
 
 
 integration = Hello()

@@ -11,13 +11,15 @@ What is pure (`verify`, `parse`, `split`) must touch no network, clock or databa
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from gofer.errors import Permanent, Refused, Unset
+from gofer.errors import Permanent, Refused, Temporary, Unset
 from gofer.strict_json import load_json
 
 if TYPE_CHECKING:
@@ -52,6 +54,12 @@ class Request:
     def json(self) -> Any:
         """The body as strict JSON; raises Malformed."""
         return load_json(self.body)
+
+    def check_hmac(self, header: str, key: str, *, prefix: str = "") -> None:
+        """Return when a header carries the HMAC-SHA256 of the raw body in hex; raises Refused."""
+        expected = prefix.encode() + hmac.new(key.encode(), self.body, hashlib.sha256).hexdigest().encode()
+        if not hmac.compare_digest(self.header(header) or b"", expected):
+            raise Refused("The signature does not match the body.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +158,22 @@ class Account:
         if not value.strip():
             raise Unset(f"The secret {name} of connection {self.id} is not set.")
         return value
+
+    async def call(self, method: str, url: str, **arguments: Any) -> Any:
+        """Ask the service, and return the JSON it answers; None for 404. Raises Temporary or Permanent."""
+        assert self.http is not None
+        response = await self.http.request(method, url, **arguments)
+        if response.status_code == 429 or response.status_code >= 500:
+            after = response.headers.get("retry-after", "")
+            raise Temporary(
+                f"The service answered {response.status_code}.",
+                retry_after=float(after) if after.isdigit() else None,
+            )
+        if response.status_code == 404:
+            return None
+        if response.is_error:
+            raise Permanent(f"The service answered {response.status_code}.")
+        return response.json()
 
 
 @dataclass(frozen=True, slots=True)

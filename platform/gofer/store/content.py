@@ -21,14 +21,18 @@ def seal_message(key: DataKey, conversation_id: str, seq: int, message: Incoming
 
 def _as_dict(item: Any) -> dict[str, Any]:
     """Not `dataclasses.asdict`, which copies every value deeply and takes longer than the sealing."""
-    return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
+    return {name: getattr(item, name) for name in _NAMES[type(item)]}
+
+
+_NAMES: dict[type, tuple[str, ...]] = {
+    kind: tuple(field.name for field in dataclasses.fields(kind)) for kind in (Incoming, Author, Attachment)
+}
 
 
 def open_message(key: DataKey, conversation_id: str, seq: int, sealed: bytes) -> Incoming:
     """What `seal_message` sealed, also by an older version."""
     value: dict[str, Any] = unseal(key, sealed, "message", conversation_id, seq)
-    known = {field.name for field in dataclasses.fields(Incoming)}
-    kept = {name: item for name, item in value.items() if name in known}
+    kept = {name: item for name, item in value.items() if name in _NAMES[Incoming]}
     kept["author"] = Author(**value["author"])
     kept["attachments"] = tuple(Attachment(**item) for item in value.get("attachments", ()))
     return Incoming(**kept)

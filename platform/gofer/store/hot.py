@@ -22,11 +22,11 @@ def fetch(connection: Connection, statement: Any, values: Values = _NOTHING) -> 
     """Run a statement and return its rows; none for one without RETURNING."""
     compiled = _compiled(connection, statement, values)
     arguments = compiled.arguments(values)
-    driver: Any = connection.connection.driver_connection
+    pooled: Any = connection.connection
     if connection.dialect.name == "postgresql":
-        found = await_only(driver.fetch(compiled.sql, *arguments))
+        found = await_only(pooled.driver_connection.fetch(compiled.sql, *arguments))
     else:
-        found = driver.execute(compiled.sql, arguments).fetchall()
+        found = pooled.dbapi_connection.execute(compiled.sql, arguments).fetchall()
     # For an insert SQLAlchemy may add a RETURNING of its own, which nobody asked for.
     return [compiled.row(values) for values in found] if compiled.returns else []
 

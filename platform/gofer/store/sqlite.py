@@ -168,10 +168,12 @@ class SqliteDatabase:
 
 def _commit_together(connection: Connection, batch: list[_Operation]) -> None:
     """Run a batch in one transaction, a savepoint each, so that one failure does not spoil the others."""
+    driver = _driver(connection)
     try:
+        # Through SQLAlchemy, which must know that it is inside a transaction: a migration would begin its own.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         for operation in batch:
-            _run_one(connection, operation, alone=len(batch) == 1)
+            _run_one(connection, driver, operation, alone=len(batch) == 1)
         connection.exec_driver_sql("COMMIT")
     except BaseException as error:  # noqa: BLE001 - handed to the caller
         _rollback(connection)
@@ -188,20 +190,22 @@ def _commit_together(connection: Connection, batch: list[_Operation]) -> None:
         loop.call_soon_threadsafe(_settle, batch)
 
 
-def _run_one(connection: Connection, operation: _Operation, *, alone: bool) -> None:
+def _run_one(
+    connection: Connection, driver: sqlite3.Connection, operation: _Operation, *, alone: bool
+) -> None:
     operation.error = None
     if alone:
         operation.result = operation.verb(connection)
         return
-    connection.exec_driver_sql("SAVEPOINT one")
+    driver.execute("SAVEPOINT one")
     try:
         operation.result = operation.verb(connection)
     except BaseException as error:
-        if not _in_transaction(connection):
+        if not driver.in_transaction:
             raise
-        connection.exec_driver_sql("ROLLBACK TO one")
+        driver.execute("ROLLBACK TO one")
         operation.error = error
-    connection.exec_driver_sql("RELEASE one")
+    driver.execute("RELEASE one")
 
 
 def _settle(batch: list[_Operation]) -> None:
@@ -218,13 +222,15 @@ def _translated(error: BaseException) -> BaseException:
     return error
 
 
-def _in_transaction(connection: Connection) -> bool:
-    dbapi: Any = connection.connection.dbapi_connection
-    return bool(dbapi is not None and dbapi.in_transaction)
+def _driver(connection: Connection) -> sqlite3.Connection:
+    """Python's own connection, for what would cost more through SQLAlchemy than it does itself."""
+    driver: Any = connection.connection.dbapi_connection
+    assert isinstance(driver, sqlite3.Connection)
+    return driver
 
 
 def _rollback(connection: Connection) -> None:
-    if _in_transaction(connection):
+    if _driver(connection).in_transaction:
         connection.exec_driver_sql("ROLLBACK")
 
 

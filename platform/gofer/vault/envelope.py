@@ -9,6 +9,7 @@ The header and the place the value belongs to are authenticated, so neither can 
 from __future__ import annotations
 
 import os
+import struct
 import threading
 from collections import OrderedDict
 from typing import NoReturn
@@ -25,12 +26,16 @@ _NONCE = 12
 _TAG = 16
 _HEADER = 1 + KEY_ID_BYTES
 _CACHED_KEYS = 1024
+_LENGTH = struct.Struct(">I").pack
 
 
 def aad(*parts: str | int) -> bytes:
     """Where a value belongs (workspace, table, row, column), joined so that no two places look alike."""
-    encoded = [str(part).encode("utf-8", "surrogatepass") for part in parts]
-    return b"".join(len(part).to_bytes(4, "big") + part for part in encoded)
+    place = b""
+    for part in parts:
+        encoded = str(part).encode("utf-8", "surrogatepass")
+        place += _LENGTH(len(encoded)) + encoded
+    return place
 
 
 class DataKey:

@@ -56,10 +56,10 @@ def public_app(platform: Platform) -> Starlette:
     static = StaticFiles()
     app = Starlette(
         routes=[
+            Route("/hooks/{connection}", hooks.receive, methods=["POST"]),  # first: routes are tried in order
             Route("/healthz", signs.health),
             Route("/readyz", signs.ready),
             Route("/metrics", signs.metrics),
-            Route("/hooks/{connection}", hooks.receive, methods=["POST"]),
             Route(STATIC, static.serve),
             *page_routes(),
             *access.routes(platform),

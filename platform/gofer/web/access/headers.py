@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 POLICY = (
@@ -22,6 +21,9 @@ ALWAYS = {
 }
 
 
+_RAW = [(name.encode(), value.encode()) for name, value in ALWAYS.items()]
+
+
 class SecurityHeaders:
     """ASGI middleware: adds them to every answer that does not say otherwise itself."""
 
@@ -33,9 +35,9 @@ class SecurityHeaders:
 
         async def add(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in ALWAYS.items():
-                    headers.setdefault(name, value)
+                said = list(message.get("headers", ()))
+                names = {name for name, _ in said}
+                message["headers"] = said + [header for header in _RAW if header[0] not in names]
             await send(message)
 
         await self._app(scope, receive, add)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
@@ -67,12 +68,14 @@ def _peer(scope: Scope) -> str:
     return _plain(scope["client"][0]) if scope.get("client") else ""
 
 
+@lru_cache(maxsize=1024)  # the same few clients, with every request
 def _plain(address: str) -> str:
     """An IPv4 address that an IPv6 socket tells as one of its own is still that IPv4 address."""
     mapped = getattr(ip_address(address), "ipv4_mapped", None) if _is_address(address) else None
     return str(mapped) if mapped is not None else address
 
 
+@lru_cache(maxsize=1024)
 def _hostname(host: str) -> str:
     try:
         return (urlsplit(f"//{host}").hostname or "").lower().rstrip(".")
