@@ -13,9 +13,10 @@ from sqlalchemy import select
 
 from e2e.door import KEY, Door, message, sign
 from e2e.keys import set_key
-from gofer.store.tables import JobState, conversations, jobs, messages
+from gofer.store.tables import JobState, conversations, deliveries, jobs, messages
 from gofer.vault.secret import Secret
 from gofer.vault.stored import put_secret
+from gofer.web.control.deliveries import kept_content
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -65,6 +66,13 @@ async def test_what_is_known_but_needs_nothing_is_kept_and_said(door: Door) -> N
     assert (await door.post(body)).json() == {"result": "noted"}
     assert (await door.post(body)).json() == {"result": "repeat"}
     assert await gained(door, before) == {"delivery": 1, "message": 0, "job": 0}
+    (row,) = await door.rows(select(deliveries).where(deliveries.c.external_id == "ping-1"))
+    content = await door.platform.database.read(
+        lambda connection: kept_content(connection, door.platform.vault, row)
+    )
+    assert body not in row.sealed
+    assert content is not None
+    assert content[1] == body
 
 
 async def test_talk_that_addresses_nobody_is_kept_and_wakes_nobody(door: Door) -> None:

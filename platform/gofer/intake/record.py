@@ -41,7 +41,7 @@ from gofer.store.tables import (
     routes,
 )
 from gofer.vault.envelope import DataKey, Vault, aad
-from gofer.vault.rotation import new_conversation_key
+from gofer.vault.rotation import connection_key, new_conversation_key
 
 Source = Literal["webhook", "poll", "catchup", "replay"]
 
@@ -111,7 +111,8 @@ def _note(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
     """A delivery that is no message: kept, so that the inbox shows it and a repeat is known."""
     if (repeat := _repeat(connection, arrival)) is not None:
         return repeat
-    delivery_id = _keep(connection, arrival, None, None, None)
+    key = connection_key(connection, vault, arrival.connection_id)
+    delivery_id = _keep(connection, arrival, key, None, None)
     if delivery_id is not None and arrival.parsed.moved is not None:
         _move(connection, arrival, *arrival.parsed.moved)
     return Taken("noted" if delivery_id is not None else "repeat", delivery_id)
@@ -338,17 +339,15 @@ _APPEND = insert(messages).values(trust="unknown", created_at=now(), admitted_at
 def _keep(
     connection: Connection,
     arrival: Arrival,
-    key: DataKey | None,
+    key: DataKey,
     conversation_id: str | None,
     seq: int | None,
 ) -> int | None:
     """Insert the delivery as received; None when it is there already."""
     external_id = arrival.parsed.delivery_id
-    sealed = None
-    if key is not None:
-        # Headers first as JSON on a line of their own, then the raw bytes, so that a replay is exact.
-        raw = json.dumps(arrival.headers).encode() + b"\n" + arrival.body
-        sealed = key.seal(raw, aad("delivery", arrival.connection_id, external_id))
+    # Headers first as JSON on a line of their own, then the raw bytes, so that a replay is exact.
+    raw = json.dumps(arrival.headers).encode() + b"\n" + arrival.body
+    sealed = key.seal(raw, aad("delivery", arrival.connection_id, external_id))
     row = hot.first(
         connection,
         _KEEP[connection.dialect.name],

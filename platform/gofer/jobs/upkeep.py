@@ -35,6 +35,8 @@ from gofer.store.tables import (
 from gofer.vault.envelope import Vault
 
 BATCH = 100
+KEEP_NOTED = 3 * 86400.0
+"""Seconds for which the content of a delivery that became no message is kept."""
 
 
 def lost_jobs(connection: Connection) -> list[Claim]:
@@ -121,7 +123,8 @@ def _send_unsent(connection: Connection) -> int:
 def prune(connection: Connection, *, older_than: float) -> dict[str, int]:
     """Remove finished jobs past retention with their attempts, events and sent replies, and old deliveries.
 
-    Messages, summaries and costs stay. In batches: nobody should wait long for the writer.
+    Messages, summaries and costs stay. What came in and needed no answer keeps its content for a few days only:
+    there is much of it, and it is looked at soon or never. In batches: nobody should wait long for the writer.
     """
     before = now() - older_than
     old = (
@@ -138,8 +141,19 @@ def prune(connection: Connection, *, older_than: float) -> dict[str, int]:
         counts["jobs"] += connection.execute(delete(jobs).where(jobs.c.id.in_(ids))).rowcount
     counts["deliveries"] += _prune_by_id(connection, deliveries, deliveries.c.received_at < before)
     counts["events"] += _prune_by_id(connection, events, (events.c.at < before) & events.c.job_id.is_(None))
+    _empty_noted(connection)
     counts["workers"] += connection.execute(delete(workers).where(workers.c.seen_at < before)).rowcount
     return counts
+
+
+def _empty_noted(connection: Connection) -> None:
+    old = (
+        select(deliveries.c.id)
+        .where(deliveries.c.conversation_id.is_(None), deliveries.c.sealed.is_not(None))
+        .where(deliveries.c.received_at < now() - KEEP_NOTED)
+        .limit(BATCH)
+    )
+    connection.execute(update(deliveries).where(deliveries.c.id.in_(old)).values(sealed=None))
 
 
 def _prune_by_id(connection: Connection, pruned: Any, condition: Any) -> int:

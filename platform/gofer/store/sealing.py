@@ -18,6 +18,11 @@ def conversation_place(conversation_id: str) -> bytes:
     return aad("conversation", conversation_id, "data_key")
 
 
+def connection_place(connection_id: str) -> bytes:
+    """What a connection's wrapped data key is bound to."""
+    return aad("connection", connection_id, "data_key")
+
+
 def conversation_key(connection: Connection, vault: Vault, conversation_id: str) -> DataKey:
     """The data key of a conversation; raises NotFound when it is purged or never was."""
     return data_key(

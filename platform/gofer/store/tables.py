@@ -179,6 +179,8 @@ class Connection(SQLModel, table=True):
     settings: dict[str, Any] = _json()
     max_running: int | None = None
     """How many of its jobs may run at once, over all workers; None for no bound."""
+    data_key: bytes | None = _bytes(nullable=True)
+    """Wrapped by the master key; seals deliveries that belong to no conversation. None before the first of them."""
     created_at: float
 
 
@@ -424,6 +426,7 @@ class Delivery(SQLModel, table=True):
         Index("delivery_by_body", "connection_id", "body_hash", "received_at"),
         Index("delivery_by_time", "received_at"),
         Index("delivery_of_connection", "connection_id", "id"),
+        Index("delivery_noted", "received_at", **_where("conversation_id IS NULL AND sealed IS NOT NULL")),
         _NEVER_REUSE_IDS,
     )
 

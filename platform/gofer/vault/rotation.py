@@ -7,6 +7,7 @@ changes in one transaction, and the old key leaves the file only after that.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +16,14 @@ from typing import Any, TypeAlias
 from sqlalchemy import Connection, Row, Table, bindparam, select
 
 from gofer.crash import crash_point
+from gofer.errors import NotFound
 from gofer.store.clock import now
 from gofer.store.database import Database
 from gofer.store.events import record_many
-from gofer.store.sealing import conversation_place
-from gofer.store.tables import conversations, secrets, workspaces
+from gofer.store.sealing import connection_place, conversation_place
+from gofer.store.tables import connections, conversations, secrets, workspaces
 from gofer.vault.canary import sealing_key, write_canary
-from gofer.vault.envelope import Vault
+from gofer.vault.envelope import DataKey, Vault
 from gofer.vault.keyring import MasterKey
 from gofer.vault.stored import secret_place
 
@@ -38,6 +40,7 @@ class Rotation:
     """The key everything is wrapped with now."""
     secrets: int
     conversations: int
+    connections: int = 0
     retired: tuple[str, ...] = ()
     """Keys that nothing stored needs any more."""
 
@@ -53,7 +56,7 @@ async def rotate_master_key(database: Database, vault: Vault) -> Rotation:
         return done
     retired = await asyncio.to_thread(vault.ring.retire_behind, done.key_id)
     crash_point("key.retired")
-    return Rotation(done.key_id, done.secrets, done.conversations, retired)
+    return dataclasses.replace(done, retired=retired)
 
 
 def rotate(connection: Connection, vault: Vault) -> Rotation:
@@ -65,6 +68,7 @@ def rotate(connection: Connection, vault: Vault) -> Rotation:
         key.id,
         secrets=_rewrap(connection, vault, key, secrets, lambda row: secret_place(row.workspace_id, row.id)),
         conversations=_rewrap(connection, vault, key, conversations, lambda row: conversation_place(row.id)),
+        connections=_rewrap(connection, vault, key, connections, lambda row: connection_place(row.id)),
     )
     if before.id != key.id:
         write_canary(connection, vault, key)
@@ -75,6 +79,21 @@ def rotate(connection: Connection, vault: Vault) -> Rotation:
 def new_conversation_key(connection: Connection, vault: Vault, conversation_id: str) -> bytes:
     """A data key for a new conversation, wrapped with the key the database is sealed with."""
     return vault.new_data_key(conversation_place(conversation_id), sealing_key(connection, vault))
+
+
+def connection_key(connection: Connection, vault: Vault, connection_id: str) -> DataKey:
+    """The data key of a connection, made when it has none; raises NotFound when there is no such connection."""
+    place, of_it = connection_place(connection_id), connections.c.id == connection_id
+    query = select(connections.c.data_key).where(of_it)
+    if connection.execute(query).scalar_one_or_none() is None:
+        made = vault.new_data_key(place, sealing_key(connection, vault))
+        # Another request may make one in the same instant; the first one stays.
+        unset = of_it & connections.c.data_key.is_(None)
+        connection.execute(connections.update().where(unset).values(data_key=made))
+    wrapped = connection.execute(query).scalar_one_or_none()
+    if wrapped is None:
+        raise NotFound(f"There is no connection {connection_id!r}.")
+    return vault.unwrap(wrapped, place)
 
 
 def destroy_conversation_key(connection: Connection, vault: Vault, conversation_id: str) -> bool:
@@ -129,6 +148,7 @@ def _record(connection: Connection, before: MasterKey, done: Rotation) -> None:
         "to": done.key_id,
         "secrets": done.secrets,
         "conversations": done.conversations,
+        "connections": done.connections,
     }
     ids = connection.execute(select(workspaces.c.id)).scalars()
     record_many(connection, [{"kind": "key.rotated", "workspace_id": id_, "data": facts} for id_ in ids])

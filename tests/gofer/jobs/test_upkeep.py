@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from sqlalchemy import insert, update
+from sqlalchemy import insert, select, update
 
 from gofer.jobs import upkeep
 from gofer.jobs.outcome import Dead
@@ -19,7 +19,7 @@ from gofer.store.tables import (
     replies,
     workers,
 )
-from world import World
+from world import CONNECTION, World
 
 MONTH = 30 * 86400.0
 
@@ -120,6 +120,18 @@ async def test_pruning_goes_in_batches(world: World) -> None:
     ]  # fmt: skip
     await world.run(lambda c: c.execute(insert(jobs), rows))
     assert [(await world.run(upkeep.prune, older_than=60))["jobs"] for _ in range(4)] == [100, 100, 50, 0]
+
+
+async def test_what_needed_no_answer_keeps_its_content_for_a_few_days(world: World) -> None:
+    kept = {
+        "workspace_id": "main", "connection_id": CONNECTION, "body_hash": "", "source": "webhook",
+        "event": "ping", "note": "", "conversation_id": None, "message_seq": None, "sealed": b"x",
+    }  # fmt: skip
+    rows = [{**kept, "external_id": name, "received_at": at} for name, at in (("old", 0.0), ("new", 4e9))]
+    await world.run(lambda c: c.execute(insert(deliveries), rows))
+    await world.run(upkeep.prune, older_than=1e10)
+    left = await world.rows(select(deliveries.c.external_id, deliveries.c.sealed))
+    assert {(row.external_id, row.sealed is None) for row in left} == {("old", True), ("new", False)}
 
 
 async def test_silent_processes_are_forgotten_and_present_ones_are_not(world: World) -> None:

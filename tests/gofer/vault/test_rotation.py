@@ -13,12 +13,18 @@ from sqlalchemy.util import await_only
 from gofer.errors import NotFound
 from gofer.store.database import Database
 from gofer.store.sealing import conversation_key, conversation_place, seal, unseal
-from gofer.store.tables import conversations, events, master_keys, secrets
+from gofer.store.tables import connections, conversations, events, master_keys, secrets
 from gofer.vault.canary import check_canary, ciphertext_exists
 from gofer.vault.envelope import Vault, key_id
 from gofer.vault.errors import KeyMissing, KeyRefused
 from gofer.vault.keyring import KeyRing, MasterKey, open_ring, ring_from_value
-from gofer.vault.rotation import destroy_conversation_key, new_conversation_key, rotate, rotate_master_key
+from gofer.vault.rotation import (
+    connection_key,
+    destroy_conversation_key,
+    new_conversation_key,
+    rotate,
+    rotate_master_key,
+)
 from gofer.vault.secret import Secret
 from gofer.vault.stored import get_secret, put_secret
 
@@ -33,6 +39,9 @@ def fill(connection: Connection, vault: Vault) -> None:
         )
     for number in range(CONVERSATIONS):
         add_conversation(connection, vault, f"conv_{number}")
+    row = {"workspace_id": WORKSPACE, "integration": "hello", "name": "h", "settings": {}, "created_at": 0}
+    connection.execute(connections.insert().values(id="hello_1", **row))
+    connection_key(connection, vault, "hello_1")
 
 
 def add_conversation(connection: Connection, vault: Vault, id_: str) -> None:
@@ -54,12 +63,16 @@ def readable(connection: Connection, vault: Vault) -> bool:
         assert secret.reveal() == f"value {number}"
     for id_ in connection.execute(select(conversations.c.id)).scalars():
         conversation_key(connection, vault, id_)
+    for id_ in connection.execute(select(connections.c.id)).scalars():
+        connection_key(connection, vault, id_)
     return True
 
 
 def keys_in_use(connection: Connection) -> set[str]:
     wrapped = [
-        row[0] for table in (secrets, conversations) for row in connection.execute(select(table.c.data_key))
+        row[0]
+        for table in (secrets, conversations, connections)
+        for row in connection.execute(select(table.c.data_key))
     ]
     return {key_id(one).hex() for one in wrapped if one is not None}
 
@@ -77,7 +90,8 @@ async def test_rotation_wraps_everything_anew_and_retires_the_old_key(
 
     done = await rotate_master_key(database, vault)
 
-    assert (done.secrets, done.conversations, done.retired) == (SECRETS, CONVERSATIONS, (old,))
+    assert (done.secrets, done.conversations, done.connections) == (SECRETS, CONVERSATIONS, 1)
+    assert done.retired == (old,)
     assert await database.read(keys_in_use) == {done.key_id} != {old}
     after = fresh(data_dir)
     assert after.ring.ids == (done.key_id,)
@@ -93,7 +107,7 @@ async def test_rotation_is_an_event_and_doing_it_again_changes_nothing(
     await database.write(lambda connection: fill(connection, vault))
     await rotate_master_key(database, vault)
     again = await database.write(lambda connection: rotate(connection, vault))
-    assert (again.secrets, again.conversations) == (0, 0)
+    assert (again.secrets, again.conversations, again.connections) == (0, 0, 0)
     logged = await database.read(
         lambda connection: connection.execute(
             select(events.c.data).where(events.c.kind == "key.rotated")

@@ -15,9 +15,9 @@ from starlette.responses import Response
 
 from gofer import integration
 from gofer.errors import Conflict, Malformed, NotFound
-from gofer.store.sealing import conversation_key
-from gofer.store.tables import deliveries
-from gofer.vault.envelope import Vault, aad
+from gofer.store.sealing import connection_place, conversation_key
+from gofer.store.tables import connections, deliveries
+from gofer.vault.envelope import DataKey, Vault, aad
 from gofer.web.control.asking import (
     Paged,
     Question,
@@ -106,11 +106,19 @@ def kept_content(
     connection: Connection, vault: Vault, row: Any
 ) -> tuple[list[tuple[str, str]], bytes] | None:
     """The headers and body as they were kept; None when they were not, or are purged."""
-    if row.sealed is None or row.conversation_id is None:
+    if row.sealed is None:
         return None
-    key = conversation_key(connection, vault, row.conversation_id)
+    key = _key_of(connection, vault, row)
     head, _, body = key.open(row.sealed, aad("delivery", row.connection_id, row.external_id)).partition(b"\n")
     return [(name, value) for name, value in json.loads(head)], body
+
+
+def _key_of(connection: Connection, vault: Vault, row: Any) -> DataKey:
+    """What came in for a conversation is sealed with its key; the rest with its connection's."""
+    if row.conversation_id is not None:
+        return conversation_key(connection, vault, row.conversation_id)
+    wrapped = select(connections.c.data_key).where(connections.c.id == row.connection_id)
+    return vault.unwrap(connection.execute(wrapped).scalar_one(), connection_place(row.connection_id))
 
 
 async def replay(request: Request) -> Response:
