@@ -84,17 +84,18 @@ def take_in(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
     if message is None:
         return _note(connection, vault, arrival)
     place = _place(connection, vault, arrival, message)
-    if arrival.same_body_window and (repeat := _repeat(connection, arrival)) is not None:
-        return repeat
     conversation_id = place.id
+    if arrival.same_body_window and (repeat := _repeat(connection, arrival)) is not None:
+        _give_back_seq(connection, conversation_id)
+        return repeat
     key = data_key(vault, conversation_id, place.data_key)
     replaced, message = _in_place(connection, key, conversation_id, message)
-    seq = replaced or place.last_seq + 1
+    seq = replaced or place.last_seq
     delivery_id = _keep(connection, arrival, key, conversation_id, seq)
+    if delivery_id is None or replaced is not None:
+        _give_back_seq(connection, conversation_id)
     if delivery_id is None:
         return _repeat(connection, arrival) or Taken("repeat")
-    if replaced is None:
-        hot.fetch(connection, _USE_SEQ, {"conversation": conversation_id, "seq_": seq})
     _write_message(connection, key, conversation_id, seq, arrival, message, replace=replaced is not None)
     woke = _wake(connection, arrival, message, conversation_id, seq)
     log.record(
@@ -119,20 +120,33 @@ def _note(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
 
 
 def _place(connection: Connection, vault: Vault, arrival: Arrival, message: Incoming) -> Any:
-    """The conversation of a place outside, made when it is new; locked, and read as it is under the lock."""
+    """The conversation of a place outside, made when it is new; locked by taking its next number."""
     place = {"via": arrival.connection_id, "at": message.conversation}
-    found = hot.first(connection, _LOCKED, place)
+    found = hot.first(connection, _TAKE_SEQ, place)
     if found is None:
         _make_conversation(connection, vault, arrival, message)
-        found = hot.first(connection, _LOCKED, place)
+        found = hot.first(connection, _TAKE_SEQ, place)
     return found
 
 
-_LOCKED = (
-    select(conversations.c.id, conversations.c.data_key, conversations.c.last_seq)
-    .join(bindings, bindings.c.conversation_id == conversations.c.id)
+_TAKE_SEQ = (
+    update(conversations)
+    .where(bindings.c.conversation_id == conversations.c.id)
     .where(bindings.c.connection_id == bindparam("via"), bindings.c.ref == bindparam("at"))
-    .with_for_update(of=conversations)
+    .values(last_seq=conversations.c.last_seq + 1)
+    .returning(conversations.c.id, conversations.c.data_key, conversations.c.last_seq)
+)
+
+
+def _give_back_seq(connection: Connection, conversation_id: str) -> None:
+    """Nothing new was said after all; nobody has seen the number, for its row is locked."""
+    hot.fetch(connection, _GIVE_BACK_SEQ, {"conversation": conversation_id})
+
+
+_GIVE_BACK_SEQ = (
+    update(conversations)
+    .where(conversations.c.id == bindparam("conversation"))
+    .values(last_seq=conversations.c.last_seq - 1)
 )
 
 
@@ -225,13 +239,6 @@ def _dead_jobs(connection: Connection, conversation_id: str | None, seq: int | N
     )
     last = {row.participant_id: row for row in connection.execute(query)}
     return [int(row.id) for row in last.values() if row.state == JobState.DEAD]
-
-
-_USE_SEQ = (
-    update(conversations)
-    .where(conversations.c.id == bindparam("conversation"))
-    .values(last_seq=bindparam("seq_"))
-)
 
 
 def _move(connection: Connection, arrival: Arrival, old: str, new: str) -> None:

@@ -613,17 +613,25 @@ def ensure_answer(connection: Connection, participant_id: str, *, delay: float =
         return False
     woken_by = {"conversation": row.conversation_id, "seq_": row.wake_seq}
     via = hot.scalar(connection, _WOKEN_BY, woken_by)
-    return ensure_job(connection, row, row.workspace_id, via=via, delay=delay)
+    return ensure_job(connection, row, row.workspace_id, live=row.live, via=via, delay=delay)
 
 
 def ensure_job(
-    connection: Connection, participant: Any, workspace_id: str, *, via: str | None, delay: float = 0
+    connection: Connection,
+    participant: Any,
+    workspace_id: str,
+    *,
+    live: str | None,
+    via: str | None,
+    delay: float = 0,
 ) -> bool:
-    """Make the job of a participant that is wanted unless it has one; whether workers should look."""
-    live = hot.first(connection, _LIVE_STATE, {"lane_": participant.id})
+    """Make the job of a participant that is wanted unless it has one; whether workers should look.
+
+    `live` is the state of the one it has, read under the conversation's lock.
+    """
     if live is not None:
         # Whoever writes while a question is open is heard: the run goes on and sees what was written.
-        waits = live.state == JobState.WAITING
+        waits = live == JobState.WAITING
         return waits and bool(hot.fetch(connection, _STOP_WAITING, {"lane_": participant.id}))
     submit(
         connection,
@@ -641,7 +649,11 @@ def ensure_job(
     return True
 
 
-_LIVE_STATE = select(jobs.c.state).where(jobs.c.lane == bindparam("lane_"), in_state(*LIVE))
+def live_state(lane: Any) -> Any:
+    """The state of the live job in a lane, if there is one, as a column."""
+    return select(jobs.c.state).where(jobs.c.lane == lane, in_state(*LIVE)).scalar_subquery()
+
+
 _STOP_WAITING = (
     update(jobs)
     .where(jobs.c.lane == bindparam("lane_"), in_state(JobState.WAITING))
@@ -649,7 +661,7 @@ _STOP_WAITING = (
     .returning(jobs.c.id)
 )
 _WANTED = (
-    select(participants, conversations.c.workspace_id)
+    select(participants, conversations.c.workspace_id, live_state(participants.c.id).label("live"))
     .join(conversations, conversations.c.id == participants.c.conversation_id)
     .where(participants.c.id == bindparam("who"), participants.c.wake_seq > participants.c.read_seq)
 )

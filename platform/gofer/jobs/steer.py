@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select, update
 
 from gofer.errors import Conflict, NotFound
-from gofer.jobs.conclude import ANSWER, ensure_answer, ensure_job, lock_conversation
+from gofer.jobs.conclude import ANSWER, ensure_answer, ensure_job, live_state, lock_conversation
 from gofer.jobs.queue import lock_lane
 from gofer.store import events as log
 from gofer.store import hot
@@ -177,12 +177,14 @@ def wake_participant(
     if row is None:
         # A later message has woken it already, or it has dealt with this one: an edit of something old.
         return ensure_answer(connection, participant_id, delay=delay)
-    return row.wake_seq > row.read_seq and ensure_job(connection, row, workspace_id, via=via, delay=delay)
+    return row.wake_seq > row.read_seq and ensure_job(
+        connection, row, workspace_id, live=row.live, via=via, delay=delay
+    )
 
 
 _WAKE = (
     update(participants)
     .where(participants.c.id == bindparam("who"), participants.c.wake_seq < bindparam("seq_"))
     .values(wake_seq=bindparam("seq_"))
-    .returning(*participants.c)
+    .returning(*participants.c, live_state(bindparam("who")).label("live"))
 )

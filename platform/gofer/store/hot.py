@@ -90,7 +90,7 @@ class _Compiled:
 
     def arguments(self, values: Values) -> list[Any]:
         """The values in the order of the text."""
-        complete = {**self._given, **values}
+        complete = {**self._given, **values} if self._given else values
         ordered = [complete[name] for name in self._names]
         for place, writer in self._writers:
             ordered[place] = writer(ordered[place])

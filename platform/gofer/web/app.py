@@ -56,7 +56,7 @@ def public_app(platform: Platform) -> Starlette:
     static = StaticFiles()
     app = Starlette(
         routes=[
-            Route("/hooks/{connection}", hooks.receive, methods=["POST"]),  # first: routes are tried in order
+            Route("/hooks/{connection}", hooks, methods=["POST"]),  # first: routes are tried in order
             Route("/healthz", signs.health),
             Route("/readyz", signs.ready),
             Route("/metrics", signs.metrics),

@@ -5,12 +5,17 @@ from __future__ import annotations
 import structlog
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from gofer import integration
 from gofer.errors import GoferError, NotFound, Refused, Unset
 from gofer.intake.receive import Intake, Refusals
 from gofer.web.body import BodyError, read_body
 from gofer.web.problems import problem, status_of
+
+_ANSWERS = {
+    result: JSONResponse({"result": result}).body for result in ("accepted", "repeat", "redriven", "noted")
+}
 
 
 class Hooks:
@@ -22,8 +27,12 @@ class Hooks:
         self._max_body = max_body
         self._body_timeout = body_timeout
 
-    async def receive(self, request: Request) -> Response:
-        """The endpoint."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The endpoint, as an app of its own: the busiest door does without what pages need."""
+        answer = await self._answer(Request(scope, receive))
+        await answer(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
         connection_id: str = request.path_params["connection"]
         try:
             body = await read_body(request, at_most=self._max_body, within=self._body_timeout)
@@ -40,7 +49,7 @@ class Hooks:
             return self._refuse(request, connection_id, status_of(error), error)
         # For the line that is logged when the request is answered.
         structlog.contextvars.bind_contextvars(delivery=taken.delivery_id, result=taken.result)
-        return JSONResponse({"result": taken.result})
+        return Response(_ANSWERS[taken.result], media_type="application/json")
 
     def _refuse(
         self, request: Request, connection_id: str, status: int, error: GoferError, *, close: bool = False

@@ -52,18 +52,17 @@ class Guard:
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Look at a request, then let it pass."""
-        if scope["type"] not in ("http", "websocket"):
+        if scope["type"] not in ("http", "websocket") or scope["path"].startswith(OPEN_PREFIXES):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         secure = self._peers.scheme(scope, headers) == "https"
         caller = Caller(address=self._peers.address(scope, headers), secure=secure)
         scope["gofer.caller"], scope["gofer.peers"] = caller, self._peers
-        if not scope["path"].startswith(OPEN_PREFIXES):
-            answer = await self._answered_here(scope, headers, caller)
-            if answer is not None:
-                await _end(answer, scope, receive, send)
-                return
+        answer = await self._answered_here(scope, headers, caller)
+        if answer is not None:
+            await _end(answer, scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
     async def _answered_here(self, scope: AsgiScope, headers: Headers, caller: Caller) -> Response | None:
