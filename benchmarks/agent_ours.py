@@ -188,7 +188,7 @@ class Bench:
         await database.write(
             lambda connection: connection.execute(update(messages).values(trust=Trust.OWNER))
         )
-        (waiting,) = await database.write(partial(claim, owner="past", lease=60, limit=1, pool=AGENT))
+        (waiting,) = (await claim(database, owner="past", lease=60, limits={AGENT: 1}))[AGENT]
         await database.write(lambda connection: conclude(connection, vault, waiting, Done(included_to=count)))
 
     async def ask(self, room: str) -> float:

@@ -72,9 +72,8 @@ async def journal(group: str, platform: Platform, steps: int) -> list[Row]:
     await platform.database.write(partial(ours.converse, vault=platform.vault, names=names))
     for name in names:
         await platform.database.write(partial(ours.one, conversation=name))
-    claims = await platform.database.write(
-        partial(queue.claim, owner=platform.owner, lease=600, limit=ours.SLOTS, pool=AGENT)
-    )
+    limits = {AGENT: ours.SLOTS}
+    claims = (await queue.claim(platform.database, owner=platform.owner, lease=600, limits=limits))[AGENT]
     taken = await _append(platform, claims[0], max(50, steps // 8))
     began = time.perf_counter()
     await asyncio.gather(*(_append(platform, claim, steps // len(claims)) for claim in claims))

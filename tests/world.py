@@ -121,10 +121,8 @@ class World:
     async def claim(
         self, limit: int = 1, *, owner: str = "worker-1", lease: float = 30, pool: str = AGENT, **values: Any
     ) -> list[Claim]:
-        found: list[Claim] = await self.run(
-            queue.claim, owner=owner, lease=lease, limit=limit, pool=pool, **values
-        )
-        return found
+        found = await queue.claim(self.database, owner=owner, lease=lease, limits={pool: limit}, **values)
+        return found.get(pool, [])
 
     async def claim_one(self, **values: Any) -> Claim:
         (claim,) = await self.claim(**values)

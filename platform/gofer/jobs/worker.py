@@ -180,14 +180,12 @@ class Worker:
         if not any(room > 0 for room in free.values()):
             return {}
         claiming = asyncio.ensure_future(
-            self._database.write(
-                partial(
-                    queue.claim_each,
-                    owner=self.owner,
-                    lease=self._capacity.lease,
-                    limits=free,
-                    max_running=self._capacity.max_running,
-                )
+            queue.claim(
+                self._database,
+                owner=self.owner,
+                lease=self._capacity.lease,
+                limits=free,
+                max_running=self._capacity.max_running,
             )
         )
         try:

@@ -33,5 +33,8 @@ class Database(Protocol):
     async def write(self, verb: Callable[[Connection], T]) -> T:
         """Run a verb in a transaction of its own; it is durable when this returns."""
 
+    async def write_one(self, verb: Callable[[Connection], T]) -> T:
+        """Run a verb of a single statement, which needs no transaction around it: two ways there and back less."""
+
     async def read(self, verb: Callable[[Connection], T]) -> T:
         """Run a verb that only reads, over one consistent view."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import asyncpg
 from sqlalchemy import Connection, text
@@ -18,6 +18,8 @@ from gofer.errors import ConfigError, StoreUnavailable
 from gofer.store.database import Dialect
 
 T = TypeVar("T")
+Way: TypeAlias = Callable[[Any, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+"""How work is run on a driver's connection: within a transaction, or by itself."""
 
 TRIES = 5
 SERIALIZATION_FAILURE, DEADLOCK = "40001", "40P01"
@@ -53,9 +55,15 @@ class PostgresDatabase:
         await self._engine.dispose()
 
     async def write(self, verb: Callable[[Connection], T]) -> T:
+        return await self._to_its_end(verb, _in_transaction)
+
+    async def write_one(self, verb: Callable[[Connection], T]) -> T:
+        return await self._to_its_end(verb, _by_itself)
+
+    async def _to_its_end(self, verb: Callable[[Connection], T], way: Way) -> T:
         # Like SQLite's writer: a caller that stops waiting does not tear a transaction, whose own clean-up could
         # otherwise fail and hide that the caller was cancelled.
-        working = asyncio.ensure_future(self._write(verb))
+        working = asyncio.ensure_future(self._write(verb, way))
         try:
             return await asyncio.shield(working)
         except asyncio.CancelledError:
@@ -64,10 +72,10 @@ class PostgresDatabase:
                 working.exception()  # Nobody waits for it any more, and nobody need be told so.
             raise
 
-    async def _write(self, verb: Callable[[Connection], T]) -> T:
+    async def _write(self, verb: Callable[[Connection], T], way: Way) -> T:
         for attempt in range(TRIES):
             try:
-                return await self._transact(verb)
+                return await self._transact(verb, way)
             except (DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 if attempt + 1 < TRIES and _worth_repeating(error):
                     await asyncio.sleep(random.SystemRandom().uniform(0, 0.02 * 2**attempt))
@@ -77,14 +85,15 @@ class PostgresDatabase:
                 raise StoreUnavailable(f"Postgres cannot be reached: {error}.") from error
         raise AssertionError("unreachable")
 
-    async def _transact(self, verb: Callable[[Connection], T]) -> T:
+    async def _transact(self, verb: Callable[[Connection], T], way: Way) -> T:
         async with self._engine.connect() as connection:
             driver: Any = (await connection.get_raw_connection()).driver_connection
             if driver.is_closed():
                 await connection.invalidate()
                 driver = (await connection.get_raw_connection()).driver_connection
             try:
-                return await _in_transaction(driver, lambda: connection.run_sync(verb))
+                result: T = await way(driver, lambda: connection.run_sync(verb))
+                return result
             finally:
                 if driver.is_closed() or driver.is_in_transaction():
                     await connection.invalidate()
@@ -105,6 +114,11 @@ async def _in_transaction(driver: Any, work: Callable[[], Awaitable[T]]) -> T:
         raise
     await transaction.commit()
     return result
+
+
+async def _by_itself(driver: Any, work: Callable[[], Awaitable[T]]) -> T:
+    """A statement alone is a transaction already."""
+    return await work()
 
 
 def _worth_repeating(error: Exception) -> bool:

@@ -106,6 +106,9 @@ class SqliteDatabase:
         result: T = await operation.future
         return result
 
+    async def write_one(self, verb: Callable[[Connection], T]) -> T:
+        return await self.write(verb)
+
     async def read(self, verb: Callable[[Connection], T]) -> T:
         if self._readers is None:
             raise StoreUnavailable("The store is closed.")

@@ -7,7 +7,6 @@ import base64
 import json
 import re
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,7 @@ async def test_an_answer_reaches_its_question(api: httpx2.AsyncClient, platform:
         "/connections", json={"integration": "hello", "settings": {"reply_url": "http://127.0.0.1:9/"}}
     )
     await _say(api, made.json()["connection"]["id"])
-    (job,) = await platform.database.write(partial(claim, owner="w", lease=30, limit=1, pool=AGENT))
+    (job,) = (await claim(platform.database, owner="w", lease=30, limits={AGENT: 1}))[AGENT]
     await platform.database.write(lambda c: conclude(c, platform.vault, job, Wait("Red or blue?")))
     (question,) = (await api.get("/questions")).json()["questions"]
     assert (question["question"], question["job_id"]) == ("Red or blue?", job.id)

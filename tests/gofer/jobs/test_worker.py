@@ -253,7 +253,7 @@ class Interrupted:
     def __init__(self, database: Database, when: str) -> None:
         self._database = database
         self.dialect = database.dialect
-        self.read = database.read
+        self.read, self.write_one = database.read, database.write_one
         self._when = when
 
     async def start(self) -> None: ...
