@@ -102,10 +102,14 @@ async def campaign(database: str, service: str, cycles: int, *, seed: int = 1) -
         data_dir = Path(folder) / "data"
         data_dir.mkdir(mode=0o700)
         async with prepared(data_dir, url, integration=service, lease=LEASE, slots=4) as scenario:
-            await _Campaign(scenario, chance, tally, split=database == "postgresql").run()
-        if not tally.clean:
-            tally.log = tempfile.mkstemp(prefix=f"gofer-chaos-{database}-{service}-", suffix=".log")[1]
-            shutil.copy(scenario.log, tally.log)
+            try:
+                await _Campaign(scenario, chance, tally, split=database == "postgresql").run()
+            finally:
+                if not tally.found or not tally.clean:
+                    tally.log = tempfile.mkstemp(prefix=f"gofer-chaos-{database}-{service}-", suffix=".log")[
+                        1
+                    ]
+                    shutil.copy(scenario.log, tally.log)
     tally.seconds = time.monotonic() - begun
     return tally
 

@@ -10,13 +10,15 @@ from functools import partial
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gofer.web.problems import problem
 
 HEAD_WITHIN = 10.0
 """Seconds a request's head may take, and what is left of a body that nobody reads."""
+END_WITHIN = 5
+"""Seconds that requests under way have to be answered once the server stops."""
 MOST_HEAD = 64 * 1024
 MOST_MESSAGE = 512 * 1024
 """Bytes of one message over a WebSocket."""
@@ -140,10 +142,38 @@ class Server(uvicorn.Server):
         return int(self.servers[0].sockets[0].getsockname()[1])
 
 
-def make_server(app: ASGIApp, *, head_within: float = HEAD_WITHIN, **where: Any) -> Server:
+class Ending:
+    """ASGI middleware: who is cut off by the process's end is told to come back, which uvicorn would call a 500."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Wrap an app."""
+        begun = False
+
+        async def sending(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except asyncio.CancelledError:
+            if scope["type"] != "http" or begun:
+                raise
+            answer = problem(
+                503, "The server is stopping. Send it again in a moment.", retry_after=1, close=True
+            )
+            await answer(scope, receive, send)
+
+
+def make_server(
+    app: ASGIApp, *, head_within: float = HEAD_WITHIN, end_within: int = END_WITHIN, **where: Any
+) -> Server:
     """A server for an app: `host` and `port`, or `uds`."""
     config = uvicorn.Config(
-        app,
+        Ending(app),
         http=partial(Strict, head_within=head_within),  # type: ignore[arg-type]
         lifespan="off",
         access_log=False,
@@ -151,7 +181,7 @@ def make_server(app: ASGIApp, *, head_within: float = HEAD_WITHIN, **where: Any)
         server_header=False,
         proxy_headers=False,  # uvicorn would believe every proxy on this machine; the guard knows whom to
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=end_within,
         ws_max_size=MOST_MESSAGE,
         ws_ping_interval=20,
         ws_ping_timeout=20,

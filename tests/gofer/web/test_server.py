@@ -1,0 +1,31 @@
+"""The server itself, around whatever app it serves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx2
+from starlette.types import Receive, Scope, Send
+
+from gofer.web.server import make_server
+
+
+async def test_who_is_cut_off_by_a_stop_is_told_to_come_back() -> None:
+    asked = asyncio.Event()
+
+    async def never_answers(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.set()
+        await asyncio.sleep(3600)
+
+    server = make_server(never_answers, host="127.0.0.1", port=0, end_within=0)
+    serving = asyncio.create_task(server.serve())
+    await server.ready.wait()
+    async with httpx2.AsyncClient(timeout=30) as client:
+        posting = asyncio.create_task(client.post(f"http://127.0.0.1:{server.port}/hooks/x", content=b"{}"))
+        await asked.wait()
+        server.stop()
+        response = await posting
+    await serving
+    assert response.status_code == 503
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.headers["retry-after"] == "1"
