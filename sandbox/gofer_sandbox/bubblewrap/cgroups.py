@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -28,8 +29,9 @@ class Group(Protocol):
     def kind(self) -> str:
         """Which version they are of."""
 
-    def add(self, pid: int) -> None:
-        """Put a process in; what it starts later follows."""
+    def entrances(self) -> list[int]:
+        """Descriptors, the caller's to close: a process that writes 0 to each is in, and what it starts follows.
+        """
 
     def freeze(self, frozen: bool) -> bool:
         """Have everything inside stop or continue at once; False when that is not possible."""
@@ -61,8 +63,26 @@ class Groups(Protocol):
         """A group that was made earlier."""
 
 
-def _write(path: Path, value: object) -> None:
-    path.write_text(str(value))
+def _write(path: Path | str, value: object) -> None:
+    """Files of the kernel's are not made by writing them, but a stand-in's are."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, str(value).encode())
+    finally:
+        os.close(fd)
+
+
+def _opened(paths: Iterable[Path]) -> list[int]:
+    """Who opened a descriptor decides what may be done through it, whoever uses it."""
+    found: list[int] = []
+    try:
+        for path in paths:
+            found.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+    except OSError:
+        for fd in found:
+            os.close(fd)
+        raise
+    return found
 
 
 def _number(path: Path, key: str) -> int:
@@ -100,10 +120,10 @@ async def _remove(places: list[Path]) -> None:
 def _make(place: Path, settings: dict[str, object], optional: dict[str, object]) -> None:
     place.mkdir()
     for name, value in settings.items():
-        _write(place / name, value)
+        _write(f"{place}/{name}", value)
     for name, value in optional.items():
         with contextlib.suppress(OSError):
-            _write(place / name, value)
+            _write(f"{place}/{name}", value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +133,10 @@ class GroupV1:
     places: dict[str, Path]
     kind: str = "cgroup v1"
 
-    def add(self, pid: int) -> None:
-        """Put a process in."""
-        for place in self.places.values():
-            _write(place / "cgroup.procs", pid)
+    def entrances(self) -> list[int]:
+        """Of the files that take one thread, for whoever moves itself that way is in at once; moving any other
+        process has the kernel wait for all processors, which takes longer than all else about a start."""
+        return _opened(place / "tasks" for place in self.places.values())
 
     def freeze(self, frozen: bool) -> bool:
         """Through the freezer hierarchy, where there is one."""
@@ -185,9 +205,9 @@ class GroupV2:
     place: Path
     kind: str = "cgroup v2"
 
-    def add(self, pid: int) -> None:
-        """Put a process in."""
-        _write(self.place / "cgroup.procs", pid)
+    def entrances(self) -> list[int]:
+        """Of the one file that takes a process."""
+        return _opened([self.place / "cgroup.procs"])
 
     def freeze(self, frozen: bool) -> bool:
         """Ask the kernel to stop or continue the group."""

@@ -12,6 +12,7 @@ import errno
 import platform
 import struct
 from dataclasses import dataclass
+from functools import cache
 
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE = 0, 4
@@ -166,6 +167,7 @@ MACHINES = {"x86_64": X86_64, "aarch64": AARCH64}
 _Instruction = tuple[int, int, int, int]
 
 
+@cache
 def program(machine: str | None = None) -> bytes | None:
     """The filter for a machine, ready for bubblewrap; None for one we have no numbers for."""
     known = MACHINES.get(machine or platform.machine())

@@ -22,8 +22,16 @@ FIRST_OUTPUT = "o1"
 """The FIFO of every command's output, but for those that run beside something that still holds it."""
 
 
-def keeper(limits: Limits, processes: int | None, address_space: int | None, control: str = INSIDE) -> str:
+def keeper(
+    limits: Limits,
+    processes: int | None,
+    address_space: int | None,
+    control: str = INSIDE,
+    entrances: Sequence[int] = (),
+) -> str:
     """PID 1: it sets limits nobody inside can raise, then starts a shell whenever the server says so.
+
+    `entrances` are the descriptors of its control groups, which it enters before all else and then lets go of.
 
     With the news goes each line the dead shell had not read, which tells whether it ever began its command.
     A keeper that never heard from a server ends: its server died before it could record it.
@@ -42,6 +50,7 @@ def keeper(limits: Limits, processes: int | None, address_space: int | None, con
     ]
     return f"""
 exec >/dev/null 2>&1
+{enter(entrances)}
 {"; ".join(f"ulimit {one}" for one in ulimits)}
 trap : HUP INT QUIT TERM USR1 USR2 ALRM PIPE
 exec 0<>{control}/in 8<>{control}/st
@@ -58,6 +67,11 @@ while :; do
   printf 'X%s %s \\0' "$death" "$status" >&8
 done
 """
+
+
+def enter(entrances: Sequence[int]) -> str:
+    """Lines that put the process that runs them in its control groups, or end it."""
+    return "\n".join(f"echo 0 >&{fd} || exit 1; exec {fd}>&-" for fd in entrances)
 
 
 def rc(control: str = INSIDE) -> str:
