@@ -30,8 +30,7 @@ class Group(Protocol):
         """Which version they are of."""
 
     def entrances(self) -> list[int]:
-        """Descriptors, the caller's to close: a process that writes 0 to each is in, and what it starts follows.
-        """
+        """Descriptors, the caller's to close: a process that writes 0 to each is in, and what it starts follows."""
 
     def freeze(self, frozen: bool) -> bool:
         """Have everything inside stop or continue at once; False when that is not possible."""

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from gofer_sandbox import processes
 from gofer_sandbox.journal import Journal
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.output import BackgroundLog, Capture, prune
@@ -24,8 +25,7 @@ _READY_WITHIN = 10.0
 _SLOW_SNAPSHOT = 0.02
 _SNAPSHOT_AFTER = 1.0
 _SAVE_EVERY = 0.2
-_TICK = 0.005
-"""Half of the clock's."""
+_TICK = 1.1 / processes.TICKS
 
 
 class Shell:
@@ -103,7 +103,7 @@ class Shell:
             self.wire.resume(live.number, live.separate)
         left = frames.parse(self.wire.status())
         if isinstance(left, frames.Done) and left.number == live.number:
-            self.ended_alone = live.separate or not self.wire.keeps_output
+            self.ended_alone = not self.wire.keeps_output
             self.push(left)
         return True
 
@@ -229,7 +229,7 @@ class Shell:
     async def _clock_after_background(self) -> int:
         """Now, once what runs in the background is older than that: who takes over tells by the clock alone what
         the command started, and its ticks are long."""
-        while any(start >= self.box.clock() for _, start in self.spared):
+        if any(start >= self.box.clock() for _, start in self.spared):
             await asyncio.sleep(_TICK)
         return self.box.clock()
 
