@@ -212,6 +212,8 @@ class FifoWire:
         return False
 
     def _open_streams(self, number: int, separate: bool, create: bool) -> list[str]:
+        if create:
+            self._slots.settle()
         slot = self._slots.current
         names = slots.names(slot)[: 2 if separate else 1]
         if create and not self._slots.kept:

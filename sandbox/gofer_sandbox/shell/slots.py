@@ -36,8 +36,17 @@ class Slots:
         """Something that a command started runs on and may print: the next command gets another slot."""
         self.held[slot] = number
         if slot == self.current:
-            self.current = next(free for free in range(1, len(self.held) + 2) if free not in self.held)
+            self.current = self._lowest()
         self._save()
+
+    def settle(self) -> None:
+        """Go back to a slot whose output is kept, when one is free again."""
+        if not self.kept and self._lowest() != self.current:
+            self.current = self._lowest()
+            self._save()
+
+    def _lowest(self) -> int:
+        return next(free for free in range(1, len(self.held) + 2) if free not in self.held)
 
     def release(self, slot: int) -> None:
         """Nothing holds it any more."""
