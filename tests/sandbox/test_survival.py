@@ -129,9 +129,8 @@ async def test_what_was_printed_while_nobody_was_there_is_kept(
         ("begin\nend\n", "bad\n") if where else ("begin\nend\nbad\n", "")
     )
     assert result.notes == ()
-    for number in (1, 2):
-        log = directory / "output" / f"{number}.background"
-        await until(lambda log=log: log.exists() and "late" in log.read_text())
+    logs = [directory / "output" / f"{number}.background" for number in (1, 2)]
+    await until(lambda: all(log.exists() and "late" in log.read_text() for log in logs))
     assert (await sandbox.run("echo next")).output == "next\n"
     await sandbox.close()
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +42,17 @@ class Group(Protocol):
     def pressure(self) -> Pressure | None:
         """How often limits were hit; None when that is not known here."""
 
+    def shortfall(self, pid: int, limits: Limits) -> str:
+        """Why a process is not under these limits; nothing when it is."""
+
     def end(self) -> None:
         """Kill whatever is inside."""
 
     async def remove(self) -> None:
         """Remove the groups, which must be empty."""
+
+    def discard(self) -> None:
+        """The same at once, for a group that hardly was."""
 
 
 class Groups(Protocol):
@@ -116,6 +123,35 @@ async def _remove(places: list[Path]) -> None:
                 await asyncio.sleep(0.002 * (attempt + 1))
 
 
+def _discard(places: list[Path]) -> None:
+    """At once, or within the instant that the kernel takes to let go."""
+    for place in places:
+        for _ in range(20):
+            try:
+                place.rmdir()
+                break
+            except FileNotFoundError:
+                break
+            except OSError:
+                time.sleep(0.002)
+
+
+def _outside(place: Path, pid: int) -> str:
+    """That a process is not in a group, if so."""
+    return "" if str(pid) in (place / "cgroup.procs").read_text().split() else f"it is not in {place}"
+
+
+def _other(file: Path, wanted: object) -> str:
+    """That a limit is not what was asked for, if so."""
+    found = file.read_text().strip()
+    return "" if found == str(wanted) else f"{file.name} is {found}, not {wanted}"
+
+
+def _whole_pages(size: int) -> int:
+    """What the kernel makes of a size of memory."""
+    return size - size % os.sysconf("SC_PAGE_SIZE")
+
+
 def _make(place: Path, settings: dict[str, object], optional: dict[str, object]) -> None:
     place.mkdir()
     for name, value in settings.items():
@@ -160,6 +196,17 @@ class GroupV1:
             memory=_number(self.places["memory"] / "memory.oom_control", "oom_kill"),
         )
 
+    def shortfall(self, pid: int, limits: Limits) -> str:
+        """By the kernel's own account of each hierarchy."""
+        wanted = {
+            "memory": ("memory.limit_in_bytes", _whole_pages(limits.memory)),
+            "pids": ("pids.max", limits.processes),
+            "cpu": ("cpu.cfs_quota_us", int(limits.cpus * _PERIOD)),
+        }
+        found = [_outside(place, pid) for place in self.places.values()]
+        found += [_other(self.places[name] / file, value) for name, (file, value) in wanted.items()]
+        return "; ".join(filter(None, found))
+
     def end(self) -> None:
         """The pids hierarchy has them all."""
         _kill(self.places["pids"])
@@ -167,6 +214,10 @@ class GroupV1:
     async def remove(self) -> None:
         """Remove every directory."""
         await _remove(list(self.places.values()))
+
+    def discard(self) -> None:
+        """Remove every directory now."""
+        _discard(list(self.places.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +278,17 @@ class GroupV2:
             memory=_number(self.place / "memory.events", "oom_kill"),
         )
 
+    def shortfall(self, pid: int, limits: Limits) -> str:
+        """By the kernel's own account."""
+        wanted = {
+            "memory.max": _whole_pages(limits.memory),
+            "pids.max": limits.processes,
+            "cpu.max": f"{int(limits.cpus * _PERIOD)} {_PERIOD}",
+        }
+        found = [_outside(self.place, pid)]
+        found += [_other(self.place / file, value) for file, value in wanted.items()]
+        return "; ".join(filter(None, found))
+
     def end(self) -> None:
         """One by one; there may be only a few."""
         _kill(self.place)
@@ -234,6 +296,10 @@ class GroupV2:
     async def remove(self) -> None:
         """Remove the directory."""
         await _remove([self.place])
+
+    def discard(self) -> None:
+        """Remove the directory now."""
+        _discard([self.place])
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,17 +403,9 @@ def _try(groups: Groups) -> str:
     """Make a group and remove it; why that is not possible, or nothing."""
     name = f"probe-{os.getpid()}"
     try:
-        group = groups.make(name, Limits())
+        groups.make(name, Limits())
     except OSError as error:
-        _discard(groups.open(name))
         return f"{groups.kind}: {error.strerror or error}"
-    _discard(group)
+    finally:
+        groups.open(name).discard()
     return ""
-
-
-def _discard(group: Group) -> None:
-    places = list(group.places.values()) if isinstance(group, GroupV1) else []
-    places += [group.place] if isinstance(group, GroupV2) else []
-    for place in places:
-        with contextlib.suppress(OSError):
-            place.rmdir()

@@ -25,7 +25,7 @@ _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FAMILIES = (1, 2, 10, 16)
 """Unix, IPv4, IPv6 and netlink sockets; above all not vsock, which no network namespace confines."""
 _PERSONALITIES = (0x0, 0x0008, 0x20000, 0x20008, 0xFFFFFFFF)
-_REFUSED_EVERYWHERE = {
+REFUSED_EVERYWHERE = {
     "open_tree": 428,
     "move_mount": 429,
     "fsopen": 430,
@@ -175,7 +175,7 @@ def program(machine: str | None = None) -> bytes | None:
 
 
 def _instructions(machine: Machine) -> list[_Instruction]:
-    calls = sorted({*machine.refused.values(), *_REFUSED_EVERYWHERE.values()})
+    calls = sorted({*machine.refused.values(), *REFUSED_EVERYWHERE.values()})
     return [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_JUMP_EQUAL, 1, 0, machine.audit),

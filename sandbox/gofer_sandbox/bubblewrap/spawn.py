@@ -41,12 +41,12 @@ def spawn(
     command: Sequence[str],
     filter_program: bytes | None,
     inherited: Sequence[int] = (),
-    streams: tuple[int, int] = (subprocess.DEVNULL, subprocess.DEVNULL),
+    streams: tuple[int, int, int] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Spawned:
     """Start bubblewrap, given with its options and what goes before it, and learn its child's pid. `inherited`
-    are descriptors for the command, which are closed here."""
-    said = memory_file("said")
+    are descriptors for the command, which are closed here; `streams` its standard ones, if not nothing."""
+    said = streams[2] if streams else memory_file("said")
     info, info_end = os.pipe2(os.O_CLOEXEC)
     passed = [info_end, *inherited]
     arguments = [*bwrap, "--info-fd", str(info_end)]
@@ -54,13 +54,14 @@ def spawn(
         passed.append(memory_file("seccomp", filter_program))
         arguments += ["--seccomp", str(passed[-1])]
     try:
-        process = _popen([*arguments, *command], passed, (*streams, said), environment or {})
+        standard = streams or (subprocess.DEVNULL, subprocess.DEVNULL, said)
+        process = _popen([*arguments, *command], passed, standard, environment or {})
         for fd in passed:
             os.close(fd)
         passed = []
         return Spawned(process.pid, _child(process, info, said))
     finally:
-        for fd in (info, said, *passed):
+        for fd in (info, *([] if streams else [said]), *passed):
             os.close(fd)
 
 
