@@ -14,6 +14,8 @@ from gofer_sandbox.provider import Process
 
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100  # Windows imports this too
 _COMMAND_SHOWN = 200
+_EXITING = 0x4
+"""The kernel's flag of a task that is in the middle of ending."""
 _READ_CALLS, _OPEN_CALLS = {"x86_64": ((b"0",), (b"2", b"257")), "aarch64": ((b"63",), (b"56",))}.get(
     platform.machine(), ((), ())
 )
@@ -42,13 +44,15 @@ def boot_id() -> str:
 
 
 def stat(pid: int) -> tuple[int, int] | None:
-    """A process's parent and start time; None when it is gone or only a zombie."""
+    """A process's parent and start time; None when it is gone, about to be, or only a zombie. One whose first
+    thread has ended while others run on looks like a zombie and is none."""
     try:
         data = _read(f"/proc/{pid}/stat")
     except OSError:
         return None
     fields = data[data.rindex(b")") + 2 :].split()
-    return None if fields[0] in b"ZX" else (int(fields[1]), int(fields[19]))
+    ending = fields[0] in b"ZX" or int(fields[6]) & _EXITING
+    return None if ending and int(fields[17]) <= 1 else (int(fields[1]), int(fields[19]))
 
 
 def start_time(pid: int) -> int | None:

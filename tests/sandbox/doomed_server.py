@@ -43,7 +43,12 @@ async def main(base: str, directory: str, where: str, *commands: str) -> None:
     if where == "before recording":
         die_before_recording()
     timeout = 0.5 if where == "with a deadline" else 60
-    await sandbox.run(commands[-1], timeout=timeout, on_output=lambda _, data: say(f"got {len(data)}"))
+    await sandbox.run(
+        commands[-1],
+        timeout=timeout,
+        separate=where == "with errors apart",
+        on_output=lambda _, data: say(f"got {len(data)}"),
+    )
     say("done")
     await asyncio.sleep(60)
 

@@ -98,6 +98,9 @@ ROWS = [
     Row("flock against itself",
         "exec 7>/tmp/l; flock 7; flock /tmp/l true", None, timeout=0.3, timed_out=True),
     Row("stopped child", "sleep 99 & kill -STOP $!; wait $!", None, timeout=0.3, timed_out=True),
+    Row("lives on in its second thread",
+        "python3 -c 'import ctypes, threading, time; threading.Thread(target=time.sleep, args=(77,)).start(); "
+        "ctypes.CDLL(None).pthread_exit(None)'; echo NO", None, timeout=1, timed_out=True, lacks="NO"),
     Row("vfork-like daemon", "(setsid sleep 555 >/dev/null 2>&1 &) ; echo on", 0, has="on"),
     Row("recursion", "f() { f; }; f", 1, has="maximum function nesting"),
     Row("recursive source", "echo '. /tmp/r' >/tmp/r; . /tmp/r", None, restarted=True, timeout=30),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import ipaddress
+import json
 import pickle
 import socket
+import urllib.parse
 
 import pytest
 from hypothesis import given
@@ -195,3 +199,29 @@ def test_a_secret_is_masked_however_the_stream_is_cut(pieces: list[bytes], cuts:
         at = max(at, cut)
     out += mask.feed(whole[at:]) + mask.rest()
     assert out == whole.replace(b"token-123", b"*" * 9)
+
+
+@given(
+    secret=st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=12, max_size=60),
+    before=st.binary(max_size=4),
+    after=st.binary(max_size=4),
+)
+def test_a_secret_is_masked_in_every_form_an_upstream_would_write_it_in(
+    secret: str, before: bytes, after: bytes
+) -> None:
+    data = before + secret.encode() + after
+    for form in (
+        data,
+        urllib.parse.quote_from_bytes(data, safe="").encode(),
+        json.dumps({"q": secret}).encode(),
+        html.escape(secret).encode(),
+        data.hex().encode(),
+    ):
+        mask = Mask(Credential("X-Key", secret).secrets)
+        mask.feed(form)
+        assert mask.found, form
+    for packed in (base64.b64encode(data), base64.urlsafe_b64encode(data)):
+        mask = Mask(Credential("X-Key", secret).secrets)
+        left = mask.feed(packed) + mask.rest()
+        assert mask.found
+        assert left.count(b"*") >= len(secret.encode()) * 4 // 3 - 3  # all but a few bits at its ends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import select
 import shutil
@@ -144,7 +145,8 @@ async def test_git_works_with_the_configuration_we_give_and_a_grant(server: Upst
 
 
 async def test_a_credential_that_comes_back_in_odd_places_does_not_enter(server: Upstream) -> None:
-    server.pages["/named"] = (200, {PASSWORD: "1", "X": PASSWORD}, PASSWORD.encode())
+    packed = base64.b64encode(f"X-Seen: {PASSWORD}".encode())
+    server.pages["/named"] = (200, {PASSWORD: "1", "X": PASSWORD}, PASSWORD.encode() + b" " + packed)
     server.pages["/broken"] = (200, {f"{PASSWORD} no header": "1"}, b"")
     rule = Rule(
         "api",
@@ -159,4 +161,5 @@ async def test_a_credential_that_comes_back_in_odd_places_does_not_enter(server:
             said = (await sandbox.run(f"curl -si {gate.url(rule, path)}")).output
             assert said.startswith(f"HTTP/1.1 {status}")
             assert PASSWORD not in said
+            assert packed.decode()[12:-4] not in said
     assert PASSWORD not in repr(gate.refusals)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -69,11 +70,62 @@ async def test_refusal_says_what_to_do(place: Path, said: str, feature: str, fix
 
 
 async def test_a_bwrap_that_only_pretends_is_found_out(place: Path) -> None:
-    bwrap = stub(place, 'while [ "$1" != bash ]; do shift; done; exec "$@"')
+    """It says that it made a sandbox and runs what it was given as it is."""
+    info = """[ "$1" = --info-fd ] && echo '{"child-pid": '$$'}' >&"$2" """
+    bwrap = stub(place, f'while [ "$1" != bash ]; do {info}; shift; done; exec "$@"')
     report = await Bubblewrap(bwrap=bwrap).probe()
     assert report.level is Level.NONE
     failed = {feature.name for feature in report.features if not feature.ok}
-    assert "system call filter on PID 1" in failed
+    assert failed >= {
+        "system call filter on PID 1",
+        "an empty environment",
+        "its own processes only",
+        "a network of its own",
+        "no new privileges",
+    }
+    assert all(feature.fix for feature in report.features if not feature.ok)
+
+
+# A real bwrap with one thing left out or put in, and the feature that must be found missing.
+WEAKENED = {
+    "no filter": ("--seccomp) shift;;", "system call filter on PID 1"),
+    "a filter that lets everything through": (
+        '--seccomp) a+=("$1" 9); shift;;',
+        "system calls refused, and vsock",
+    ),
+    "not PID 1": ("--as-pid-1) ;;", "its own processes only"),
+    "the server's environment": ("--clearenv) ;;", "an empty environment"),
+    "writable roots": ("--remount-ro) shift;;", "read-only roots"),
+    "tmpfs without end": ("--size) shift;;", "every tmpfs bounded"),
+    "the host's network": ('--unshare-all) a+=("$1" --share-net);;', "a network of its own"),
+}
+
+
+@pytest.mark.parametrize("name", WEAKENED)
+async def test_whatever_is_missing_is_found_by_trying_it(place: Path, name: str) -> None:
+    change, feature = WEAKENED[name]
+    (place / "allow").write_bytes(struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000))
+    bwrap = stub(
+        place,
+        f"""a=(); exec 9<{place}/allow
+while (($#)); do case $1 in bash) break;; {change} *) a+=("$1");; esac; shift; done
+exec {binary.find()} "${{a[@]}}" "$@\"""",
+    )
+    report = await Bubblewrap(bwrap=bwrap).probe()
+    assert report.level is Level.NONE
+    assert feature in {one.name for one in report.features if not one.ok}, report.words
+
+
+async def test_limits_that_do_not_hold_are_noticed() -> None:
+    groups, why = cgroups.find()
+    if groups is None:
+        pytest.skip(f"this machine has no cgroups for us; this half did not run: {why}")
+    group = groups.make(f"test-{os.getpid()}", Limits())
+    try:
+        assert "is not in" in group.shortfall(os.getpid(), Limits())
+        assert "not 512" in group.shortfall(os.getpid(), Limits(processes=512))
+    finally:
+        group.discard()
 
 
 async def test_a_minimum_beyond_the_machine_is_refused() -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from gofer_sandbox import (
     Limits,
     Record,
     Reference,
+    Result,
     Sandbox,
     SandboxClosed,
     SandboxError,
@@ -30,6 +31,7 @@ from gofer_sandbox import (
     processes,
     reap,
 )
+from gofer_sandbox.session import ENDED_ALONE
 from gofer_sandbox.shell.fifo import FifoWire
 
 SERVER = Path(__file__).with_name("doomed_server.py")
@@ -52,6 +54,13 @@ def directory() -> Iterator[Path]:
     path.chmod(0o711)
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for what must come to be."""
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.02)
 
 
 class Server:
@@ -99,17 +108,30 @@ async def test_rest_of_the_output_and_exit_code_after_kill_of_the_server(base: P
     await sandbox.close()
 
 
-async def test_what_was_printed_while_nobody_was_there_is_kept(base: Path, directory: Path) -> None:
-    server = Server(base, directory, "", "A=1", "echo begin; sleep 0.3; echo end")
+LATE = "(echo begin; sleep 0.3; echo late) &"
+
+
+@pytest.mark.parametrize("where", ["", "with errors apart"])
+async def test_what_was_printed_while_nobody_was_there_is_kept(
+    base: Path, directory: Path, where: str
+) -> None:
+    """By the command, whose output goes past what the first two hold, and by those two, which end meanwhile."""
+    both = "echo begin; sleep 0.3; echo end; echo bad >&2; exec 1>&- 2>&-; touch /workspace/ended"
+    server = Server(base, directory, where, LATE, LATE, both)
     server.line()
     server.kill()
-    await asyncio.sleep(1)
+    await until((directory / "workspace" / "ended").exists)
     sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
     result = await sandbox.pending()
     assert result is not None
     assert result.exit_code == 0
-    assert result.output == "begin\nend\n"
+    assert (result.output, result.errors) == (
+        ("begin\nend\n", "bad\n") if where else ("begin\nend\nbad\n", "")
+    )
     assert result.notes == ()
+    logs = [directory / "output" / f"{number}.background" for number in (1, 2)]
+    await until(lambda: all(log.exists() and "late" in log.read_text() for log in logs))
+    assert (await sandbox.run("echo next")).output == "next\n"
     await sandbox.close()
 
 
@@ -412,3 +434,36 @@ asyncio.run(Sandbox(Bubblewrap(base=Path(sys.argv[1])), directory=sys.argv[2]).s
     assert not (base / session).exists()
     assert not list((base / "uids").glob("*"))
     assert not [place for place, _, _ in os.walk("/sys/fs/cgroup") if place.endswith(session)]
+
+
+async def test_output_nobody_could_keep_is_told(directory: Path) -> None:
+    """More commands than the keeper holds FIFOs for have left something running that holds theirs."""
+    first = Sandbox(Bubblewrap(), directory=directory)
+    await first.start()
+    for _ in range(3):
+        await first.run("sleep 4321 &")
+    second, result = await left_alone(first)
+    assert (result.exit_code, result.output) == (0, "begin\n")
+    assert ENDED_ALONE in result.notes
+    assert (await second.run("pkill sleep; wait; echo next")).output == "next\n"
+    third, result = await left_alone(second)
+    assert (result.output, result.notes) == ("begin\nend\n", ())
+    await third.close()
+
+
+async def left_alone(sandbox: Sandbox) -> tuple[Sandbox, Result]:
+    """Let go of a sandbox while a command prints, and take it up again when it has ended."""
+    begun, ended = asyncio.Event(), sandbox.workspace / "ended"
+    ended.unlink(missing_ok=True)
+    command = "echo begin; sleep 0.3; echo end; exec 1>&- 2>&-; touch /workspace/ended"
+    running = asyncio.create_task(sandbox.run(command, on_output=lambda *_: begun.set()))
+    await begun.wait()
+    record = sandbox.record
+    await sandbox.detach()
+    with pytest.raises(SandboxClosed):
+        await running
+    await until(ended.exists)
+    again = await Sandbox.attach(record, Bubblewrap())
+    result = await again.pending()
+    assert result is not None
+    return again, result

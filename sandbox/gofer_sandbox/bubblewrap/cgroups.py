@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -28,8 +30,8 @@ class Group(Protocol):
     def kind(self) -> str:
         """Which version they are of."""
 
-    def add(self, pid: int) -> None:
-        """Put a process in; what it starts later follows."""
+    def entrances(self) -> list[int]:
+        """Descriptors, the caller's to close: a process that writes 0 to each is in, and what it starts follows."""
 
     def freeze(self, frozen: bool) -> bool:
         """Have everything inside stop or continue at once; False when that is not possible."""
@@ -40,11 +42,17 @@ class Group(Protocol):
     def pressure(self) -> Pressure | None:
         """How often limits were hit; None when that is not known here."""
 
+    def shortfall(self, pid: int, limits: Limits) -> str:
+        """Why a process is not under these limits; nothing when it is."""
+
     def end(self) -> None:
         """Kill whatever is inside."""
 
     async def remove(self) -> None:
         """Remove the groups, which must be empty."""
+
+    def discard(self) -> None:
+        """The same at once, for a group that hardly was."""
 
 
 class Groups(Protocol):
@@ -61,8 +69,26 @@ class Groups(Protocol):
         """A group that was made earlier."""
 
 
-def _write(path: Path, value: object) -> None:
-    path.write_text(str(value))
+def _write(path: Path | str, value: object) -> None:
+    """Files of the kernel's are not made by writing them, but a stand-in's are."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, str(value).encode())
+    finally:
+        os.close(fd)
+
+
+def _opened(paths: Iterable[Path]) -> list[int]:
+    """Who opened a descriptor decides what may be done through it, whoever uses it."""
+    found: list[int] = []
+    try:
+        for path in paths:
+            found.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+    except OSError:
+        for fd in found:
+            os.close(fd)
+        raise
+    return found
 
 
 def _number(path: Path, key: str) -> int:
@@ -97,13 +123,42 @@ async def _remove(places: list[Path]) -> None:
                 await asyncio.sleep(0.002 * (attempt + 1))
 
 
+def _discard(places: list[Path]) -> None:
+    """At once, or within the instant that the kernel takes to let go."""
+    for place in places:
+        for _ in range(20):
+            try:
+                place.rmdir()
+                break
+            except FileNotFoundError:
+                break
+            except OSError:
+                time.sleep(0.002)
+
+
+def _outside(place: Path, pid: int) -> str:
+    """That a process is not in a group, if so."""
+    return "" if str(pid) in (place / "cgroup.procs").read_text().split() else f"it is not in {place}"
+
+
+def _other(file: Path, wanted: object) -> str:
+    """That a limit is not what was asked for, if so."""
+    found = file.read_text().strip()
+    return "" if found == str(wanted) else f"{file.name} is {found}, not {wanted}"
+
+
+def _whole_pages(size: int) -> int:
+    """What the kernel makes of a size of memory."""
+    return size - size % os.sysconf("SC_PAGE_SIZE")
+
+
 def _make(place: Path, settings: dict[str, object], optional: dict[str, object]) -> None:
     place.mkdir()
     for name, value in settings.items():
-        _write(place / name, value)
+        _write(f"{place}/{name}", value)
     for name, value in optional.items():
         with contextlib.suppress(OSError):
-            _write(place / name, value)
+            _write(f"{place}/{name}", value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +168,10 @@ class GroupV1:
     places: dict[str, Path]
     kind: str = "cgroup v1"
 
-    def add(self, pid: int) -> None:
-        """Put a process in."""
-        for place in self.places.values():
-            _write(place / "cgroup.procs", pid)
+    def entrances(self) -> list[int]:
+        """Of the files that take one thread, for whoever moves itself that way is in at once; moving any other
+        process has the kernel wait for all processors, which takes longer than all else about a start."""
+        return _opened(place / "tasks" for place in self.places.values())
 
     def freeze(self, frozen: bool) -> bool:
         """Through the freezer hierarchy, where there is one."""
@@ -141,6 +196,17 @@ class GroupV1:
             memory=_number(self.places["memory"] / "memory.oom_control", "oom_kill"),
         )
 
+    def shortfall(self, pid: int, limits: Limits) -> str:
+        """By the kernel's own account of each hierarchy."""
+        wanted = {
+            "memory": ("memory.limit_in_bytes", _whole_pages(limits.memory)),
+            "pids": ("pids.max", limits.processes),
+            "cpu": ("cpu.cfs_quota_us", int(limits.cpus * _PERIOD)),
+        }
+        found = [_outside(place, pid) for place in self.places.values()]
+        found += [_other(self.places[name] / file, value) for name, (file, value) in wanted.items()]
+        return "; ".join(filter(None, found))
+
     def end(self) -> None:
         """The pids hierarchy has them all."""
         _kill(self.places["pids"])
@@ -148,6 +214,10 @@ class GroupV1:
     async def remove(self) -> None:
         """Remove every directory."""
         await _remove(list(self.places.values()))
+
+    def discard(self) -> None:
+        """Remove every directory now."""
+        _discard(list(self.places.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +255,9 @@ class GroupV2:
     place: Path
     kind: str = "cgroup v2"
 
-    def add(self, pid: int) -> None:
-        """Put a process in."""
-        _write(self.place / "cgroup.procs", pid)
+    def entrances(self) -> list[int]:
+        """Of the one file that takes a process."""
+        return _opened([self.place / "cgroup.procs"])
 
     def freeze(self, frozen: bool) -> bool:
         """Ask the kernel to stop or continue the group."""
@@ -208,6 +278,17 @@ class GroupV2:
             memory=_number(self.place / "memory.events", "oom_kill"),
         )
 
+    def shortfall(self, pid: int, limits: Limits) -> str:
+        """By the kernel's own account."""
+        wanted = {
+            "memory.max": _whole_pages(limits.memory),
+            "pids.max": limits.processes,
+            "cpu.max": f"{int(limits.cpus * _PERIOD)} {_PERIOD}",
+        }
+        found = [_outside(self.place, pid)]
+        found += [_other(self.place / file, value) for file, value in wanted.items()]
+        return "; ".join(filter(None, found))
+
     def end(self) -> None:
         """One by one; there may be only a few."""
         _kill(self.place)
@@ -215,6 +296,10 @@ class GroupV2:
     async def remove(self) -> None:
         """Remove the directory."""
         await _remove([self.place])
+
+    def discard(self) -> None:
+        """Remove the directory now."""
+        _discard([self.place])
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,17 +403,9 @@ def _try(groups: Groups) -> str:
     """Make a group and remove it; why that is not possible, or nothing."""
     name = f"probe-{os.getpid()}"
     try:
-        group = groups.make(name, Limits())
+        groups.make(name, Limits())
     except OSError as error:
-        _discard(groups.open(name))
         return f"{groups.kind}: {error.strerror or error}"
-    _discard(group)
+    finally:
+        groups.open(name).discard()
     return ""
-
-
-def _discard(group: Group) -> None:
-    places = list(group.places.values()) if isinstance(group, GroupV1) else []
-    places += [group.place] if isinstance(group, GroupV2) else []
-    for place in places:
-        with contextlib.suppress(OSError):
-            place.rmdir()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import signal
 from pathlib import Path
 
 from gofer_sandbox import processes, runtime
 from gofer_sandbox.bubblewrap import arguments, binary, cgroups, seccomp, users
 from gofer_sandbox.bubblewrap.box import BubblewrapBox, clean_up
 from gofer_sandbox.bubblewrap.probe import Probe
-from gofer_sandbox.bubblewrap.spawn import Spawned, spawn, through_mount
+from gofer_sandbox.bubblewrap.spawn import Spawned, as_user, spawn, through_mount
 from gofer_sandbox.errors import IsolationUnavailable, StartFailed
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
@@ -68,15 +67,14 @@ class Bubblewrap:
         return probe
 
     async def start(self, spec: Spec) -> Box:
-        """Make the control directory and the groups, spawn, and put the keeper under its limits."""
+        """Make the control directory and the groups, and spawn the keeper as a member of them."""
         probe = await self._accepted()
         uid, gid = _identity(self.base, spec)
-        group = None
+        group = probe.groups.open(spec.id) if probe.groups else None
         reference = Reference(uid=uid, gid=gid, control=str(self.base / spec.id), boot=processes.boot_id())
         try:
             control = runtime.make_control(self.base, spec.id, gid)
-            group = probe.groups.make(spec.id, spec.limits) if probe.groups else None
-            spawned = await asyncio.to_thread(_start, probe, spec, control, uid, gid, group)
+            spawned = await asyncio.to_thread(_start, probe, spec, control, uid, gid)
         except BaseException:
             await clean_up(spec.id, reference, group)
             raise
@@ -138,51 +136,38 @@ def _identity(base: Path, spec: Spec) -> tuple[int, int]:
     return uid, uid
 
 
-def _start(
-    probe: Probe, spec: Spec, control: Path, uid: int, gid: int, group: cgroups.Group | None
-) -> Spawned:
-    """Everything that blocks: fill the control directory, hand over the workspace, spawn, and put PID 1 in its
-    groups. It starts nothing before it is told to, so nothing escapes them."""
-    _fill(control, spec, fifo.Ownership(uid, gid), by_group=probe.groups is not None)
-    spawned = _spawn_as(probe, spec, control, uid)
-    if group:
-        try:
-            group.add(spawned.keeper)
-        except OSError as error:
-            os.kill(spawned.keeper, signal.SIGKILL)
-            os.waitpid(spawned.monitor, 0)
-            raise StartFailed(f"the sandbox could not be put under its limits: {error}") from error
-    return spawned
-
-
-def _spawn_as(probe: Probe, spec: Spec, control: Path, uid: int) -> Spawned:
-    if os.geteuid() != 0:
-        return _spawn(probe, spec, spec.workspace, control, None, [])
-    if spec.workspace.stat().st_uid != uid:
-        users.hand_over(spec.workspace, uid)
-    if binary.reachable_by_others(spec.workspace):
-        return _spawn(probe, spec, spec.workspace, control, uid, [])
-    staging = control / "w"
-    staging.mkdir(mode=0o755)
-    return _spawn(probe, spec, staging, control, None, through_mount(spec.workspace, staging, uid))
-
-
-def _spawn(
-    probe: Probe, spec: Spec, workspace: Path, control: Path, uid: int | None, prefix: list[str]
-) -> Spawned:
+def _start(probe: Probe, spec: Spec, control: Path, uid: int, gid: int) -> Spawned:
+    """Everything that blocks: make the groups, fill the control directory, hand over the workspace, spawn."""
     assert probe.bwrap is not None
     assert probe.etc is not None
+    entrances = probe.groups.make(spec.id, spec.limits).entrances() if probe.groups else []
+    _fill(control, spec, fifo.Ownership(uid, gid), entrances)
+    workspace, prefix = _reachable(spec.workspace, control / "w", uid)
     options = arguments.session(probe.etc, workspace, control, spec.limits, spec.environment, spec.readonly)
-    return spawn([*prefix, str(probe.bwrap), *options], arguments.keeper(), seccomp.program(), uid)
+    bwrap = [*prefix, str(probe.bwrap), *options]
+    return spawn(bwrap, arguments.keeper(), seccomp.program(), entrances)
 
 
-def _fill(control: Path, spec: Spec, owner: fifo.Ownership, by_group: bool) -> None:
+def _reachable(workspace: Path, staging: Path, uid: int) -> tuple[Path, list[str]]:
+    """Where the session's user finds the workspace, and what makes it so and becomes that user."""
+    if os.geteuid() != 0:
+        return workspace, []
+    if workspace.stat().st_uid != uid:
+        users.hand_over(workspace, uid)
+    if binary.reachable_by_others(workspace):
+        return workspace, as_user(uid)
+    staging.mkdir(mode=0o755)
+    return staging, [*through_mount(workspace, staging), *as_user(uid)]
+
+
+def _fill(control: Path, spec: Spec, owner: fifo.Ownership, entrances: list[int]) -> None:
     """Where there are groups they count processes and memory, and the limits of each process stand behind."""
     limits = spec.limits
     keeper = scripts.keeper(
         limits,
-        processes=limits.processes * (4 if by_group else 1) if _counts_by_namespace() else None,
-        address_space=None if by_group else limits.memory,
+        processes=limits.processes * (4 if entrances else 1) if _counts_by_namespace() else None,
+        address_space=None if entrances else limits.memory,
+        entrances=entrances,
     )
     fifo.prepare(control, keeper, owner, scripts.INSIDE, scripts.PRIVATE)
 

@@ -12,6 +12,7 @@ import errno
 import platform
 import struct
 from dataclasses import dataclass
+from functools import cache
 
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE = 0, 4
@@ -24,7 +25,7 @@ _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FAMILIES = (1, 2, 10, 16)
 """Unix, IPv4, IPv6 and netlink sockets; above all not vsock, which no network namespace confines."""
 _PERSONALITIES = (0x0, 0x0008, 0x20000, 0x20008, 0xFFFFFFFF)
-_REFUSED_EVERYWHERE = {
+REFUSED_EVERYWHERE = {
     "open_tree": 428,
     "move_mount": 429,
     "fsopen": 430,
@@ -166,6 +167,7 @@ MACHINES = {"x86_64": X86_64, "aarch64": AARCH64}
 _Instruction = tuple[int, int, int, int]
 
 
+@cache
 def program(machine: str | None = None) -> bytes | None:
     """The filter for a machine, ready for bubblewrap; None for one we have no numbers for."""
     known = MACHINES.get(machine or platform.machine())
@@ -173,7 +175,7 @@ def program(machine: str | None = None) -> bytes | None:
 
 
 def _instructions(machine: Machine) -> list[_Instruction]:
-    calls = sorted({*machine.refused.values(), *_REFUSED_EVERYWHERE.values()})
+    calls = sorted({*machine.refused.values(), *REFUSED_EVERYWHERE.values()})
     return [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_JUMP_EQUAL, 1, 0, machine.audit),

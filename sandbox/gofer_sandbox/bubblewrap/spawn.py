@@ -6,21 +6,18 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gofer_sandbox.errors import StartFailed
 
 _WITHIN = 20.0
+_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
-# Used only where a session's user cannot reach its workspace, as below /root: the mount is made in a
-# namespace of its own, seen by nobody else and gone with the last process in it.
-_REACH = (
-    'mount --bind "$1" "$2" && shift 2 && exec setpriv --reuid="$1" --regid="$1" --clear-groups -- "${@:2}"'
-)
+_REACH = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,41 +37,48 @@ def memory_file(name: str, data: bytes = b"") -> int:
 
 
 def spawn(
-    bwrap: Sequence[str], command: Sequence[str], filter_program: bytes | None, uid: int | None
+    bwrap: Sequence[str],
+    command: Sequence[str],
+    filter_program: bytes | None,
+    inherited: Sequence[int] = (),
+    streams: tuple[int, int, int] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Spawned:
-    """Start bubblewrap, given with its options, and learn its child's pid. `uid` is the user to become, or
-    None."""
-    said = memory_file("said")
+    """Start bubblewrap, given with its options and what goes before it, and learn its child's pid. `inherited`
+    are descriptors for the command, which are closed here; `streams` its standard ones, if not nothing."""
+    said = streams[2] if streams else memory_file("said")
     info, info_end = os.pipe2(os.O_CLOEXEC)
-    passed = [info_end]
+    passed = [info_end, *inherited]
     arguments = [*bwrap, "--info-fd", str(info_end)]
     if filter_program:
         passed.append(memory_file("seccomp", filter_program))
         arguments += ["--seccomp", str(passed[-1])]
     try:
-        process = _popen([*arguments, *command], passed, said, uid)
+        standard = streams or (subprocess.DEVNULL, subprocess.DEVNULL, said)
+        process = _popen([*arguments, *command], passed, standard, environment or {})
         for fd in passed:
             os.close(fd)
         passed = []
         return Spawned(process.pid, _child(process, info, said))
     finally:
-        for fd in (info, said, *passed):
+        for fd in (info, *([] if streams else [said]), *passed):
             os.close(fd)
 
 
-def _popen(arguments: list[str], passed: list[int], said: int, uid: int | None) -> subprocess.Popen[bytes]:
-    drop: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
+def _popen(
+    arguments: list[str], passed: list[int], streams: tuple[int, int, int], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Without another user or anything else that would make Python copy this whole process first."""
     try:
         return subprocess.Popen(
             arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            env={},
+            stdin=streams[0],
+            stdout=streams[1],
+            stderr=streams[2],
+            env=environment,
             pass_fds=passed,
             start_new_session=True,
             umask=0o022,
-            **drop,
         )
     except OSError as error:
         raise StartFailed(f"bwrap could not be started: {error}") from error
@@ -102,9 +106,16 @@ def words(said: int) -> str:
     return os.pread(said, 4096, 0).decode("utf-8", "replace").strip() or "it said nothing"
 
 
-def through_mount(workspace: Path, staging: Path, uid: int) -> list[str]:
-    """A prefix that makes the workspace reachable at `staging` and then becomes the session's user."""
+def through_mount(workspace: Path, staging: Path) -> list[str]:
+    """A prefix that makes the workspace reachable at `staging`, where a session's user cannot reach it, as below
+    /root. The mount is made in a namespace of its own, seen by nobody else and gone with the last process in it.
+    """
     return [
-        *("unshare", "--mount", "--propagation", "private", "--", "bash", "-c", _REACH, "bash"),
-        *(str(workspace), str(staging), str(uid)),
+        *("unshare", "--mount", "--propagation", "private", "--", "sh", "-c", _REACH, "sh"),
+        *(str(workspace), str(staging)),
     ]
+
+
+def as_user(uid: int) -> list[str]:
+    """A prefix that becomes another user, by the quickest program that every Linux has."""
+    return [shutil.which("chroot", path=_PATH) or "chroot", f"--userspec=+{uid}:+{uid}", "--groups=", "/"]

@@ -6,6 +6,7 @@ import base64
 from typing import NoReturn
 
 from gofer_sandbox.errors import InvalidInput
+from gofer_sandbox.network.disguises import disguises
 
 
 class Credential:
@@ -14,14 +15,16 @@ class Credential:
     __slots__ = ("_secrets", "_value", "header")
 
     def __init__(self, header: str, value: str, *secrets: str) -> None:
-        """`secrets` are the parts of the value that must never come back, if it is more than one secret."""
+        """`secrets` are the parts of the value that must never come back, if it is more than one secret. Neither
+        do the forms in which they are usually written down."""
         if not value or not value.isascii() or not value.isprintable():
             raise InvalidInput("a credential must be printable ASCII and not empty")
         if not header.replace("-", "").isalnum() or not header.isascii():
             raise InvalidInput(f"{header!r} is not a header's name")
         self.header = header
         self._value = value
-        self._secrets = tuple(dict.fromkeys(part.encode() for part in (value, *secrets) if part))
+        forms = [form for part in [part for part in secrets if part] or [value] for form in disguises(part)]
+        self._secrets = tuple(dict.fromkeys([value.encode(), *forms]))
 
     @classmethod
     def bearer(cls, token: str) -> Credential:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gofer_sandbox.provider import Listener
-from gofer_sandbox.shell import scripts
+from gofer_sandbox.shell import scripts, slots
 from gofer_sandbox.shell.frames import SLOTS
 from gofer_sandbox.shell.state import MAXIMUM
 
@@ -78,7 +78,9 @@ def prepare(control: Path, keeper: str, owner: Ownership, inside: str, private: 
     """Fill a new control directory."""
     owner.fifo(control / "in")
     owner.fifo(control / "st")
-    owner.fifo(control / scripts.FIRST_OUTPUT)
+    for slot in range(1, scripts.SLOTS + 1):
+        for name in slots.names(slot):
+            owner.fifo(control / name)
     files = {
         "keeper": keeper,
         "rc": scripts.rc(inside),
@@ -98,6 +100,7 @@ class _Stream:
     """One end of the running command's output; `hold` keeps it from ending before the command has begun."""
 
     path: str
+    slot: int
     number: int
     reader: int
     hold: int = -1
@@ -105,8 +108,8 @@ class _Stream:
     wide: bool = False
 
     @classmethod
-    def open(cls, path: str, number: int) -> _Stream:
-        return cls(path, number, os.open(path, _READ), os.open(path, _WRITE))
+    def open(cls, path: str, slot: int, number: int) -> _Stream:
+        return cls(path, slot, number, os.open(path, _READ), os.open(path, _WRITE))
 
     def widen(self) -> None:
         """Give the FIFO more room; worth its cost only for a lot of output."""
@@ -147,8 +150,7 @@ class FifoWire:
         self._frames: deque[bytes] = deque()
         self._junk = 0
         self._paused = False
-        self._pipe = self._latest_pipe()
-        self._made: set[str] = set()
+        self._slots = slots.Slots(control)
         self._streams: list[_Stream] = []
         self._background: set[_Stream] = set()
         self._listener: Listener | None = None
@@ -177,50 +179,51 @@ class FifoWire:
 
     def adopt(self, running: bool) -> None:
         """Read on for what earlier commands left running, or it would wait for ever once its FIFO is full, and
-        the next command would get its output. The latest FIFO is the running command's, if there is one, and
+        the next command would get its output. The current slot is the running command's, if there is one, and
         goes on being used if nobody holds it."""
-        taken = False
         for name in os.listdir(self._control):
-            if not re.fullmatch(r"[oe]\d+", name) or (running and int(name[1:]) == self._pipe):
-                continue
-            path = f"{self._control}/{name}"
-            stream = _Stream(path, _EARLIER, os.open(path, _READ))
-            if int(name[1:]) == self._pipe:
-                if self._at_end(stream):
-                    stream.close()
-                    continue
-                taken = True
+            slot = int(name[1:]) if re.fullmatch(r"[oe]\d+", name) else 0
+            if slot and not (running and slot == self._slots.current):
+                self._adopt(name, slot)
+        for slot in set(self._slots.held) - {stream.slot for stream in self._background}:
+            self._slots.release(slot)
+
+    def _adopt(self, name: str, slot: int) -> None:
+        path = f"{self._control}/{name}"
+        number = self._slots.held.get(slot, _EARLIER)
+        stream = _Stream(path, slot, number, os.open(path, _READ))
+        if self._at_end(stream):
+            self._discard(stream)
+        else:
             self._leave_open(stream)
-            self._on_background(stream)  # nobody may hold it any more, of which the loop would not tell
-        if taken:
-            self._pipe += 1
 
     def _at_end(self, stream: _Stream) -> bool:
-        """Whether nobody writes to a FIFO any more and nothing was left in it."""
-        try:
-            data = os.read(stream.reader, _BACKGROUND_CHUNK)
-        except BlockingIOError:
-            return False
-        if data and self._listener is not None:
+        """Whether nobody writes to a FIFO any more and nothing is left in it: the loop would not tell of an end
+        that came before we opened it. At most what it can hold is read to find out."""
+        assert self._listener is not None
+        for _ in range(2 * _PIPE // _BACKGROUND_CHUNK):
+            try:
+                data = os.read(stream.reader, _BACKGROUND_CHUNK)
+            except BlockingIOError:
+                return False
+            if not data:
+                return True
             self._listener.background(stream.number, data)
-        return not data
+        return False
 
     def _open_streams(self, number: int, separate: bool, create: bool) -> list[str]:
-        names = [f"o{self._pipe}", f"e{self._pipe}"][: 2 if separate else 1]
-        for name in names:
-            if create and name not in self._made:
-                self._made.add(name)
+        if create:
+            self._slots.settle()
+        slot = self._slots.current
+        names = slots.names(slot)[: 2 if separate else 1]
+        if create and not self._slots.kept:
+            for name in names:
                 with contextlib.suppress(FileExistsError):
                     self._owner.fifo(self._control / name)
-        self._streams = [_Stream.open(f"{self._control}/{name}", number) for name in names]
+        self._streams = [_Stream.open(f"{self._control}/{name}", slot, number) for name in names]
         for index, stream in enumerate(self._streams, 1):
             self._loop.add_reader(stream.reader, self._on_output, index, stream)
-        return names
-
-    def _latest_pipe(self) -> int:
-        """The one in use: a FIFO is only made when something still holds the one before."""
-        numbers = [int(name[1:]) for name in os.listdir(self._control) if re.fullmatch(r"o\d+", name)]
-        return max(numbers, default=1)
+        return list(names)
 
     # Output
 
@@ -239,8 +242,8 @@ class FifoWire:
 
     @property
     def keeps_output(self) -> bool:
-        """The keeper holds the first FIFO open; one that was made beside it is lost with its last writer."""
-        return f"o{self._pipe}" == scripts.FIRST_OUTPUT
+        """The keeper holds some FIFOs open; what is in one beside them is lost with its last writer."""
+        return self._slots.kept
 
     def finish(self) -> bool:
         """Everything the command wrote before its status is in the FIFO by now."""
@@ -256,8 +259,6 @@ class FifoWire:
             else:
                 stream.close()
         self._streams = []
-        if held:
-            self._pipe += 1
         return held
 
     def _drained(self, index: int, stream: _Stream) -> bool:
@@ -278,6 +279,7 @@ class FifoWire:
     def _leave_open(self, stream: _Stream) -> None:
         """Something still running holds it: read on for it, slowly, so that it neither blocks nor floods."""
         self._background.add(stream)
+        self._slots.hold(stream.slot, stream.number)
         self._loop.add_reader(stream.reader, self._on_background, stream)
 
     def _on_background(self, stream: _Stream) -> None:
@@ -290,17 +292,20 @@ class FifoWire:
                 self._loop.call_later(_PAUSE, self._read_background_again, stream)
             else:
                 self._background.discard(stream)
-                stream.close()
-                self._discard_fifo(stream.path)
+                self._discard(stream)
+                if stream.slot not in {other.slot for other in self._background}:
+                    self._slots.release(stream.slot)
 
     def _read_background_again(self, stream: _Stream) -> None:
         if not self._closed:
             self._loop.add_reader(stream.reader, self._on_background, stream)
 
-    def _discard_fifo(self, path: str) -> None:
-        """Nobody holds it any more and no command will get it again."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+    def _discard(self, stream: _Stream) -> None:
+        """Nobody holds it any more; a FIFO the keeper does not know is made anew when it is needed again."""
+        stream.close()
+        if not slots.kept(stream.slot) and stream.slot != self._slots.current:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(stream.path)
 
     # Frames
 

@@ -18,18 +18,29 @@ INSIDE = "/run/s"
 PRIVATE = "/run/p"
 """A small tmpfs of the session's own, where the shell leaves its status and its snapshot."""
 
-FIRST_OUTPUT = "o1"
-"""The FIFO of every command's output, but for those that run beside something that still holds it."""
+SLOTS = 3
+"""How many pairs of output FIFOs the keeper holds open; more are made when so many are held at once. Each is a
+pipe, of which the kernel gives an ordinary user about a thousand of full size."""
+_OUTPUTS = tuple(f"{kind}{slot}" for slot in range(1, SLOTS + 1) for kind in "oe")
+_FIRST = 11
 
 
-def keeper(limits: Limits, processes: int | None, address_space: int | None, control: str = INSIDE) -> str:
+def keeper(
+    limits: Limits,
+    processes: int | None,
+    address_space: int | None,
+    control: str = INSIDE,
+    entrances: Sequence[int] = (),
+) -> str:
     """PID 1: it sets limits nobody inside can raise, then starts a shell whenever the server says so.
+
+    `entrances` are the descriptors of its control groups, which it enters before all else and then lets go of.
 
     With the news goes each line the dead shell had not read, which tells whether it ever began its command.
     A keeper that never heard from a server ends: its server died before it could record it.
     The answer is a line that would do nothing in a shell, should it ever reach one.
-    It holds the reading end of the first output, or what a command printed would vanish when it ends while no
-    server is there; only the reading end, so that a server still sees when nobody writes any more.
+    It holds the reading ends of outputs, or what a command printed would vanish when it ends while no server is
+    there; only the reading ends, so that a server still sees when nobody writes any more.
     It repeats the news of a shell's death until it gets the matching `go`: neither a server that dies between
     reading and answering nor a stale answer can start a shell without its state.
     """
@@ -40,24 +51,33 @@ def keeper(limits: Limits, processes: int | None, address_space: int | None, con
         *([f"-u {processes}"] if processes else []),
         *([f"-v {address_space // 1024}"] if address_space else []),
     ]
+    held = dict(enumerate(_OUTPUTS, _FIRST))
+    holding = "\n".join(f"exec 9<>{control}/{name} {fd}<{control}/{name} 9>&-" for fd, name in held.items())
+    closing = " ".join(f"{fd}<&-" for fd in held)
     return f"""
 exec >/dev/null 2>&1
+{enter(entrances)}
+exec 0<>{control}/in 8<>{control}/st
+{holding}
 {"; ".join(f"ulimit {one}" for one in ulimits)}
 trap : HUP INT QUIT TERM USR1 USR2 ALRM PIPE
-exec 0<>{control}/in 8<>{control}/st
-exec 9<>{control}/{FIRST_OUTPUT} 7<{control}/{FIRST_OUTPUT} 9>&-
 death=0 status=0 answer= waited=0
 while :; do
   until read -r -t 1 answer && [[ $answer == ": $death" ]]; do
     ((death || ++waited < 60)) || exit
     printf 'X%s %s %s\\0' "$death" "$status" "$answer" >&8
   done
-  bash --noprofile --rcfile {control}/rc --noediting -i 7<&- 8>&-
+  bash --noprofile --rcfile {control}/rc --noediting -i 8>&- {closing}
   status=$?
   death=$((death + 1))
   printf 'X%s %s \\0' "$death" "$status" >&8
 done
 """
+
+
+def enter(entrances: Sequence[int]) -> str:
+    """Lines that put the process that runs them in its control groups, or end it."""
+    return "\n".join(f"echo 0 >&{fd} || exit 1; exec {fd}>&-" for fd in entrances)
 
 
 def rc(control: str = INSIDE) -> str:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from gofer_sandbox import processes
 from gofer_sandbox.journal import Journal
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.output import BackgroundLog, Capture, prune
@@ -24,6 +25,7 @@ _READY_WITHIN = 10.0
 _SLOW_SNAPSHOT = 0.02
 _SNAPSHOT_AFTER = 1.0
 _SAVE_EVERY = 0.2
+_TICK = 1.1 / processes.TICKS
 
 
 class Shell:
@@ -101,7 +103,7 @@ class Shell:
             self.wire.resume(live.number, live.separate)
         left = frames.parse(self.wire.status())
         if isinstance(left, frames.Done) and left.number == live.number:
-            self.ended_alone = live.separate or not self.wire.keeps_output
+            self.ended_alone = not self.wire.keeps_output
             self.push(left)
         return True
 
@@ -217,11 +219,19 @@ class Shell:
             return Outcome(live.number, lost=True)
         self._open_captures(live.number, separate)
         self._on_output = on_output
+        live.clock = await self._clock_after_background()
         live.running, live.separate, live.started = True, separate, time.time()
-        live.deadline, live.clock = live.started + timeout, self.box.clock()
+        live.deadline = live.started + timeout
         self._journal.write()
         self.submit(command)
         return await self._see_through(timeout, command)
+
+    async def _clock_after_background(self) -> int:
+        """Now, once what runs in the background is older than that: who takes over tells by the clock alone what
+        the command started, and its ticks are long."""
+        if any(start >= self.box.clock() for _, start in self.spared):
+            await asyncio.sleep(_TICK)
+        return self.box.clock()
 
     def submit(self, command: bytes) -> None:
         """Hand the command that the journal says runs to the shell."""
