@@ -51,6 +51,7 @@ class GitHub(Integration):
     )
     settings = Settings
     secret_headers = frozenset({SIGNATURE, "x-hub-signature"})
+    names_are_unique = True
     same_body_window = 86_400
     can_catch_up = True
     can_poll = True

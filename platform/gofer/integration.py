@@ -341,7 +341,7 @@ COMMANDS = (
     Command("agent", "Who hears this conversation; an owner can choose another", "[name]"),
     Command("model", "Which model answers; an owner can choose another", "[provider/model]"),
     Command("settings", "How this conversation is set up"),
-    Command("link", "Make yourself known elsewhere, or here with a code from there", "[code]"),
+    Command("link", "Make yourself known elsewhere (@ and your name there), or here with a code", "[@name or code]"),
     Command("start", "Say hello, or pair with a code", "[code]", private=True),
 )
 """Every command the platform answers, wherever it is typed."""
@@ -363,6 +363,8 @@ class Integration:
     settings: ClassVar[type[BaseModel]] = NoSettings
     secret_headers: ClassVar[frozenset[str]] = frozenset()
     """Request headers never to store, beyond the usual ones."""
+    names_are_unique: ClassVar[bool] = False
+    """Whether nobody but its author can have `Author.name`: a code made for a name may then be said in public."""
     same_body_window: ClassVar[float] = 0
     """Seconds in which an equal body is a repeat although its delivery id differs (for unsigned ids)."""
     can_poll: ClassVar[bool] = False
