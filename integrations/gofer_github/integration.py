@@ -110,6 +110,7 @@ class GitHub(Integration):
         known = Settings.model_validate(settings)
         wanted = connecting.manifest(name or "gofer", hook_url, back_url, homepage or PROJECT)
         asks = {f"{what}: {level}": why for what, (level, why) in connecting.PERMISSIONS.items()}
+        asks |= {f"event {kind}": why for kind, why in connecting.EVENTS.items()}
         page = connecting.manifest_page(known, state, owner)
         return SignUp(page, {"manifest": json.dumps(wanted)}, asks)
 

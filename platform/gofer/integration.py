@@ -341,7 +341,11 @@ COMMANDS = (
     Command("agent", "Who hears this conversation; an owner can choose another", "[name]"),
     Command("model", "Which model answers; an owner can choose another", "[provider/model]"),
     Command("settings", "How this conversation is set up"),
-    Command("link", "Make yourself known elsewhere (@ and your name there), or here with a code", "[@name or code]"),
+    Command(
+        "link",
+        "Make yourself known elsewhere (@ and your name there), or here with a code",
+        "[@name or code]",
+    ),
     Command("start", "Say hello, or pair with a code", "[code]", private=True),
 )
 """Every command the platform answers, wherever it is typed."""

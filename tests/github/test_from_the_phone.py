@@ -71,7 +71,9 @@ async def test_a_code_that_others_read_is_of_no_use_to_them(scene: Scene, tmp_pa
         async def say(login: str, code: str) -> list[str]:
             await scene.github.comment(login, scene.repository, known.number, f"/gofer link {code}")
             await running.quiet()
-            rows = await running.rows(select(identities.c.subject).where(identities.c.integration == "github"))
+            rows = await running.rows(
+                select(identities.c.subject).where(identities.c.integration == "github")
+            )
             return [row.subject for row in rows]
 
         named = await link_code(house, ann, chat, "/link @ada", 1)
