@@ -33,7 +33,7 @@ from gofer_github.wishes import (
     Words,
 )
 from gofer_github.workflows import chosen
-from gofer_github.workspace import branches
+from gofer_github.workspace import RULE, branches
 
 LONGEST_DIFF = 200_000
 LONGEST_LOG = 8 * 1024 * 1024
@@ -210,13 +210,18 @@ class Work:
         found = await branches(self.access, self.account, self.message)
         if found is None:
             return ToolResult("Pull requests from forks are only read: use github_diff.", is_error=True)
+        seed = await context.shell.seed(RULE)
         command = _checkout(f"{self.settings.web_url}/{self.place.repository}.git", wanted.directory, found.own,
-                            found.base, self.settings.submodules)  # fmt: skip
+                            found.base, seed, self.settings.submodules)  # fmt: skip
         ran = await context.shell.run(command, timeout=min(300, context.seconds_left), tag=context.call_id)
         text = ran.output.decode("utf-8", "replace")
         done = ran.exit_code == 0
-        said = f"Cloned into {wanted.directory}, on branch {found.own} (from {found.base})." if done else text
-        return ToolResult(said, is_error=not done, exit_code=ran.exit_code, progress=done)
+        said = (
+            f"Cloned into {wanted.directory}, on branch {found.own} (from {found.base}).\n{text}"
+            if done
+            else text
+        )
+        return ToolResult(said.strip(), is_error=not done, exit_code=ran.exit_code, progress=done)
 
     async def open_pull(self, wanted: Pull, context: ToolContext) -> ToolResult:
         found = await branches(self.access, self.account, self.message)
@@ -254,15 +259,22 @@ class Work:
         return there[0] if there else None
 
 
-def _checkout(url: str, directory: str, branch: str, base: str, submodules: bool) -> str:
-    """Shallow, and repeatable: a clone that is there is brought up to date instead."""
+def _checkout(url: str, directory: str, branch: str, base: str, seed: str, submodules: bool) -> str:
+    """Shallow, and repeatable: a clone that is there is brought up to date instead. One that begins from a seed
+    is made of what is fetched when the seed is of no use."""
     q = shlex.quote
-    modules = "git submodule update --init --depth 1" if submodules else "true"
-    clone = f"git clone --quiet --depth {DEPTH} --no-single-branch --no-recurse-submodules {q(url)} {q(directory)}"
+    part, fetch = q(f"{directory}.part"), f"git fetch --quiet --depth {DEPTH} --prune origin"
+    clone = f"git clone --quiet --depth {DEPTH} --no-single-branch --no-recurse-submodules {q(url)} {part}"
+    if seed:
+        # What is in the seed was checked when it was unpacked; what is fetched, git checks itself.
+        grown = f"mv {seed} {part} && git -C {part} remote add origin {q(url)} && ( cd {part} && {fetch} )"
+        clone = f"( {grown} ) 2>/dev/null || {{ rm -rf {part}; {clone}; }}"
+    modules = "git submodule update --quiet --init --depth 1 || echo 'Some submodules could not be fetched.'"
     return (
-        f"( set -e; cd ~; [ -d {q(directory)}/.git ] || {clone}; cd {q(directory)}; {modules}; "
-        f"git fetch --quiet --depth {DEPTH} origin; "
-        f"git checkout --quiet {q(branch)} 2>/dev/null || git checkout --quiet -b {q(branch)} origin/{q(base)} )"
+        f"( set -e; cd ~; [ -d {q(directory)}/.git ] || {{ rm -rf {part}; {clone}; mv {part} {q(directory)}; }}; "
+        f"cd {q(directory)}; {fetch}; "
+        f"git checkout --quiet {q(branch)} 2>/dev/null || git checkout --quiet -b {q(branch)} origin/{q(base)}; "
+        f"{modules if submodules else 'true'} )"
     )
 
 
@@ -323,7 +335,7 @@ def _all(work: Work) -> list[Tool[Any]]:
               Logins, work.request_review, Tier.WRITE, "outside"),
         _tool("github_checkout", "Clone the repository into the shell and go to this conversation's own branch. "
               "There git fetch, commit and push work as usual; push to this branch only.",
-              Checkout, work.checkout, Tier.EXEC, timeout=330),
+              Checkout, work.checkout, Tier.EXEC, timeout=600),
         _tool("github_open_pull", "Open a draft pull request from the pushed branch, or update the one that is there. "
               "`Fixes #n` is added by itself.", Pull, work.open_pull, Tier.WRITE),
     ]  # fmt: skip

@@ -271,6 +271,11 @@ class EgressRule:
     """Patterns of full ref names that may be pushed, where git is spoken; None where it is not."""
     allow_private: bool = False
     """Whether the upstream may be on a private network."""
+    keep: str = ""
+    """With git: what its first repository is kept under for later clones by jobs of the same connection. It names
+    the repository for ever, not as it is called now; empty for not at all."""
+    password: str = field(default="", repr=False)
+    """Instead of the equipment's, where one way out may do less than another. Never enters the shell."""
 
 
 @dataclass(frozen=True, slots=True)
