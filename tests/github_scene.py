@@ -150,10 +150,11 @@ async def gofer(
     poll_every: float = 15,
     token: str = "",
     workflows: str = "",
+    submodules: bool = False,
     **given: Any,
 ) -> AsyncIterator[Running]:
     """Gofer with web and worker; the App's webhook points to it. With a plain token it is not the App's."""
-    settings = {**scene.settings, "poll_every": poll_every, "workflows": workflows}
+    settings = {**scene.settings, "poll_every": poll_every, "workflows": workflows, "submodules": submodules}
     key = {"private_key": Secret(scene.private_key)}
     if token:
         settings |= {"app_id": None, "login": "ada"}

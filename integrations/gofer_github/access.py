@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Permissions = Mapping[str, str]
 
+LOOK: Permissions = MappingProxyType({"metadata": "read"})
 READ: Permissions = MappingProxyType(
     {"metadata": "read", "issues": "read", "pull_requests": "read", "contents": "read", "checks": "read"}
 )
@@ -118,7 +119,7 @@ class Access:
         """A client that can see what an installation consists of, and no more."""
         from github.Auth import Token as TokenAuth
 
-        wanted = {"permissions": {"metadata": "read"}}
+        wanted = {"permissions": dict(LOOK)}
         token = await _minted(self.as_app(account), installation, wanted)
         return Client(Settings.model_validate(account.settings).api_url, TokenAuth(token))
 

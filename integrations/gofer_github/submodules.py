@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from gofer.errors import Permanent
 from gofer.integration import Account, Incoming
-from gofer_github.access import GIT_READ, READ, Access
+from gofer_github.access import LOOK, READ, Access
 from gofer_github.client import is_missing
 from gofer_github.people import permission_of
 from gofer_github.place import Place, is_repository
@@ -64,7 +64,7 @@ def _named(url: str, repository: str, web_url: str) -> str:
 async def _may_read(access: Access, account: Account, message: Incoming, name: str) -> bool:
     """Whether the App reaches it, and whoever asks may see it: the run tells them what is in there."""
     try:
-        client = await access.to(account, name, GIT_READ)
+        client = await access.to(account, name, LOOK)
         login = str(message.facts["login"])
         permission = await permission_of(client, name, login, str(message.facts["sender"]))
     except Permanent:

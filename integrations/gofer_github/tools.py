@@ -46,6 +46,11 @@ _THREADS = """query($owner: String!, $name: String!, $number: Int!) {
     reviewThreads(last: 100) { nodes { id comments(first: 1) { nodes { databaseId } } } } } } }"""
 _RESOLVE = """mutation($thread: ID!) { resolveReviewThread(input: {threadId: $thread}) { thread { id } } }"""
 
+# One by one: those that may not be reached do not keep the others away.
+_MODULES = r"""[ ! -f .gitmodules ] || git config -f .gitmodules --get-regexp '^submodule\..*\.path$' | sed 's/^[^ ]* //' |
+while IFS= read -r module; do git submodule update --quiet --init --depth 1 -- "$module" 2>/dev/null ||
+echo "The submodule $module could not be fetched."; done"""
+
 A = TypeVar("A", bound=Arguments)
 
 
@@ -269,12 +274,11 @@ def _checkout(url: str, directory: str, branch: str, base: str, seed: str, submo
         # What is in the seed was checked when it was unpacked; what is fetched, git checks itself.
         grown = f"mv {seed} {part} && git -C {part} remote add origin {q(url)} && ( cd {part} && {fetch} )"
         clone = f"( {grown} ) 2>/dev/null || {{ rm -rf {part}; {clone}; }}"
-    modules = "git submodule update --quiet --init --depth 1 || echo 'Some submodules could not be fetched.'"
     return (
         f"( set -e; cd ~; [ -d {q(directory)}/.git ] || {{ rm -rf {part}; {clone}; mv {part} {q(directory)}; }}; "
         f"cd {q(directory)}; {fetch}; "
         f"git checkout --quiet {q(branch)} 2>/dev/null || git checkout --quiet -b {q(branch)} origin/{q(base)}; "
-        f"{modules if submodules else 'true'} )"
+        f"{_MODULES if submodules else 'true'} )"
     )
 
 

@@ -77,7 +77,10 @@ def commit(path: Path, files: dict[str, str], branch: str, message: str) -> str:
 
 def add_submodule(path: Path, branch: str, at: str, url: str, of: Path) -> None:
     """Have a branch hold another repository."""
-    commit(path, {".gitmodules": f'[submodule "{at}"]\n\tpath = {at}\n\turl = {url}\n'}, branch, "Submodule")
+    there = run(path, "ls-tree", "--name-only", branch, ".gitmodules")
+    known = f"{run(path, 'show', f'{branch}:.gitmodules')}\n" if there else ""
+    listed = f'{known}[submodule "{at}"]\n\tpath = {at}\n\turl = {url}\n'
+    commit(path, {".gitmodules": listed}, branch, "Submodule")
     with tempfile.TemporaryDirectory() as folder:
         index = f"{folder}/index"
         run(path, "read-tree", branch, index=index)
@@ -133,6 +136,7 @@ async def _backend(repository: Repository, request: Request, rest: str) -> Respo
     )  # fmt: skip
     output, _ = await process.communicate(body)
     head, _, content = output.partition(b"\r\n\r\n")
+    repository.sent += len(content)
     pairs = [line.decode("latin-1").partition(": ") for line in head.split(b"\r\n") if b": " in line]
     headers = {name.lower(): value for name, _, value in pairs}
     status = int(headers.pop("status", "200").split()[0])
