@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import hmac
 import json
@@ -13,20 +14,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx2
 from sqlalchemy import select
 
 from gofer.assembly import open_platform
 from gofer.connecting import add_connection
-from gofer.integration import Account, Health, Request
+from gofer.integration import Account, Health, Incoming, Request
 from gofer.platform import Platform
 from gofer.rehearsal.github import GitHubService
 from gofer.rehearsal.github.world import App, Comment, Repository
 from gofer.settings import Settings
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import JobState, events, jobs
+from gofer.tool import ToolContext, ToolResult
 from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import make_server
+from gofer_github import integration
 
 SECRET = "the-webhook-secret-of-the-app"
 README = "# Widgets\n"
@@ -191,3 +195,23 @@ async def gofer(
             scene.app.hook_url = ""
             server.stop()
             await running
+
+
+async def asked(scene: Scene, body: str, number: int = 1, login: str = "ada") -> Incoming:
+    """A request as it comes out of a webhook."""
+    await scene.github.comment(login, scene.repository, number, body)
+    return await latest(scene)
+
+
+async def latest(scene: Scene) -> Incoming:
+    requests: list[Request] = [one async for one in integration.catch_up(scene.account(), 0)]
+    message = integration.parse(requests[-1], scene.account()).message
+    assert message is not None
+    return message
+
+
+async def use(scene: Scene, message: Incoming, name: str, **arguments: object) -> ToolResult:
+    async with httpx2.AsyncClient() as http:
+        account = dataclasses.replace(scene.account(), http=http)
+        (found,) = [one for one in integration.tools(account, message) if one.name == name]
+        return await found.run(found.arguments.model_validate(arguments), ToolContext("call-1"))

@@ -166,6 +166,9 @@ class Client:
             raise Permanent(f"The App's key cannot sign: {error}", reason="github.credentials") from None
         except ValueError:
             raise Temporary("GitHub answered with something unreadable.", reason="unreadable") from None
+        except (RuntimeError, AssertionError) as error:
+            # What PyGithub says to a redirect it does not follow: to another host, or to itself.
+            raise Permanent(f"GitHub sends us elsewhere: {error}", reason="github.elsewhere") from None
         finally:
             requester.close()
 
@@ -183,6 +186,7 @@ def _ours(status: int, data: Any, headers: dict[str, str], asked: str) -> Tempor
         401: "credentials",
         403: "forbidden",
         404: "not_found",
+        406: "too_big",
         410: "gone",
         422: "invalid",
         451: "blocked",

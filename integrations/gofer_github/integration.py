@@ -75,6 +75,11 @@ class GitHub(Integration):
     def split(self, text: str) -> Sequence[str]:
         return replies.split(text)
 
+    def move(self, settings: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+        known = Settings.model_validate(settings)
+        names = tuple(new if name.lower() == old.lower() else name for name in known.repositories)
+        return known.model_copy(update={"repositories": names}).model_dump(mode="json")
+
     async def admit(self, unread: Unread, account: Account) -> Admission:
         return await people.admit(unread, account, self._access)
 

@@ -42,13 +42,24 @@ def parse(request: Request, account: Account) -> Parsed:
     action = payload.text("action")
     event = f"{kind}.{action}" if action else kind
     if kind not in MESSAGES:
-        return Parsed(delivery, event[:200], note=why_nothing(kind))
+        return Parsed(delivery, event[:200], note=why_nothing(kind), moved=_renamed(event, payload))
     message = _errand(event, payload, account) or _message(
         kind, action, payload, Settings.model_validate(account.settings), delivery
     )
     if isinstance(message, str):
         return Parsed(delivery, event[:200], note=message)
     return Parsed(delivery, event[:200], message)
+
+
+def _renamed(event: str, payload: Node) -> tuple[str, str] | None:
+    """The old and the new name of a repository that is called otherwise now. One that another owner has is not
+    followed: who may write to it is other people."""
+    if event != "repository.renamed":
+        return None
+    new = payload.node("repository").text("full_name")
+    name = payload.node("changes").node("repository").node("name").text("from")
+    old = f"{new.partition('/')[0]}/{name}"
+    return (old, new) if is_repository(old) and is_repository(new) and old != new else None
 
 
 def _message(kind: str, action: str, payload: Node, settings: Settings, delivery: str) -> Incoming | str:

@@ -47,9 +47,9 @@ _THREADS = """query($owner: String!, $name: String!, $number: Int!) {
 _RESOLVE = """mutation($thread: ID!) { resolveReviewThread(input: {threadId: $thread}) { thread { id } } }"""
 
 # One by one: those that may not be reached do not keep the others away.
-_MODULES = r"""[ ! -f .gitmodules ] || git config -f .gitmodules --get-regexp '^submodule\..*\.path$' | sed 's/^[^ ]* //' |
-while IFS= read -r module; do git submodule update --quiet --init --depth 1 -- "$module" 2>/dev/null ||
-echo "The submodule $module could not be fetched."; done"""
+_MODULES = r"""[ ! -f .gitmodules ] || git config -f .gitmodules --get-regexp '^submodule\..*\.path$' |
+sed 's/^[^ ]* //' | while IFS= read -r module; do git submodule update --quiet --init --depth 1 -- "$module" \
+2>/dev/null || echo "The submodule $module could not be fetched."; done"""
 
 A = TypeVar("A", bound=Arguments)
 
@@ -113,8 +113,19 @@ class Work:
     async def diff(self, about: About, context: ToolContext) -> ToolResult:
         client = await self.access.to(self.account, self.place.repository, READ)
         number = about.number or self.place.number
-        text = await client.text(self.path(f"pulls/{number}"), "application/vnd.github.diff")
-        return ToolResult(text[:LONGEST_DIFF], truncated=len(text) > LONGEST_DIFF, untrusted=True)
+        try:
+            text = await client.text(self.path(f"pulls/{number}"), "application/vnd.github.diff")
+        except Permanent as error:
+            if error.reason != "github.too_big":
+                raise
+            text = _by_file(await client.pages(self.path(f"pulls/{number}/files"), most=30))
+        cut = len(text) > LONGEST_DIFF
+        more = (
+            f"{len(text) - LONGEST_DIFF} characters were left out; check the branch out to see them."
+            if cut
+            else ""
+        )
+        return ToolResult(text[:LONGEST_DIFF], truncated=cut, more=more, untrusted=True)
 
     async def file(self, of: OfFile, context: ToolContext) -> ToolResult:
         client = await self.access.to(self.account, self.place.repository, READ)
@@ -300,6 +311,17 @@ async def _download(http: httpx2.AsyncClient, address: str) -> str:
     except httpx2.TransportError as error:
         raise Temporary(f"The log cannot be fetched: {type(error).__name__}.", reason="unreachable") from None
     return held.decode("utf-8", "replace")
+
+
+def _by_file(files: list[dict[str, Any]]) -> str:
+    """What GitHub shows of a diff that is too big to be shown: each file, with its patch where that is not."""
+    lines = [f"The diff is too big for GitHub to show as a whole. {len(files)} files changed:"]
+    for one in files:
+        lines.append(
+            f"{one['status']} {cleaning.line(one['filename'])} (+{one['additions']} -{one['deletions']})"
+        )
+    patches = [f"--- {cleaning.line(one['filename'])}\n{one['patch']}" for one in files if one.get("patch")]
+    return "\n".join([*lines, *patches])
 
 
 def _check(run: dict[str, Any]) -> str:

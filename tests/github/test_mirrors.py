@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -83,11 +84,8 @@ async def removed(running: Running) -> None:
     """The connection goes, with everything that was said over it."""
     platform = running.platform
     for row in await running.rows(select(conversations.c.id)):
-        await platform.database.write(
-            lambda connection, id_=row.id: purge_conversation(
-                connection, platform.vault, conversation_id=id_, by="test"
-            )
-        )
+        purge = partial(purge_conversation, vault=platform.vault, conversation_id=row.id, by="test")
+        await platform.database.write(purge)
     await disconnect(platform, running.connection_id, by="test")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from github_scene import FIX, Scene, gofer, tool
+from github_scene import FIX, Scene, asked, gofer, tool, use
 from gofer.rehearsal.github import Fault, git
 from gofer.rehearsal.github.world import Repository
 from gofer.store.tables import replies
@@ -84,16 +84,22 @@ async def test_a_base_that_moved_is_worked_on_where_it_is(
     assert pull.base == scene.repository.default_branch
 
 
-async def test_a_huge_diff_is_cut_and_said_to_be(scene: Scene, tmp_path: Path) -> None:
-    lines = "\n".join(f"line {number}" for number in range(60_000))
-    git.commit(scene.repository.path, {"big.txt": lines}, "change", "A big change")
-    async with gofer(scene, tmp_path / "data") as running:
-        pull = await scene.github.open_pull("ada", scene.repository, "change")
-        await scene.github.comment("ada", scene.repository, pull.number, f"@gofer\n{tool('github_diff')}")
-        await running.quiet()
-    (reply, *_) = scene.ours(pull.number)
-    assert "+line 0" in reply.body
-    assert all(len(one.body) <= 65_536 for one in scene.ours(pull.number))
+async def test_a_huge_diff_is_cut_and_said_to_be(scene: Scene) -> None:
+    """Longer than a model can take, and longer than GitHub itself shows."""
+    github, repository = scene.github, scene.repository
+    for lines, branch in ((15_000, "big"), (30_000, "huge")):
+        text = "\n".join(f"this is line number {number}" for number in range(lines))
+        git.commit(repository.path, {f"{branch}.txt": text, "small.txt": branch}, branch, "A change")
+        pull = await github.open_pull("ada", repository, branch)
+    big = await use(scene, await asked(scene, "@gofer look", pull.number - 1), "github_diff")
+    assert big.truncated
+    assert "+this is line number 0" in big.content
+    assert "characters were left out" in big.more
+    huge = await use(scene, await asked(scene, "@gofer look", pull.number), "github_diff")
+    assert "too big for GitHub to show" in huge.content
+    assert "added huge.txt (+30000 -0)" in huge.content
+    assert "--- small.txt\n@@ -0,0 +1 @@\n+huge" in huge.content
+    assert huge.untrusted
 
 
 @pytest.mark.parametrize("kind", ["archived", "deleted", "suspended"])

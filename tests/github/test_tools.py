@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 
-import httpx2
 import pytest
 from sqlalchemy import select
 
-from github_scene import Scene, gofer, tool
+from github_scene import Scene, asked, gofer, latest, tool, use
 from gofer.errors import Permanent
-from gofer.integration import Incoming, Request
 from gofer.rehearsal.github import git
 from gofer.store.tables import events
-from gofer.tool import ToolContext, ToolResult
 from gofer_github import integration
 from gofer_github.workflows import chosen
-
-
-async def asked(scene: Scene, body: str, number: int = 1, login: str = "ada") -> Incoming:
-    """A request as it comes out of a webhook."""
-    await scene.github.comment(login, scene.repository, number, body)
-    return await latest(scene)
-
-
-async def latest(scene: Scene) -> Incoming:
-    requests: list[Request] = [one async for one in integration.catch_up(scene.account(), 0)]
-    message = integration.parse(requests[-1], scene.account()).message
-    assert message is not None
-    return message
-
-
-async def use(scene: Scene, message: Incoming, name: str, **arguments: object) -> ToolResult:
-    async with httpx2.AsyncClient() as http:
-        account = dataclasses.replace(scene.account(), http=http)
-        (found,) = [one for one in integration.tools(account, message) if one.name == name]
-        return await found.run(found.arguments.model_validate(arguments), ToolContext("call-1"))
 
 
 async def test_reading_shows_what_people_see_and_says_whose_words_they_are(scene: Scene) -> None:
