@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import json
 import weakref
@@ -65,7 +64,7 @@ class GitHub(Integration):
 
     def verify(self, request: Request, account: Account) -> None:
         key = account.secret("webhook_secret").encode()
-        expected = b"sha256=" + hmac.new(key, request.body, hashlib.sha256).hexdigest().encode()
+        expected = b"sha256=" + hmac.digest(key, request.body, "sha256").hex().encode()
         if not hmac.compare_digest(request.header(SIGNATURE) or b"", expected):
             raise Refused("The signature does not match the body.")
 

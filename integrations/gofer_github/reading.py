@@ -43,9 +43,9 @@ def parse(request: Request, account: Account) -> Parsed:
     event = f"{kind}.{action}" if action else kind
     if kind not in MESSAGES:
         return Parsed(delivery, event[:200], note=why_nothing(kind), moved=_renamed(event, payload))
-    message = _errand(event, payload, account) or _message(
-        kind, action, payload, Settings.model_validate(account.settings), delivery
-    )
+    settings = Settings.model_validate(account.settings)
+    message = _errand(event, payload, account, settings)
+    message = message or _message(kind, action, payload, settings, delivery)
     if isinstance(message, str):
         return Parsed(delivery, event[:200], note=message)
     return Parsed(delivery, event[:200], message)
@@ -84,15 +84,10 @@ def _message(kind: str, action: str, payload: Node, settings: Settings, delivery
     return _incoming(kind, payload, settings, repository, said)
 
 
-def _errand(event: str, payload: Node, account: Account) -> Incoming | None:
+def _errand(event: str, payload: Node, account: Account, settings: Settings) -> Incoming | None:
     """An issue that we opened because somebody asked us to, elsewhere: it is their request."""
-    settings = Settings.model_validate(account.settings)
-    body = payload.node("issue").text("body")
-    if (
-        event != "issues.opened"
-        or MARK not in body
-        or not settings.wrote(payload.node("sender").text("login"))
-    ):
+    body = payload.node("issue").text("body") if event == "issues.opened" else ""
+    if MARK not in body or not settings.wrote(payload.node("sender").text("login")):
         return None
     repository = payload.node("repository").must_text("full_name")
     asked = errands.asked_by(account, repository, body)
