@@ -10,7 +10,7 @@ import hmac
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from gofer.connecting import add_connection
 from gofer.integration import Account, Health, Incoming, Request
 from gofer.platform import Platform
 from gofer.rehearsal.github import GitHubService
+from gofer.rehearsal.github.apps import new_key
 from gofer.rehearsal.github.world import App, Comment, Repository
 from gofer.settings import Settings
 from gofer.store.open import FIRST_WORKSPACE
@@ -102,11 +103,17 @@ class Scene:
         ]
 
 
+@lru_cache(maxsize=1)
+def _key() -> tuple[str, str]:
+    """One pair for every scene: making one takes as long as everything else in it."""
+    return new_key()
+
+
 @contextlib.asynccontextmanager
 async def open_scene() -> AsyncIterator[Scene]:
     """acme/widgets, where ada may write, olga administers, rita reads and mallory is nobody."""
     async with GitHubService().open() as github:
-        app, key = github.create_app()
+        app, key = github.create_app(key=_key())
         people = {"ada": "write", "olga": "admin", "rita": "read"}
         repository = github.create_repository("acme/widgets", {"README.md": README}, **people)
         github.install(app, "acme/widgets")

@@ -166,9 +166,11 @@ class GitHubService:
 
     # What an operator does.
 
-    def create_app(self, slug: str = "gofer", hook_url: str = "") -> tuple[App, str]:
-        """An App and its private key."""
-        private, public = new_key()
+    def create_app(
+        self, slug: str = "gofer", hook_url: str = "", key: tuple[str, str] | None = None
+    ) -> tuple[App, str]:
+        """An App and its private key, which takes its time to make unless a pair is given."""
+        private, public = key or new_key()
         made = App(
             self.world.next_id(),
             slug,
