@@ -134,10 +134,10 @@ class Running:
             while await self.jobs(lambda row: row.state in live and row.kind != "poll"):
                 await asyncio.sleep(0.02)
 
-    async def began(self) -> None:
-        """Wait until a run is at a tool."""
-        async with asyncio.timeout(30):
-            while not await self.rows(select(events.c.id).where(events.c.kind == "tool.started")):
+    async def began(self, runs: int = 1) -> None:
+        """Wait until so many runs are at a tool."""
+        async with asyncio.timeout(60):
+            while len(await self.rows(select(events.c.id).where(events.c.kind == "tool.started"))) < runs:
                 await asyncio.sleep(0.02)
 
     async def jobs(self, which: Callable[[Any], bool] = lambda row: True) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from sqlalchemy import select
 from github_scene import FIX, Scene, asked, gofer, tool, use
 from gofer.rehearsal.github import Fault, git
 from gofer.rehearsal.github.world import Repository
-from gofer.store.tables import replies
+from gofer.store.tables import bindings, replies
 
 
 async def test_a_plain_token_does_without_an_app(scene: Scene, tmp_path: Path) -> None:
@@ -102,22 +103,42 @@ async def test_a_huge_diff_is_cut_and_said_to_be(scene: Scene) -> None:
     assert huge.untrusted
 
 
-@pytest.mark.parametrize("kind", ["archived", "deleted", "suspended"])
-async def test_a_place_that_is_gone_ends_the_reply_with_a_reason(
-    scene: Scene, tmp_path: Path, kind: str
-) -> None:
+async def let_go(shells: Path) -> None:
+    """Have every command that waits for it go on, also in shells that are only being made."""
+    while True:
+        for workspace in shells.glob("*/workspace"):
+            (workspace / "go").touch()
+        await asyncio.sleep(0.05)
+
+
+async def test_a_place_that_is_gone_ends_the_reply_with_a_reason(scene: Scene, tmp_path: Path) -> None:
+    """Archived, deleted or closed to the App, its issue deleted, or the App removed, all while the run works."""
+    github, world = scene.github, scene.github.world
+    said = {
+        "archived": "archived", "deleted": "404", "suspended": "suspended", "removed": "404", "issue": "404"
+    }  # fmt: skip
+    made = {kind: github.create_repository(f"acme/{kind}", {"a": "a"}, ada="write") for kind in said}
+    places = {kind: github.install(scene.app, f"acme/{kind}") for kind in said}
     async with gofer(scene, tmp_path / "data", sandbox="bubblewrap") as running:
-        issue = await scene.github.open_issue("ada", scene.repository, "Broken")
-        scene.github.faults.append(Fault("missing", "POST /reactions"))
-        await scene.github.comment("ada", scene.repository, issue.number, "@gofer\n$ sleep 1")
-        await running.began()
-        if kind == "archived":
-            scene.repository.archived = True
-        elif kind == "deleted":
-            del scene.github.world.repositories["acme/widgets"]
-        else:
-            next(iter(scene.github.world.installations.values())).suspended = True
+        github.faults.append(Fault("missing", "POST /reactions"))
+        for of in made.values():
+            await github.open_issue("ada", of, "Broken", "@gofer\n$ until [ -e go ]; do sleep 0.1; done")
+        await running.began(len(said))
+        made["archived"].archived = True
+        del world.repositories["acme/deleted"]
+        places["suspended"].suspended = True
+        del world.installations[places["removed"].id]
+        world.tokens = {
+            key: one for key, one in world.tokens.items() if one.installation is not places["removed"]
+        }
+        made["issue"].issues.clear()
+        letting_go = asyncio.create_task(let_go(tmp_path / "data" / "shells"))
         await running.quiet()
-        ended = await running.rows(select(replies.c.state, replies.c.reason))
-    assert [row.state for row in ended] == ["failed"]
-    assert {"archived": "archived", "deleted": "404", "suspended": "suspended"}[kind] in ended[0].reason
+        letting_go.cancel()
+        ended = await running.rows(
+            select(bindings.c.ref, replies.c.state, replies.c.reason).join_from(replies, bindings)
+        )
+    found = {row.ref.partition("#")[0].removeprefix("acme/"): row for row in ended}
+    assert {kind: row.state for kind, row in found.items()} == dict.fromkeys(said, "failed")
+    for kind, word in said.items():
+        assert word in found[kind].reason, found[kind].reason

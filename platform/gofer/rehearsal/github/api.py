@@ -267,7 +267,7 @@ async def contents(asked: Asked) -> Response:
     ref = asked.request.query_params.get("ref") or f"refs/heads/{asked.of.default_branch}"
     if ref.startswith("-") or ":" in ref:
         raise Refusal(404, "No commit found for the ref")
-    text = git.run(asked.of.path, "show", f"{ref}:{path}")
+    text = git.run(asked.of.path, "show", f"{ref}:{path}", "--")
     if "raw" in asked.request.headers.get("accept", ""):
         return PlainTextResponse(text)
     packed = base64.b64encode(text.encode()).decode()
