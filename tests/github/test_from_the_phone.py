@@ -87,23 +87,11 @@ async def test_a_code_that_others_read_is_of_no_use_to_them(scene: Scene, tmp_pa
         scene.github.world.user("adda")
         assert await say("adda", mistaken) == [], "spent when somebody else said it"
         assert scene.ours(known.number) == [], "whoever tries codes in public is not answered there"
-        right = await link_code(house, ann, chat, "/link @ada", 4)
-        assert await say("ada", right) == [str(scene.github.world.user("ada").id)]
-
-
-async def test_who_may_not_write_there_gets_nothing_there(scene: Scene, tmp_path: Path) -> None:
-    async with (
-        Telegram() as telegram,
-        gofer(scene, tmp_path / "data", public_url="", poll_every=0.1) as running,
-    ):
-        house, ann, chat = await paired(telegram, running)
-        code = await link_code(house, ann, chat, "/link @rita", 1)
-        known = await scene.github.open_issue("olga", scene.repository, "Hello")
-        await scene.github.comment("rita", scene.repository, known.number, f"/gofer link {code}")
-        await running.quiet()
+        right = await link_code(house, ann, chat, "/link @rita", 4)
+        assert await say("rita", right) == [str(scene.github.world.user("rita").id)]
         telegram.phones.say(ann, chat, ASK)
-        assert "rita may not write to acme/widgets" in (await house.answers(chat, 2))[1]
-    assert list(scene.repository.issues) == [1]
+        assert "rita may not write to acme/widgets" in (await house.answers(chat, 5))[4]
+        assert list(scene.repository.issues) == [1], "who may not write there gets nothing there"
 
 
 def test_a_mark_is_good_for_its_repository_and_its_person_alone() -> None:
