@@ -44,8 +44,9 @@ def parse(request: Request, account: Account) -> Parsed:
     if kind not in MESSAGES:
         return Parsed(delivery, event[:200], note=why_nothing(kind), moved=_renamed(event, payload))
     settings = Settings.model_validate(account.settings)
-    message = _errand(event, payload, account, settings)
-    message = message or _message(kind, action, payload, settings, delivery)
+    message = _errand(event, payload, account, settings) or _message(
+        kind, action, payload, settings, delivery
+    )
     if isinstance(message, str):
         return Parsed(delivery, event[:200], note=message)
     return Parsed(delivery, event[:200], message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -172,14 +173,15 @@ async def told(scene: Scene) -> tuple[int, int]:
 async def test_whatever_strangers_wrote_is_known_for_theirs(scene: Scene) -> None:
     number, check = await told(scene)
     message = await asked(scene, "@gofer look", number)
-    for name, arguments in {
+    reading: dict[str, dict[str, Any]] = {
         "github_read": {},
         "github_diff": {},
         "github_checks": {},
         "github_logs": {"check": check},
         "github_search": {"query": "SYSTEM", "kind": "pull"},
         "github_file": {"path": f"{ORDER}.txt", "ref": scene.repository.issues[number].head},
-    }.items():
+    }
+    for name, arguments in reading.items():
         result = await use(scene, message, name, **arguments)
         assert result.untrusted, name
         assert name == "github_checks" or ORDER[:20] in result.content, (name, result.content)
