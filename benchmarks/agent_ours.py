@@ -113,6 +113,9 @@ class _Canned:
     async def list(self, path: str) -> list[Entry]:
         return [Entry("notes.txt", "file", len(_OUTPUT))]
 
+    async def seed(self, rule: str) -> str:
+        return ""
+
 
 class _CannedShells(Shells):
     @contextlib.asynccontextmanager

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import hmac
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import httpx2
 from sqlalchemy import select
 
 from gofer.assembly import open_platform
 from gofer.connecting import add_connection
-from gofer.integration import Account, Health, Request
+from gofer.integration import Account, Health, Incoming, Request
 from gofer.platform import Platform
 from gofer.rehearsal.github import GitHubService
+from gofer.rehearsal.github.apps import new_key
 from gofer.rehearsal.github.world import App, Comment, Repository
 from gofer.settings import Settings
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import JobState, events, jobs
+from gofer.tool import ToolContext, ToolResult
 from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import make_server
+from gofer_github import integration
 
 SECRET = "the-webhook-secret-of-the-app"
 README = "# Widgets\n"
@@ -98,11 +103,17 @@ class Scene:
         ]
 
 
+@lru_cache(maxsize=1)
+def _key() -> tuple[str, str]:
+    """One pair for every scene: making one takes as long as everything else in it."""
+    return new_key()
+
+
 @contextlib.asynccontextmanager
 async def open_scene() -> AsyncIterator[Scene]:
     """acme/widgets, where ada may write, olga administers, rita reads and mallory is nobody."""
     async with GitHubService().open() as github:
-        app, key = github.create_app()
+        app, key = github.create_app(key=_key())
         people = {"ada": "write", "olga": "admin", "rita": "read"}
         repository = github.create_repository("acme/widgets", {"README.md": README}, **people)
         github.install(app, "acme/widgets")
@@ -123,10 +134,10 @@ class Running:
             while await self.jobs(lambda row: row.state in live and row.kind != "poll"):
                 await asyncio.sleep(0.02)
 
-    async def began(self) -> None:
-        """Wait until a run is at a tool."""
-        async with asyncio.timeout(30):
-            while not await self.rows(select(events.c.id).where(events.c.kind == "tool.started")):
+    async def began(self, runs: int = 1) -> None:
+        """Wait until so many runs are at a tool."""
+        async with asyncio.timeout(60):
+            while len(await self.rows(select(events.c.id).where(events.c.kind == "tool.started"))) < runs:
                 await asyncio.sleep(0.02)
 
     async def jobs(self, which: Callable[[Any], bool] = lambda row: True) -> list[Any]:
@@ -150,10 +161,11 @@ async def gofer(
     poll_every: float = 15,
     token: str = "",
     workflows: str = "",
+    submodules: bool = False,
     **given: Any,
 ) -> AsyncIterator[Running]:
     """Gofer with web and worker; the App's webhook points to it. With a plain token it is not the App's."""
-    settings = {**scene.settings, "poll_every": poll_every, "workflows": workflows}
+    settings = {**scene.settings, "poll_every": poll_every, "workflows": workflows, "submodules": submodules}
     key = {"private_key": Secret(scene.private_key)}
     if token:
         settings |= {"app_id": None, "login": "ada"}
@@ -190,3 +202,23 @@ async def gofer(
             scene.app.hook_url = ""
             server.stop()
             await running
+
+
+async def asked(scene: Scene, body: str, number: int = 1, login: str = "ada") -> Incoming:
+    """A request as it comes out of a webhook."""
+    await scene.github.comment(login, scene.repository, number, body)
+    return await latest(scene)
+
+
+async def latest(scene: Scene) -> Incoming:
+    requests: list[Request] = [one async for one in integration.catch_up(scene.account(), 0)]
+    message = integration.parse(requests[-1], scene.account()).message
+    assert message is not None
+    return message
+
+
+async def use(scene: Scene, message: Incoming, name: str, **arguments: object) -> ToolResult:
+    async with httpx2.AsyncClient() as http:
+        account = dataclasses.replace(scene.account(), http=http)
+        (found,) = [one for one in integration.tools(account, message) if one.name == name]
+        return await found.run(found.arguments.model_validate(arguments), ToolContext("call-1"))

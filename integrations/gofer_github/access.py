@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Permissions = Mapping[str, str]
 
+LOOK: Permissions = MappingProxyType({"metadata": "read"})
 READ: Permissions = MappingProxyType(
     {"metadata": "read", "issues": "read", "pull_requests": "read", "contents": "read", "checks": "read"}
 )
@@ -29,7 +30,8 @@ OPEN_PULL: Permissions = MappingProxyType({"metadata": "read", "contents": "read
 CHECKS: Permissions = MappingProxyType({"metadata": "read", "checks": "write"})
 LOGS: Permissions = MappingProxyType({"metadata": "read", "checks": "read", "actions": "read"})
 RESOLVE: Permissions = MappingProxyType({"metadata": "read", "pull_requests": "write", "contents": "write"})
-"""GitHub wants write access to the contents, too, before a thread may be resolved."""
+"""GitHub asks for write access to the contents, too, before a thread may be resolved; with less it answers
+`Resource not accessible by integration` (docs/integrations/github.md, Permissions)."""
 GIT: Permissions = MappingProxyType({"metadata": "read", "contents": "write"})
 GIT_READ: Permissions = MappingProxyType({"metadata": "read", "contents": "read"})
 
@@ -117,7 +119,7 @@ class Access:
         """A client that can see what an installation consists of, and no more."""
         from github.Auth import Token as TokenAuth
 
-        wanted = {"permissions": {"metadata": "read"}}
+        wanted = {"permissions": dict(LOOK)}
         token = await _minted(self.as_app(account), installation, wanted)
         return Client(Settings.model_validate(account.settings).api_url, TokenAuth(token))
 
@@ -147,12 +149,15 @@ class Access:
         except Unset as error:
             raise Permanent(f"Neither app_id nor token is set: {error}", reason="credentials") from None
 
-    async def mint(self, account: Account, repository: str, permissions: Permissions) -> str:
-        """A fresh token for one repository with no more than these permissions."""
+    async def mint(
+        self, account: Account, repository: str, permissions: Permissions, others: Sequence[str] = ()
+    ) -> str:
+        """A fresh token for one repository, or some of the same owner, with no more than these permissions."""
         if Settings.model_validate(account.settings).app_id is None:
             return self._plain(account)
         app = self.as_app(account)
-        wanted = {"repositories": [repository.partition("/")[2]], "permissions": dict(permissions)}
+        names = [name.partition("/")[2] for name in (repository, *others)]
+        wanted = {"repositories": names, "permissions": dict(permissions)}
         known = self._installations.get((account.id, repository))
         if known is not None:
             try:

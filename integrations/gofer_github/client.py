@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from gofer.errors import Permanent, Temporary
 
@@ -54,7 +55,9 @@ class Client:
 
     async def file(self, repository: str, path: str, ref: str = "") -> str:
         """A file's text, at the default branch unless a ref is given. Binary and huge ones are refused."""
-        answer = await self.get(f"/repos/{repository}/contents/{path}", **({"ref": ref} if ref else {}))
+        # Quoted, or `file?ref=theirs` would be read from another place than it seems.
+        asked = f"/repos/{repository}/contents/{quote(path)}"
+        answer = await self.get(asked, **({"ref": ref} if ref else {}))
         if not isinstance(answer, dict) or answer.get("encoding") != "base64":
             raise Permanent("That is a directory, or too big to be read this way.", reason="github.not_text")
         return base64.b64decode(answer["content"]).decode("utf-8", "replace")
@@ -166,6 +169,9 @@ class Client:
             raise Permanent(f"The App's key cannot sign: {error}", reason="github.credentials") from None
         except ValueError:
             raise Temporary("GitHub answered with something unreadable.", reason="unreadable") from None
+        except (RuntimeError, AssertionError) as error:
+            # What PyGithub says to a redirect it does not follow: to another host, or to itself.
+            raise Permanent(f"GitHub sends us elsewhere: {error}", reason="github.elsewhere") from None
         finally:
             requester.close()
 
@@ -183,6 +189,7 @@ def _ours(status: int, data: Any, headers: dict[str, str], asked: str) -> Tempor
         401: "credentials",
         403: "forbidden",
         404: "not_found",
+        406: "too_big",
         410: "gone",
         422: "invalid",
         451: "blocked",

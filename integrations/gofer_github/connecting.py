@@ -24,9 +24,15 @@ PERMISSIONS = {
 
 MOST_SHOWN = 5
 """Installations, and repositories of each, that are named."""
-EVENTS = (
-    "issues", "issue_comment", "pull_request", "pull_request_review", "pull_request_review_comment", "check_suite",
-)  # fmt: skip
+EVENTS = {
+    "issues": "hear of new issues, labels and assignments",
+    "issue_comment": "hear when somebody mentions it in a comment",
+    "pull_request": "hear of new pull requests, and when its review is asked for",
+    "pull_request_review": "hear what a review says",
+    "pull_request_review_comment": "hear remarks on single lines, and answer there",
+    "check_suite": "hear when the checks on its own branches fail",
+}
+"""What the App listens to, and why."""
 
 
 def manifest(name: str, hook_url: str | None, redirect_url: str, homepage: str) -> dict[str, Any]:

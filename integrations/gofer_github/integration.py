@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import json
 import weakref
@@ -51,6 +50,7 @@ class GitHub(Integration):
     )
     settings = Settings
     secret_headers = frozenset({SIGNATURE, "x-hub-signature"})
+    names_are_unique = True
     same_body_window = 86_400
     can_catch_up = True
     can_poll = True
@@ -64,7 +64,7 @@ class GitHub(Integration):
 
     def verify(self, request: Request, account: Account) -> None:
         key = account.secret("webhook_secret").encode()
-        expected = b"sha256=" + hmac.new(key, request.body, hashlib.sha256).hexdigest().encode()
+        expected = b"sha256=" + hmac.digest(key, request.body, "sha256").hex().encode()
         if not hmac.compare_digest(request.header(SIGNATURE) or b"", expected):
             raise Refused("The signature does not match the body.")
 
@@ -73,6 +73,11 @@ class GitHub(Integration):
 
     def split(self, text: str) -> Sequence[str]:
         return replies.split(text)
+
+    def move(self, settings: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+        known = Settings.model_validate(settings)
+        names = tuple(new if name.lower() == old.lower() else name for name in known.repositories)
+        return known.model_copy(update={"repositories": names}).model_dump(mode="json")
 
     async def admit(self, unread: Unread, account: Account) -> Admission:
         return await people.admit(unread, account, self._access)
@@ -109,6 +114,7 @@ class GitHub(Integration):
         known = Settings.model_validate(settings)
         wanted = connecting.manifest(name or "gofer", hook_url, back_url, homepage or PROJECT)
         asks = {f"{what}: {level}": why for what, (level, why) in connecting.PERMISSIONS.items()}
+        asks |= {f"event {kind}": why for kind, why in connecting.EVENTS.items()}
         page = connecting.manifest_page(known, state, owner)
         return SignUp(page, {"manifest": json.dumps(wanted)}, asks)
 
@@ -143,8 +149,9 @@ class GitHub(Integration):
         return await workspace.equip(self._access, account, message)
 
     async def release(self, equipment: Equipment, account: Account) -> None:
-        if equipment.password:
-            await self._access.revoke(account, equipment.password)
+        tokens = {equipment.password, *(rule.password for rule in equipment.rules)}
+        for token in filter(None, tokens):
+            await self._access.revoke(account, token)
 
     def _turn(self, account: Account, conversation: str) -> asyncio.Lock:
         """One writer of a place's sticky comment at a time, so that late progress never covers an answer."""

@@ -42,13 +42,25 @@ def parse(request: Request, account: Account) -> Parsed:
     action = payload.text("action")
     event = f"{kind}.{action}" if action else kind
     if kind not in MESSAGES:
-        return Parsed(delivery, event[:200], note=why_nothing(kind))
-    message = _errand(event, payload, account) or _message(
-        kind, action, payload, Settings.model_validate(account.settings), delivery
+        return Parsed(delivery, event[:200], note=why_nothing(kind), moved=_renamed(event, payload))
+    settings = Settings.model_validate(account.settings)
+    message = _errand(event, payload, account, settings) or _message(
+        kind, action, payload, settings, delivery
     )
     if isinstance(message, str):
         return Parsed(delivery, event[:200], note=message)
     return Parsed(delivery, event[:200], message)
+
+
+def _renamed(event: str, payload: Node) -> tuple[str, str] | None:
+    """The old and the new name of a repository that is called otherwise now. One that another owner has is not
+    followed: who may write to it is other people."""
+    if event != "repository.renamed":
+        return None
+    new = payload.node("repository").text("full_name")
+    name = payload.node("changes").node("repository").node("name").text("from")
+    old = f"{new.partition('/')[0]}/{name}"
+    return (old, new) if is_repository(old) and is_repository(new) and old != new else None
 
 
 def _message(kind: str, action: str, payload: Node, settings: Settings, delivery: str) -> Incoming | str:
@@ -73,15 +85,10 @@ def _message(kind: str, action: str, payload: Node, settings: Settings, delivery
     return _incoming(kind, payload, settings, repository, said)
 
 
-def _errand(event: str, payload: Node, account: Account) -> Incoming | None:
+def _errand(event: str, payload: Node, account: Account, settings: Settings) -> Incoming | None:
     """An issue that we opened because somebody asked us to, elsewhere: it is their request."""
-    settings = Settings.model_validate(account.settings)
-    body = payload.node("issue").text("body")
-    if (
-        event != "issues.opened"
-        or MARK not in body
-        or not settings.wrote(payload.node("sender").text("login"))
-    ):
+    body = payload.node("issue").text("body") if event == "issues.opened" else ""
+    if MARK not in body or not settings.wrote(payload.node("sender").text("login")):
         return None
     repository = payload.node("repository").must_text("full_name")
     asked = errands.asked_by(account, repository, body)

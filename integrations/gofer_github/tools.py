@@ -33,7 +33,7 @@ from gofer_github.wishes import (
     Words,
 )
 from gofer_github.workflows import chosen
-from gofer_github.workspace import branches
+from gofer_github.workspace import RULE, branches
 
 LONGEST_DIFF = 200_000
 LONGEST_LOG = 8 * 1024 * 1024
@@ -45,6 +45,11 @@ _THREADS = """query($owner: String!, $name: String!, $number: Int!) {
   repository(owner: $owner, name: $name) { pullRequest(number: $number) {
     reviewThreads(last: 100) { nodes { id comments(first: 1) { nodes { databaseId } } } } } } }"""
 _RESOLVE = """mutation($thread: ID!) { resolveReviewThread(input: {threadId: $thread}) { thread { id } } }"""
+
+# One by one: those that may not be reached do not keep the others away.
+_MODULES = r"""[ ! -f .gitmodules ] || git config -f .gitmodules --get-regexp '^submodule\..*\.path$' |
+sed 's/^[^ ]* //' | while IFS= read -r module; do git submodule update --quiet --init --depth 1 -- "$module" \
+2>/dev/null || echo "The submodule $module could not be fetched."; done"""
 
 A = TypeVar("A", bound=Arguments)
 
@@ -108,8 +113,19 @@ class Work:
     async def diff(self, about: About, context: ToolContext) -> ToolResult:
         client = await self.access.to(self.account, self.place.repository, READ)
         number = about.number or self.place.number
-        text = await client.text(self.path(f"pulls/{number}"), "application/vnd.github.diff")
-        return ToolResult(text[:LONGEST_DIFF], truncated=len(text) > LONGEST_DIFF, untrusted=True)
+        try:
+            text = await client.text(self.path(f"pulls/{number}"), "application/vnd.github.diff")
+        except Permanent as error:
+            if error.reason != "github.too_big":
+                raise
+            text = _by_file(await client.pages(self.path(f"pulls/{number}/files"), most=30))
+        cut = len(text) > LONGEST_DIFF
+        more = (
+            f"{len(text) - LONGEST_DIFF} characters were left out; check the branch out to see them."
+            if cut
+            else ""
+        )
+        return ToolResult(text[:LONGEST_DIFF], truncated=cut, more=more, untrusted=True)
 
     async def file(self, of: OfFile, context: ToolContext) -> ToolResult:
         client = await self.access.to(self.account, self.place.repository, READ)
@@ -210,13 +226,18 @@ class Work:
         found = await branches(self.access, self.account, self.message)
         if found is None:
             return ToolResult("Pull requests from forks are only read: use github_diff.", is_error=True)
+        seed = await context.shell.seed(RULE)
         command = _checkout(f"{self.settings.web_url}/{self.place.repository}.git", wanted.directory, found.own,
-                            found.base, self.settings.submodules)  # fmt: skip
+                            found.base, seed, self.settings.submodules)  # fmt: skip
         ran = await context.shell.run(command, timeout=min(300, context.seconds_left), tag=context.call_id)
         text = ran.output.decode("utf-8", "replace")
         done = ran.exit_code == 0
-        said = f"Cloned into {wanted.directory}, on branch {found.own} (from {found.base})." if done else text
-        return ToolResult(said, is_error=not done, exit_code=ran.exit_code, progress=done)
+        said = (
+            f"Cloned into {wanted.directory}, on branch {found.own} (from {found.base}).\n{text}"
+            if done
+            else text
+        )
+        return ToolResult(said.strip(), is_error=not done, exit_code=ran.exit_code, progress=done)
 
     async def open_pull(self, wanted: Pull, context: ToolContext) -> ToolResult:
         found = await branches(self.access, self.account, self.message)
@@ -254,15 +275,21 @@ class Work:
         return there[0] if there else None
 
 
-def _checkout(url: str, directory: str, branch: str, base: str, submodules: bool) -> str:
-    """Shallow, and repeatable: a clone that is there is brought up to date instead."""
+def _checkout(url: str, directory: str, branch: str, base: str, seed: str, submodules: bool) -> str:
+    """Shallow, and repeatable: a clone that is there is brought up to date instead. One that begins from a seed
+    is made of what is fetched when the seed is of no use."""
     q = shlex.quote
-    modules = "git submodule update --init --depth 1" if submodules else "true"
-    clone = f"git clone --quiet --depth {DEPTH} --no-single-branch --no-recurse-submodules {q(url)} {q(directory)}"
+    part, fetch = q(f"{directory}.part"), f"git fetch --quiet --depth {DEPTH} --prune origin"
+    clone = f"git clone --quiet --depth {DEPTH} --no-single-branch --no-recurse-submodules {q(url)} {part}"
+    if seed:
+        # What is in the seed was checked when it was unpacked; what is fetched, git checks itself.
+        grown = f"mv {seed} {part} && git -C {part} remote add origin {q(url)} && ( cd {part} && {fetch} )"
+        clone = f"( {grown} ) 2>/dev/null || {{ rm -rf {part}; {clone}; }}"
     return (
-        f"( set -e; cd ~; [ -d {q(directory)}/.git ] || {clone}; cd {q(directory)}; {modules}; "
-        f"git fetch --quiet --depth {DEPTH} origin; "
-        f"git checkout --quiet {q(branch)} 2>/dev/null || git checkout --quiet -b {q(branch)} origin/{q(base)} )"
+        f"( set -e; cd ~; [ -d {q(directory)}/.git ] || {{ rm -rf {part}; {clone}; mv {part} {q(directory)}; }}; "
+        f"cd {q(directory)}; {fetch}; "
+        f"git checkout --quiet {q(branch)} 2>/dev/null || git checkout --quiet -b {q(branch)} origin/{q(base)}; "
+        f"{_MODULES if submodules else 'true'} )"
     )
 
 
@@ -284,6 +311,17 @@ async def _download(http: httpx2.AsyncClient, address: str) -> str:
     except httpx2.TransportError as error:
         raise Temporary(f"The log cannot be fetched: {type(error).__name__}.", reason="unreachable") from None
     return held.decode("utf-8", "replace")
+
+
+def _by_file(files: list[dict[str, Any]]) -> str:
+    """What GitHub shows of a diff that is too big to be shown: each file, with its patch where that is not."""
+    lines = [f"The diff is too big for GitHub to show as a whole. {len(files)} files changed:"]
+    for one in files:
+        lines.append(
+            f"{one['status']} {cleaning.line(one['filename'])} (+{one['additions']} -{one['deletions']})"
+        )
+    patches = [f"--- {cleaning.line(one['filename'])}\n{one['patch']}" for one in files if one.get("patch")]
+    return "\n".join([*lines, *patches])
 
 
 def _check(run: dict[str, Any]) -> str:
@@ -323,7 +361,7 @@ def _all(work: Work) -> list[Tool[Any]]:
               Logins, work.request_review, Tier.WRITE, "outside"),
         _tool("github_checkout", "Clone the repository into the shell and go to this conversation's own branch. "
               "There git fetch, commit and push work as usual; push to this branch only.",
-              Checkout, work.checkout, Tier.EXEC, timeout=330),
+              Checkout, work.checkout, Tier.EXEC, timeout=600),
         _tool("github_open_pull", "Open a draft pull request from the pushed branch, or update the one that is there. "
               "`Fixes #n` is added by itself.", Pull, work.open_pull, Tier.WRITE),
     ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,8 +11,11 @@ from gofer.integration import Account, EgressRule, Equipment, Incoming
 from gofer_github.access import GIT, GIT_READ, READ, Access
 from gofer_github.place import Place
 from gofer_github.settings import PUBLIC, Settings
+from gofer_github.submodules import allowed
 from gofer_github.workflows import chosen
 
+RULE = "github"
+"""What the way to the repository is called."""
 HOOKS = ".config/git/hooks"
 _CONFIG = """[user]
 	name = {name}
@@ -44,6 +47,8 @@ class Branches:
     """The branch to begin on."""
     allowed: tuple[str, ...]
     base: str
+    repository: int
+    """The repository's number, which it keeps whatever it is called."""
 
 
 async def branches(access: Access, account: Account, message: Incoming) -> Branches | None:
@@ -55,15 +60,15 @@ async def branches(access: Access, account: Account, message: Incoming) -> Branc
     client = await access.to(account, place.repository, READ)
     if message.kind != "pull":
         repository = await client.get(f"/repos/{place.repository}")
-        return Branches(own, names, str(repository["default_branch"]))
+        return Branches(own, names, str(repository["default_branch"]), int(repository["id"]))
     pull = await client.get(f"/repos/{place.repository}/pulls/{place.number}")
     if not pull["head"]["repo"] or pull["head"]["repo"]["full_name"] != place.repository:
         return None
-    head = str(pull["head"]["ref"])
+    head, number = str(pull["head"]["ref"]), int(pull["head"]["repo"]["id"])
     if head.startswith(prefix):
         # A pull request of ours is worked on where it is.
-        return Branches(head, (head, *names), str(pull["base"]["ref"]))
-    return Branches(own, names, head)
+        return Branches(head, (head, *names), str(pull["base"]["ref"]), number)
+    return Branches(own, names, head, number)
 
 
 async def equip(access: Access, account: Account, message: Incoming) -> Equipment:
@@ -76,17 +81,32 @@ async def equip(access: Access, account: Account, message: Incoming) -> Equipmen
     pushes = chosen(message, settings).may_push
     token = await access.mint(account, place.repository, GIT if pushes else GIT_READ)
     rule = EgressRule(
-        name="github",
+        name=RULE,
         upstream=settings.web_url,
         paths=(f"/{place.repository}",),
         git_push=tuple(f"refs/heads/{name}" for name in found.allowed) if pushes else (),
         # Who set another address than GitHub's own meant it, wherever it is.
         allow_private=settings.web_url != PUBLIC,
+        # By its number: another repository that has its name one day is another.
+        keep=str(found.repository),
     )
+    rules = (rule, *await _modules(access, account, message, rule))
     client = await access.to(account, place.repository, READ)
     number = await access.own_number(account, client) or settings.app_id or 0
     files = _files(settings, number, message.facts)
-    return Equipment((rule,), "x-access-token", token, files, f"chmod -f +x ~/{HOOKS}/* || true")
+    return Equipment(rules, "x-access-token", token, files, f"chmod -f +x ~/{HOOKS}/* || true")
+
+
+async def _modules(
+    access: Access, account: Account, message: Incoming, rule: EgressRule
+) -> tuple[EgressRule, ...]:
+    """A way to the submodules, where they are allowed: for reading alone, with a token that can do no more."""
+    found = await allowed(access, account, message)
+    if not found:
+        return ()
+    token = await access.mint(account, found[0], GIT_READ, found[1:])
+    paths = tuple(f"/{name}" for name in found)
+    return (replace(rule, name=f"{RULE}-modules", paths=paths, git_push=(), keep="", password=token),)
 
 
 def _files(settings: Settings, number: int, facts: Mapping[str, Any]) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -12,6 +13,7 @@ from gofer.connecting import remove_connection, set_up_connection
 from gofer.errors import GoferError, NotFound
 from gofer.integration import Health
 from gofer.platform import Platform
+from gofer.purging import remove_mirrors
 
 log = structlog.get_logger()
 
@@ -40,6 +42,7 @@ async def disconnect(platform: Platform, connection_id: str, *, by: str) -> None
         connected = None
     await platform.database.write(partial(remove_connection, connection_id=connection_id, by=by))
     await platform.secrets_changed()
+    await asyncio.to_thread(remove_mirrors, platform.settings.data_dir, connection_id)
     if connected is not None:
         try:
             await connected.integration.tear_down(connected.account)

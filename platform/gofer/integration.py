@@ -271,6 +271,11 @@ class EgressRule:
     """Patterns of full ref names that may be pushed, where git is spoken; None where it is not."""
     allow_private: bool = False
     """Whether the upstream may be on a private network."""
+    keep: str = ""
+    """With git: what its first repository is kept under for later clones by jobs of the same connection. It names
+    the repository for ever, not as it is called now; empty for not at all."""
+    password: str = field(default="", repr=False)
+    """Instead of the equipment's, where one way out may do less than another. Never enters the shell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +346,11 @@ COMMANDS = (
     Command("agent", "Who hears this conversation; an owner can choose another", "[name]"),
     Command("model", "Which model answers; an owner can choose another", "[provider/model]"),
     Command("settings", "How this conversation is set up"),
-    Command("link", "Make yourself known elsewhere, or here with a code from there", "[code]"),
+    Command(
+        "link",
+        "Make yourself known elsewhere (@ and your name there), or here with a code",
+        "[@name or code]",
+    ),
     Command("start", "Say hello, or pair with a code", "[code]", private=True),
 )
 """Every command the platform answers, wherever it is typed."""
@@ -363,6 +372,8 @@ class Integration:
     settings: ClassVar[type[BaseModel]] = NoSettings
     secret_headers: ClassVar[frozenset[str]] = frozenset()
     """Request headers never to store, beyond the usual ones."""
+    names_are_unique: ClassVar[bool] = False
+    """Whether nobody but its author can have `Author.name`: a code made for a name may then be said in public."""
     same_body_window: ClassVar[float] = 0
     """Seconds in which an equal body is a repeat although its delivery id differs (for unsigned ids)."""
     can_poll: ClassVar[bool] = False

@@ -108,12 +108,17 @@ def _used(connection: Connection, of: str, subject: str, code: str) -> Any:
     ).one_or_none()
 
 
-def new_link(connection: Connection, *, workspace_id: str, integration: str, subject: str) -> str | None:
-    """A code with which somebody known here makes themselves known elsewhere; None for somebody unknown."""
+def new_link(
+    connection: Connection, *, workspace_id: str, integration: str, subject: str, name: str = ""
+) -> str | None:
+    """A code with which somebody known here makes themselves known elsewhere; None for somebody unknown.
+
+    With a name it works only for who is called so there: that code may be said where others read along.
+    """
     found = connection.execute(_principal(workspace_id, integration, subject)).one_or_none()
     if found is None:
         return None
-    links = _links(workspace_id)
+    links = _links(workspace_id, name)
     return new_code(
         connection, workspace_id=workspace_id, connection_id=links, role=found.role, principal_id=found.id
     )
@@ -127,12 +132,19 @@ def link(
     integration: str,
     subject: str,
     code: str,
+    name: str = "",
 ) -> bool:
-    """Make whoever presents a code the person who made it; a wrong one is counted. Raises TooManyGuesses."""
+    """Make whoever presents a code the person who made it; a wrong one is counted. Raises TooManyGuesses.
+
+    `name` is what the presenter alone is called there, where others read along. A code that somebody else than
+    the one it was made for presents is spent: it was read by the wrong people.
+    """
     if _guessed(connection, connection_id, subject) >= MOST_GUESSES:
         raise TooManyGuesses
-    used = _used(connection, _links(workspace_id), f"{integration}:{subject}", code)
+    presenter = f"{integration}:{subject}"
+    used = _used(connection, _links(workspace_id, name), presenter, code)
     if used is None:
+        _spend(connection, workspace_id, presenter, code)
         _count_guess(connection, connection_id, subject)
         return False
     here = {"workspace_id": workspace_id, "integration": integration, "subject": subject}
@@ -148,6 +160,19 @@ def link(
     return True
 
 
+def _spend(connection: Connection, workspace_id: str, presenter: str, code: str) -> None:
+    """Close the code, whoever it was made for."""
+    open_ones = select(pairings.c.id, pairings.c.connection_id, pairings.c.digest).where(
+        pairings.c.workspace_id == workspace_id,
+        pairings.c.connection_id.startswith(_links(workspace_id), autoescape=True),
+        pairings.c.used_at.is_(None),
+    )
+    for row in connection.execute(open_ones).all():
+        if row.digest == _digest(row.connection_id, code):
+            spent = update(pairings).where(pairings.c.id == row.id)
+            connection.execute(spent.values(used_at=now(), used_by=presenter))
+
+
 def elsewhere(connection: Connection, *, workspace_id: str, integration: str, subject: str) -> dict[str, str]:
     """Who somebody is on other services, by the integration's name."""
     person = _principal(workspace_id, integration, subject).subquery()
@@ -158,9 +183,10 @@ def elsewhere(connection: Connection, *, workspace_id: str, integration: str, su
     return {row.integration: row.subject for row in rows}
 
 
-def _links(workspace_id: str) -> str:
-    """What codes that link people are kept under: they may be presented at any connection."""
-    return f"link:{workspace_id}"
+def _links(workspace_id: str, name: str = "") -> str:
+    """What codes that link people are kept under: they may be presented at any connection, by anybody in private
+    or by who is called so."""
+    return f"link:{workspace_id}@{name.lower()}" if name else f"link:{workspace_id}"
 
 
 def _principal(workspace_id: str, integration: str, subject: str) -> Select[tuple[str, Any]]:

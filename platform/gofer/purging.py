@@ -31,6 +31,9 @@ from gofer.store.tables import (
 from gofer.vault.envelope import Vault
 from gofer.vault.rotation import destroy_conversation_key
 
+MIRRORS = "mirrors"
+"""The folder of the data directory in which repositories are kept between jobs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Purged:
@@ -127,6 +130,11 @@ def remove_shell_files(folder: Path, conversation_id: str) -> int:
     for directory in found:
         shutil.rmtree(directory, ignore_errors=True)
     return len(found)
+
+
+def remove_mirrors(data_dir: Path, connection_id: str) -> None:
+    """Remove what is kept on this machine of the repositories of a connection that is gone."""
+    shutil.rmtree(data_dir / MIRRORS / connection_id, ignore_errors=True)
 
 
 def purged_conversations(connection: Connection) -> list[str]:

@@ -136,6 +136,11 @@ class Shell(Protocol):
         """The entries of a directory."""
         ...
 
+    async def seed(self, rule: str) -> str:
+        """Where a git repository lies that has what is kept (`EgressRule.keep`) of the one behind a rule of this
+        job, brought up to date, for a clone to begin from; empty when there is none. It is the caller's to move."""
+        ...
+
 
 class Blobs(Protocol):
     """Bytes by hash, of this conversation only."""

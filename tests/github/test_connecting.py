@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import re
 import sys
+from functools import partial
 from html import unescape
 from pathlib import Path
 
 import httpx2
 import pytest
+from sqlalchemy import select
 
 from commandline import environment
 from github_scene import Scene, gofer
 from gofer.errors import ConfigError, Conflict, Permanent, Refused
 from gofer.integration import Account
+from gofer.rehearsal.github import GitHubService
 from gofer.signing_up import begin, finish
+from gofer.store.tables import audit_entries
 from gofer.vault.secret import Secret
+from gofer.web.access.members import first_owner, new_link
 from gofer_github import integration
 from gofer_github.connecting import EVENTS, PERMISSIONS, convert, manifest, manifest_page
 from gofer_github.settings import Settings
+from web_house import Browser, csrf_in
 
 
 async def test_an_app_is_made_from_a_manifest_with_a_code_that_works_once(scene: Scene) -> None:
@@ -101,6 +108,53 @@ async def test_a_sign_up_is_finished_once_with_a_state_of_our_own(scene: Scene, 
         assert await finish(platform, state=begun.state, code=code, by="test") == begun.connection_id
         with pytest.raises(Conflict):
             await finish(platform, state=begun.state, code=scene.github.manifest_code("y"), by="test")
+        owner = await platform.database.write(first_owner)
+        links = [await platform.database.write(partial(new_link, member_id=owner.id)) for _ in range(2)]
+        here = scene.app.hook_url.partition("/hooks/")[0]
+        made = await asyncio.to_thread(sign_up_in_a_browser, here, links, scene)
+        entry = await running.rows(select(audit_entries).where(audit_entries.c.action == "sign_ups.finish"))
+        kept = b"".join(path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file())
+    (app,) = [one for one in scene.github.world.apps.values() if one.slug == "from-the-page"]
+    assert app.hook_url == f"http://gofer.test/hooks/{made}"
+    assert app.webhook_secret.encode() not in kept
+    assert [(one.name, one.status) for one in entry] == [("owner", 303)]
+
+
+def sign_up_in_a_browser(here: str, links: list[str], scene: Scene) -> str:
+    """An owner presses the buttons; returns the connection's id. Somebody else's answer is not taken."""
+    with contextlib.ExitStack() as stack:
+        owner, other = Browser(here, {}), Browser(here, {})
+        for browser, link in zip((owner, other), links, strict=True):
+            stack.enter_context(browser.client)
+            browser.follow(link)
+        return _pressed(here, owner, other, scene.github)
+
+
+def _pressed(here: str, owner: Browser, other: Browser, github: GitHubService) -> str:
+    page = "/connections/sign-up/github"
+    assert f'href="{page}"' in owner.get("/welcome").text
+    assert f'href="{page}"' in owner.get("/connections").text
+    given = {"name": "from-the-page", "setting.api_url": github.api_url, "setting.web_url": github.url}
+    csrf = csrf_in(owner.get(page).text)
+    assert owner.client.post(page, data=given).status_code == 403, "not without the page's own token"
+    shown = owner.client.post(page, data={**given, "csrf": csrf})
+    assert f"form-action 'self' {github.url};" in shown.headers["content-security-policy"]
+    assert "clone, and push branches of its own" in shown.text, "each permission is explained"
+    assert "hear when the checks on its own branches fail" in shown.text, "and each event"
+    (action,) = re.findall(r'action="(http[^"]+)"', shown.text)
+    fields = dict(re.findall(r'name="(manifest)" value="([^"]*)"', shown.text))
+    sent = httpx2.post(unescape(action), data={name: unescape(value) for name, value in fields.items()})
+    back = sent.headers["location"]
+    assert back.startswith(f"{here}/connections/sign-up/back?")
+    assert httpx2.get(back).headers["location"].startswith("/login"), "nobody in particular"
+    assert other.client.get(back).status_code == 401, "not the browser that began it"
+    assert owner.client.get(re.sub("state=[^&]+", "state=AbCd", back)).status_code == 401
+    done = owner.client.get(back)
+    assert done.status_code == 303, done.text
+    assert owner.client.get(back).status_code == 401, "once"
+    told = owner.get(done.headers["location"]).text
+    assert "is installed nowhere yet" in told
+    return str(done.headers["location"].rpartition("/")[2])
 
 
 def test_the_manifest_asks_for_the_least_and_never_for_workflows() -> None:

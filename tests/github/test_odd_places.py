@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
-from github_scene import FIX, Scene, gofer, tool
+from github_scene import FIX, Scene, asked, gofer, tool, use
 from gofer.rehearsal.github import Fault, git
 from gofer.rehearsal.github.world import Repository
-from gofer.store.tables import replies
+from gofer.store.tables import bindings, replies
 
 
 async def test_a_plain_token_does_without_an_app(scene: Scene, tmp_path: Path) -> None:
@@ -84,34 +85,60 @@ async def test_a_base_that_moved_is_worked_on_where_it_is(
     assert pull.base == scene.repository.default_branch
 
 
-async def test_a_huge_diff_is_cut_and_said_to_be(scene: Scene, tmp_path: Path) -> None:
-    lines = "\n".join(f"line {number}" for number in range(60_000))
-    git.commit(scene.repository.path, {"big.txt": lines}, "change", "A big change")
-    async with gofer(scene, tmp_path / "data") as running:
-        pull = await scene.github.open_pull("ada", scene.repository, "change")
-        await scene.github.comment("ada", scene.repository, pull.number, f"@gofer\n{tool('github_diff')}")
-        await running.quiet()
-    (reply, *_) = scene.ours(pull.number)
-    assert "+line 0" in reply.body
-    assert all(len(one.body) <= 65_536 for one in scene.ours(pull.number))
+async def test_a_huge_diff_is_cut_and_said_to_be(scene: Scene) -> None:
+    """Longer than a model can take, and longer than GitHub itself shows."""
+    github, repository = scene.github, scene.repository
+    for lines, branch in ((15_000, "big"), (30_000, "huge")):
+        text = "\n".join(f"this is line number {number}" for number in range(lines))
+        git.commit(repository.path, {f"{branch}.txt": text, "small.txt": branch}, branch, "A change")
+        pull = await github.open_pull("ada", repository, branch)
+    big = await use(scene, await asked(scene, "@gofer look", pull.number - 1), "github_diff")
+    assert big.truncated
+    assert "+this is line number 0" in big.content
+    assert "characters were left out" in big.more
+    huge = await use(scene, await asked(scene, "@gofer look", pull.number), "github_diff")
+    assert "too big for GitHub to show" in huge.content
+    assert "added huge.txt (+30000 -0)" in huge.content
+    assert "--- small.txt\n@@ -0,0 +1 @@\n+huge" in huge.content
+    assert huge.untrusted
 
 
-@pytest.mark.parametrize("kind", ["archived", "deleted", "suspended"])
-async def test_a_place_that_is_gone_ends_the_reply_with_a_reason(
-    scene: Scene, tmp_path: Path, kind: str
-) -> None:
+async def let_go(shells: Path) -> None:
+    """Have every command that waits for it go on, also in shells that are only being made."""
+    while True:
+        for workspace in shells.glob("*/workspace"):
+            (workspace / "go").touch()
+        await asyncio.sleep(0.05)
+
+
+async def test_a_place_that_is_gone_ends_the_reply_with_a_reason(scene: Scene, tmp_path: Path) -> None:
+    """Archived, deleted or closed to the App, its issue deleted, or the App removed, all while the run works."""
+    github, world = scene.github, scene.github.world
+    said = {
+        "archived": "archived", "deleted": "404", "suspended": "suspended", "removed": "404", "issue": "404"
+    }  # fmt: skip
+    made = {kind: github.create_repository(f"acme/{kind}", {"a": "a"}, ada="write") for kind in said}
+    places = {kind: github.install(scene.app, f"acme/{kind}") for kind in said}
     async with gofer(scene, tmp_path / "data", sandbox="bubblewrap") as running:
-        issue = await scene.github.open_issue("ada", scene.repository, "Broken")
-        scene.github.faults.append(Fault("missing", "POST /reactions"))
-        await scene.github.comment("ada", scene.repository, issue.number, "@gofer\n$ sleep 1")
-        await running.began()
-        if kind == "archived":
-            scene.repository.archived = True
-        elif kind == "deleted":
-            del scene.github.world.repositories["acme/widgets"]
-        else:
-            next(iter(scene.github.world.installations.values())).suspended = True
+        github.faults.append(Fault("missing", "POST /reactions"))
+        for of in made.values():
+            await github.open_issue("ada", of, "Broken", "@gofer\n$ until [ -e go ]; do sleep 0.1; done")
+        await running.began(len(said))
+        made["archived"].archived = True
+        del world.repositories["acme/deleted"]
+        places["suspended"].suspended = True
+        del world.installations[places["removed"].id]
+        world.tokens = {
+            key: one for key, one in world.tokens.items() if one.installation is not places["removed"]
+        }
+        made["issue"].issues.clear()
+        letting_go = asyncio.create_task(let_go(tmp_path / "data" / "shells"))
         await running.quiet()
-        ended = await running.rows(select(replies.c.state, replies.c.reason))
-    assert [row.state for row in ended] == ["failed"]
-    assert {"archived": "archived", "deleted": "404", "suspended": "suspended"}[kind] in ended[0].reason
+        letting_go.cancel()
+        ended = await running.rows(
+            select(bindings.c.ref, replies.c.state, replies.c.reason).join_from(replies, bindings)
+        )
+    found = {row.ref.partition("#")[0].removeprefix("acme/"): row for row in ended}
+    assert {kind: row.state for kind, row in found.items()} == dict.fromkeys(said, "failed")
+    for kind, word in said.items():
+        assert word in found[kind].reason, found[kind].reason

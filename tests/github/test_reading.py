@@ -166,6 +166,20 @@ def test_a_trigger_that_is_switched_off_addresses_nobody() -> None:
     assert not message(parse("issue_comment", value, account(triggers=["label"]))).addressed
 
 
+def test_a_listed_repository_is_heard_under_its_new_name() -> None:
+    value = payload("issue_comment__created")
+    owner, _, name = value["repository"]["full_name"].partition("/")
+    renamed = {"action": "renamed", "changes": {"repository": {"name": {"from": "Old"}}},
+               "repository": value["repository"]}  # fmt: skip
+    moved = parse("repository", renamed).moved
+    assert moved == (f"{owner}/Old", f"{owner}/{name}")
+    settings = integration.move({"repositories": [f"{owner.lower()}/old", "acme/*"]}, *moved)
+    assert settings["repositories"] == [f"{owner}/{name}", "acme/*"]
+    assert message(parse("issue_comment", value, account(**settings)))
+    transferred = {"action": "transferred", "repository": value["repository"]}
+    assert parse("repository", transferred).moved is None, "whose it is now decides"
+
+
 def test_a_repository_that_is_not_listed_is_not_heard() -> None:
     value = payload("issue_comment__created")
     assert "not among" in parse("issue_comment", value, account(repositories=["acme/*"])).note

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,37 +80,23 @@ def no_secret_in(scene: Scene, *places: bytes) -> None:
     assert all(one.repositories == {"acme/widgets"} for one in minted)
 
 
-@pytest.mark.parametrize(
-    ("command", "what"),
-    [
-        ("git push origin HEAD:main", "refs/heads/main"),
-        ("git tag v1 && git push origin v1", "refs/tags/v1"),
-        ("git push origin HEAD:gofer/99", "refs/heads/gofer/99"),
-        ("git push origin HEAD:refs/pull/9/head", "refs/pull/9/head"),
-    ],
-)
-async def test_pushing_elsewhere_is_refused(scene: Scene, tmp_path: Path, command: str, what: str) -> None:
-    repository = scene.repository
-    before = git.run(repository.path, "for-each-ref")
-    asked = [
-        "@gofer",
-        tool("github_checkout"),
-        f"$ cd ~/repo && git commit -q --allow-empty -m x; {command} 2>&1",
-    ]
-    async with gofer(scene, tmp_path / "data", **SHELL) as running:
-        await scene.github.open_issue("ada", repository, "Try", "\n".join(asked))
-        await running.quiet()
-    (reply,) = scene.ours(1)
-    assert what.rpartition("/")[2] in reply.body
-    assert "rejected" in reply.body
-    assert git.run(repository.path, "for-each-ref") == before
+ELSEWHERE = {
+    "git push origin HEAD:main": "refs/heads/main",
+    "git tag v1 && git push origin v1": "refs/tags/v1",
+    "git push origin HEAD:gofer/99": "refs/heads/gofer/99",
+    "git push origin HEAD:refs/pull/9/head": "refs/pull/9/head",
+}
 
 
-async def test_another_repository_and_workflows_are_out_of_reach(scene: Scene, tmp_path: Path) -> None:
+async def test_other_branches_repositories_and_workflows_are_out_of_reach(
+    scene: Scene, tmp_path: Path
+) -> None:
     other = scene.github.create_repository("acme/secret", {"plan.txt": "the plan"}, ada="admin")
     next(iter(scene.github.world.installations.values())).repositories.add("acme/secret")
+    before = git.run(scene.repository.path, "for-each-ref")
     asked = [
-        "@gofer", tool("github_checkout"),
+        "@gofer", tool("github_checkout"), "$ cd ~/repo && git commit -q --allow-empty -m x",
+        *(f"$ cd ~/repo; {command} 2>&1" for command in ELSEWHERE),
         f"$ git clone {scene.github.url}/acme/secret.git 2>&1; cat secret/plan.txt",
         "$ curl -s http://127.0.0.1:3129/github/acme/secret.git/info/refs?service=git-upload-pack",
         "$ cd ~/repo && mkdir -p .github/workflows && echo x > .github/workflows/x.yml && git add -A"
@@ -119,9 +106,12 @@ async def test_another_repository_and_workflows_are_out_of_reach(scene: Scene, t
         await scene.github.open_issue("ada", scene.repository, "Try", "\n".join(asked))
         await running.quiet()
     (reply,) = scene.ours(1)
+    for what in ELSEWHERE.values():
+        short = re.sub("refs/(heads|tags)/", "", what)
+        assert re.search(rf"rejected\] +\S+ -> {short}", reply.body), reply.body
     assert "the plan" not in reply.body
     assert "without `workflows` permission" in reply.body
-    assert len(git.run(scene.repository.path, "for-each-ref").splitlines()) == 1
+    assert git.run(scene.repository.path, "for-each-ref") == before
     assert other.comments == {}
 
 
@@ -154,14 +144,16 @@ async def test_a_workflow_that_only_comments_cannot_push(scene: Scene, tmp_path:
     assert not [one for one in scene.github.world.minted if one.permissions.get("contents") == "write"]
 
 
-@pytest.mark.parametrize("config", ["enabled = false", 'triggers = ["label"]', "not toml ["])
-async def test_the_default_branch_decides_whether_we_are_wanted(
-    scene: Scene, tmp_path: Path, config: str
-) -> None:
-    git.commit(scene.repository.path, {".gofer.toml": config}, "main", "Say no")
+async def test_the_default_branch_decides_whether_we_are_wanted(scene: Scene, tmp_path: Path) -> None:
     git.commit(scene.repository.path, {".gofer.toml": "enabled = true"}, "theirs", "Say yes")
     async with gofer(scene, tmp_path / "data") as running:
         pull = await scene.github.open_pull("ada", scene.repository, "theirs")
+        for config in ("enabled = false", 'triggers = ["label"]', "not toml ["):
+            git.commit(scene.repository.path, {".gofer.toml": config}, "main", "Say no")
+            await scene.github.comment("ada", scene.repository, pull.number, "@gofer hello")
+            await running.quiet()
+            assert scene.ours(pull.number) == [], config
+        git.commit(scene.repository.path, {".gofer.toml": 'triggers = ["mention"]'}, "main", "Say yes")
         await scene.github.comment("ada", scene.repository, pull.number, "@gofer hello")
         await running.quiet()
-    assert scene.ours(pull.number) == []
+    assert len(scene.ours(pull.number)) == 1

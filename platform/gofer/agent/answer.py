@@ -189,6 +189,7 @@ class Answerer:
         return Equipping(
             lambda: integration.equip(asker.message, account),
             lambda equipment: integration.release(equipment, account),
+            account.id,
         )
 
     def _ports(self, run: Run, shell: Shell | None) -> Ports:

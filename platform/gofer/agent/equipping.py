@@ -27,6 +27,7 @@ class Equipping:
         self,
         fetch: Callable[[], Awaitable[Equipment | None]],
         release: Callable[[Equipment], Awaitable[None]],
+        connection_id: str = "",
     ) -> None:
         self._fetch = fetch
         self._release = release
@@ -35,6 +36,7 @@ class Equipping:
         self._equipment: Equipment | None = None
         self._rules: tuple[Rule, ...] = ()
         self._put_in = False
+        self.connection_id = connection_id
 
     async def get(self) -> Equipment | None:
         """The equipment; None when the job has none."""
@@ -44,6 +46,14 @@ class Equipping:
                 self._rules = tuple(_rule(self._equipment, one) for one in _rules_of(self._equipment))
                 self._fetched = True
             return self._equipment
+
+    async def kept(self, name: str) -> tuple[str, Rule] | None:
+        """A way out by its name, with what its repository is kept under; None when it is not to be kept."""
+        equipment = await self.get()
+        for one, rule in zip(_rules_of(equipment), self._rules, strict=True):
+            if one.name == name and one.keep and rule.git is not None:
+                return one.keep, rule
+        return None
 
     async def put_in(self, sandbox: Sandbox, gate: Egress) -> None:
         """Bring files and settings into the shell, once for the job."""
@@ -85,12 +95,13 @@ def _rules_of(equipment: Equipment | None) -> tuple[EgressRule, ...]:
 
 def _rule(equipment: Equipment | None, one: EgressRule) -> Rule:
     assert equipment is not None
+    password = one.password or equipment.password
     return Rule(
         name=one.name,
         upstream=one.upstream,
         paths=one.paths,
         methods=one.methods,
-        credential=Credential.basic(equipment.user, equipment.password) if equipment.password else None,
+        credential=Credential.basic(equipment.user, password) if password else None,
         git=None if one.git_push is None else GitAccess(push=one.git_push),
         allow_private=one.allow_private,
     )

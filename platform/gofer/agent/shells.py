@@ -20,15 +20,16 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.agent.conversation import rank
 from gofer.agent.equipping import Equipping
+from gofer.agent.mirrors import Mirrors
 from gofer.crash import crash_point
 from gofer.errors import Fenced, Temporary
 from gofer.jobs.queue import Claim
 from gofer.outbox.ledger import hold
-from gofer.purging import purged_conversations, remove_shell_files
+from gofer.purging import MIRRORS, purged_conversations, remove_shell_files
 from gofer.settings import Settings
 from gofer.store.clock import now
 from gofer.store.database import Database
-from gofer.store.tables import Trust, shells
+from gofer.store.tables import Trust, connections, shells
 from gofer.tool import CommandResult, Entry, Shell
 from gofer_sandbox import (
     Bubblewrap,
@@ -70,6 +71,7 @@ class ConversationShell:
         self.gate: Egress | None = None
         self.equipping: Equipping | None = None
         """What the job that has the shell now brings along."""
+        self.mirrors: Mirrors | None = None
         self._opening = opening
         self._turn = asyncio.Lock()
         self._tag_file = directory / "tag"
@@ -136,6 +138,14 @@ class ConversationShell:
             listing = await (await self._sandbox()).list(path)
         return [Entry(one.name, _KINDS.get(one.kind, "other"), one.size) for one in listing.entries]  # type: ignore[arg-type]
 
+    async def seed(self, rule: str) -> str:
+        kept = await self.equipping.kept(rule) if self.equipping is not None else None
+        sandbox = await self._sandbox()
+        if kept is None or self.equipping is None or self.gate is None or self.mirrors is None:
+            return ""
+        await self._equip(sandbox)
+        return await self.mirrors.seed(self.equipping.connection_id, *kept, sandbox)
+
 
 def _whole(sandbox: Sandbox, number: int) -> tuple[bytes, int]:
     """A command's output as far as it is kept, and how many bytes are not in it."""
@@ -190,6 +200,9 @@ class Shells:
         self._hosts = settings.sandbox_host_list
         self._live_on = settings.keep_shells
         self._provider = make_provider(settings)
+        self._mirrors = (
+            None if self._provider is None else Mirrors(settings.data_dir / MIRRORS, self._provider)
+        )
         self._open: dict[tuple[str, str], ConversationShell] = {}
         self._busy: dict[tuple[str, str], asyncio.Lock] = {}
         self._tidying: asyncio.Task[None] | None = None
@@ -216,6 +229,8 @@ class Shells:
         while True:
             try:
                 await self.reap()
+                if self._mirrors is not None:
+                    await self._mirrors.tidy(await self._database.read(_connections))
                 purged = await self._database.read(purged_conversations)
                 for conversation_id in purged:
                     await asyncio.to_thread(remove_shell_files, self._directory, conversation_id)
@@ -265,7 +280,7 @@ class Shells:
         key = (str(claim.conversation_id), str(claim.agent_id))
         async with self._busy.setdefault(key, asyncio.Lock()):
             shell = await self._get(claim, key, trust)
-            shell.equipping = equipping
+            shell.equipping, shell.mirrors = equipping, self._mirrors
             try:
                 yield shell
             finally:
@@ -342,6 +357,10 @@ def make_provider(settings: Settings) -> Provider | None:
     if settings.sandbox == "docker":
         return Docker(settings.sandbox_image)
     return Unconfined() if settings.sandbox == "unconfined" else Bubblewrap()
+
+
+def _connections(connection: Connection) -> set[str]:
+    return set(connection.execute(select(connections.c.id)).scalars())
 
 
 def _kept(connection: Connection, key: tuple[str, str]) -> tuple[Record, Trust] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -37,11 +38,19 @@ log = structlog.get_logger()
 PAIRED = "You are paired: you are my {role} now. Write to me what you need."
 WRONG_CODE = "That code is not valid. Codes live for an hour and work once."
 LINK = (
-    "To be known to me elsewhere, say this there within an hour (on GitHub as a comment, best where few people read): "
-    "/gofer link {code}"
+    "To be known to me in another private chat, write this to me there within an hour: /link {code}\n"
+    "Where others can read along, such as on GitHub, a code must be yours alone: for that, write /link @ and your "
+    "name there, such as /link @octocat"
+)
+LINK_AS = (
+    "To be known to me on GitHub, where you are {name}, comment this within an hour on any issue I hear: "
+    "/gofer link {code}\nIt works once, and for @{name} alone, whoever else reads it. If that is not you, write "
+    "/link again with the right name."
 )
 LINKED = "You are known to me: from now on I know that you are the same person."
 NOT_HERE = "A code is made only where we are alone: write /link to me in private, and bring the code here."
+NO_NAME = "That can be nobody's name: letters, digits, dots, dashes and underscores only."
+NAME = re.compile(r"[A-Za-z0-9._-]{0,100}")
 NOT_PAIRED = "You are not paired with me, so there is nobody to link you with."
 FRESH = "A fresh start: what was said before is forgotten."
 NOTHING_TO_STOP = "I am doing nothing here."
@@ -118,17 +127,24 @@ class Desk:
         return await self._say(claim, read, connected, words)
 
     async def _link(self, claim: Claim, read: Read, connected: Connected) -> Outcome | None:
-        """A code that somebody made elsewhere; like a pairing code, it says who they are before anybody asks."""
+        """A code that somebody made elsewhere; like a pairing code, it says who they are before anybody asks.
+
+        Where others read along it counts only if it was made for the name of whoever says it.
+        """
         message = read.message
-        if message.command != "link" or not message.arguments.strip():
+        given = message.arguments.strip()
+        if message.command != "link" or not given or given.startswith("@"):
             return None
+        if not message.private and not connected.integration.names_are_unique:
+            return Done()
         verb = partial(
             link,
             workspace_id=claim.workspace_id,
             connection_id=connected.account.id,
             integration=connected.integration.name,
             subject=message.author.id,
-            code=message.arguments[:64],
+            code=given[:64],
+            name="" if message.private else message.author.name,
         )
         try:
             linked = await self._database.write(verb)
@@ -143,17 +159,23 @@ class Desk:
         if not read.message.private:
             return NOT_HERE
         connected = await self._accounts.get(str(read.connection_id))
+        name = read.message.arguments.strip().lstrip("@")
+        if not NAME.fullmatch(name):
+            return NO_NAME
         verb = partial(
             new_link,
             workspace_id=claim.workspace_id,
             integration=connected.integration.name,
             subject=read.message.author.id,
+            name=name,
         )
         try:
             code = await self._database.write(verb)
         except Conflict as error:
             return str(error)
-        return NOT_PAIRED if code is None else LINK.format(code=code)
+        if code is None:
+            return NOT_PAIRED
+        return LINK_AS.format(code=code, name=name) if name else LINK.format(code=code)
 
     async def _answer(self, claim: Claim, read: Read, connected: Connected) -> Outcome:
         message, known = read.message, read.trust in (Trust.OWNER, Trust.MEMBER)

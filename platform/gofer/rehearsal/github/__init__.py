@@ -166,9 +166,11 @@ class GitHubService:
 
     # What an operator does.
 
-    def create_app(self, slug: str = "gofer", hook_url: str = "") -> tuple[App, str]:
-        """An App and its private key."""
-        private, public = new_key()
+    def create_app(
+        self, slug: str = "gofer", hook_url: str = "", key: tuple[str, str] | None = None
+    ) -> tuple[App, str]:
+        """An App and its private key, which takes its time to make unless a pair is given."""
+        private, public = key or new_key()
         made = App(
             self.world.next_id(),
             slug,
@@ -196,11 +198,12 @@ class GitHubService:
     def create_repository(self, full_name: str, files: dict[str, str], **people: str) -> Repository:
         """A repository with one commit, and what people may do with it."""
         assert self._folder is not None
-        path = self._folder / f"{full_name.replace('/', '__')}.git"
+        number = self.world.next_id()
+        path = self._folder / f"{full_name.replace('/', '__')}-{number}.git"
         git.make(path, files, "main")
         for login in people:
             self.world.user(login)
-        made = Repository(self.world.next_id(), full_name, path, permissions=dict(people))
+        made = Repository(number, full_name, path, permissions=dict(people))
         self.world.repositories[full_name] = made
         return made
 

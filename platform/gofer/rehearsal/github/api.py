@@ -14,6 +14,10 @@ from gofer.rehearsal.github.door import ORDER, Refusal
 from gofer.rehearsal.github.world import CheckRun, Comment, Issue, Repository, Token, World, stamp
 
 LONGEST_COMMENT = 65_536
+MOST_LINES = 20_000
+"""Of a diff."""
+MOST_PATCH = 3_000
+"""Changed lines of a file whose patch is shown."""
 CONCLUSIONS = ("action_required", "cancelled", "failure", "neutral", "success", "skipped", "timed_out")
 REACTIONS = {"+1", "-1", "laugh", "confused", "heart", "hooray", "rocket", "eyes"}
 
@@ -201,10 +205,31 @@ def _is_pull(asked: Asked) -> Issue:
 async def get_pull(asked: Asked) -> Response:
     pull = _is_pull(asked)
     if "diff" in asked.request.headers.get("accept", ""):
-        return PlainTextResponse(
-            git.run(asked.of.path, "diff", f"refs/heads/{pull.base}...refs/heads/{pull.head}")
-        )
+        text = git.run(asked.of.path, "diff", _change(pull))
+        if text.count("\n") > MOST_LINES:
+            words = f"Sorry, the diff exceeded the maximum number of lines ({MOST_LINES})"
+            return JSONResponse({"message": words, "errors": [{"code": "too_large"}]}, 406)
+        return PlainTextResponse(text)
     return JSONResponse(_pull(asked, pull))
+
+
+def _change(pull: Issue) -> str:
+    return f"refs/heads/{pull.base}...refs/heads/{pull.head}"
+
+
+async def list_files(asked: Asked) -> Response:
+    """What a pull request changes, file by file; a big file's patch is left out."""
+    pull = _is_pull(asked)
+    counted = git.run(asked.of.path, "diff", "--numstat", "-z", _change(pull)).split("\0")
+    found = []
+    for added, removed, name in (line.split("\t", 2) for line in counted if line):
+        numbers = {"additions": int(added), "deletions": int(removed), "changes": int(added) + int(removed)}
+        entry = {"filename": name, "status": "modified" if int(removed) else "added", **numbers}
+        if numbers["changes"] < MOST_PATCH:
+            whole = git.run(asked.of.path, "diff", _change(pull), "--", name)
+            entry["patch"] = whole[whole.find("@@") :]
+        found.append(entry)
+    return JSONResponse(asked.page(found))
 
 
 async def edit_pull(asked: Asked) -> Response:
@@ -242,7 +267,7 @@ async def contents(asked: Asked) -> Response:
     ref = asked.request.query_params.get("ref") or f"refs/heads/{asked.of.default_branch}"
     if ref.startswith("-") or ":" in ref:
         raise Refusal(404, "No commit found for the ref")
-    text = git.run(asked.of.path, "show", f"{ref}:{path}")
+    text = git.run(asked.of.path, "show", f"{ref}:{path}", "--")
     if "raw" in asked.request.headers.get("accept", ""):
         return PlainTextResponse(text)
     packed = base64.b64encode(text.encode()).decode()
@@ -320,6 +345,7 @@ ROUTES: tuple[tuple[str, str, str, str, Handler], ...] = (
     ("POST", f"{R}/pulls", "pull_requests", "write", create_pull),
     ("GET", f"{R}/pulls/{{number:int}}", "pull_requests", "read", get_pull),
     ("PATCH", f"{R}/pulls/{{number:int}}", "pull_requests", "write", edit_pull),
+    ("GET", f"{R}/pulls/{{number:int}}/files", "pull_requests", "read", list_files),
     ("GET", f"{R}/pulls/{{number:int}}/comments", "pull_requests", "read", list_review_comments),
     (
         "POST",

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from starlette.requests import Request
@@ -49,35 +50,49 @@ def run(path: Path, *arguments: str, stdin: str = "", index: str = "") -> str:
 def make(path: Path, files: dict[str, str], branch: str) -> None:
     """A bare repository with one commit."""
     path.mkdir(parents=True)
-    run(path, "init", "--bare", "--quiet", f"--initial-branch={branch}")
-    run(path, "config", "http.receivepack", "true")
+    run(path, "-c", "init.templateDir=", "init", "--bare", "--quiet", f"--initial-branch={branch}")
+    with (path / "config").open("a") as config:
+        config.write("[http]\n\treceivepack = true\n")
     hook = path / "hooks" / "update"
+    hook.parent.mkdir(exist_ok=True)
     hook.write_text(_HOOK)
     hook.chmod(0o755)
     commit(path, files, branch, "The beginning")
 
 
 def commit(path: Path, files: dict[str, str], branch: str, message: str) -> str:
-    """Add files to a branch without a working copy. Returns the new commit."""
-    known = run(path, "for-each-ref", "--format=%(objectname)", f"refs/heads/{branch}")
-    known = known or run(path, "for-each-ref", "--format=%(objectname)", run(path, "symbolic-ref", "HEAD"))
-    with tempfile.TemporaryDirectory() as folder:
-        index = f"{folder}/index"
-        if known:
-            run(path, "read-tree", known, index=index)
-        for name, content in files.items():
-            blob = run(path, "hash-object", "-w", "--stdin", stdin=content)
-            run(path, "update-index", "--add", "--cacheinfo", f"100644,{blob},{name}", index=index)
-        made = run(path, "write-tree", index=index)
-    parents = ["-p", known] if known else []
-    new = run(path, "commit-tree", made, *parents, "-m", message)
-    run(path, "update-ref", f"refs/heads/{branch}", new)
-    return new
+    """Add files to a branch, made from the default one if it is new, without a working copy. Returns the commit."""
+    head = (path / "HEAD").read_text().removeprefix("ref: ").strip()
+    known = run(path, "for-each-ref", "--format=%(refname)", f"refs/heads/{branch}", head).splitlines()
+    start = next((ref for ref in (f"refs/heads/{branch}", head) if ref in known), "")
+    lines = [
+        f"commit refs/heads/{branch}",
+        "mark :1",
+        f"committer Ada <ada@example.com> {int(time.time())} +0000",
+    ]
+    parts = ["\n".join(lines).encode() + b"\n", _data(message)]
+    parts += [f"from {start}^0\n".encode()] if start else []
+    for name, content in files.items():
+        parts += [f"M 100644 inline {_quoted(name)}\n".encode(), _data(content)]
+    marks = path / "marks"
+    run(path, "fast-import", "--quiet", "--force", f"--export-marks={marks}", stdin=b"".join(parts).decode())
+    return marks.read_text().split()[1]
+
+
+def _data(text: str) -> bytes:
+    return b"data %d\n%s\n" % (len(text.encode()), text.encode())
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def add_submodule(path: Path, branch: str, at: str, url: str, of: Path) -> None:
     """Have a branch hold another repository."""
-    commit(path, {".gitmodules": f'[submodule "{at}"]\n\tpath = {at}\n\turl = {url}\n'}, branch, "Submodule")
+    there = run(path, "ls-tree", "--name-only", branch, ".gitmodules")
+    known = f"{run(path, 'show', f'{branch}:.gitmodules')}\n" if there else ""
+    listed = f'{known}[submodule "{at}"]\n\tpath = {at}\n\turl = {url}\n'
+    commit(path, {".gitmodules": listed}, branch, "Submodule")
     with tempfile.TemporaryDirectory() as folder:
         index = f"{folder}/index"
         run(path, "read-tree", branch, index=index)
@@ -133,6 +148,7 @@ async def _backend(repository: Repository, request: Request, rest: str) -> Respo
     )  # fmt: skip
     output, _ = await process.communicate(body)
     head, _, content = output.partition(b"\r\n\r\n")
+    repository.sent += len(content)
     pairs = [line.decode("latin-1").partition(": ") for line in head.split(b"\r\n") if b": " in line]
     headers = {name.lower(): value for name, _, value in pairs}
     status = int(headers.pop("status", "200").split()[0])

@@ -101,6 +101,8 @@ class Repository:
     comments: dict[int, Comment] = field(default_factory=dict)
     review_comments: dict[int, Comment] = field(default_factory=dict)
     check_runs: dict[int, CheckRun] = field(default_factory=dict)
+    sent: int = 0
+    """Bytes that git fetched of it so far."""
 
     def next_number(self) -> int:
         return max(self.issues, default=0) + 1

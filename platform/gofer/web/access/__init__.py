@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from gofer.web.access.audit import note
+from gofer.web.access.audit import audited, note
 from gofer.web.access.entry import routes
 from gofer.web.access.guard import CSRF_FIELD, CSRF_HEADER, FromSocket, Guard, csrf_of, require
-from gofer.web.access.headers import SecurityHeaders
+from gofer.web.access.headers import POLICY, SecurityHeaders
 from gofer.web.access.visitor import NotSignedIn, Role, Scope, Visitor, caller_of, visitor_of
 
 __all__ = [
     "CSRF_FIELD",
     "CSRF_HEADER",
+    "POLICY",
     "FromSocket",
     "Guard",
     "NotSignedIn",
@@ -18,6 +19,7 @@ __all__ = [
     "Scope",
     "SecurityHeaders",
     "Visitor",
+    "audited",
     "caller_of",
     "csrf_of",
     "note",

@@ -32,7 +32,8 @@ async def index(request: Request) -> Response:
     registry = platform_of(request).registry
     checks: Checks = request.app.state.checks
     offered = [
-        {"name": name, "summary": each.summary} for name, each in sorted(registry.integrations.items())
+        {"name": name, "summary": each.summary, "sign_up": offers_sign_up(each)}
+        for name, each in sorted(registry.integrations.items())
     ]
     broken = [{"name": name, "why": why} for name, why in sorted(registry.broken.items())]
     return render(
@@ -56,7 +57,7 @@ async def show(request: Request) -> Response:
         health=known.get("health"),
         asked_at=known.get("asked_at"),
         hook=_hook(platform, connection_id),
-        fields=_fields(integration, found["connection"]["settings"]) if integration else [],
+        fields=fields_of(integration, found["connection"]["settings"]) if integration else [],
         needs=_needs(integration, found["secrets"]) if integration else [],
         steps=_steps(name, _hook(platform, connection_id)),
     )
@@ -92,7 +93,7 @@ def _steps(integration: str, hook: str) -> list[str]:
             "Press Invite, and send the bot the code it shows: that makes you its owner.",
         ],
         "github": [
-            "Make a GitHub App (or let `gofer connections add github` do it for you).",
+            "Make a GitHub App in one click (Connections, Sign up), or by hand:",
             f"Its webhook URL is {hook}",
             "Put its id, private key and webhook secret under Secrets and Settings below.",
             "Install the App on the repositories it should hear.",
@@ -102,7 +103,12 @@ def _steps(integration: str, hook: str) -> list[str]:
     return steps.get(integration, [f"Have the service post to {hook}", "Press Test."])
 
 
-def _fields(integration: Integration, values: dict[str, Any]) -> list[dict[str, Any]]:
+def offers_sign_up(integration: Integration) -> bool:
+    """Whether its accounts can be made in one click."""
+    return type(integration).sign_up is not Integration.sign_up
+
+
+def fields_of(integration: Integration, values: dict[str, Any]) -> list[dict[str, Any]]:
     """The settings as form fields: text, number, a tick, or JSON for anything deeper."""
     schema = integration.settings.model_json_schema()
     return [
@@ -131,10 +137,10 @@ def _shown(value: Any, kind: str) -> Any:
     return json.dumps(value, ensure_ascii=False) if kind == "json" else value
 
 
-def _given(integration: Integration, form: FormData) -> dict[str, Any]:
+def given_in(integration: Integration, form: FormData) -> dict[str, Any]:
     """The settings a form holds; what is left empty keeps its default."""
     given: dict[str, Any] = {}
-    for field in _fields(integration, {}):
+    for field in fields_of(integration, {}):
         name = f"setting.{field['name']}"
         text = text_of(form, name)
         if field["kind"] == "tick":
@@ -166,7 +172,8 @@ async def new(request: Request) -> Response:
         request,
         "connection_new.html",
         integration={"name": integration.name, "summary": integration.summary},
-        fields=_fields(integration, {}),
+        sign_up=offers_sign_up(integration),
+        fields=fields_of(integration, {}),
         needs=_needs(integration, []),
     )
 
@@ -184,12 +191,12 @@ async def add(request: Request) -> Response:
             workspace_id=FIRST_WORKSPACE,
             integration=integration,
             name=text_of(form, "name").strip(),
-            settings=_given(integration, form),
+            settings=given_in(integration, form),
             secrets_given={name: Secret(value) for name, value in given.items() if value},
             by=by(request),
         )
     )
-    return await _changed(request, connection_id, "Added.")
+    return await changed(request, connection_id, "Added.")
 
 
 @page("owner")
@@ -204,16 +211,17 @@ async def change(request: Request) -> Response:
             change_connection,
             connection_id=connection_id,
             integration=integration,
-            settings=None if switch else {**row.settings, **_given(integration, form)},
+            settings=None if switch else {**row.settings, **given_in(integration, form)},
             enabled={"on": True, "off": False}.get(switch),
             by=by(request),
         )
     )
     words = {"on": "Switched on.", "off": "Switched off."}.get(switch, "Saved.")
-    return await _changed(request, connection_id, words)
+    return await changed(request, connection_id, words)
 
 
-async def _changed(request: Request, connection_id: str, words: str) -> Response:
+async def changed(request: Request, connection_id: str, words: str) -> Response:
+    """Prepare its service for a connection as it is now, and go to its page."""
     platform = platform_of(request)
     await platform.secrets_changed()
     health = await set_up(platform, connection_id)

@@ -20,6 +20,7 @@ from gofer.web.pages import (
     schedules,
     secrets,
     shells,
+    sign_ups,
 )
 
 MOST_FORM = 2 * 1024 * 1024
@@ -40,6 +41,7 @@ _READ = {
     "/schedules": schedules.index,
     "/connections": connections.index,
     "/connections/new/{integration}": connections.new,
+    "/connections/sign-up/{integration}": sign_ups.ask,
     "/connections/{id}": connections.show,
     "/agents": agents.index,
     "/agents/{name}": agents.show,
@@ -65,6 +67,7 @@ _DO = {
     ("/schedules/{id}/switch", "schedules.switch"): schedules.switch,
     ("/schedules/{id}/remove", "schedules.remove"): schedules.remove,
     ("/connections/new/{integration}", "connections.add"): connections.add,
+    ("/connections/sign-up/{integration}", "sign_ups.begin"): sign_ups.show,
     ("/connections/{id}", "connections.change"): connections.change,
     ("/connections/{id}/test", "connections.test"): connections.test,
     ("/connections/{id}/pair", "connections.pair"): connections.pair,
@@ -90,4 +93,6 @@ def page_routes() -> list[Route]:
         Route(path, endpoint, name=name, methods=["POST"], max_body_size=MOST_FORM)
         for (path, name), endpoint in _DO.items()
     ]
-    return [*reading, *doing]
+    # Its name is what the audit log calls it: a change, though it comes as a link.
+    back = Route(sign_ups.BACK, sign_ups.back, name="sign_ups.finish")
+    return [back, *reading, *doing]
