@@ -1,4 +1,4 @@
-"""Gofer as the Telegram benchmark runs it: a process of its own, like its peers. `python -m benchmarks.telegram_ours`"""
+"""Gofer in a process of its own, like its peers in the Telegram benchmark: `python -m benchmarks.telegram_ours`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Messages that a service sends in several pieces, such as an album: put together while nobody has read them."""
+"""Messages that a service sends in several pieces, such as an album: put together while nobody has read them.
+
+A piece that comes later than that has a place of its own, but belongs to what was answered, or is being answered: a
+run that is still at work reads it at its next turn, and it wakes no other.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,8 @@ from gofer.vault.envelope import DataKey
 WHOLE_AFTER = 0.7
 """Seconds to wait for further pieces before an agent is woken."""
 _NEAR = 20
-"""How many unread messages back a piece may lie."""
+"""How many messages back a piece may lie."""
+LATE = "(This belongs to the message before.)"
 _PIECES = "pieces"
 
 
@@ -25,18 +30,35 @@ def find_whole(
     """The unread message that a piece belongs to, with the piece in it."""
     for row in connection.execute(_UNREAD, {"conversation": conversation_id}).all():
         stored = open_message(key, conversation_id, row.seq, row.sealed)
-        if stored.joins == piece.joins and stored.author.id == piece.author.id:
+        if _belongs(piece, stored):
             return int(row.seq), join(stored, piece)
     return None
 
 
-_UNREAD = (
+def late(connection: Connection, key: DataKey, conversation_id: str, piece: Incoming) -> Incoming:
+    """A piece by itself: what wanted an answer with the others before it does not want a second one."""
+    rows = connection.execute(_READ, {"conversation": conversation_id}).all()
+    stored = [open_message(key, conversation_id, row.seq, row.sealed) for row in rows]
+    others = [one for one in stored if _belongs(piece, one)]
+    if not others:
+        return piece
+    text = piece.text if piece.replaces else f"{LATE}\n{piece.text}".strip()
+    wants = piece.addressed and not any(one.addressed for one in others)
+    return dataclasses.replace(piece, text=text, addressed=wants)
+
+
+def _belongs(piece: Incoming, stored: Incoming) -> bool:
+    return stored.joins == piece.joins and stored.author.id == piece.author.id
+
+
+_STORED = (
     select(messages.c.seq, messages.c.sealed)
-    .where(messages.c.conversation_id == bindparam("conversation"))
-    .where(messages.c.admitted_at.is_(None), messages.c.sealed.is_not(None))
+    .where(messages.c.conversation_id == bindparam("conversation"), messages.c.sealed.is_not(None))
     .order_by(messages.c.seq.desc())
     .limit(_NEAR)
 )
+_UNREAD = _STORED.where(messages.c.admitted_at.is_(None))
+_READ = _STORED.where(messages.c.admitted_at.is_not(None), messages.c.event == "message")
 
 
 def join(whole: Incoming, piece: Incoming) -> Incoming:
