@@ -46,9 +46,18 @@ async def _connect(platform: Platform, token: str, url: str) -> None:
         )
     )
     await platform.reload_secrets()
-    known = {"workspace_id": FIRST_WORKSPACE, "integration": "telegram", "role": "owner", "by": "bench"}
     for number in PEOPLE:
-        await write(partial(let_in, subject=str(number), name=f"Person {number}", **known))
+        await write(
+            partial(
+                let_in,
+                workspace_id=FIRST_WORKSPACE,
+                integration="telegram",
+                subject=str(number),
+                name=f"Person {number}",
+                role="owner",
+                by="bench",
+            )
+        )
     await write(platform.start_inflow)
 
 

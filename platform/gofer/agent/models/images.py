@@ -7,7 +7,6 @@ import base64
 import contextlib
 import io
 import struct
-
 from typing import TYPE_CHECKING
 
 from gofer.agent.model import Block
