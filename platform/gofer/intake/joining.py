@@ -24,27 +24,26 @@ LATE = "(This belongs to the message before.)"
 _PIECES = "pieces"
 
 
-def find_whole(
+def put_together(
     connection: Connection, key: DataKey, conversation_id: str, piece: Incoming
-) -> tuple[int, Incoming] | None:
-    """The unread message that a piece belongs to, with the piece in it."""
-    for row in connection.execute(_UNREAD, {"conversation": conversation_id}).all():
-        stored = open_message(key, conversation_id, row.seq, row.sealed)
-        if _belongs(piece, stored):
-            return int(row.seq), join(stored, piece)
-    return None
-
-
-def late(connection: Connection, key: DataKey, conversation_id: str, piece: Incoming) -> Incoming:
-    """A piece by itself: what wanted an answer with the others before it does not want a second one."""
-    rows = connection.execute(_READ, {"conversation": conversation_id}).all()
-    stored = [open_message(key, conversation_id, row.seq, row.sealed) for row in rows]
-    others = [one for one in stored if _belongs(piece, one)]
-    if not others:
-        return piece
-    text = piece.text if piece.replaces else f"{LATE}\n{piece.text}".strip()
-    wants = piece.addressed and not any(one.addressed for one in others)
-    return dataclasses.replace(piece, text=text, addressed=wants)
+) -> tuple[int | None, Incoming]:
+    """The unread message that a piece belongs to, with the piece in it; else the piece, for a place of its own."""
+    here = {"conversation": conversation_id}
+    stored = [
+        (row, open_message(key, conversation_id, row.seq, row.sealed))
+        for row in connection.execute(_STORED, here).all()
+    ]
+    others = [(row, message) for row, message in stored if _belongs(piece, message)]
+    read = [message for row, message in others if row.admitted_at is not None]
+    if any(message.addressed for message in read):
+        # It wanted an answer with the others, and does not want a second one.
+        piece = dataclasses.replace(piece, addressed=False)
+    for row, message in others:
+        if row.admitted_at is None:
+            return int(row.seq), join(message, piece)
+    if read and not piece.replaces:
+        piece = dataclasses.replace(piece, text=f"{LATE}\n{piece.text}".strip())
+    return None, piece
 
 
 def _belongs(piece: Incoming, stored: Incoming) -> bool:
@@ -52,13 +51,12 @@ def _belongs(piece: Incoming, stored: Incoming) -> bool:
 
 
 _STORED = (
-    select(messages.c.seq, messages.c.sealed)
+    select(messages.c.seq, messages.c.sealed, messages.c.admitted_at)
     .where(messages.c.conversation_id == bindparam("conversation"), messages.c.sealed.is_not(None))
+    .where(messages.c.event == "message")
     .order_by(messages.c.seq.desc())
     .limit(_NEAR)
 )
-_UNREAD = _STORED.where(messages.c.admitted_at.is_(None))
-_READ = _STORED.where(messages.c.admitted_at.is_not(None), messages.c.event == "message")
 
 
 def join(whole: Incoming, piece: Incoming) -> Incoming:
