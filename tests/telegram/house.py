@@ -18,6 +18,7 @@ from sqlalchemy import func, select
 from e2e.process import become, forks
 from gofer.assembly import open_platform
 from gofer.connecting import add_connection, set_up_connection
+from gofer.health import health_of
 from gofer.people import let_in, new_code
 from gofer.platform import Platform
 from gofer.rehearsal.telegram import Chat, Message, Person, Telegram
@@ -86,6 +87,19 @@ class House:
             while await self.count(deliveries) < count:
                 await asyncio.sleep(0.02)
         assert await self.count(deliveries) == count
+
+    async def until_health(self, words: str, *, ok: bool, within: float = 60) -> None:
+        """Wait until the connection says something of itself."""
+        async with asyncio.timeout(within):
+            while True:
+                told = await health_of(self.platform, self.connection_id)
+                if told.ok == ok and words in told.line:
+                    return
+                await asyncio.sleep(0.02)
+
+    async def connect_again(self) -> House:
+        """The same bot in a connection of its own, after the first was removed."""
+        return House(self.telegram, self.platform, await connect(self.platform, self.telegram))
 
     async def settled(self, *, within: float = 60) -> None:
         """Wait until no job is left but the poller's."""

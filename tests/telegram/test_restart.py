@@ -114,8 +114,17 @@ class Everything:
     def write(self, talk: Talk, text: str) -> None:
         self.telegram.phones.say(talk.person, talk.chat, text)
 
-    def buttons(self, talk: Talk) -> list[Message]:
-        return [said for said in talk.chat.by_bot(self.telegram.bot.id) if "reply_markup" in said]
+    def button(self, talk: Talk, label: str) -> Message | None:
+        """The bot's message that has a button."""
+        found = (
+            said for said in talk.chat.by_bot(self.telegram.bot.id) if label in str(said.get("reply_markup"))
+        )
+        return next(found, None)
+
+    def press(self, talk: Talk, label: str) -> None:
+        message = self.button(talk, label)
+        assert message is not None
+        self.telegram.phones.press(talk.person, message, label)
 
     async def begin(self) -> None:
         """A question that waits for its answer, a command that runs, a file to be asked for."""
@@ -124,8 +133,8 @@ class Everything:
         self.write(self.gets, "$ echo words > words.txt")
         await self.telegram.until(
             lambda: (
-                self.buttons(self.asks)
-                and self.watch.books("SELECT count(*) FROM showing") == [(1,)]
+                self.button(self.asks, "Coffee")
+                and self.watch.books("SELECT job_id FROM showing WHERE ref = ?", self.stops.ref)
                 and self.watch.said(self.gets)
             )
         )
@@ -136,18 +145,15 @@ class Everything:
         self.mark = phones.send_album(self.album.person, self.album.chat, ["our garden", ""])[0][
             "media_group_id"
         ]
-        phones.send_document(
-            self.gives.person, self.gives.chat, "notes.txt", b"little words", caption="$ cat inbox/*notes.txt"
-        )
+        phones.send_document(self.gives.person, self.gives.chat, "notes.txt", b"little words")
         self.write(self.gets, '$tool send_file {"path": "words.txt"}')
         self.write(self.pairs, f"/start {code}")
 
     def go_on_while_it_is_away(self) -> None:
         """The rest of the album, an answer and a stop, by buttons that outlive the process."""
-        phones = self.telegram.phones
-        phones.send_photo(self.album.person, self.album.chat, media_group_id=self.mark)
-        phones.press(self.asks.person, self.buttons(self.asks)[0], "Coffee")
-        phones.press(self.stops.person, self.buttons(self.stops)[0], "Stop")
+        self.telegram.phones.send_photo(self.album.person, self.album.chat, media_group_id=self.mark)
+        self.press(self.asks, "Coffee")
+        self.press(self.stops, "Stop")
 
     def check(self, kills: int) -> None:
         """Each came to one end that its person sees."""
@@ -158,8 +164,8 @@ class Everything:
         (stopped,) = said(self.stops)
         assert "Stopped" in stopped
         assert len(said(self.album)) == 1
-        (given,) = said(self.gives)
-        assert "little words" in given
+        _, given = said(self.gives)
+        assert "little words" in given, "the file is where it belongs"
         assert len([said for said in self.gets.chat.by_bot(self.telegram.bot.id) if "document" in said]) <= 1
         assert len([text for text in said(self.gets) if text]) == 2, "the echo, and what became of the file"
         (paired,) = said(self.pairs)
@@ -205,6 +211,8 @@ async def test_a_restart_in_the_middle_of_everything_neither_loses_nor_doubles_a
             await gofer.kill()
         await gofer.start()
         await telegram.until(watch.all_answered, within=120)
+        rest.write(rest.gives, "$ cat inbox/*notes.txt")
+        await telegram.until(lambda: len(watch.said(rest.gives)) == 2 and watch.all_answered(), within=120)
         await gofer.kill(signal.SIGTERM)
     watch.check()
     rest.check(kills=len(points) + 1)

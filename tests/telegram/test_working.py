@@ -172,18 +172,6 @@ async def test_a_chat_that_is_gone_ends_the_reply_with_a_reason(
     assert row.reason.startswith(reason)
 
 
-async def test_two_readers_of_one_token_are_explained_and_the_work_goes_on(house: House) -> None:
-    from gofer_telegram.client import Client
-
-    telegram = house.telegram
-    connected = await house.platform.accounts.get(house.connection_id)
-    await telegram.until(lambda: telegram.updates._poller is not None)
-    await Client(connected.account).call("getUpdates", timeout=0)
-    await telegram.until(lambda: any(call.status == 409 for call in telegram.calls("getUpdates")))
-    conflict = next(call for call in telegram.calls("getUpdates") if call.status == 409)
-    assert "terminated by other" in conflict.answer["description"]
-
-
 async def test_switching_between_webhook_and_polling_loses_nothing(
     telegram: Telegram, tmp_path: Path
 ) -> None:
