@@ -14,20 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from benchmarks.report import Row
-from gofer.assembly import open_platform
-from gofer.connecting import add_connection, set_up_connection
-from gofer.people import let_in
 from gofer.rehearsal.telegram import Chat, Telegram
-from gofer.settings import Settings
-from gofer.store.open import FIRST_WORKSPACE
-from gofer.vault.secret import Secret
 
 GROUP = "telegram"
 CHATS = 50
@@ -120,8 +111,7 @@ class Times:
 async def main(quick: bool) -> list[Row]:
     """The figures."""
     rounds = 10 if quick else 40
-    async with Telegram() as telegram, _gofer(telegram):
-        ours = await _measured(telegram, rounds)
+    ours = await _bot([sys.executable, "-m", "benchmarks.telegram_ours"], Path.cwd(), rounds)
     floor, agent = await _peer(PTB, rounds), await _peer(NANOBOT, rounds)
     assert ours.first is not None
     assert ours.whole is not None
@@ -145,43 +135,6 @@ async def main(quick: bool) -> list[Row]:
 async def _measured(telegram: Telegram, rounds: int) -> Times:
     first, whole = await _one_by_one(telegram, rounds)
     return Times(first * 1000, whole * 1000, await _together(telegram) * 1000)
-
-
-@asynccontextmanager
-async def _gofer(telegram: Telegram) -> AsyncIterator[None]:
-    with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(data_dir=Path(folder) / "data", sandbox="off")
-        async with open_platform(settings, roles=frozenset({"worker"})) as platform:
-            connection_id = await platform.database.write(
-                partial(
-                    add_connection,
-                    vault=platform.vault,
-                    workspace_id=FIRST_WORKSPACE,
-                    integration=platform.registry.get("telegram"),
-                    name="bench",
-                    settings={"api_url": telegram.url},
-                    secrets_given={"token": Secret(telegram.token)},
-                    by="bench",
-                )
-            )
-            await platform.reload_secrets()
-            await set_up_connection(platform.database, platform.accounts, connection_id)
-            for number in range(CHATS + 1):
-                person = telegram.world.add_person(f"Person {number}")
-                telegram.world.private(person)
-                await platform.database.write(
-                    partial(
-                        let_in,
-                        workspace_id=FIRST_WORKSPACE,
-                        integration="telegram",
-                        subject=str(person.id),
-                        name=person.first_name,
-                        role="owner",
-                        by="bench",
-                    )
-                )
-            await platform.database.write(platform.start_inflow)
-            yield
 
 
 def _say(telegram: Telegram, chat: Chat) -> None:
@@ -230,21 +183,24 @@ async def _peer(peer: Peer, rounds: int) -> Times:
     python = await asyncio.to_thread(_environment, peer)
     if python is None:
         return Times()
+    with tempfile.TemporaryDirectory() as home:  # nothing of the user's settings, nothing left behind
+        return await _bot([str(python), "-c", peer.script], Path(home), rounds, HOME=home)
+
+
+async def _bot(command: list[str], folder: Path, rounds: int, **variables: str) -> Times:
+    """One bot in a process of its own, as all of them are: none shares its interpreter with the stand-in."""
     async with Telegram() as telegram:
         for number in range(CHATS + 1):
             telegram.world.private(telegram.world.add_person(f"Person {number}"))
-        with tempfile.TemporaryDirectory() as home:  # nothing of the user's settings, nothing left behind
-            process = subprocess.Popen(
-                [str(python), "-c", peer.script, telegram.token, telegram.url],
-                env={**os.environ, "HOME": home},
-                cwd=home,
-            )
-            try:
-                await _until(lambda: telegram.calls("getUpdates"))
-                return await _measured(telegram, rounds)
-            finally:
-                process.kill()
-                await asyncio.to_thread(process.wait)
+        process = subprocess.Popen(
+            [*command, telegram.token, telegram.url], env={**os.environ, **variables}, cwd=folder
+        )
+        try:
+            await _until(lambda: telegram.calls("getUpdates"))
+            return await _measured(telegram, rounds)
+        finally:
+            process.kill()
+            await asyncio.to_thread(process.wait)
 
 
 def _environment(peer: Peer) -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from gofer.errors import Permanent, Refused
@@ -22,7 +23,7 @@ from gofer.integration import (
 )
 from gofer.tool import Tool
 from gofer_telegram import connecting, receiving, sending, showing
-from gofer_telegram.client import Client
+from gofer_telegram.client import CONFLICT, Client
 from gofer_telegram.files import send_file_tool
 from gofer_telegram.settings import Group, Settings
 from gofer_telegram.text import split
@@ -46,6 +47,7 @@ class Telegram(Integration):
     secret_headers = frozenset({SECRET_HEADER})
     can_poll = True
     progress_every = 5.0
+    reasons = MappingProxyType({"conflict": CONFLICT})
 
     def verify(self, request: Request, account: Account) -> None:
         expected = account.secret("webhook_secret").encode()

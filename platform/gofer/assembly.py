@@ -22,6 +22,7 @@ from gofer.agent.models.keys import ModelKeys
 from gofer.agent.record import Listener
 from gofer.agent.roster import Roster
 from gofer.agent.shells import Shells
+from gofer.health import watch
 from gofer.intake.admit import Admitter
 from gofer.intake.polling import CATCH_UP, POLL, SET_UP, Poller
 from gofer.intake.receive import Gate, Intake, Refusals
@@ -147,6 +148,7 @@ async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
     platform.worker = make_worker(platform, shells, presence)
     await platform.worker.start()
     stack.push_async_callback(platform.worker.stop)
+    stack.callback(asyncio.create_task(watch(platform), name="connections").cancel)
 
 
 async def _open_vault(settings: Settings, database: Database) -> Vault:

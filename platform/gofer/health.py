@@ -11,27 +11,71 @@ import structlog
 from gofer.accounts import Connected
 from gofer.connecting import remove_connection, set_up_connection
 from gofer.errors import GoferError, NotFound
+from gofer.intake.polling import poll_now, poll_trouble
 from gofer.integration import Health
+from gofer.jobs.signals import JOBS
 from gofer.platform import Platform
 from gofer.purging import remove_mirrors
 
 log = structlog.get_logger()
 
+WATCH_EVERY = 300.0
+"""Seconds between two looks at every connection, so that trouble is in the log before somebody misses an answer."""
+
 
 async def set_up(platform: Platform, connection_id: str) -> Health:
     """Prepare the service for a connection as it is now."""
-    return await _ask(
+    health = await _ask(
         platform,
         connection_id,
         lambda _: set_up_connection(platform.database, platform.accounts, connection_id),
     )
+    if health.ok:
+        await platform.database.write(partial(poll_now, connection_id=connection_id))
+        platform.signals.wake(JOBS)
+    return health
 
 
 async def health_of(platform: Platform, connection_id: str) -> Health:
     """How a connection is doing."""
-    return await _ask(
+    health = await _ask(
         platform, connection_id, lambda connected: connected.integration.health(connected.account)
     )
+    return await _with_poll_trouble(platform, connection_id, health) if health.ok else health
+
+
+async def _with_poll_trouble(platform: Platform, connection_id: str, health: Health) -> Health:
+    """A service may be well and its poller not: somebody else has taken its place."""
+    reason = await platform.database.read(partial(poll_trouble, connection_id=connection_id))
+    if not reason:
+        return health
+    connected = await platform.accounts.get(connection_id)
+    words = connected.integration.reasons.get(reason, f"Polling is interrupted: {reason}.")
+    return Health(False, f"{health.line} {words}", fix=f"gofer connections enable {connection_id}")
+
+
+async def watch(platform: Platform, every: float = WATCH_EVERY) -> None:
+    """Ask every connection now and then how it is doing, and tell when that has changed."""
+    unwell: set[str] = set()
+    while True:
+        await asyncio.sleep(every)
+        try:
+            known = await platform.accounts.all()
+        except GoferError as error:
+            log.warning("connections.not_watched", error=str(error))
+            continue
+        for connected in known:
+            await _watch(platform, connected.account.id, unwell)
+
+
+async def _watch(platform: Platform, connection_id: str, unwell: set[str]) -> None:
+    health = await health_of(platform, connection_id)
+    if health.ok and connection_id in unwell:
+        unwell.discard(connection_id)
+        log.info("connection.well", connection=connection_id, line=health.line)
+    elif not health.ok and connection_id not in unwell:
+        unwell.add(connection_id)
+        log.warning("connection.unwell", connection=connection_id, line=health.line, fix=health.fix)
 
 
 async def disconnect(platform: Platform, connection_id: str, *, by: str) -> None:

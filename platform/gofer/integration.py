@@ -380,6 +380,8 @@ class Integration:
     can_catch_up: ClassVar[bool] = False
     progress_every: ClassVar[float] = 0
     """Seconds between two calls of `show_progress` while a run works; 0 for none."""
+    reasons: ClassVar[Mapping[str, str]] = {}
+    """What a reason of its own means, such as one why polling is interrupted, in a sentence for the operator."""
     tells_work: ClassVar[bool] = False
     """Whether it shows how a run went beside its answer, and so gets `Outgoing.work`."""
 

@@ -18,6 +18,7 @@ from sqlalchemy import func, select
 from e2e.process import become, forks
 from gofer.assembly import open_platform
 from gofer.connecting import add_connection, set_up_connection
+from gofer.health import health_of
 from gofer.people import let_in, new_code
 from gofer.platform import Platform
 from gofer.rehearsal.telegram import Chat, Message, Person, Telegram
@@ -27,6 +28,9 @@ from gofer.store.tables import LIVE, deliveries, in_state, jobs
 from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import listening as serving
+
+OWNERS = range(5_000_000_001, 5_000_000_021)
+"""The first twenty people of the stand-in, whom Gofer in a process of its own knows."""
 
 
 class House:
@@ -83,6 +87,19 @@ class House:
             while await self.count(deliveries) < count:
                 await asyncio.sleep(0.02)
         assert await self.count(deliveries) == count
+
+    async def until_health(self, words: str, *, ok: bool, within: float = 60) -> None:
+        """Wait until the connection says something of itself."""
+        async with asyncio.timeout(within):
+            while True:
+                told = await health_of(self.platform, self.connection_id)
+                if told.ok == ok and words in told.line:
+                    return
+                await asyncio.sleep(0.02)
+
+    async def connect_again(self) -> House:
+        """The same bot in a connection of its own, after the first was removed."""
+        return House(self.telegram, self.platform, await connect(self.platform, self.telegram))
 
     async def settled(self, *, within: float = 60) -> None:
         """Wait until no job is left but the poller's."""
@@ -146,11 +163,15 @@ async def connect(platform: Platform, telegram: Telegram, **settings: Any) -> st
 class Process:
     """Gofer in a process of its own."""
 
-    def __init__(self, telegram: Telegram, data_dir: Path, *, webhook: bool, **environment: str) -> None:
+    def __init__(
+        self, telegram: Telegram, data_dir: Path, *, webhook: bool, sandbox: str = "off", **settings: Any
+    ) -> None:
         self.telegram = telegram
         self.data_dir = data_dir
         self.webhook = webhook
-        self.environment = environment
+        self.sandbox = sandbox
+        self.settings = settings
+        """Of the connection."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self._running: ForkServerProcess | None = None
@@ -159,9 +180,16 @@ class Process:
         """Start it, and wait until it serves or has ended."""
         with contextlib.suppress(FileNotFoundError):
             self.ready.unlink()
-        variables = {**self.environment, **environment, "GOFER_DATA_DIR": str(self.data_dir)}
+        variables = {**environment, "GOFER_DATA_DIR": str(self.data_dir), "GOFER_SANDBOX": self.sandbox}
         log = self.data_dir.parent / "process.log"
-        wanted = (self.telegram.url, self.telegram.token, self.port, self.webhook, self.ready)
+        wanted = (
+            self.telegram.url,
+            self.telegram.token,
+            self.port,
+            self.webhook,
+            self.data_dir.parent,
+            self.settings,
+        )
         self._running = forks.Process(target=_main, args=(variables, str(log), *wanted), daemon=True)
         self._running.start()
         while not self.ready.exists() and not self.died:
@@ -170,6 +198,11 @@ class Process:
     @property
     def ready(self) -> Path:
         return self.data_dir.parent / "ready"
+
+    @property
+    def code(self) -> str:
+        """A pairing code, made at its first start."""
+        return (self.data_dir.parent / "code").read_text()
 
     @property
     def died(self) -> bool:
@@ -191,17 +224,26 @@ class Process:
 
 
 def _main(
-    environment: dict[str, str], log: str, url: str, token: str, port: int, hook: bool, ready: Path
+    environment: dict[str, str],
+    log: str,
+    url: str,
+    token: str,
+    port: int,
+    hook: bool,
+    folder: Path,
+    settings: dict[str, Any],
 ) -> None:
     become(environment, log)
     telegram = Telegram(token=token)
     telegram.url = url
-    asyncio.run(_serve(telegram, port, hook, ready))
+    asyncio.run(_serve(telegram, port, hook, folder, settings))
 
 
-async def _serve(telegram: Telegram, port: int, hook: bool, ready: Path) -> None:
+async def _serve(
+    telegram: Telegram, port: int, hook: bool, folder: Path, connected_with: dict[str, Any]
+) -> None:
     # What a silent worker sent arrives at once here, so nobody need wait long for it.
-    quick = Settings(sandbox="off", poll_interval=0.2, lease=1, stop_within=1, request_timeout=1)
+    quick = Settings(poll_interval=0.2, lease=1, stop_within=1, request_timeout=1)
     settings = quick.model_copy(update={"public_url": f"http://127.0.0.1:{port}" if hook else ""})
     listening = socket.create_server(("127.0.0.1", port))
     listening.setblocking(False)
@@ -211,11 +253,12 @@ async def _serve(telegram: Telegram, port: int, hook: bool, ready: Path) -> None
         open_platform(settings, roles=frozenset({"web", "worker"})) as platform,
         serving(public_app(platform), listening),
     ):
-        connection_id = await connect(platform, telegram)
-        house = House(telegram, platform, connection_id)
-        for number in range(5_000_000_001, 5_000_000_031):
+        house = House(telegram, platform, await connect(platform, telegram, **connected_with))
+        for number in OWNERS:
             await house.let_in(Person(number, "Somebody"), "owner")
-        ready.write_text(connection_id)
+        if not (folder / "code").exists():
+            (folder / "code").write_text(await house.code())
+        (folder / "ready").touch()
         await stopping.wait()
 
 

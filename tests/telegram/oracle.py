@@ -1,6 +1,7 @@
 """aiogram's types as the judge, run in an environment of its own: it wants an older pydantic than ours.
 
-Reads lines of JSON `{"what", "name", "value"}` and prints what is wrong with each, one line per finding.
+Reads lines of JSON `{"what", "name", "value"}` and prints what is wrong with each, one line per finding. Is told where
+aiogram is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import sys
 from functools import cache
 from types import ModuleType
 from typing import Any
+
+sys.path.insert(0, sys.argv[1])
 
 from pydantic import BaseModel, TypeAdapter
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +22,36 @@ from telegram.house import House
 
 HERE = Path(__file__).parent
 WANTED = HERE / "oracle-requirements.txt"
-ENVIRONMENT = HERE.parents[1] / ".bench" / "aiogram"
-PYTHON = ENVIRONMENT / "bin" / "python"
 NOT_REAL = {"unknown_kind"}
 
 
+def environment() -> Path:
+    """Where aiogram's types are, installed once per machine for what is wanted and whom it is wanted by."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    wanted = hashlib.sha256(f"{sys.version} {sys.platform} {WANTED.read_text()}".encode()).hexdigest()[:16]
+    return caches / "gofer-tests" / f"aiogram-{wanted}"
+
+
 def make_environment() -> None:
-    """An environment with aiogram's types, made once and kept."""
-    ready = ENVIRONMENT / "ready"
-    if ready.exists() and ready.read_text() == WANTED.read_text():
+    """Install it, in a step that others who need it at the same time see whole or not at all."""
+    place = environment()
+    if place.exists():
         return
-    shutil.rmtree(ENVIRONMENT, ignore_errors=True)
-    python, uv = sys.executable, shutil.which("uv")
-    into = ["--python", str(PYTHON)]
-    install = (
-        [uv, "pip", "install", *into]
-        if uv
-        else [python, "-m", "pip", *into, "install", "--no-compile", "--disable-pip-version-check"]
-    )
-    for command in (
-        [python, "-m", "venv", "--without-pip", str(ENVIRONMENT)],
-        [*install, "--no-deps", "-r", str(WANTED)],
-    ):
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
-    ready.write_text(WANTED.read_text())
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent) as folder:
+        made, uv = Path(folder) / "made", shutil.which("uv")
+        pip = [uv, "pip"] if uv else [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+        quick = [] if uv else ["--no-compile"]
+        install = [*pip, "install", "--no-deps", *quick, "--target", str(made), "-r", str(WANTED)]
+        subprocess.run(install, check=True, capture_output=True, timeout=120)
+        with contextlib.suppress(OSError):
+            made.rename(place)
 
 
 def judged(asked: list[dict[str, Any]]) -> list[str]:
+    # Without the packages that are installed for us: it wants older ones.
     done = subprocess.run(
-        [str(PYTHON), str(HERE / "oracle.py")],
+        [sys.executable, "-I", "-S", str(HERE / "oracle.py"), str(environment())],
         input="\n".join(json.dumps(one) for one in asked),
         capture_output=True,
         text=True,

@@ -7,13 +7,31 @@ import contextlib
 import random
 import signal
 import sqlite3
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gofer.rehearsal.telegram import Chat, Limits, Telegram
-from telegram.house import Process
+from gofer.rehearsal.telegram import Chat, Limits, Message, Person, Telegram
+from telegram.house import OWNERS, Process
+
+
+@dataclass
+class Talk:
+    """Somebody who writes somewhere: in private, in a group, in a topic."""
+
+    person: Person
+    chat: Chat
+    thread: int | None = None
+
+    @property
+    def ref(self) -> str:
+        return str(self.chat.id) if self.thread is None else f"{self.chat.id}/{self.thread}"
+
+    def answered(self, bot_id: int) -> list[Message]:
+        """What the bot has said there."""
+        return [said for said in self.chat.by_bot(bot_id) if said.get("message_thread_id") == self.thread]
 
 
 class Watch:
@@ -22,77 +40,182 @@ class Watch:
     def __init__(self, telegram: Telegram, data_dir: Path, people: int) -> None:
         self.telegram = telegram
         self.data_dir = data_dir
-        self.people = [telegram.world.add_person(f"Person {number}") for number in range(people)]
-        self.chats: list[Chat] = [telegram.world.private(person) for person in self.people]
+        persons = [telegram.world.add_person(f"Person {number}") for number in range(people)]
+        self.talks = [Talk(person, telegram.world.private(person)) for person in persons]
         self.asked = 0
 
-    def say(self, chat: Chat) -> None:
+    def say(self, talk: Talk) -> None:
         self.asked += 1
-        assert chat.person is not None
-        self.telegram.phones.say(chat.person, chat, f"message {self.asked}")
+        self.telegram.phones.say(talk.person, talk.chat, f"message {self.asked}", thread=talk.thread)
 
     def books(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         with contextlib.closing(sqlite3.connect(f"file:{self.data_dir}/gofer.db?mode=ro", uri=True)) as books:
             return books.execute(query, values).fetchall()
 
     def all_answered(self) -> bool:
-        (taken,) = self.books("SELECT count(*) FROM message WHERE event = 'message'")[0]
+        """Whether everything was taken in and nobody is at anything."""
         busy = "state IN ('ready','running','scheduled','blocked') AND kind NOT IN ('poll','set_up')"
-        (live,) = self.books(f"SELECT count(*) FROM job WHERE {busy}")[0]
-        return bool(taken == self.asked and live == 0)
+        return not self.telegram.updates.pending and self.books(f"SELECT count(*) FROM job WHERE {busy}")[
+            0
+        ] == (0,)
+
+    def said(self, talk: Talk) -> list[str]:
+        """The bot's complete messages somewhere."""
+        texts = [said.get("text", "") for said in talk.answered(self.telegram.bot.id)]
+        return [text for text in texts if not text.endswith(" …")]
 
     def orphans(self) -> int:
-        return sum(text.endswith(" …") for chat in self.chats for text in self.telegram.said(chat))
+        chats = {talk.chat.id: talk.chat for talk in self.talks}
+        return sum(text.endswith(" …") for chat in chats.values() for text in self.telegram.said(chat))
 
-    def check(self, kills: int) -> None:
-        """Each message is covered by exactly one complete reply, in order; at most one orphan per kill."""
-        for chat in self.chats:
-            self._check_chat(chat)
-        assert self.orphans() <= kills
+    def check(self) -> None:
+        """Each message is covered by exactly one complete reply, in order."""
+        query = "SELECT count(*) FROM message WHERE event = 'message'"
+        assert self.books(query)[0] >= (self.asked,)
+        for talk in self.talks:
+            self._check(talk)
 
-    def _check_chat(self, chat: Chat) -> None:
+    def _check(self, talk: Talk) -> None:
         query = """SELECT m.seq FROM message m JOIN binding b USING (conversation_id)
                    WHERE b.ref = ? AND m.event = 'message' ORDER BY m.seq"""
-        said = [seq for (seq,) in self.books(query, str(chat.id))]
+        said = [seq for (seq,) in self.books(query, talk.ref)]
         query = """SELECT j.covers_from, j.covers_to, r.external_id FROM job j JOIN binding b USING (conversation_id)
                    JOIN reply r ON r.job_id = j.id AND r.kind = 'final' AND r.state = 'sent'
                    WHERE b.ref = ? AND j.kind = 'answer' ORDER BY j.id"""
-        answers = self.books(query, str(chat.id))
+        answers = self.books(query, talk.ref)
         assert all(sum(first < seq <= last for first, last, _ in answers) == 1 for seq in said)
         complete = [
             message["message_id"]
-            for message in chat.by_bot(self.telegram.bot.id)
+            for message in talk.answered(self.telegram.bot.id)
             if not message["text"].endswith(" …")
         ]
         assert complete == [int(id_.rpartition(":")[2]) for *_, id_ in answers]
 
 
+class Everything:
+    """All that can be under way with a bot when its process dies, each in a chat of its own."""
+
+    def __init__(self, watch: Watch, telegram: Telegram) -> None:
+        self.watch, self.telegram = watch, telegram
+        world, phones = telegram.world, telegram.phones
+        owners = [world.add_person(f"Owner {number}") for number in range(len(OWNERS) - len(watch.talks))]
+        stranger = world.add_person("Stranger")
+        self.asks, self.stops, self.album, self.gives, self.gets, *_ = (
+            Talk(person, world.private(person)) for person in owners
+        )
+        self.pairs = Talk(stranger, world.private(stranger))
+        forum = world.add_group("Forum", forum=True)
+        topic = phones.open_topic(owners[0], forum, "One")
+        watch.talks += [Talk(owners[0], world.add_group("Team")), Talk(owners[0], forum, topic)]
+        telegram.methods.privacy = False
+        self.groups = {str(talk.chat.id): {"when": "always", "everyone": True} for talk in watch.talks[-2:]}
+        self.all = (self.asks, self.stops, self.album, self.gives, self.gets, self.pairs, *watch.talks)
+
+    def write(self, talk: Talk, text: str) -> None:
+        self.telegram.phones.say(talk.person, talk.chat, text)
+
+    def button(self, talk: Talk, label: str) -> Message | None:
+        """The bot's message that has a button."""
+        found = (
+            said for said in talk.chat.by_bot(self.telegram.bot.id) if label in str(said.get("reply_markup"))
+        )
+        return next(found, None)
+
+    def press(self, talk: Talk, label: str) -> None:
+        message = self.button(talk, label)
+        assert message is not None
+        self.telegram.phones.press(talk.person, message, label)
+
+    async def begin(self) -> None:
+        """A question that waits for its answer, a command that runs, a file to be asked for."""
+        self.write(self.asks, '$tool ask_user {"question": "Tea or coffee?", "choices": ["Tea", "Coffee"]}')
+        self.write(self.stops, "$ sleep 30")
+        self.write(self.gets, "$ echo words > words.txt")
+        await self.telegram.until(
+            lambda: (
+                self.button(self.asks, "Coffee")
+                and self.watch.books("SELECT job_id FROM showing WHERE ref = ?", self.stops.ref)
+                and self.watch.said(self.gets)
+            )
+        )
+
+    def go_on(self, code: str) -> None:
+        """Everything else at once: files both ways, an album's beginning, a code, and talk in all places."""
+        phones = self.telegram.phones
+        self.mark = phones.send_album(self.album.person, self.album.chat, ["our garden", ""])[0][
+            "media_group_id"
+        ]
+        phones.send_document(self.gives.person, self.gives.chat, "notes.txt", b"little words")
+        self.write(self.gets, '$tool send_file {"path": "words.txt"}')
+        self.write(self.pairs, f"/start {code}")
+
+    def go_on_while_it_is_away(self) -> None:
+        """The rest of the album, an answer and a stop, by buttons that outlive the process."""
+        self.telegram.phones.send_photo(self.album.person, self.album.chat, media_group_id=self.mark)
+        self.press(self.asks, "Coffee")
+        self.press(self.stops, "Stop")
+
+    def check(self, kills: int) -> None:
+        """Each came to one end that its person sees."""
+        said = self.watch.said
+        question, answer = said(self.asks)
+        assert "Tea or coffee?" in question
+        assert "Coffee" in answer
+        (stopped,) = said(self.stops)
+        assert "Stopped" in stopped
+        assert len(said(self.album)) == 1
+        _, given = said(self.gives)
+        assert "little words" in given, "the file is where it belongs"
+        assert len([said for said in self.gets.chat.by_bot(self.telegram.bot.id) if "document" in said]) <= 1
+        assert len([text for text in said(self.gets) if text]) == 2, "the echo, and what became of the file"
+        (paired,) = said(self.pairs)
+        assert "You are paired" in paired
+        for talk in self.all:
+            assert sum(text.endswith(" …") for text in self.telegram.said(talk.chat)) <= kills
+
+
 @pytest.mark.parametrize(
     ("webhook", "points"),
     [
-        (False, ["intake.committed", "outbox.placed_outside", "outbox.completed_outside"]),
-        (True, ["intake.before_record", "run.answered", "outbox.placed"]),
+        (False, ["intake.committed:2", "outbox.placed_outside:2", "outbox.completed_outside:2"]),
+        (True, ["intake.before_record:2", "run.answered:2", "outbox.placed:2"]),
     ],
     ids=["polling", "webhook"],
 )
-async def test_crashes_neither_lose_nor_double_an_answer(
+async def test_a_restart_in_the_middle_of_everything_neither_loses_nor_doubles_anything(
     telegram: Telegram, tmp_path: Path, webhook: bool, points: list[str]
 ) -> None:
     watch = Watch(telegram, tmp_path / "data", people=2)
-    async with Process(telegram, tmp_path / "data", webhook=webhook) as gofer:
+    rest = Everything(watch, telegram)
+    async with Process(
+        telegram,
+        tmp_path / "data",
+        webhook=webhook,
+        sandbox="unconfined",
+        groups=rest.groups,
+        progress_after=0,
+        reactions=False,
+    ) as gofer:
+        await gofer.start()
+        await rest.begin()
+        rest.go_on(gofer.code)
+        await gofer.kill()
+        rest.go_on_while_it_is_away()
         for point in points:
-            await gofer.start(GOFER_CRASH_AT=f"{point}:2")
-            for _ in range(2):
-                for chat in watch.chats:
-                    watch.say(chat)
+            for talk in watch.talks:
+                watch.say(talk)
+            await gofer.start(GOFER_CRASH_AT=point)
+            for talk in watch.talks:
+                watch.say(talk)
             await telegram.until(lambda: gofer.died, within=120)
             await gofer.kill()
-            watch.say(watch.chats[0])
         await gofer.start()
         await telegram.until(watch.all_answered, within=120)
-        await asyncio.sleep(0.3)
+        rest.write(rest.gives, "$ cat inbox/*notes.txt")
+        await telegram.until(lambda: len(watch.said(rest.gives)) == 2 and watch.all_answered(), within=120)
         await gofer.kill(signal.SIGTERM)
-    watch.check(kills=len(points))
+    watch.check()
+    rest.check(kills=len(points) + 1)
 
 
 @pytest.mark.chaos
@@ -109,7 +232,7 @@ async def test_chaos(tmp_path: Path, webhook: bool) -> None:
             while watch.asked < 300:
                 for _ in range(chance.randint(1, 12)):
                     if watch.asked < 300:
-                        watch.say(chance.choice(watch.chats))
+                        watch.say(chance.choice(watch.talks))
                     await asyncio.sleep(chance.uniform(0, 0.05))
                 if chance.random() < 0.5:
                     await gofer.kill(chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]))
@@ -118,5 +241,6 @@ async def test_chaos(tmp_path: Path, webhook: bool) -> None:
             await telegram.until(watch.all_answered, within=300)
             await asyncio.sleep(1)
             await gofer.kill(signal.SIGTERM)
-        watch.check(kills)
+        watch.check()
+        assert watch.orphans() <= kills
         print(f"{watch.asked} messages, {kills} kills, {watch.orphans()} orphan openings")

@@ -8,6 +8,7 @@ import pytest
 
 from gofer.integration import Outgoing
 from gofer.rehearsal.telegram import Telegram
+from gofer.rehearsal.telegram.people import PNG
 from gofer.store.tables import ReplyState, replies
 from telegram.house import House, open_house
 
@@ -65,12 +66,22 @@ async def test_a_question_is_asked_with_buttons_and_a_press_answers_it(house: Ho
 async def test_files_go_in_and_come_back_by_a_tool(telegram: Telegram, tmp_path: Path) -> None:
     async with open_house(telegram, tmp_path / "data", sandbox="unconfined") as house:
         ann, chat = await house.owner()
-        telegram.phones.send_document(ann, chat, "../notes.txt", b"three little words")
+        large = PNG + bytes(1_000_000)
+        for name, content, kind in (
+            ("../notes.txt", b"three little words", "text/plain"),
+            ("small.png", PNG, "image/png"),
+            ("large.png", large, "image/png"),
+        ):
+            telegram.phones.send_document(ann, chat, name, content, kind, media_group_id="77")
         await house.answers(chat, 1)
+        telegram.phones.say(ann, chat, "$ ls inbox; wc -c < inbox/*large.png")
+        listed = (await house.answers(chat, 2))[-1]
+        assert "small.png" not in listed, "the model sees it as it is"
+        assert str(len(large)) in listed
         telegram.phones.say(ann, chat, "$ cp inbox/*notes.txt back.txt && cat back.txt")
-        assert "three little words" in (await house.answers(chat, 2))[-1]
+        assert "three little words" in (await house.answers(chat, 3))[-1]
         telegram.phones.say(ann, chat, '$tool send_file {"path": "back.txt", "caption": "here"}')
-        await house.answers(chat, 4)
+        await house.answers(chat, 5)
         (sent,) = [message for message in chat.by_bot(telegram.bot.id) if "document" in message]
         assert sent["document"]["file_name"] == "back.txt"
         assert telegram.world.files[sent["document"]["file_id"]][1] == b"three little words"
@@ -159,18 +170,6 @@ async def test_a_chat_that_is_gone_ends_the_reply_with_a_reason(
     (row,) = await house.rows(replies.select())
     assert row.state == ReplyState.FAILED
     assert row.reason.startswith(reason)
-
-
-async def test_two_readers_of_one_token_are_explained_and_the_work_goes_on(house: House) -> None:
-    from gofer_telegram.client import Client
-
-    telegram = house.telegram
-    connected = await house.platform.accounts.get(house.connection_id)
-    await telegram.until(lambda: telegram.updates._poller is not None)
-    await Client(connected.account).call("getUpdates", timeout=0)
-    await telegram.until(lambda: any(call.status == 409 for call in telegram.calls("getUpdates")))
-    conflict = next(call for call in telegram.calls("getUpdates") if call.status == 409)
-    assert "terminated by other" in conflict.answer["description"]
 
 
 async def test_switching_between_webhook_and_polling_loses_nothing(

@@ -11,9 +11,11 @@ from sqlalchemy import Connection, select, update
 
 from gofer.agent.conversation import Answer, Picture, Said, StopSignal, Summary
 from gofer.agent.journal import KINDS, Event
+from gofer.agent.models.images import ENOUGH_BYTES, SHOWN
 from gofer.crash import crash_point
 from gofer.errors import NotFound
 from gofer.intake.admit import BLOB_REF, Admitter, Read, unread
+from gofer.integration import Attachment
 from gofer.jobs.conclude import agent_author
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
@@ -131,10 +133,11 @@ class FilesIn:
         self._placed: set[str] = set()
 
     async def place(self, read: Read) -> tuple[str, ...]:
-        """Where each attachment that is no picture went, or what became of it."""
+        """Where each attachment went that the model does not see as it is, or what became of it."""
         told = []
         for number, attachment in enumerate(read.message.attachments, 1):
-            if attachment.media_type.startswith("image/") and attachment.ref.startswith(BLOB_REF):
+            seen = _is_picture(attachment)
+            if seen and (attachment.size <= ENOUGH_BYTES or self._write is None):
                 continue
             if not attachment.ref.startswith(BLOB_REF):
                 told.append(f"{attachment.name or 'a file'} (not fetched)")
@@ -160,6 +163,11 @@ class FilesIn:
         return path
 
 
+def _is_picture(attachment: Attachment) -> bool:
+    """Whether a model can be shown it, if in a smaller version."""
+    return attachment.media_type in SHOWN and attachment.ref.startswith(BLOB_REF)
+
+
 def _clean_name(name: str) -> str:
     kept = "".join(char if char.isalnum() or char in "._-" else "_" for char in name).strip("._")
     return kept[-80:] or "file"
@@ -170,7 +178,7 @@ def said(read: Read, *, by_us: bool = False, files: tuple[str, ...] = (), at: fl
     pictures = tuple(
         Picture(one.ref.removeprefix(BLOB_REF), one.media_type, one.name)
         for one in read.message.attachments
-        if one.media_type.startswith("image/") and one.ref.startswith(BLOB_REF)
+        if _is_picture(one)
     )
     return Said(
         seq=read.seq,

@@ -1,4 +1,8 @@
-"""Messages that a service sends in several pieces, such as an album: put together while nobody has read them."""
+"""Messages that a service sends in several pieces, such as an album: put together while nobody has read them.
+
+A piece that comes later than that has a place of its own, but belongs to what was answered, or is being answered: a
+run that is still at work reads it at its next turn, and it wakes no other.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +19,41 @@ from gofer.vault.envelope import DataKey
 WHOLE_AFTER = 0.7
 """Seconds to wait for further pieces before an agent is woken."""
 _NEAR = 20
-"""How many unread messages back a piece may lie."""
+"""How many messages back a piece may lie."""
+LATE = "(This belongs to the message before.)"
 _PIECES = "pieces"
 
 
-def find_whole(
+def put_together(
     connection: Connection, key: DataKey, conversation_id: str, piece: Incoming
-) -> tuple[int, Incoming] | None:
-    """The unread message that a piece belongs to, with the piece in it."""
-    for row in connection.execute(_UNREAD, {"conversation": conversation_id}).all():
-        stored = open_message(key, conversation_id, row.seq, row.sealed)
-        if stored.joins == piece.joins and stored.author.id == piece.author.id:
-            return int(row.seq), join(stored, piece)
-    return None
+) -> tuple[int | None, Incoming]:
+    """The unread message that a piece belongs to, with the piece in it; else the piece, for a place of its own."""
+    here = {"conversation": conversation_id}
+    stored = [
+        (row, open_message(key, conversation_id, row.seq, row.sealed))
+        for row in connection.execute(_STORED, here).all()
+    ]
+    others = [(row, message) for row, message in stored if _belongs(piece, message)]
+    read = [message for row, message in others if row.admitted_at is not None]
+    if any(message.addressed for message in read):
+        # It wanted an answer with the others, and does not want a second one.
+        piece = dataclasses.replace(piece, addressed=False)
+    for row, message in others:
+        if row.admitted_at is None:
+            return int(row.seq), join(message, piece)
+    if read and not piece.replaces:
+        piece = dataclasses.replace(piece, text=f"{LATE}\n{piece.text}".strip())
+    return None, piece
 
 
-_UNREAD = (
-    select(messages.c.seq, messages.c.sealed)
-    .where(messages.c.conversation_id == bindparam("conversation"))
-    .where(messages.c.admitted_at.is_(None), messages.c.sealed.is_not(None))
+def _belongs(piece: Incoming, stored: Incoming) -> bool:
+    return stored.joins == piece.joins and stored.author.id == piece.author.id
+
+
+_STORED = (
+    select(messages.c.seq, messages.c.sealed, messages.c.admitted_at)
+    .where(messages.c.conversation_id == bindparam("conversation"), messages.c.sealed.is_not(None))
+    .where(messages.c.event == "message")
     .order_by(messages.c.seq.desc())
     .limit(_NEAR)
 )

@@ -11,7 +11,7 @@ import time
 from functools import partial
 
 import structlog
-from sqlalchemy import ColumnElement, Connection, and_, select
+from sqlalchemy import ColumnElement, Connection, and_, select, update
 
 from gofer.accounts import Accounts, Connected
 from gofer.connecting import set_up_connection
@@ -22,7 +22,7 @@ from gofer.jobs.queue import SERVICE, lock_lane, submit
 from gofer.jobs.worker import Run
 from gofer.store.clock import now
 from gofer.store.database import Database
-from gofer.store.tables import LIVE, connections, deliveries, in_state, jobs
+from gofer.store.tables import LIVE, JobState, connections, deliveries, in_state, jobs
 
 log = structlog.get_logger()
 
@@ -153,6 +153,18 @@ def ensure_inflow(
             wanted.append(CATCH_UP)
         made += sum(_ensure(connection, row.workspace_id, kind, row.id) for kind in wanted)
     return made
+
+
+def poll_now(connection: Connection, connection_id: str) -> None:
+    """After something was put right: a poller that waits because of it need not wait any longer."""
+    waiting = (jobs.c.lane == f"{POLL}:{connection_id}", in_state(JobState.SCHEDULED))
+    connection.execute(update(jobs).where(*waiting).values(state=JobState.READY, run_at=now()))
+
+
+def poll_trouble(connection: Connection, connection_id: str) -> str:
+    """Why a connection is not being polled at the moment; empty when it is, or need not be."""
+    waiting = (jobs.c.lane == f"{POLL}:{connection_id}", in_state(JobState.SCHEDULED))
+    return connection.execute(select(jobs.c.reason).where(*waiting).limit(1)).scalar() or ""
 
 
 def _ensure(connection: Connection, workspace_id: str, kind: str, connection_id: str) -> bool:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, bindparam, insert, literal, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.crash import crash_point
-from gofer.intake.joining import WHOLE_AFTER, find_whole
+from gofer.intake.joining import WHOLE_AFTER, put_together
 from gofer.integration import Incoming, Parsed
 from gofer.jobs.conclude import RECEPTION, lock_conversation
 from gofer.jobs.queue import SERVICE, submit
@@ -275,8 +275,7 @@ def _in_place(
     A new version of what was read is kept for context and wakes nobody: it was answered as it stood.
     """
     if message.joins:
-        found = find_whole(connection, key, conversation_id, message)
-        return found if found is not None else (None, message)
+        return put_together(connection, key, conversation_id, message)
     if not message.replaces:
         return None, message
     earlier = connection.execute(

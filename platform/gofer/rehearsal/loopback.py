@@ -30,6 +30,9 @@ def hang_up(request: Request) -> None:
 async def serve(app: ASGIApp) -> AsyncIterator[str]:
     """Yields the base URL."""
     listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    )  # as real servers do; else answers come 40 ms late
     config = uvicorn.Config(
         app,
         http=_Droppable,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import httpx2
+from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from gofer.web.server import make_server
+from gofer.web.server import listening, make_server
 
 
 async def test_who_is_cut_off_by_a_stop_is_told_to_come_back() -> None:
@@ -29,3 +31,11 @@ async def test_who_is_cut_off_by_a_stop_is_told_to_come_back() -> None:
     assert response.status_code == 503
     assert response.headers["content-type"] == "application/problem+json"
     assert response.headers["retry-after"] == "1"
+
+
+async def test_the_pieces_of_an_answer_do_not_wait_for_each_other() -> None:
+    """Connections inherit it from what they came in by; without it every answer with a body takes 40 ms longer."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        bound.setblocking(False)
+        async with listening(PlainTextResponse("here"), bound):
+            assert bound.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

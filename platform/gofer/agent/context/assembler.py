@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from gofer.agent.context.sizes import text_size
 from gofer.agent.limits import Go
 from gofer.agent.model import Block, Message, Request, ToolSpec
-from gofer.agent.models.images import image_block
+from gofer.agent.models.images import image_block, smaller
 from gofer.agent.state import State
 from gofer.agent.transcript import IMAGE_STUB
 from gofer.tool import Blobs
@@ -36,6 +37,8 @@ class PlainAssembler:
         self._system = "\n\n".join(part for part in parts if part)
         self._tools = tuple(tools)
         self._blobs = blobs
+        self._smaller: dict[str, bytes] = {}
+        """Images that had to be made smaller, by their blob: once per run, though they are in each of its requests."""
         self._overhead = text_size(self._system) + sum(text_size(str(tool)) for tool in self._tools)
 
     def overhead(self) -> int:
@@ -62,8 +65,19 @@ class PlainAssembler:
             return {**block, "content": [await self._block(inner) for inner in block["content"]]}
         if block["type"] != "image" or "blob" not in block:
             return block
-        data = await self._blobs.get(block["blob"])
+        data = await self._image(block["blob"])
         return (data and image_block(data)) or {"type": "text", "text": IMAGE_STUB}
+
+    async def _image(self, blob: str) -> bytes | None:
+        if blob in self._smaller:
+            return self._smaller[blob]
+        data = await self._blobs.get(blob)
+        if data is None:
+            return None
+        made = await asyncio.to_thread(smaller, data)
+        if made is not data:
+            self._smaller[blob] = made
+        return made
 
 
 def _pictures(content: list[Block]) -> bool:

@@ -1,14 +1,28 @@
-"""Images on their way to a model: recognised by their bytes, never by their name."""
+"""Images on their way to a model: recognised by their bytes, never by their name, and made smaller where they are
+larger than a model has use for."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import io
 import struct
+from typing import TYPE_CHECKING
 
 from gofer.agent.model import Block
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 MAX_BYTES = 5_000_000
 MAX_SIDE = 8000
+SHOWN = ("image/png", "image/jpeg", "image/gif", "image/webp")
+"""Media types that models take."""
+ENOUGH_SIDE = 1600
+"""Pixels of the longer side above which models gain nothing."""
+ENOUGH_BYTES = 1_000_000
+_MOST_PIXELS = 30_000_000
+"""What is taken apart in memory at most; a photo is first read at a fraction of its size."""
 
 
 def image_type(data: bytes) -> str | None:
@@ -50,3 +64,38 @@ def image_block(data: bytes) -> Block | None:
         return None
     source = {"type": "base64", "media_type": image_type(data), "data": base64.b64encode(data).decode()}
     return {"type": "image", "source": source}
+
+
+def smaller(data: bytes) -> bytes:
+    """The image as a model has use for it: itself when it is small enough, or cannot be read. Takes a while."""
+    from PIL import Image, ImageOps
+
+    if image_type(data) is None:
+        return data
+    # Only formats whose bytes were recognised, so that nothing chooses a rarer reader for itself.
+    with (
+        contextlib.suppress(OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError),
+        Image.open(io.BytesIO(data), formats=("PNG", "JPEG", "GIF", "WEBP")) as image,
+    ):
+        if max(image.size) <= ENOUGH_SIDE and len(data) <= ENOUGH_BYTES:
+            return data
+        image.draft("RGB", (ENOUGH_SIDE, ENOUGH_SIDE))
+        if image.width * image.height > _MOST_PIXELS:
+            return data
+        image.thumbnail((ENOUGH_SIDE, ENOUGH_SIDE))
+        made = io.BytesIO()
+        _on_white(ImageOps.exif_transpose(image)).save(made, "JPEG", quality=85)
+        return made.getvalue()
+    return data
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """Without transparency, which would turn black."""
+    from PIL import Image
+
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    seen_through = image.convert("RGBA")
+    white = Image.new("RGB", image.size, "white")
+    white.paste(seen_through, mask=seen_through.getchannel("A"))
+    return white

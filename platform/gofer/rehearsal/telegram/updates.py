@@ -118,6 +118,11 @@ class Updates:
         if mine.done():
             mine.result()
 
+    def interrupt(self) -> None:
+        """End a poll that waits, as a revoked token does."""
+        if self._poller is not None and not self._poller.done():
+            self._poller.set_exception(ApiError(401, "Unauthorized"))
+
     # Pushing.
 
     def set_webhook(self, url: str, *, secret: str = "", max_connections: int = 40) -> None:

@@ -1,0 +1,92 @@
+"""Pictures on their way to a model: made smaller where they are larger than it has use for."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import pytest
+from PIL import Image
+
+from agent.conftest import Make
+from agent.ports import ada
+from gofer.agent.conversation import Picture
+from gofer.agent.models.images import ENOUGH_SIDE, problem, smaller
+from gofer.rehearsal.anthropic import call, calls, say
+
+
+def picture(kind: str, size: tuple[int, int], mode: str = "RGB", **how: object) -> bytes:
+    made = io.BytesIO()
+    Image.new(mode, size, "red").save(made, kind, **how)
+    return made.getvalue()
+
+
+def noise(side: int) -> bytes:
+    made = io.BytesIO()
+    Image.effect_noise((side, side), 90).save(made, "PNG")
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        picture("PNG", (9000, 40)),
+        picture("PNG", (2000, 1000), "RGBA"),
+        picture("GIF", (1700, 20), "P"),
+        picture("JPEG", (6000, 4000)),
+        picture("WEBP", (1700, 1700)),
+        noise(1500),
+    ],
+    ids=["long", "transparent", "gif", "photo", "webp", "many-bytes"],
+)
+def test_what_is_too_large_becomes_smaller_and_can_be_shown(data: bytes) -> None:
+    made = smaller(data)
+    assert problem(made) is None
+    assert len(made) < max(len(data), 100_000)
+    with Image.open(io.BytesIO(made)) as image:
+        assert max(image.size) <= ENOUGH_SIDE
+
+
+def test_what_is_transparent_does_not_turn_black() -> None:
+    clear = io.BytesIO()
+    Image.new("RGBA", (2000, 10), (0, 0, 0, 0)).save(clear, "PNG")
+    with Image.open(io.BytesIO(smaller(clear.getvalue()))) as image:
+        assert image.getpixel((5, 5)) == (255, 255, 255)
+
+
+def test_a_photo_taken_upright_stays_upright() -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    with Image.open(io.BytesIO(smaller(picture("JPEG", (4000, 2000), exif=turned)))) as image:
+        assert image.height > image.width
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        picture("PNG", (90, 60)),
+        picture("PNG", (3000, 2000))[:80],
+        picture("BMP", (3000, 10)),
+        picture("PNG", (40_000, 40_000), "1"),
+        b"",
+    ],
+    ids=["small", "damaged", "unknown", "bomb", "empty"],
+)
+def test_what_is_small_or_cannot_be_read_stays_as_it_is(data: bytes) -> None:
+    assert smaller(data) is data
+
+
+async def test_a_model_gets_the_smaller_version_in_each_request_of_a_run(direct: Make) -> None:
+    world, service = direct(calls(call("ls")), say("A red field."))
+    ref = await world.blobs.put(picture("PNG", (3000, 2000)), "image/png")
+    world.inbox.messages = [ada("Look", pictures=(Picture(ref, "image/png"),))]
+    await world.run()
+    sources = [
+        block["source"]
+        for request in service.received
+        for block in request["messages"][0]["content"]
+        if block["type"] == "image"
+    ]
+    assert [source["media_type"] for source in sources] == ["image/jpeg"] * 2
+    with Image.open(io.BytesIO(base64.b64decode(sources[0]["data"]))) as image:
+        assert image.size == (1600, 1067)

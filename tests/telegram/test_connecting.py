@@ -1,0 +1,157 @@
+"""Connecting a bot, and what may become of the connection: set up, watched, rotated, stalled, removed."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from gofer.errors import Conflict
+from gofer.health import disconnect, health_of, set_up, watch
+from gofer.people import new_code
+from gofer.rehearsal.telegram import Telegram
+from gofer.store.open import FIRST_WORKSPACE
+from gofer.vault.secret import Secret
+from gofer.vault.stored import put_secret
+from gofer_telegram import connecting
+from gofer_telegram.client import CONFLICT
+from gofer_telegram.updates import WANTED
+from telegram.house import House, open_house
+
+
+@pytest.mark.parametrize("webhook", [False, True], ids=["polling", "webhook"])
+async def test_connecting_says_what_it_did_and_drops_nothing(
+    telegram: Telegram, tmp_path: Path, webhook: bool
+) -> None:
+    async with open_house(telegram, tmp_path / "data", webhook=webhook) as house:
+        health = await set_up(house.platform, house.connection_id)
+        assert health.ok
+        assert "@gofer_rehearsal_bot is ready" in health.line
+        assert "privacy mode" in health.line, "a bot that hears only what is meant for it says so"
+        scopes = {
+            call.parameters["scope"]["type"]: {one["command"] for one in call.parameters["commands"]}
+            for call in telegram.calls("setMyCommands")
+        }
+        assert scopes["all_private_chats"] >= {"start", "help", "new", "stop", "status", "cost", "settings"}
+        assert scopes["all_group_chats"] < scopes["all_private_chats"]
+        asked = telegram.calls("setWebhook" if webhook else "deleteWebhook")
+        assert all(call.parameters["drop_pending_updates"] is False for call in asked)
+        if webhook:
+            assert asked[-1].parameters["url"].endswith(f"/hooks/{house.connection_id}")
+            assert len(asked[-1].parameters["secret_token"]) >= 32
+            assert set(asked[-1].parameters["allowed_updates"]) == set(WANTED)
+        telegram.methods.privacy = False
+        assert "privacy" not in (await set_up(house.platform, house.connection_id)).line
+
+
+async def test_a_rotated_token_is_used_from_the_next_call_and_nothing_is_lost(house: House) -> None:
+    telegram, platform = house.telegram, house.platform
+    ann, chat = await house.owner()
+    telegram.phones.say(ann, chat, "before")
+    await house.answers(chat, 1)
+    telegram.token = f"{telegram.token.partition(':')[0]}:another-token-for-rehearsals-only-000"
+    telegram.updates.interrupt()
+    telegram.phones.say(ann, chat, "meanwhile")
+    await telegram.until(lambda: any(call.status == 401 for call in telegram.calls("getUpdates")))
+    refused = await health_of(platform, house.connection_id)
+    assert "Telegram refuses the bot token" in refused.line
+    assert refused.fix == f"gofer secrets put token --owner {house.connection_id}"
+    await platform.database.write(
+        partial(
+            put_secret,
+            vault=platform.vault,
+            workspace_id=FIRST_WORKSPACE,
+            owner=house.connection_id,
+            name="token",
+            value=Secret(telegram.token),
+        )
+    )
+    await platform.secrets_changed()
+    assert (await set_up(platform, house.connection_id)).ok
+    assert len(await house.answers(chat, 2)) == 2
+
+
+async def test_two_readers_of_one_token_are_explained_where_the_operator_looks(house: House) -> None:
+    telegram = house.telegram
+    await telegram.until(lambda: telegram.updates._poller is not None)
+    await telegram.updates.get(timeout=0)
+    await telegram.until(lambda: any(call.status == 409 for call in telegram.calls("getUpdates")))
+    await house.until_health("409", ok=False)
+    told = await health_of(house.platform, house.connection_id)
+    assert CONFLICT in told.line
+    assert (await set_up(house.platform, house.connection_id)).ok
+    ann, chat = await house.owner()
+    telegram.phones.say(ann, chat, "hello")
+    await house.answers(chat, 1)
+
+
+async def test_a_poll_that_hangs_is_given_up_and_begun_again(
+    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connecting, "STALLED_AFTER", 0.5)
+    telegram.fail("getUpdates", stall=600)
+    async with open_house(telegram, tmp_path / "data") as house:
+        await house.until_health("interrupted", ok=False)
+        ann, chat = await house.owner()
+        telegram.phones.say(ann, chat, "hello")
+        await set_up(house.platform, house.connection_id)
+        await house.answers(chat, 1)
+
+
+async def test_what_telegram_complains_about_is_watched_and_told(telegram: Telegram, tmp_path: Path) -> None:
+    async with open_house(telegram, tmp_path / "data", webhook=True) as house:
+        await house.settled()
+        assert telegram.updates.webhook is not None
+        telegram.updates.webhook.secret = "another"
+        ann, chat = await house.owner()
+        with capture_logs() as lines:
+            watching = asyncio.create_task(watch(house.platform, every=0.05))
+            telegram.phones.say(ann, chat, "hello")
+            await telegram.until(lambda: any(line["event"] == "connection.unwell" for line in lines))
+            watching.cancel()
+        told = await health_of(house.platform, house.connection_id)
+        assert "1 waiting; Telegram's last error: Wrong response from the webhook: 401" in told.line
+        await set_up(house.platform, house.connection_id)
+        await house.answers(chat, 1)
+
+
+async def test_a_webhook_that_is_not_ours_is_told_by_its_host_alone(
+    telegram: Telegram, tmp_path: Path
+) -> None:
+    async with open_house(telegram, tmp_path / "data") as house:
+        telegram.updates.set_webhook("https://bots.example/secret-path")
+        told = await health_of(house.platform, house.connection_id)
+        assert "another program's webhook (bots.example)" in told.line
+        assert "secret-path" not in told.line
+        await set_up(house.platform, house.connection_id)
+        assert telegram.updates.webhook is None
+
+
+async def test_a_removed_connection_leaves_the_bot_as_it_was_and_a_used_one_is_kept(house: House) -> None:
+    telegram, platform = house.telegram, house.platform
+    await disconnect(platform, house.connection_id, by="test")
+    assert {call.parameters["scope"]["type"] for call in telegram.calls("deleteMyCommands")} == {
+        "all_private_chats",
+        "all_group_chats",
+    }
+    assert telegram.calls("deleteWebhook")[-1].parameters["drop_pending_updates"] is False
+    ann = telegram.world.add_person("Ann")
+    chat = telegram.world.private(ann)
+    telegram.phones.say(ann, chat, "is anybody there?")
+    assert len(telegram.updates.pending) == 1, "what comes now waits for whoever connects the bot next"
+    again = await house.connect_again()
+    await again.let_in(ann)
+    await again.answers(chat, 1)
+    with pytest.raises(Conflict, match="has conversations"):
+        await disconnect(platform, again.connection_id, by="test")
+
+
+async def test_three_codes_may_be_open_and_have_no_look_alikes(house: House) -> None:
+    codes = [await house.code() for _ in range(3)]
+    assert all(len(code) == 8 and not set(code) & set("01IOL") for code in codes)
+    verb = partial(new_code, workspace_id=FIRST_WORKSPACE, connection_id=house.connection_id, role="owner")
+    with pytest.raises(Conflict, match="3 codes are open"):
+        await house.platform.database.write(verb)
