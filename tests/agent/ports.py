@@ -113,7 +113,9 @@ class DictLedger:
     others: int = 0
     """Spent by other jobs today."""
 
-    async def reserve(self, key: str, amount: int, caps: Mapping[Scope, int]) -> Scope | None:
+    async def reserve(
+        self, key: str, amount: int, caps: Mapping[Scope, int], *, background: bool = False
+    ) -> Scope | None:
         rest = self.others + sum(value for other, value in self.amounts.items() if other != key)
         for scope, cap in caps.items():
             if rest + amount > cap:

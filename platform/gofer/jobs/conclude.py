@@ -617,13 +617,19 @@ def ensure_answer(connection: Connection, participant_id: str, *, delay: float =
 
 
 def ensure_job(
-    connection: Connection, participant: Any, workspace_id: str, *, via: str | None, delay: float = 0
+    connection: Connection,
+    participant: Any,
+    workspace_id: str,
+    *,
+    via: str | None,
+    delay: float = 0,
+    patient: bool = False,
 ) -> bool:
     """Make the job of a participant that is wanted unless it has one; whether workers should look."""
     live = hot.first(connection, _LIVE_STATE, {"lane_": participant.id})
     if live is not None:
         # Whoever writes while a question is open is heard: the run goes on and sees what was written.
-        waits = live.state == JobState.WAITING
+        waits = live.state == JobState.WAITING and not patient
         return waits and bool(hot.fetch(connection, _STOP_WAITING, {"lane_": participant.id}))
     submit(
         connection,

@@ -368,7 +368,8 @@ def test_shapes_of_rows_are_those_of_the_tables() -> None:
         (shapes.Event, tables.events, {"sealed"}),
         (shapes.Reply, tables.replies, {"sealed"}),
         (shapes.Delivery, tables.deliveries, {"sealed"}),
-        (shapes.Schedule, tables.schedules, set()),
         (shapes.Secret, tables.secrets, {"id", "workspace_id", "data_key", "sealed"}),
     ):
         assert set(shape.model_fields) == {column.name for column in table.columns} - hidden
+    words = {"say", "agent", "conversation_id"}
+    assert set(shapes.Schedule.model_fields) - words == {column.name for column in tables.schedules.columns}

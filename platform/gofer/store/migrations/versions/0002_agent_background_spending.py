@@ -1,0 +1,15 @@
+"""Spending for work that nobody waits for"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("spend", sa.Column("background", sa.Boolean(), nullable=False, server_default=sa.false()))
