@@ -112,7 +112,8 @@ async def test_somebody_who_joins_in_is_waited_for_with_the_whole_budget(direct:
     original = world.shell.run
 
     async def run(command: str, **more: Any) -> Any:
-        world.inbox.messages[1:] = [ada("I am here.", 2), ada("Also water.", 3, background=True)]
+        joining = len(world.inbox.messages) == 1
+        world.inbox.messages.append(ada("I am here.", 2) if joining else ada("Water.", 3, background=True))
         return await original(command, **more)
 
     world.shell.run = run

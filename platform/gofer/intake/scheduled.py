@@ -10,7 +10,7 @@ import structlog
 from sqlalchemy import Connection
 
 from gofer.crash import crash_point
-from gofer.errors import GoferError, NotFound
+from gofer.errors import NotFound
 from gofer.intake.record import Arrival, Taken, take_in
 from gofer.integration import Author, Incoming, Parsed
 from gofer.jobs.conclude import lock_conversation
@@ -28,10 +28,8 @@ from gofer.vault.redaction import Redactor
 log = structlog.get_logger()
 
 
-class NoLongerOwner(GoferError):
+class _NoLongerOwner(Exception):
     """Whoever made the schedule is no owner any more."""
-
-    code = "schedule.not_owner"
 
 
 class Sayer:
@@ -50,8 +48,8 @@ class Sayer:
             taken = await self._database.write(partial(self._say, claim=claim))
         except NotFound as error:
             return _given_up(claim, "schedule.gone", error)
-        except NoLongerOwner as error:
-            return _given_up(claim, error.code, error)
+        except _NoLongerOwner as error:
+            return _given_up(claim, "schedule.not_owner", error)
         except (Tampered, KeyError, ValueError) as error:
             return _given_up(claim, "schedule.unreadable", error)
         crash_point("schedule.said")
@@ -67,7 +65,7 @@ class Sayer:
         find_agent(connection, saying.agent)
         owner = owner_name(connection, saying.by)
         if owner is None:
-            raise NoLongerOwner
+            raise _NoLongerOwner
         place = find_place(connection, saying.conversation_id)
         return take_in(connection, self._vault, self._arrival(claim, saying, place, owner))
 

@@ -186,6 +186,43 @@ def test_schedules_are_added_changed_run_and_removed(api: httpx2.Client) -> None
     assert api.get(path).status_code == 404
 
 
+def test_a_schedule_says_something_to_an_agent_in_a_conversation(house: House, api: httpx2.Client) -> None:
+    room = api.post("/messages", json={"text": "hello"}).json()["conversation_id"]
+    times = {"name": "standup", "cron": "0 9 1 1 *"}
+    work = {"say": "What is open?", "agent": "gofer", "conversation_id": room}
+    made = api.post("/schedules", json={**times, **work})
+    assert made.status_code == 201
+    path = f"/schedules/{made.json()['id']}"
+    shown = api.get(path)
+    assert {name: shown.json()[name] for name in work} == work
+    assert "sealed" not in shown.text
+    assert api.get("/schedules").json()["schedules"][0]["say"] == "What is open?"
+    browser = house.browser()
+    browser.follow(house.link(house.owner()))
+    assert "What is open?" in browser.get("/schedules").text
+    changed = api.patch(path, json={"say": "What is done?"}, headers={"if-match": shown.headers["etag"]})
+    assert changed.json()["say"] == "What is done?"
+    assert (
+        api.patch(path, json={"say": "Never."}, headers={"if-match": shown.headers["etag"]}).status_code
+        == 412
+    )
+    for wrong in ({"payload": {}}, {"say": " "}):
+        assert api.patch(path, json=wrong).status_code == 400
+    for nowhere in ({**work, "agent": "nobody"}, {**work, "conversation_id": "conv_gone"}):
+        assert api.post("/schedules", json={**times, **nowhere}).status_code == 404
+    for half in (
+        {"say": "Hm"},
+        {**work, "kind": "nothing"},
+        {"kind": "say"},
+        {"agent": "gofer", "kind": "x"},
+        {},
+    ):
+        assert api.post("/schedules", json={**times, **half}).status_code == 400
+    viewer = house.api(house.token(house.owner(), scope="write"))
+    assert viewer.post("/schedules", json={**times, **work, "name": "another"}).status_code == 403
+    assert api.delete(path).status_code == 200
+
+
 # Jobs.
 
 
