@@ -13,7 +13,7 @@ from e2e.process import Gofer
 from e2e.scenario import Scenario, prepared
 from gofer.crash import EXIT_CODE, POINTS
 from gofer.rehearsal.hello import HelloService
-from gofer.store.tables import jobs, messages
+from gofer.store.tables import events, jobs, messages
 
 SOURCE = Path(__file__).parents[2]
 
@@ -95,8 +95,8 @@ async def _schedule(scenario: Scenario, talking: list[asyncio.Task[None]]) -> No
     """Have a schedule speak where people spoke; the server dies just after it has."""
     await asyncio.gather(*talking)
     (place, *_) = (await scenario.control("GET", "/conversations")).json()["conversations"]
-    wish = {"name": "tidy", "cron": "0 0 1 1 *", "agent": "gofer", "conversation_id": place["id"]}
-    made = await scenario.control("POST", "/schedules", {**wish, "say": '$tool mark {"line": "tidied"}'})
+    wish = {"name": "tidy", "cron": "0 0 1 1 *", "agent": "gofer", "say": '$tool mark {"line": "tidied"}'}
+    made = await scenario.control("POST", f"/conversations/{place['id']}/schedules", wish)
     assert made.status_code == 201, made.text
     (await scenario.control("POST", "/schedules/tidy/run")).raise_for_status()
 
@@ -107,6 +107,9 @@ async def _said_and_done_once(scenario: Scenario) -> None:
     done = select(jobs.c.id).where(jobs.c.conversation_id == message.conversation_id, jobs.c.kind == "answer")
     done = done.where(jobs.c.covers_from < message.seq, jobs.c.covers_to >= message.seq)
     (job_id,) = await scenario.read(lambda connection: connection.execute(done).scalars().all())
+    begun = select(events.c.data).where(events.c.job_id == job_id, events.c.kind == "run.started")
+    (facts,) = await scenario.read(lambda connection: connection.execute(begun).scalars().all())
+    assert facts["background"], "on the smaller budget"
     marks = Path(scenario.environment["GOFER_TEST_MARKS"])
     assert marks.read_text().split().count("tidied") == 1, "the owner's words are obeyed, once"
     assert isinstance(scenario.service, HelloService)

@@ -64,8 +64,15 @@ def add(
     gofer schedules add nightly '0 3 * * *' --kind catch_up --payload '{"connection_id": "github_x8w2"}'
     """
     times = {"name": name, "cron": cron, "timezone": timezone, "missed": missed}
-    work = {"say": say, "agent": agent, "conversation_id": conversation, "kind": kind}
-    made = call("POST", "/schedules", json={**times, **work, "payload": _object(payload)})
+    if not say:
+        wish = {**times, "kind": kind, "payload": _object(payload)}
+        made = call("POST", "/schedules", json=wish)
+    elif kind or not (agent and conversation):
+        raise Failed("--say wants --agent and --conversation, and no --kind.", USAGE)
+    else:
+        made = call(
+            "POST", f"/conversations/{conversation}/schedules", json={**times, "agent": agent, "say": say}
+        )
     show(made, as_json, lambda: print(f"The schedule {name} is added."))
 
 

@@ -9,13 +9,13 @@ from itertools import islice
 from typing import Any
 
 from cronsim import CronSim
-from pydantic import Field, model_validator
+from pydantic import Field
 from sqlalchemy import Connection, delete, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.errors import Conflict, Malformed, NotFound
+from gofer.errors import Conflict, NotFound
 from gofer.jobs.cron import Missed, add_schedule, next_tick, ticks
 from gofer.jobs.queue import SERVICE, submit
 from gofer.jobs.sayings import SAY, Saying, add_saying, sealed_saying, told
@@ -43,32 +43,27 @@ LONGEST = 100_000
 _ANY_TIME = datetime(2026, 1, 1)  # noqa: DTZ001 - what a line means is the same at any time
 
 
-class New(Question):
-    """A schedule to add."""
+class Times(Question):
+    """What every schedule has."""
 
     name: str = Field(min_length=1, max_length=100)
     cron: str = Field(max_length=200)
-    kind: str = Field(default="", max_length=100, description="The kind of job to make; not with `say`.")
-    payload: dict[str, Any] = Field(default_factory=dict, description="What the job is given.")
-    say: str = Field(
-        default="", max_length=LONGEST, description="What to say to an agent, instead of a kind."
-    )
-    agent: str = Field(default="", max_length=100, description="The agent to say it to.")
-    conversation_id: str = Field(default="", max_length=200, description="The conversation to say it in.")
     timezone: str = Field(default="", max_length=100, description="The workspace's when empty.")
     missed: Missed = "once"
 
-    @model_validator(mode="after")
-    def _one_sort_of_work(self) -> New:
-        """Either a job, or something to say to somebody somewhere."""
-        if self.say.strip():
-            if self.kind or self.payload:
-                raise ValueError("a schedule says something or makes a kind of job, not both")
-            if not (self.agent and self.conversation_id):
-                raise ValueError("say wants an agent and a conversation_id")
-        elif not self.kind or self.kind == SAY or self.agent or self.conversation_id:
-            raise ValueError("give a kind of job, or say, agent and conversation_id")
-        return self
+
+class New(Times):
+    """A schedule that makes a job."""
+
+    kind: str = Field(min_length=1, max_length=100)
+    payload: dict[str, Any] = Field(default_factory=dict)
+
+
+class Words(Times):
+    """A schedule that says something to an agent."""
+
+    agent: str = Field(min_length=1, max_length=100)
+    say: str = Field(min_length=1, max_length=LONGEST, pattern=r"\S")
 
 
 class Change(Question):
@@ -135,36 +130,35 @@ def find_schedule(connection: Connection, named: str, *, to_change: bool = False
 
 
 async def add(request: Request) -> Response:
-    """Add a schedule."""
-    platform = platform_of(request)
+    """Add a schedule that makes a job."""
     new = await asked(request, New)
-    verb = _adding(request, new, new.timezone or platform.settings.timezone)
+    verb = partial(add_schedule, workspace_id=WORKSPACE, kind=new.kind, payload=new.payload)
+    return await _add(request, new, verb)
+
+
+async def say(request: Request) -> Response:
+    """Add a schedule that says something to an agent in a conversation, with the trust of the owner who adds it."""
+    new = await asked(request, Words)
+    vault, conversation_id = platform_of(request).vault, request.path_params["id"]
+
+    def verb(connection: Connection, **times: Any) -> str:
+        saying = Saying(new.agent, conversation_id, _maker(connection, request), new.say)
+        return add_saying(connection, vault, saying, workspace_id=WORKSPACE, **times)
+
+    return await _add(request, new, verb)
+
+
+async def _add(request: Request, new: Times, verb: Callable[..., str]) -> Response:
+    platform = platform_of(request)
+    timezone = new.timezone or platform.settings.timezone
+    times = {"name": new.name, "cron": new.cron, "timezone": timezone, "missed": new.missed}
     try:
-        schedule_id = await platform.database.write(verb)
+        schedule_id = await platform.database.write(partial(verb, **times))
     except IntegrityError:
         raise Conflict(f"There is a schedule {new.name!r} already. Remove it first.") from None
     note(request, name=new.name)
     location = f"/schedules/{schedule_id}"
     return answered(request, {"id": schedule_id, "name": new.name}, 201, location=location)
-
-
-def _adding(request: Request, new: New, timezone: str) -> Callable[[Connection], str]:
-    times = {"name": new.name, "cron": new.cron, "timezone": timezone, "missed": new.missed}
-    if not new.say:
-        return partial(
-            add_schedule,
-            workspace_id=WORKSPACE,
-            kind=new.kind,
-            payload=new.payload,
-            **times,  # type: ignore[arg-type]
-        )
-
-    def add_it(connection: Connection) -> str:
-        saying = Saying(new.agent, new.conversation_id, _maker(connection, request), new.say)
-        vault = platform_of(request).vault
-        return add_saying(connection, vault, saying, workspace_id=WORKSPACE, **times)  # type: ignore[arg-type]
-
-    return add_it
 
 
 def _maker(connection: Connection, request: Request) -> str:
@@ -187,7 +181,7 @@ def _change(connection: Connection, request: Request, named: str, wish: Change) 
     check_match(request, _version(row))
     given = {name: value for name, value in wish.model_dump().items() if value is not None}
     if ("payload" if row["kind"] == SAY else "say") in given:
-        raise Malformed("A schedule that says something has `say` to change, any other has `payload`.")
+        raise Conflict("A schedule that says something has `say` to change, any other has `payload`.")
     if "say" in given:
         given["payload"] = _said_anew(connection, request, row, given.pop("say"))
     merged = {**row, **given}
