@@ -159,7 +159,7 @@ def check_effects(played: Play) -> None:
 async def test_any_run_can_be_cut_and_killed_anywhere(
     direct: Make, plan: list[str], data: st.DataObject
 ) -> None:
-    played = play(direct, _without_monologues(plan))
+    played = play(direct, _sensible(plan))
     whole = await played.until_done()
     assert isinstance(whole, Answered)
     check_effects(played)
@@ -168,12 +168,12 @@ async def test_any_run_can_be_cut_and_killed_anywhere(
     await check_killed(played, cut, whole, late=data.draw(st.booleans()))
 
 
-def _without_monologues(plan: Sequence[str]) -> list[str]:
-    """Three answers in a row with neither a call nor an end are rightly stopped."""
+def _sensible(plan: Sequence[str]) -> list[str]:
+    """Without what is rightly stopped: answers in a row with neither a call nor an end, call after call malformed."""
     kept: list[str] = []
     for step in plan:
-        talk = step in ("cut", "pause")
-        if not (talk and len(kept) and kept[-1] in ("cut", "pause")):
+        talks = step in ("cut", "pause") and kept and kept[-1] in ("cut", "pause")
+        if not talks and not (step == "malformed" and step in kept):
             kept.append(step)
     return kept
 
