@@ -173,7 +173,8 @@ def _sensible(plan: Sequence[str]) -> list[str]:
     kept: list[str] = []
     for step in plan:
         talks = step in ("cut", "pause") and kept and kept[-1] in ("cut", "pause")
-        if not talks and not (step == "malformed" and step in kept):
+        wrong = step in ("malformed", "unknown") and step in kept
+        if not talks and not wrong:
             kept.append(step)
     return kept
 
