@@ -26,10 +26,12 @@ from gofer.health import watch
 from gofer.intake.admit import Admitter
 from gofer.intake.polling import CATCH_UP, POLL, SET_UP, Poller
 from gofer.intake.receive import Gate, Intake, Refusals
+from gofer.intake.scheduled import Sayer
 from gofer.jobs.conclude import ANSWER, APPROVAL, DELIVER, RECEPTION
 from gofer.jobs.following import Follower
 from gofer.jobs.lease import only_while_held
 from gofer.jobs.queue import AGENT, SERVICE, Claim, waiting
+from gofer.jobs.sayings import SAY
 from gofer.jobs.signals import EVENTS, LocalSignals, PostgresSignals, RedisSignals, Signals
 from gofer.jobs.upkeep import expire_all_leases
 from gofer.jobs.worker import Capacity, Worker
@@ -208,6 +210,7 @@ def make_worker(platform: Platform, shells: Shells, presence: Presence) -> Worke
         keys=keys,
     )
     approvals = Approvals(database=database, vault=vault, accounts=platform.accounts)
+    sayer = Sayer(database=database, vault=vault, redactor=platform.redactor, signals=platform.signals)
     poller = Poller(database=database, accounts=platform.accounts, intake=platform.intake)
     return Worker(
         owner=platform.owner,
@@ -219,6 +222,7 @@ def make_worker(platform: Platform, shells: Shells, presence: Presence) -> Worke
             RECEPTION: desk.handle,
             APPROVAL: approvals.handle,
             DELIVER: outbox.handle,
+            SAY: sayer.handle,
             POLL: poller.poll,
             CATCH_UP: poller.catch_up,
             SET_UP: poller.set_up,

@@ -28,6 +28,7 @@ POINTS = frozenset(
         "outbox.placed",
         "outbox.completed_outside",
         "outbox.sent",
+        "schedule.said",
         "key.added",
         "key.rewrapped",
         "key.retired",

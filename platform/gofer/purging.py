@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Table, delete, select, update
 
 from gofer.errors import NotFound
 from gofer.jobs.conclude import lock_conversation
+from gofer.jobs.sayings import remove_sayings
 from gofer.store import events as log
 from gofer.store.clock import now
 from gofer.store.tables import (
@@ -72,6 +73,7 @@ def purge_conversation(connection: Connection, vault: Vault, *, conversation_id:
     _empty(connection, questions, conversation_id, answer=None)
     # With the binding go the replies in its ledger.
     connection.execute(delete(bindings).where(bindings.c.conversation_id == conversation_id))
+    remove_sayings(connection, conversation_id)
     connection.execute(update(conversations).where(conversations.c.id == conversation_id).values(title=""))
     log.record(
         connection, "conversation.purged", found.workspace_id, conversation_id=conversation_id,

@@ -31,11 +31,16 @@ class Killed(BaseException):
 
 
 class ListJournal:
-    """Keeps events as JSON, as a store would. `die_after` ends the worker after so many events of its own."""
+    """Keeps events as JSON, as a store would. `die_after` ends the worker after so many events of its own: at once, or
+    when it has done what comes next and is about to write that down (`late`).
+    """
 
-    def __init__(self, events: Iterable[Event] = (), die_after: int | None = None) -> None:
+    def __init__(
+        self, events: Iterable[Event] = (), die_after: int | None = None, *, late: bool = False
+    ) -> None:
         self.lines = [self._dump(event) for event in events]
         self.die_after = die_after
+        self.late = late
         self.fenced = False
 
     def _dump(self, event: Event) -> str:
@@ -47,7 +52,7 @@ class ListJournal:
         if self.die_after is not None and len(self.lines) >= self.die_after:
             raise Killed
         self.lines.append(self._dump(Event(len(self.lines) + 1, kind, data, parent_id)))
-        if self.die_after is not None and len(self.lines) >= self.die_after:
+        if self.die_after is not None and len(self.lines) >= self.die_after and not self.late:
             raise Killed
         return len(self.lines)
 
@@ -113,7 +118,9 @@ class DictLedger:
     others: int = 0
     """Spent by other jobs today."""
 
-    async def reserve(self, key: str, amount: int, caps: Mapping[Scope, int]) -> Scope | None:
+    async def reserve(
+        self, key: str, amount: int, caps: Mapping[Scope, int], *, background: bool = False
+    ) -> Scope | None:
         rest = self.others + sum(value for other, value in self.amounts.items() if other != key)
         for scope, cap in caps.items():
             if rest + amount > cap:

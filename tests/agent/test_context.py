@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from itertools import pairwise
 from typing import Any
@@ -11,13 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.conftest import Make
-from agent.ports import ListHistory, ListInbox, ListJournal, ada, bob
+from agent.ports import DictLedger, ListHistory, ListInbox, ListJournal, ada, bob
 from gofer.agent.agents import AgentSpec
 from gofer.agent.context.compressor import ContextSettings
 from gofer.agent.context.rules import standing_rules
 from gofer.agent.conversation import Covers, Said, Summary
 from gofer.agent.limits import LimitSettings
 from gofer.agent.outcome import Answered
+from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.untrusted import clean, plain
 from gofer.rehearsal.anthropic import Reply, call, calls, say
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
@@ -96,6 +98,26 @@ async def test_nothing_changes_the_prefix_of_an_ordinary_session_and_the_cache_i
     assert isinstance(await world.run(), Answered)
     declared = len(world.journal.all("context.cleared"))
     assert changed_prefixes(service.received) == declared
+    assert service.cache_read_share >= 0.9
+
+
+async def test_a_session_of_many_messages_reads_nine_tenths_from_the_cache(direct: Make) -> None:
+    """Twenty questions, each a job of its own with two calls and an answer, in one conversation."""
+    turns = iter(range(1, 1000))
+
+    def script(request: Any) -> Reply:
+        turn = next(turns)
+        return calls(call("produce", text=f"{turn} x", size=600)) if turn % 3 else say("It is so. " * 20)
+
+    world, service = direct(script, tools=[*builtin_tools(), *TOOLS])
+    for seq in range(1, 41, 2):
+        question = ada(f"Question {seq}: please look. " * 5, seq)
+        world.inbox, world.covers = ListInbox(question), Covers(read_seq=seq - 1)
+        world.journal, world.ledger = ListJournal(), DictLedger()
+        answer = (await world.run()).text
+        dated = dataclasses.replace(question, at="2026-11-16 09:30 UTC")
+        world.history.messages += [dated, Said(seq + 1, "gofer", "member", answer, by_us=True)]
+    assert len(service.usage) == 60
     assert service.cache_read_share >= 0.9
 
 

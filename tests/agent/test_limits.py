@@ -9,7 +9,6 @@ import pytest
 from agent.conftest import Make
 from agent.ports import ListInbox, ListJournal, ada
 from gofer.agent.agents import AgentSpec
-from gofer.agent.conversation import Covers
 from gofer.agent.limits import LimitSettings
 from gofer.agent.model import Usage
 from gofer.agent.outcome import Answered, Stopped
@@ -86,16 +85,47 @@ async def test_an_unknown_price_with_a_cap_refuses_to_start(direct: Make) -> Non
     assert isinstance(await world.run(), Answered)
 
 
-async def test_background_work_has_a_smaller_budget(direct: Make) -> None:
-    covers = Covers(read_seq=0, background=True, prompt="Tidy up.", trust="owner")
+async def test_what_a_schedule_says_has_a_smaller_budget(direct: Make) -> None:
+    inbox = ListInbox(ada("Tidy up.", background=True))
     world, service = direct(
-        endless, covers=covers, inbox=ListInbox(), spec=with_limits(background_dollars=0.05)
+        endless, inbox=inbox, spec=with_limits(background_dollars=0.08, output_tokens=1000)
     )
     outcome = await world.run()
     assert isinstance(outcome, Stopped)
     assert outcome.code == "budget.job"
-    assert fold(world.journal.events).spent <= 0.05 * MICROS
+    assert "$0.08 for one background job" in outcome.text
+    assert fold(world.journal.events).spent <= 0.08 * MICROS
     assert "Tidy up." in str(service.received[0]["messages"])
+    assert outcome.included_to == 1
+
+
+async def test_a_smaller_budget_is_never_the_larger_one() -> None:
+    assert LimitSettings(job_dollars=0.1).job_cap(background=True) == 0.1 * MICROS
+    assert LimitSettings(job_dollars=0).job_cap(background=True) == 0.25 * MICROS
+    assert LimitSettings(job_dollars=0).job_cap(background=False) == 0
+
+
+async def test_somebody_who_joins_in_is_waited_for_with_the_whole_budget(direct: Make) -> None:
+    """And a schedule that speaks while somebody is waited for has a run of its own."""
+    world, _ = direct(endless, inbox=ListInbox(ada("Tidy up.", background=True)))
+    world.spec = with_limits(background_dollars=0.08, job_dollars=0.2, output_tokens=1000)
+    original = world.shell.run
+
+    async def run(command: str, **more: Any) -> Any:
+        joining = len(world.inbox.messages) == 1
+        world.inbox.messages.append(ada("I am here.", 2) if joining else ada("Water.", 3, background=True))
+        return await original(command, **more)
+
+    world.shell.run = run
+    outcome = await world.run()
+    assert isinstance(outcome, Stopped)
+    assert "$0.20 for one job" in outcome.text
+    assert outcome.included_to == 2
+    assert [event.data["awaited"] for event in world.journal.events if event.kind == "turn.started"][:2] == [
+        False,
+        True,
+    ]
+    assert fold(world.journal.events).spent > 0.08 * MICROS
 
 
 async def test_a_tool_that_hangs_is_given_up_by_the_time_limit(direct: Make) -> None:

@@ -1,102 +1,17 @@
-"""Killed at every event of a run and started again: every request is valid, and nothing is done twice."""
+"""Killed and started again: what becomes of a call, an answer, a worker that lost its job, and the money."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agent.conftest import Make
-from agent.ports import DictLedger, Killed, ListJournal, LocalShell, World
-from gofer.agent.conversation import Answer
-from gofer.agent.models.anthropic import marked, sendable
-from gofer.agent.outcome import Answered, Asked
+from agent.ports import Killed, ListJournal
+from gofer.agent.outcome import Answered
 from gofer.agent.state import fold
-from gofer.agent.transcript import OUTCOME_UNKNOWN, merge, transcript
+from gofer.agent.transcript import OUTCOME_UNKNOWN
 from gofer.errors import Fenced
-from gofer.rehearsal.anthropic import Reply, call, calls, say, think
-from gofer.rehearsal.anthropic_rules import problems
+from gofer.rehearsal.anthropic import call, calls, say
 from gofer.tool import CommandResult
-
-
-def script(request: Mapping[str, Any]) -> Reply:
-    """By what it is shown alone, so that it can be asked again after any crash."""
-    answered = sum(message["role"] == "assistant" for message in request["messages"])
-    replies = [
-        calls(
-            think("First look."), call("ls"), call("read", path="a.txt"), call("bash", command="echo x >>log")
-        ),
-        calls(
-            call("edit", path="a.txt", edits=[{"old": "one", "new": "two"}]),
-            call("bash", command="cat a.txt"),
-        ),
-        say("Nearly there.", call("ask_user", question="Shall I?")),
-        calls(call("todo", items=[{"text": "finish"}]), call("bash", command="echo y >>log")),
-        say("All done."),
-    ]
-    reply: Reply = replies[answered]
-    return reply
-
-
-async def _world(direct: Make) -> tuple[World, Any]:
-    world, service = direct(script)
-    world.questions.given["*"] = Answer("Yes.", "Ada", "owner")
-    await world.shell.write("a.txt", b"one\n")
-    return world, service
-
-
-async def _until_done(world: World) -> Any:
-    while isinstance(outcome := await world.run(), Asked):
-        pass
-    return outcome
-
-
-async def test_cut_at_every_event_the_folded_request_is_valid_and_the_run_goes_on(direct: Make) -> None:
-    world, service = await _world(direct)
-    assert await _until_done(world) == Answered("All done.", included_to=1)
-    whole = world.journal.events
-    assert len(whole) > 25
-    for cut in range(1, len(whole)):
-        messages = tuple(merge(transcript(fold(whole[:cut]))))
-        if len(messages) == 1 and cut == 1:
-            continue
-        request = {
-            "model": "m",
-            "max_tokens": 10,
-            "tools": [{"name": "bash", "input_schema": {"type": "object"}}],
-            "messages": marked(sendable(messages, "anthropic/claude-sonnet-5-5")),
-        }
-        assert problems(request, service._signatures) == [], f"cut after event {cut}: {whole[cut - 1].kind}"
-
-
-async def test_killed_at_every_event_another_worker_finishes_without_repeating(
-    direct: Make, tmp_path: Path
-) -> None:
-    world, service = await _world(direct)
-    await _until_done(world)
-    for cut in range(1, len(world.journal.events) + 1):
-        (tmp_path / f"cut{cut}").mkdir()
-        world.shell = LocalShell(tmp_path / f"cut{cut}")
-        await world.shell.write("a.txt", b"one\n")
-        world.journal, world.ledger = ListJournal(die_after=cut), DictLedger()
-        with pytest.raises(Killed):
-            await _until_done(world)
-        world.journal = ListJournal(world.journal.events)
-        assert await _until_done(world) == Answered("All done.", included_to=1)
-        assert service.refused == [], f"killed after event {cut}"
-        _check_effects(world, tmp_path / f"cut{cut}" / "log")
-
-
-def _check_effects(world: World, log: Path) -> None:
-    """Each command ran once, or not at all where its outcome was reported as unknown."""
-    finished = world.journal.all("tool.finished")
-    assert len(finished) == len({data["call_id"] for data in finished}) == 8
-    unknown = sum(data["status"] == "unknown" for data in finished)
-    lines = log.read_text().split() if log.exists() else []
-    assert len(lines) == len(set(lines))
-    assert len(lines) >= 2 - unknown
 
 
 async def test_a_command_whose_worker_died_is_reported_as_unknown_and_not_repeated(direct: Make) -> None:

@@ -33,6 +33,10 @@ BREAKS: dict[str, Break] = {
     "result for nothing": lambda r: r["messages"][1]["content"].pop(),
     "result twice": lambda r: r["messages"][2]["content"].append(RESULT),
     "result after text": lambda r: r["messages"][2]["content"].insert(0, {"type": "text", "text": "x"}),
+    "white space at the end": lambda r: (
+        r["messages"][1].update(content=[{"type": "text", "text": "so "}])
+        or r["messages"][2].update(content=[{"type": "text", "text": "go"}])
+    ),
     "same role twice": lambda r: r["messages"].insert(0, r["messages"][0]),
     "empty text": lambda r: r["messages"][0]["content"][0].update(text="  "),
     "empty text in a result": lambda r: r["messages"][2]["content"][0]["content"][0].update(text=""),

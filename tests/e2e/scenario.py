@@ -88,11 +88,11 @@ class Scenario:
         for number, text in enumerate(texts):
             await self.say(f"{room}-{number}", room, text)
 
-    async def control(self, method: str, path: str) -> httpx2.Response:
+    async def control(self, method: str, path: str, body: Any = None) -> httpx2.Response:
         """A request to the control API of the running server."""
         transport = httpx2.AsyncHTTPTransport(uds=str(self.data_dir / "gofer.sock"))
         async with httpx2.AsyncClient(transport=transport, timeout=30) as client:
-            return await client.request(method, f"http://gofer/api/v1{path}")
+            return await client.request(method, f"http://gofer/api/v1{path}", json=body)
 
     async def read(self, verb: Callable[[Connection], T]) -> T:
         """Look into the store beside whoever runs."""

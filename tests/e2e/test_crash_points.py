@@ -7,20 +7,24 @@ import re
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from e2e.process import Gofer
 from e2e.scenario import Scenario, prepared
 from gofer.crash import EXIT_CODE, POINTS
+from gofer.rehearsal.hello import HelloService
+from gofer.store.tables import events, jobs, messages
 
 SOURCE = Path(__file__).parents[2]
 
 SHELL = {"shell.ran"}
 ROTATION = {point for point in POINTS if point.startswith("key.")}
+SCHEDULE = {"schedule.said"}
 OUTBOX = {point for point in POINTS if point.startswith("outbox.")}
 
 ONCE_EACH = [("hello", point) for point in sorted(POINTS)]
 MORE = (
-    [("hello", f"{point}:2") for point in sorted(POINTS - ROTATION - SHELL)]
+    [("hello", f"{point}:2") for point in sorted(POINTS - ROTATION - SHELL - SCHEDULE)]
     + [("hello", f"journal.appended:{number}") for number in (3, 4, 5, 6)]
     + [("probe", point) for point in sorted(OUTBOX)]
 )
@@ -53,6 +57,8 @@ async def test_nothing_is_lost_or_doubled_by_dying_at(
         dying = scenario.start(crash_at=crash_at).wait_until_ready()
         if point in ROTATION:
             talking.append(asyncio.create_task(_rotate(scenario)))
+        if point in SCHEDULE:
+            await _schedule(scenario, talking)
         await _death(dying, crash_at)
         living = scenario.start().wait_until_ready()
         try:
@@ -66,6 +72,8 @@ async def test_nothing_is_lost_or_doubled_by_dying_at(
         assert not scenario.service.refused
         assert scenario.orphans() <= 2, "at most one opening per conversation and crash"
         _each_mark_once(scenario)
+        if point in SCHEDULE:
+            await _said_and_done_once(scenario)
 
 
 def _talk(scenario: Scenario, *, in_shell: bool) -> list[asyncio.Task[None]]:
@@ -81,6 +89,31 @@ async def _rotate(scenario: Scenario) -> None:
     """Ask for a new master key while messages come in; the server dies of it."""
     with pytest.raises(Exception, match=r".*"):
         (await scenario.control("POST", "/key/rotate")).raise_for_status()
+
+
+async def _schedule(scenario: Scenario, talking: list[asyncio.Task[None]]) -> None:
+    """Have a schedule speak where people spoke; the server dies just after it has."""
+    await asyncio.gather(*talking)
+    (place, *_) = (await scenario.control("GET", "/conversations")).json()["conversations"]
+    wish = {"name": "tidy", "cron": "0 0 1 1 *", "agent": "gofer", "say": '$tool mark {"line": "tidied"}'}
+    made = await scenario.control("POST", f"/conversations/{place['id']}/schedules", wish)
+    assert made.status_code == 201, made.text
+    (await scenario.control("POST", "/schedules/tidy/run")).raise_for_status()
+
+
+async def _said_and_done_once(scenario: Scenario) -> None:
+    said = select(messages.c.conversation_id, messages.c.seq).where(messages.c.event == "schedule")
+    (message,) = await scenario.read(lambda connection: connection.execute(said).all())
+    done = select(jobs.c.id).where(jobs.c.conversation_id == message.conversation_id, jobs.c.kind == "answer")
+    done = done.where(jobs.c.covers_from < message.seq, jobs.c.covers_to >= message.seq)
+    (job_id,) = await scenario.read(lambda connection: connection.execute(done).scalars().all())
+    begun = select(events.c.data).where(events.c.job_id == job_id, events.c.kind == "run.started")
+    (facts,) = await scenario.read(lambda connection: connection.execute(begun).scalars().all())
+    assert facts["background"], "on the smaller budget"
+    marks = Path(scenario.environment["GOFER_TEST_MARKS"])
+    assert marks.read_text().split().count("tidied") == 1, "the owner's words are obeyed, once"
+    assert isinstance(scenario.service, HelloService)
+    assert [reply.key.split("-")[1] for reply in scenario.service.ledger].count(str(job_id)) == 1
 
 
 async def _death(gofer: Gofer, crash_at: str) -> None:

@@ -101,7 +101,7 @@ class Acting:
         answer = await self._questions.answer(call.id)
         if answer is None:
             unread = await self._inbox.unread(state.included_to)
-            if all(quotes(said.trust, state.trust) for said in unread):
+            if all(said.background or quotes(said.trust, state.trust) for said in unread):
                 return self._asked(call)
         await self._finish(call, Ran(_answered(answer), "ok"), 0)
         return None

@@ -34,7 +34,7 @@ from gofer.people import elsewhere
 from gofer.settings import Settings
 from gofer.store import tables
 from gofer.store.database import Database
-from gofer.store.tables import Trust, bindings, messages
+from gofer.store.tables import SCHEDULE, Trust, bindings, messages
 from gofer.tool import Shell, Tool
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
@@ -217,10 +217,12 @@ class Answerer:
             case Asked(call_id, question, _):
                 choices = "".join(f"\n- {choice}" for choice in question.choices)
                 drafts = await self._drafts(claim, asker, question.text + choices, "note")
+                # A schedule cannot be asked: whoever is known there may answer.
+                asked_of = "" if asker.message.event == SCHEDULE else asker.message.author.id
                 return Wait(
                     question.text,
                     call_id,
-                    asker.message.author.id,
+                    asked_of,
                     question.expires_after,
                     drafts,
                     cost,

@@ -53,7 +53,7 @@ async def waking_trust(ports: Ports) -> Trust:
             return trust
     unread = await ports.inbox.unread(ports.covers.read_seq)
     waking = [said for said in unread if said.addressed] or unread
-    return max((said.trust for said in waking), key=rank, default=ports.covers.trust)
+    return max((said.trust for said in waking), key=rank, default="unknown")
 
 
 async def build(
@@ -63,7 +63,7 @@ async def build(
     names = tuple({model.name, *getattr(model, "names", ())})
     longest = max(LEAST_TOKENS, min(spec.limits.output_tokens, model.context_window // 4))
     settings = spec.limits.model_copy(update={"output_tokens": longest})
-    limits = Limits(settings, prices, names, ports.ledger, background=ports.covers.background)
+    limits = Limits(settings, prices, names, ports.ledger)
     policy = Policy(spec.tools, await waking_trust(ports))
     runner = Tools(
         Registry(tools),

@@ -43,6 +43,8 @@ class Said:
     """Somebody else's words that came along: a forward, the message it answers."""
     at: str = ""
     """When, for the model: 2026-11-16 09:30 UTC."""
+    background: bool = False
+    """A schedule said it: nobody waits for the answer."""
 
     @property
     def has_strangers_words(self) -> bool:
@@ -119,11 +121,5 @@ class Covers:
 
     read_seq: int
     """Everything up to here was dealt with by earlier jobs."""
-    background: bool = False
-    """Nobody waits for it: the smaller budget applies."""
-    prompt: str = ""
-    """What to do, for a job that no message started (a schedule)."""
-    trust: Trust = "unknown"
-    """Of whoever set up such a job."""
     extra: dict[str, str] = field(default_factory=dict)
     """Facts for the model that do not change during the job, such as the repository."""

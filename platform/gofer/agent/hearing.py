@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gofer.agent.context import Context
-from gofer.agent.conversation import Covers, Inbox, Said, rank
+from gofer.agent.conversation import Covers, Inbox, Said, Trust, rank
 from gofer.agent.limits import Go, Note
 from gofer.agent.model import Block
 from gofer.agent.progress import Finding
 from gofer.agent.record import Recorder
-from gofer.agent.untrusted import MAX_TEXT, note, plain, quotes, render
+from gofer.agent.untrusted import MAX_TEXT, note, quotes, render
 
 MOST_AT_ONCE = 120_000
 """Characters of new messages taken into one turn."""
@@ -28,6 +28,8 @@ class Heard:
     said: Sequence[Said]
     notes: Sequence[Note]
     blocks: list[Block]
+    awaited: bool
+    """Somebody in it waits for an answer."""
 
 
 class Hearing:
@@ -43,11 +45,12 @@ class Hearing:
         unread = await self._inbox.unread(covers.read_seq)
         waking = [said for said in unread if said.addressed] or unread
         woken_by = max(waking, key=lambda said: rank(said.trust), default=None)
+        trust: Trust = woken_by.trust if woken_by else "unknown"
         after, to = await self._context.start(covers.read_seq)
         return {
-            "trust": woken_by.trust if woken_by else covers.trust,
+            "trust": trust,
             "woken_by": woken_by.author if woken_by else "",
-            "prompt": covers.prompt,
+            "background": all(said.background for said in waking if not quotes(said.trust, trust)),
             "history_after": after,
             "history_to": to,
         }
@@ -58,7 +61,8 @@ class Hearing:
         notes = self._last_words()
         if finding is not None:
             notes.append(Note(f"nudge:{finding.code}", finding.text))
-        return Heard(said, notes, [*self._blocks(said), *(note(one.text) for one in notes)])
+        awaited = any(one.addressed and self._steers(one) and not one.background for one in said)
+        return Heard(said, notes, [*self._blocks(said), *(note(one.text) for one in notes)], awaited)
 
     async def turn(self, heard: Heard, go: Go) -> dict[str, Any]:
         """The event with which a turn starts."""
@@ -73,14 +77,14 @@ class Hearing:
             "size": await self._context.raw_size(state, blocks),
             "notes": [one.code for one in (*heard.notes, *go.notes) if one.code],
             "narrowed": strangers or (not state.rounds and await self._context.tainted(state)),
+            "awaited": heard.awaited,
             "wrap_up": {"code": go.wrap_up.code, "sentence": go.wrap_up.sentence} if go.wrap_up else None,
         }
 
     async def _news(self) -> Sequence[Said]:
-        """New messages up to the last that may steer; those of less trust behind it wait for a run of their own."""
-        state = self._record.state
-        unread = await self._inbox.unread(state.included_to)
-        steering = [index for index, said in enumerate(unread) if not quotes(said.trust, state.trust)]
+        """New messages up to the last that may steer; the others behind it wait for a run of their own."""
+        unread = await self._inbox.unread(self._record.state.included_to)
+        steering = [index for index, said in enumerate(unread) if self._steers(said)]
         if not steering:
             return []
         end, size = steering[0], 0
@@ -90,6 +94,11 @@ class Hearing:
                 break
             end = index if index in steering else end
         return unread[: end + 1]
+
+    def _steers(self, said: Said) -> bool:
+        """Not what less trusted people say; nor a schedule, in a run that somebody waits for."""
+        state = self._record.state
+        return not quotes(said.trust, state.trust) and (state.background or not said.background)
 
     def _last_words(self) -> list[Note]:
         """What to tell the model about how its last answer ended."""
@@ -103,8 +112,4 @@ class Hearing:
 
     def _blocks(self, said: Sequence[Said]) -> list[Block]:
         state = self._record.state
-        blocks = [block for one in said for block in render(one, state.trust)]
-        if not state.rounds and state.prompt:
-            origin = {"seq": state.included_to, "trust": state.trust, "quoted": False}
-            blocks.append({"type": "text", "text": f"[task]\n{plain(state.prompt)}", "origin": origin})
-        return blocks
+        return [block for one in said for block in render(one, state.trust)]

@@ -20,8 +20,8 @@ class Kind:
 
 
 KINDS: Mapping[str, Kind] = {
-    # The first event: who woke the run, and where its history begins and ends.
-    "run.started": Kind(1, frozenset({"prompt", "woken_by"})),
+    # The first event: who woke the run, whether they wait for it, and where its history begins and ends.
+    "run.started": Kind(1, frozenset({"woken_by"})),
     # A model call begins: what is new to the model, up to which message, and what is reserved for the call.
     "turn.started": Kind(1, frozenset({"input"})),
     # A call, or a try at one, failed. What it cost is charged.

@@ -5,6 +5,7 @@ All figures come from the folded journal and from the platform's ledger, so a re
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -15,7 +16,7 @@ from gofer.agent.model import Usage
 from gofer.agent.prices import MICROS, Price, Prices
 from gofer.agent.state import State
 
-Scope = Literal["day", "conversation"]
+Scope = Literal["day", "conversation", "background"]
 WRAP_UP_TOKENS = 3000
 """Models that always think need room for that before the first word."""
 LEAST_TOKENS = 512
@@ -36,7 +37,9 @@ class LimitSettings(BaseModel):
     tokens: int = Field(default=10_000_000, ge=1000)
     job_dollars: float = Field(default=1.0, ge=0)
     background_dollars: float = Field(default=0.25, ge=0)
-    """For a job nobody waits for."""
+    """For a job nobody waits for; never more than `job_dollars`."""
+    background_day_dollars: float = Field(default=2.5, ge=0)
+    """For all such jobs of this agent in one day, so that they leave the rest of it to people."""
     day_dollars: float = Field(default=10.0, ge=0)
     """For this agent in one day of the workspace's time zone."""
     conversation_dollars: float = Field(default=0, ge=0)
@@ -51,9 +54,16 @@ class LimitSettings(BaseModel):
         values = {name: min(value, most[name]) if value else most[name] for name, value in own.items()}
         return type(self).model_validate({**self.model_dump(), **values})
 
-    def caps(self) -> dict[Scope, int]:
+    def job_cap(self, *, background: bool) -> int:
+        """What a job may cost, in millionths of a dollar; 0 for no cap."""
+        wanted = (self.job_dollars, self.background_dollars if background else 0)
+        return micros(min((dollars for dollars in wanted if dollars), default=0))
+
+    def caps(self, *, background: bool) -> dict[Scope, int]:
         """Caps that span jobs, in millionths of a dollar."""
         wanted: dict[Scope, float] = {"day": self.day_dollars, "conversation": self.conversation_dollars}
+        if background:
+            wanted["background"] = self.background_day_dollars
         return {scope: micros(dollars) for scope, dollars in wanted.items() if dollars}
 
 
@@ -64,7 +74,9 @@ def micros(dollars: float) -> int:
 class Ledger(Protocol):
     """Spending that spans jobs; the platform keeps it in its store, per agent and day and per conversation."""
 
-    async def reserve(self, key: str, amount: int, caps: Mapping[Scope, int]) -> Scope | None:
+    async def reserve(
+        self, key: str, amount: int, caps: Mapping[Scope, int], *, background: bool = False
+    ) -> Scope | None:
         """Set aside this much for a call of this job, in one transaction with the check of all caps.
 
         Returns the scope whose cap it would break, and then sets nothing aside. The same key again replaces its
@@ -115,18 +127,15 @@ class Limits:
         prices: Prices,
         models: tuple[str, ...],
         ledger: Ledger,
-        *,
-        background: bool = False,
     ) -> None:
         self._settings = settings
         self._prices = prices
         self._models = models
         self._ledger = ledger
-        self._job_cap = micros(settings.background_dollars if background else settings.job_dollars)
 
-    def check_start(self) -> Halt | None:
+    def check_start(self, state: State) -> Halt | None:
         """An unknown price with a cap on cost: nobody could keep the promise."""
-        capped = self._job_cap or self._settings.caps()
+        capped = self._job_cap(state) or self._settings.caps(background=state.background)
         unknown = [model for model in self._models if self._prices.of(model) is None]
         if not capped or not unknown:
             return None
@@ -141,18 +150,22 @@ class Limits:
         price = self._prices.of(model)
         return price.cost(usage) if price else 0
 
-    async def before_turn(self, state: State, size: int) -> Go | Halt:
-        """Whether the next call, with this many input tokens, may be made, and how long its answer may be."""
+    async def before_turn(self, state: State, size: int, *, awaited: bool = False) -> Go | Halt:
+        """Whether the next call, with this many input tokens, may be made, and how long its answer may be.
+
+        With `awaited` somebody has joined in, of whom the journal will know when the turn starts.
+        """
+        state = dataclasses.replace(state, background=state.background and not awaited)
         price = self._dearest()
         over = self._over(state)
         tokens = min(self._settings.output_tokens, self._affordable(state, size, price))
         if over is None and tokens >= LEAST_TOKENS and not state.wrapping_up:
-            scope = await self._reserve(state, price.worst(size, tokens))
+            scope = await self._reserve(state, _next_turn(state), price.worst(size, tokens))
             if scope is None:
                 return self._go(state, tokens, price.worst(size, tokens))
             over = _scope_halt(scope, self._settings)
         begun = Halt(**state.wrapping_up) if state.wrapping_up else None
-        return await self._wrap_up(state, size, price, begun or over or self._job_halt())
+        return await self._wrap_up(state, size, price, begun or over or self._job_halt(state))
 
     async def settle(self, state: State, cost: int, model: str) -> None:
         """Tell the ledger what the call that just ended has cost, failed tries included."""
@@ -167,14 +180,17 @@ class Limits:
         price = self._dearest()
         amount = price.worst(input_tokens, output_tokens)
         after = price.worst(input_tokens, WRAP_UP_TOKENS)
-        if self._job_cap and state.spent + state.reserved + amount + after > self._job_cap:
+        cap = self._job_cap(state)
+        if cap and state.spent + state.reserved + amount + after > cap:
             return False
-        key = f"summary:{state.compactions + 1}"
-        return await self._ledger.reserve(key, amount, self._settings.caps()) is None
+        return await self._reserve(state, f"summary:{state.compactions + 1}", amount) is None
 
     def time_left(self, state: State) -> float:
         """Seconds of active time; what a tool may use at most."""
         return max(0.0, self._settings.active_minutes * 60 - state.active_ms / 1000)
+
+    def _job_cap(self, state: State) -> int:
+        return self._settings.job_cap(background=state.background)
 
     def _dearest(self) -> Price:
         known = [price for model in self._models if (price := self._prices.of(model))]
@@ -192,25 +208,31 @@ class Limits:
             return Halt("limit.tokens", f"I reached the limit of {settings.tokens} tokens for one job.")
         return None
 
-    def _job_halt(self) -> Halt:
-        return Halt("budget.job", f"The budget of ${self._job_cap / MICROS:.2f} for one job is used up.")
+    def _job_halt(self, state: State) -> Halt:
+        kind = "background job" if state.background else "job"
+        dollars = self._job_cap(state) / MICROS
+        return Halt("budget.job", f"The budget of ${dollars:.2f} for one {kind} is used up.")
 
     def _affordable(self, state: State, size: int, price: Price) -> int:
         """Output tokens that still leave enough for a wrap-up answer after this call."""
-        if not self._job_cap or not price.output:
+        cap = self._job_cap(state)
+        if not cap or not price.output:
             return self._settings.output_tokens
-        left = self._job_cap - state.spent - state.reserved
+        left = cap - state.spent - state.reserved
         left -= price.worst(size, 0) + price.worst(size + self._settings.output_tokens, WRAP_UP_TOKENS)
         return int(left / price.output)
 
-    async def _reserve(self, state: State, amount: int) -> Scope | None:
-        return await self._ledger.reserve(f"turn:{state.calls + 1}", amount, self._settings.caps())
+    async def _reserve(self, state: State, key: str, amount: int) -> Scope | None:
+        background = state.background
+        caps = self._settings.caps(background=background)
+        return await self._ledger.reserve(key, amount, caps, background=background)
 
     async def _wrap_up(self, state: State, size: int, price: Price, why: Halt) -> Go | Halt:
         amount = price.worst(size, WRAP_UP_TOKENS)
-        if self._job_cap and state.spent + state.reserved + amount > self._job_cap:
+        cap = self._job_cap(state)
+        if cap and state.spent + state.reserved + amount > cap:
             return why
-        if await self._reserve(state, amount) is not None:
+        if await self._reserve(state, _next_turn(state), amount) is not None:
             return why
         text = f"{why.sentence} This is your last turn: call no tool. Say what is done, what is not, and what is next."
         return Go(WRAP_UP_TOKENS, amount, (Note(why.code, text),), wrap_up=why)
@@ -232,12 +254,23 @@ class Limits:
             (state.active_ms / (settings.active_minutes * 60_000), "working time"),
             (state.tokens / settings.tokens, "tokens"),
         ]
-        if self._job_cap:
-            parts.append(((state.spent + state.reserved) / self._job_cap, "budget"))
+        if cap := self._job_cap(state):
+            parts.append(((state.spent + state.reserved) / cap, "budget"))
         return max(parts)
 
 
+def _next_turn(state: State) -> str:
+    """What the ledger calls the next call of the model."""
+    return f"turn:{state.calls + 1}"
+
+
 def _scope_halt(scope: Scope, settings: LimitSettings) -> Halt:
+    if scope == "background":
+        dollars = settings.background_day_dollars
+        return Halt(
+            "budget.background",
+            f"This agent's budget of ${dollars:.2f} a day for work that nobody waits for is used up.",
+        )
     if scope == "day":
         return Halt("budget.day", f"This agent's budget of ${settings.day_dollars:.2f} for today is used up.")
     dollars = settings.conversation_dollars

@@ -78,7 +78,7 @@ class Loop:
 
     async def _begin(self) -> None:
         await self._record("run.started", await self._hearing.start(self._covers))
-        if (halt := self._limits.check_start()) is not None:
+        if (halt := self._limits.check_start(self._record.state)) is not None:
             await self._stop(halt)
 
     async def _conclude(self) -> bool:
@@ -109,7 +109,8 @@ class Loop:
         for point in await self._context.shrink(state):
             await self._record(point.kind, point.data)
         heard = await self._hearing.listen(finding)
-        go = await self._limits.before_turn(state, await self._context.size(state, heard.blocks))
+        size = await self._context.size(state, heard.blocks)
+        go = await self._limits.before_turn(state, size, awaited=heard.awaited)
         if isinstance(go, Halt):
             await self._stop(go, state.partial)
             return None

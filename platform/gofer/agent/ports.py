@@ -24,7 +24,7 @@ from gofer.store.blobs import put_blob, read_blob
 from gofer.store.content import open_message
 from gofer.store.database import Database
 from gofer.store.sealing import conversation_key, seal, unseal
-from gofer.store.tables import ASIDE, Trust, messages, participants, questions
+from gofer.store.tables import ASIDE, SCHEDULE, Trust, messages, participants, questions
 from gofer.vault.envelope import DataKey, Vault
 
 CHECKPOINT = "context.checkpoint"
@@ -190,6 +190,7 @@ def said(read: Read, *, by_us: bool = False, files: tuple[str, ...] = (), at: fl
         pictures=pictures,
         files=files,
         quoted=read.message.quoted,
+        background=read.message.event == SCHEDULE,
         at="" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
 

@@ -27,10 +27,18 @@ class StoreLedger:
         self._claim = claim
         self._timezone = timezone
 
-    async def reserve(self, key: str, amount: int, caps: Mapping[Scope, int]) -> Scope | None:
+    async def reserve(
+        self, key: str, amount: int, caps: Mapping[Scope, int], *, background: bool = False
+    ) -> Scope | None:
         return await self._database.write(
             partial(
-                reserve, claim=self._claim, key=key, amount=amount, caps=dict(caps), timezone=self._timezone
+                reserve,
+                claim=self._claim,
+                key=key,
+                amount=amount,
+                caps=dict(caps),
+                timezone=self._timezone,
+                background=background,
             )
         )
 
@@ -41,7 +49,13 @@ class StoreLedger:
 
 
 def reserve(
-    connection: Connection, claim: Claim, key: str, amount: int, caps: Mapping[Scope, int], timezone: str
+    connection: Connection,
+    claim: Claim,
+    key: str,
+    amount: int,
+    caps: Mapping[Scope, int],
+    timezone: str,
+    background: bool,
 ) -> Scope | None:
     """Set money aside if every cap allows it; else say which does not."""
     # Runs of one agent reserve one after the other, else two could both see the last dollar.
@@ -51,7 +65,7 @@ def reserve(
     for scope, cap in caps.items():
         if _spent(connection, claim, scope, day, but=key) + amount > cap:
             return scope
-    _put(connection, claim, key, day, amount, settled=False)
+    _put(connection, claim, key, day, amount, settled=False, background=background)
     return None
 
 
@@ -75,15 +89,25 @@ def today(connection: Connection, timezone: str) -> str:
 def _spent(connection: Connection, claim: Claim, scope: Scope, day: str, *, but: str) -> int:
     mine = case(((spends.c.job_id == claim.id) & (spends.c.key == but), 0), else_=spends.c.micros)
     query = select(func.coalesce(func.sum(mine), 0))
-    if scope == "day":
-        query = query.where(spends.c.agent_id == claim.agent_id, spends.c.day == day)
-    else:
+    if scope == "conversation":
         query = query.where(spends.c.conversation_id == claim.conversation_id)
+    else:
+        query = query.where(spends.c.agent_id == claim.agent_id, spends.c.day == day)
+    if scope == "background":
+        query = query.where(spends.c.background)
     return int(connection.execute(query).scalar_one())
 
 
 def _put(
-    connection: Connection, claim: Claim, key: str, day: str, amount: int, *, settled: bool, model: str = ""
+    connection: Connection,
+    claim: Claim,
+    key: str,
+    day: str,
+    amount: int,
+    *,
+    settled: bool,
+    model: str = "",
+    background: bool = False,
 ) -> None:
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     statement = dialect.insert(spends).values(
@@ -97,10 +121,12 @@ def _put(
         day=day,
         micros=amount,
         settled=settled,
+        background=background,
     )
     connection.execute(
         statement.on_conflict_do_update(
-            index_elements=["job_id", "key"], set_={"micros": amount, "settled": settled, "day": day}
+            index_elements=["job_id", "key"],
+            set_={"micros": amount, "settled": settled, "day": day, "background": background},
         )
     )
 

@@ -64,7 +64,8 @@ class State:
 
     begun: bool = False
     trust: Trust = "unknown"
-    prompt: str = ""
+    background: bool = False
+    """Nobody waits for it: the smaller budget applies."""
     history_after: int = 0
     history_to: int = 0
     summary: Summary | None = None
@@ -145,7 +146,7 @@ def _run_started(state: State, event: Event) -> None:
     data = event.data
     state.begun = True
     state.trust = data["trust"]
-    state.prompt = data.get("prompt", "")
+    state.background = data.get("background", False)
     state.history_after, state.history_to = data["history_after"], data["history_to"]
     state.included_to = data["history_to"]
 
@@ -164,6 +165,8 @@ def _turn_started(state: State, event: Event) -> None:
     state.last_size = data["size"]
     state.given.update(data["notes"])
     state.narrowed = state.narrowed or data["narrowed"]
+    # Once a person has joined in, somebody waits.
+    state.background = state.background and not data.get("awaited", True)
     state.wrapping_up = data["wrap_up"]
 
 

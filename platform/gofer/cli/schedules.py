@@ -1,4 +1,4 @@
-"""`gofer schedules`: jobs made again and again."""
+"""`gofer schedules`: jobs made, and words said to an agent, again and again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from gofer.cli.calling import call
 from gofer.cli.exits import USAGE, Failed
 from gofer.cli.showing import AsJson, ago, show, table
 
-app = typer.Typer(help="Schedules: jobs made again and again.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Schedules: jobs made, and words said to an agent, again and again.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
 @app.command("list")
@@ -23,18 +27,29 @@ def list_schedules(as_json: AsJson = False) -> None:
     """
     found = call("GET", "/schedules")
     rows = [
-        (each["name"], each["cron"], each["timezone"], each["kind"], each["missed"], ago(each["next_at"]))
+        (each["name"], each["cron"], each["timezone"], _work(each), each["missed"], ago(each["next_at"]))
         for each in found["schedules"]
     ]
-    columns = ("schedule", "cron", "time zone", "job", "missed runs", "next")
+    columns = ("schedule", "cron", "time zone", "work", "missed runs", "next")
     show(found, as_json, lambda: table(columns, rows, empty="No schedules."))
+
+
+def _work(schedule: dict[str, Any]) -> str:
+    if not schedule["say"]:
+        return str(schedule["kind"])
+    return f"to {schedule['agent']}: {' '.join(schedule['say'].split())[:40]}"
 
 
 @app.command()
 def add(
     name: Annotated[str, typer.Argument(help="What to call it.", show_default=False)],
     cron: Annotated[str, typer.Argument(help="When: minute hour day month weekday.", show_default=False)],
-    kind: Annotated[str, typer.Option(help="The kind of job to make.")],
+    say: Annotated[str, typer.Option(help="What to say to an agent.")] = "",
+    agent: Annotated[str, typer.Option(help="The agent to say it to.")] = "",
+    conversation: Annotated[
+        str, typer.Option(help="Where to say it: an id of `gofer conversations list`.")
+    ] = "",
+    kind: Annotated[str, typer.Option(help="Instead: the kind of job to make.")] = "",
     payload: Annotated[str, typer.Option(help="What the job is given, as a JSON object.")] = "{}",
     timezone: Annotated[str, typer.Option(help="Its time zone; the workspace's if none.")] = "",
     missed: Annotated[
@@ -42,13 +57,22 @@ def add(
     ] = "once",
     as_json: AsJson = False,
 ) -> None:
-    """Add a schedule.
+    """Add a schedule: something to say to an agent, or a job to make.
 
     \b
+    gofer schedules add standup '0 9 * * 1-5' --agent gofer --conversation conv_x8w2 --say 'What is open?'
     gofer schedules add nightly '0 3 * * *' --kind catch_up --payload '{"connection_id": "github_x8w2"}'
     """
-    wish = {"name": name, "cron": cron, "kind": kind, "timezone": timezone, "missed": missed}
-    made = call("POST", "/schedules", json={**wish, "payload": _object(payload)})
+    times = {"name": name, "cron": cron, "timezone": timezone, "missed": missed}
+    if not say:
+        wish = {**times, "kind": kind, "payload": _object(payload)}
+        made = call("POST", "/schedules", json=wish)
+    elif kind or not (agent and conversation):
+        raise Failed("--say wants --agent and --conversation, and no --kind.", USAGE)
+    else:
+        made = call(
+            "POST", f"/conversations/{conversation}/schedules", json={**times, "agent": agent, "say": say}
+        )
     show(made, as_json, lambda: print(f"The schedule {name} is added."))
 
 

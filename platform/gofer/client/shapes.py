@@ -373,6 +373,12 @@ class Schedule(BaseModel):
     missed: Literal["skip", "once", "all"]
     kind: str
     payload: dict[str, Any]
+    say: str = ""
+    """What it says, if that is its work, …"""
+    agent: str = ""
+    """… to which agent …"""
+    conversation_id: str = ""
+    """… and where."""
     enabled: bool
     next_at: float
     created_at: float

@@ -28,7 +28,9 @@ from gofer.store.content import seal_message
 from gofer.store.ids import new_id
 from gofer.store.sealing import data_key
 from gofer.store.tables import (
+    SCHEDULE,
     JobState,
+    Trust,
     agents,
     bindings,
     connections,
@@ -43,7 +45,7 @@ from gofer.store.tables import (
 from gofer.vault.envelope import DataKey, Vault, aad
 from gofer.vault.rotation import connection_key, new_conversation_key
 
-Source = Literal["webhook", "poll", "catchup", "replay"]
+Source = Literal["webhook", "poll", "catchup", "replay", "schedule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Arrival:
     same_body_window: float = 0
     settings: Mapping[str, Any] | None = None
     """The connection's settings from now on, when the delivery changes them: a place has moved."""
+    trust: Trust = Trust.UNKNOWN
+    """Of the author, where that is known without asking a service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +329,7 @@ def _write_message(
         return
     hot.fetch(
         connection,
-        _APPEND,
+        _APPEND if arrival.trust is Trust.UNKNOWN else _APPEND_ADMITTED,
         {
             "conversation_id": conversation_id,
             "seq": seq,
@@ -334,12 +338,14 @@ def _write_message(
             "event": message.event,
             "connection_id": arrival.connection_id,
             "external_id": _plain(message.external_id),
+            "trust": arrival.trust,
             "sealed": sealed,
         },
     )
 
 
-_APPEND = insert(messages).values(trust="unknown", created_at=now(), admitted_at=None)
+_APPEND = insert(messages).values(created_at=now(), admitted_at=None)
+_APPEND_ADMITTED = insert(messages).values(created_at=now(), admitted_at=now())
 
 
 def _keep(
@@ -403,8 +409,9 @@ def _wake(
         if message.addressed and route.trigger in ("any", message.trigger):
             # More parts of it are about to come: an agent should read it whole.
             delay = WHOLE_AFTER if message.joins else 0
+            patient = message.event == SCHEDULE
             woke |= wake_participant(
-                connection, participant_id, seq, arrival.workspace_id, via=via, delay=delay
+                connection, participant_id, seq, arrival.workspace_id, via=via, delay=delay, patient=patient
             )
     return woke
 

@@ -624,6 +624,7 @@ def ensure_job(
     live: str | None,
     via: str | None,
     delay: float = 0,
+    patient: bool = False,
 ) -> bool:
     """Make the job of a participant that is wanted unless it has one; whether workers should look.
 
@@ -631,7 +632,7 @@ def ensure_job(
     """
     if live is not None:
         # Whoever writes while a question is open is heard: the run goes on and sees what was written.
-        waits = live == JobState.WAITING
+        waits = live == JobState.WAITING and not patient
         return waits and bool(hot.fetch(connection, _STOP_WAITING, {"lane_": participant.id}))
     submit(
         connection,

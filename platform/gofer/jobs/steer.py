@@ -170,15 +170,25 @@ def expire_questions(connection: Connection) -> int:
 
 
 def wake_participant(
-    connection: Connection, participant_id: str, seq: int, workspace_id: str, *, via: str, delay: float = 0
+    connection: Connection,
+    participant_id: str,
+    seq: int,
+    workspace_id: str,
+    *,
+    via: str,
+    delay: float = 0,
+    patient: bool = False,
 ) -> bool:
-    """Note that a message wants the participant and make its job unless it has one. Conversation locked."""
+    """Note that a message wants the participant and make its job unless it has one. Conversation locked.
+
+    A patient one leaves a job alone that waits for somebody's answer.
+    """
     row = hot.first(connection, _WAKE, {"who": participant_id, "seq_": seq})
     if row is None:
         # A later message has woken it already, or it has dealt with this one: an edit of something old.
         return ensure_answer(connection, participant_id, delay=delay)
     return row.wake_seq > row.read_seq and ensure_job(
-        connection, row, workspace_id, live=row.live, via=via, delay=delay
+        connection, row, workspace_id, live=row.live, via=via, delay=delay, patient=patient
     )
 
 

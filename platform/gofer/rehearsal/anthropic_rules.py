@@ -135,6 +135,9 @@ def _order(messages: list[dict[str, Any]]) -> Iterator[str]:
         yield "messages: first message must use the user role"
     if messages[-1]["role"] != "user":
         yield "This model does not support assistant message prefill."
+    answers = [_content(message) for message in messages if message["role"] == "assistant"]
+    if answers and answers[-1] and answers[-1][-1].get("text", "x")[-1:].isspace():
+        yield "messages: final assistant content cannot end with trailing whitespace"
     for before, after in pairwise(messages):
         if before["role"] == after["role"]:
             yield f"messages: two {after['role']} messages in a row"

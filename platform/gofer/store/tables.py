@@ -12,6 +12,7 @@ from typing import Any, cast
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     ColumnElement,
     ForeignKey,
@@ -20,6 +21,7 @@ from sqlalchemy import (
     LargeBinary,
     String,
     Table,
+    false,
     literal_column,
     text,
 )
@@ -88,6 +90,9 @@ class ReplyState(StrEnum):
 
 ASIDE = ("command", "button", "place")
 """Events of messages that the platform deals with itself: they are no part of what an agent reads."""
+
+SCHEDULE = "schedule"
+"""The event of a message that a schedule says: nobody waits for its answer."""
 
 IS_UNSENT: ColumnElement[bool] = literal_column("reply.state IN ('planned','placed')")
 """Spelled out for the planner, like `in_state`."""
@@ -437,7 +442,7 @@ class Delivery(SQLModel, table=True):
     """The service's id, or a hash where it has none: what makes a repeat a repeat."""
     body_hash: str
     source: str
-    """How it came: webhook, poll, catchup, replay."""
+    """How it came: webhook, poll, catchup, replay, schedule."""
     event: str
     note: str = ""
     """Why it became no message, if it did not."""
@@ -707,6 +712,10 @@ class Spend(SQLModel, table=True):
     micros: int = _big()
     """Millionths of a dollar: the worst case until the call is settled, then what it cost."""
     settled: bool = False
+    background: bool = Field(
+        default=False, sa_column=Column(Boolean, nullable=False, server_default=false(), default=False)
+    )
+    """For a job nobody waits for."""
 
 
 class Shell(SQLModel, table=True):

@@ -103,6 +103,8 @@ def test_secrets_keys_schedules_and_the_rest(server: Process | None, terminal: T
     assert "Europe/Berlin" in terminal("schedules", "list")
     terminal("schedules", "remove", "nightly")
     terminal("schedules", "remove", "nightly", fails=3)
+    saying = ("--agent", "gofer", "--say", "What is open?", "--conversation")
+    terminal("schedules", "add", "standup", "0 9 * * 1-5", *saying, "conv_nowhere", fails=3)
 
     assert terminal.json("questions", "list") == {"questions": []}
     terminal("questions", "answer", "q_none", "yes", fails=3)

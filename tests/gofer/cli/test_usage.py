@@ -62,6 +62,8 @@ def test_help_imports_nothing_heavy() -> None:
         (("schedules", "add", "x", "* * * * *", "--kind", "y", "--timezone", "Mars"), 2, "Mars"),
         (("schedules", "add", "x", "* * * * *", "--kind", "y", "--missed", "maybe"), 2, "missed"),
         (("schedules", "add", "x", "* * * * *", "--kind", "y", "--payload", "["), 2, "JSON"),
+        (("schedules", "add", "x", "* * * * *", "--say", "hello"), 2, "agent"),
+        (("schedules", "add", "x", "* * * * *"), 2, "kind"),
         (("replay", "nothing.json", "--to", "x"), 2, "nothing.json"),
         (("replay", "7"), 3, "no delivery 7"),
         (("restore", "nothing.db"), 2, "nothing.db"),

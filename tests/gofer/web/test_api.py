@@ -186,6 +186,35 @@ def test_schedules_are_added_changed_run_and_removed(api: httpx2.Client) -> None
     assert api.get(path).status_code == 404
 
 
+def test_a_schedule_says_something_to_an_agent_in_a_conversation(house: House, api: httpx2.Client) -> None:
+    room = api.post("/messages", json={"text": "hello"}).json()["conversation_id"]
+    wish = {"name": "standup", "cron": "0 9 1 1 *", "agent": "gofer", "say": "What is open?"}
+    made = api.post(f"/conversations/{room}/schedules", json=wish)
+    assert made.status_code == 201
+    path = f"/schedules/{made.json()['id']}"
+    shown = api.get(path)
+    assert {name: shown.json()[name] for name in wish} == wish
+    assert shown.json()["conversation_id"] == room
+    assert "sealed" not in shown.text
+    assert api.get("/schedules").json()["schedules"][0]["say"] == "What is open?"
+    browser = house.browser()
+    browser.follow(house.link(house.owner()))
+    assert "What is open?" in browser.get("/schedules").text
+    changed = api.patch(path, json={"say": "What is done?"}, headers={"if-match": shown.headers["etag"]})
+    assert changed.json()["say"] == "What is done?"
+    assert (
+        api.patch(path, json={"say": "Never."}, headers={"if-match": shown.headers["etag"]}).status_code
+        == 412
+    )
+    assert api.patch(path, json={"payload": {}}).status_code == 409
+    assert api.post("/conversations/conv_gone/schedules", json={**wish, "name": "x"}).status_code == 404
+    nobody = {**wish, "name": "x", "agent": "nobody"}
+    assert api.post(f"/conversations/{room}/schedules", json=nobody).status_code == 404
+    operator = house.api(house.token(house.owner(), scope="write"))
+    assert operator.post(f"/conversations/{room}/schedules", json={**wish, "name": "x"}).status_code == 403
+    assert api.delete(path).status_code == 200
+
+
 # Jobs.
 
 
@@ -368,7 +397,8 @@ def test_shapes_of_rows_are_those_of_the_tables() -> None:
         (shapes.Event, tables.events, {"sealed"}),
         (shapes.Reply, tables.replies, {"sealed"}),
         (shapes.Delivery, tables.deliveries, {"sealed"}),
-        (shapes.Schedule, tables.schedules, set()),
         (shapes.Secret, tables.secrets, {"id", "workspace_id", "data_key", "sealed"}),
     ):
         assert set(shape.model_fields) == {column.name for column in table.columns} - hidden
+    words = {"say", "agent", "conversation_id"}
+    assert set(shapes.Schedule.model_fields) - words == {column.name for column in tables.schedules.columns}

@@ -116,12 +116,20 @@ def sendable(messages: tuple[Message, ...], model: str) -> list[dict[str, Any]]:
             _plain_block(block) for block in message["content"] if not (foreign and _is_thinking(block))
         ]
         if blocks:
-            sent.append({"role": message["role"], "content": blocks})
+            sent.append(_trimmed({"role": message["role"], "content": blocks}))
     return sent
 
 
 def _plain_block(block: Block) -> Block:
     return {key: value for key, value in block.items() if key != "origin"}
+
+
+def _trimmed(message: dict[str, Any]) -> dict[str, Any]:
+    """Without white space after the last words of an answer, which the API refuses; always, for the prefix's sake."""
+    *before, last = message["content"]
+    if message["role"] != "assistant" or last["type"] != "text":
+        return message
+    return {**message, "content": [*before, {**last, "text": last["text"].rstrip()}]}
 
 
 def _is_thinking(block: Block) -> bool:

@@ -1,7 +1,8 @@
-"""Schedules: jobs made again and again."""
+"""Schedules: jobs made again and again, and words said to an agent again and again."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -17,11 +18,14 @@ from starlette.responses import Response
 from gofer.errors import Conflict, NotFound
 from gofer.jobs.cron import Missed, add_schedule, next_tick, ticks
 from gofer.jobs.queue import SERVICE, submit
+from gofer.jobs.sayings import SAY, Saying, add_saying, sealed_saying, told
 from gofer.jobs.signals import JOBS
 from gofer.jobs.steer import find_job
 from gofer.store.clock import now
 from gofer.store.tables import schedules
-from gofer.web.access import note
+from gofer.vault.envelope import Vault
+from gofer.web.access import note, visitor_of
+from gofer.web.access.members import first_owner
 from gofer.web.control.asking import (
     WORKSPACE,
     Nothing,
@@ -34,18 +38,32 @@ from gofer.web.control.asking import (
     rows,
 )
 
+LONGEST = 100_000
+"""Characters a schedule may say, like anybody in the web chat."""
 _ANY_TIME = datetime(2026, 1, 1)  # noqa: DTZ001 - what a line means is the same at any time
 
 
-class New(Question):
-    """A schedule to add."""
+class Times(Question):
+    """What every schedule has."""
 
     name: str = Field(min_length=1, max_length=100)
     cron: str = Field(max_length=200)
-    kind: str = Field(min_length=1, max_length=100)
-    payload: dict[str, Any] = Field(default_factory=dict)
     timezone: str = Field(default="", max_length=100, description="The workspace's when empty.")
     missed: Missed = "once"
+
+
+class New(Times):
+    """A schedule that makes a job."""
+
+    kind: str = Field(min_length=1, max_length=100)
+    payload: dict[str, Any] = Field(default_factory=dict)
+
+
+class Words(Times):
+    """A schedule that says something to an agent."""
+
+    agent: str = Field(min_length=1, max_length=100)
+    say: str = Field(min_length=1, max_length=LONGEST, pattern=r"\S")
 
 
 class Change(Question):
@@ -55,26 +73,39 @@ class Change(Question):
     timezone: str | None = Field(default=None, max_length=100)
     missed: Missed | None = None
     payload: dict[str, Any] | None = None
+    say: str | None = Field(default=None, min_length=1, max_length=LONGEST, pattern=r"\S")
     enabled: bool | None = None
 
 
 async def index(request: Request) -> Response:
     """List schedules."""
-    found = await platform_of(request).database.read(
-        lambda connection: rows(connection, select(schedules).order_by(schedules.c.name))
+    platform = platform_of(request)
+    found = await platform.database.read(
+        lambda connection: [
+            told(connection, platform.vault, row)
+            for row in rows(connection, select(schedules).order_by(schedules.c.name))
+        ]
     )
     return answered(request, {"schedules": found})
 
 
 async def show(request: Request) -> Response:
     """One schedule, with its next five times."""
-    row = await platform_of(request).database.read(partial(find_schedule, named=request.path_params["id"]))
-    return _shown(request, row)
+    platform = platform_of(request)
+    shown = await platform.database.read(
+        partial(_show, vault=platform.vault, named=request.path_params["id"])
+    )
+    return _shown(request, *shown)
 
 
-def _shown(request: Request, row: dict[str, Any]) -> Response:
+def _show(connection: Connection, vault: Vault, named: str) -> tuple[dict[str, Any], str]:
+    row = find_schedule(connection, named)
+    return told(connection, vault, row), _version(row)
+
+
+def _shown(request: Request, row: dict[str, Any], version: str) -> Response:
     upcoming, words = outlook(row)
-    return answered(request, {**row, "upcoming": upcoming, "words": words}, etag=_version(row))
+    return answered(request, {**row, "upcoming": upcoming, "words": words}, etag=version)
 
 
 def outlook(row: Any) -> tuple[list[float], str]:
@@ -99,12 +130,30 @@ def find_schedule(connection: Connection, named: str, *, to_change: bool = False
 
 
 async def add(request: Request) -> Response:
-    """Add a schedule."""
-    platform = platform_of(request)
+    """Add a schedule that makes a job."""
     new = await asked(request, New)
-    fields = {**new.model_dump(), "timezone": new.timezone or platform.settings.timezone}
+    verb = partial(add_schedule, workspace_id=WORKSPACE, kind=new.kind, payload=new.payload)
+    return await _add(request, new, verb)
+
+
+async def say(request: Request) -> Response:
+    """Add a schedule that says something to an agent in a conversation, with the trust of the owner who adds it."""
+    new = await asked(request, Words)
+    vault, conversation_id = platform_of(request).vault, request.path_params["id"]
+
+    def verb(connection: Connection, **times: Any) -> str:
+        saying = Saying(new.agent, conversation_id, _maker(connection, request), new.say)
+        return add_saying(connection, vault, saying, workspace_id=WORKSPACE, **times)
+
+    return await _add(request, new, verb)
+
+
+async def _add(request: Request, new: Times, verb: Callable[..., str]) -> Response:
+    platform = platform_of(request)
+    timezone = new.timezone or platform.settings.timezone
+    times = {"name": new.name, "cron": new.cron, "timezone": timezone, "missed": new.missed}
     try:
-        schedule_id = await platform.database.write(partial(add_schedule, workspace_id=WORKSPACE, **fields))
+        schedule_id = await platform.database.write(partial(verb, **times))
     except IntegrityError:
         raise Conflict(f"There is a schedule {new.name!r} already. Remove it first.") from None
     note(request, name=new.name)
@@ -112,25 +161,42 @@ async def add(request: Request) -> Response:
     return answered(request, {"id": schedule_id, "name": new.name}, 201, location=location)
 
 
+def _maker(connection: Connection, request: Request) -> str:
+    """The owner on whose behalf a schedule speaks; the command line speaks for the first one."""
+    return visitor_of(request).member_id or str(first_owner(connection).id)
+
+
 async def change(request: Request) -> Response:
     """Change a schedule, or switch it on or off."""
     wish = await asked(request, Change)
     note(request, fields=sorted(wish.model_fields_set))
-    row = await platform_of(request).database.write(
+    shown = await platform_of(request).database.write(
         partial(_change, request=request, named=request.path_params["id"], wish=wish)
     )
-    return _shown(request, row)
+    return _shown(request, *shown)
 
 
-def _change(connection: Connection, request: Request, named: str, wish: Change) -> dict[str, Any]:
+def _change(connection: Connection, request: Request, named: str, wish: Change) -> tuple[dict[str, Any], str]:
     row = find_schedule(connection, named, to_change=True)
     check_match(request, _version(row))
     given = {name: value for name, value in wish.model_dump().items() if value is not None}
+    if ("payload" if row["kind"] == SAY else "say") in given:
+        raise Conflict("A schedule that says something has `say` to change, any other has `payload`.")
+    if "say" in given:
+        given["payload"] = _said_anew(connection, request, row, given.pop("say"))
     merged = {**row, **given}
     if given:
         given["next_at"] = next_tick(connection, merged["cron"], merged["timezone"])
         connection.execute(update(schedules).where(schedules.c.id == row["id"]).values(**given))
-    return {**row, **given}
+    row = {**row, **given}
+    return told(connection, platform_of(request).vault, row), _version(row)
+
+
+def _said_anew(connection: Connection, request: Request, row: dict[str, Any], text: str) -> dict[str, Any]:
+    """Other words, on behalf of whoever chose them."""
+    kept = row["payload"]
+    saying = Saying(kept["agent"], kept["conversation_id"], _maker(connection, request), text)
+    return sealed_saying(connection, platform_of(request).vault, saying, name=row["name"])
 
 
 async def run(request: Request) -> Response:

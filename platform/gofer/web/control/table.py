@@ -96,6 +96,8 @@ OPERATIONS: tuple[Op, ...] = (
     Op("agents.remove", "DELETE", "/agents/{name}", agents.remove, shapes.AgentGone, "owner", versioned=True),
     Op("schedules.list", "GET", "/schedules", schedules.index, shapes.Schedules),
     Op("schedules.add", "POST", "/schedules", schedules.add, shapes.Named, "owner", body=schedules.New, status=201),
+    Op("schedules.say", "POST", "/conversations/{id}/schedules", schedules.say, shapes.Named, "owner",
+       body=schedules.Words, status=201),
     Op("schedules.show", "GET", "/schedules/{id}", schedules.show, shapes.ScheduleInFull, versioned=True),
     Op("schedules.change", "PATCH", "/schedules/{id}", schedules.change, shapes.ScheduleInFull, "owner",
        body=schedules.Change, versioned=True),

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from gofer.errors import Conflict, Malformed, NotFound
 from gofer.intake.polling import CATCH_UP, POLL, SET_UP
+from gofer.jobs import sayings
 from gofer.jobs.cron import add_schedule, ticks
 from gofer.jobs.queue import SERVICE, submit
 from gofer.store.open import FIRST_WORKSPACE
@@ -33,7 +34,10 @@ async def index(request: Request) -> Response:
     """The list, and a form for another."""
     platform = platform_of(request)
     found = await platform.database.read(
-        lambda connection: rows(connection, select(schedules).order_by(schedules.c.name))
+        lambda connection: [
+            sayings.told(connection, platform.vault, row)
+            for row in rows(connection, select(schedules).order_by(schedules.c.name))
+        ]
     )
     return render(
         request,

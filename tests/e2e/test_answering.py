@@ -1,0 +1,205 @@
+"""A whole instance with a model: what people do to a run while it works, waits or fails, on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from sqlalchemy import select, update
+from sqlalchemy.exc import IntegrityError
+
+from gofer.assembly import open_platform
+from gofer.rehearsal.anthropic import Anthropic, Reply, call, calls, fault, say
+from gofer.rehearsal.hello import HelloService
+from gofer.rehearsal.loopback import serve
+from gofer.settings import Settings
+from gofer.store.clock import now
+from gofer.store.tables import attempts, conversations, jobs, messages
+from world import World
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+Eventually = Callable[..., Awaitable[Any]]
+
+
+@dataclass
+class Gated(Anthropic):
+    """Says nothing until its gate is opened, so that a test can do something in the meantime."""
+
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def _stream(self, body: Mapping[str, Any], reply: Reply) -> AsyncIterator[bytes]:
+        await self.gate.wait()
+        async for piece in super()._stream(body, reply):
+            yield piece
+
+
+@dataclass
+class Office:
+    """Gofer, the service people write from, and the model it thinks with."""
+
+    world: World
+    people: HelloService
+    model: Gated
+
+    def play(self, *replies: Reply, gated: bool = False) -> None:
+        """What the model will say from now on."""
+        self.model.script, self.model._answered = replies, 0
+        self.model.received.clear()
+        (self.model.gate.clear if gated else self.model.gate.set)()
+
+    async def say(self, text: str, room: str, **more: Any) -> int:
+        self.people.rooms.add(room)
+        taken = await self.world.say(text, room=room, title=room, connection_id=CONNECTION, **more)
+        return int(taken.seq or 0)
+
+    def told(self, room: str) -> list[str]:
+        return [reply.text for reply in self.people.ledger if reply.room == room]
+
+    async def job(self, room: str) -> Any:
+        query = select(jobs, (jobs.c.run_at - now()).label("in_seconds"))
+        query = query.join(conversations, conversations.c.id == jobs.c.conversation_id)
+        query = query.where(jobs.c.kind == "answer", conversations.c.title == room).order_by(jobs.c.id.desc())
+        return (await self.world.rows(query))[0]
+
+
+CONNECTION = "hello_office"
+
+
+@contextlib.asynccontextmanager
+async def opened(data_dir: Path, url: str, people: HelloService, model: Gated) -> AsyncIterator[Office]:
+    async with serve(model.app) as base:
+        settings = Settings(
+            data_dir=data_dir,
+            database_url=url,
+            anthropic_key=model.key,
+            anthropic_base_url=base,
+            sandbox="off",
+            poll_interval=0.05,
+        )
+        async with open_platform(settings, roles=frozenset({"worker"})) as platform:
+            world = World(platform.database, platform.vault)
+            with contextlib.suppress(IntegrityError):  # there already, after a restart
+                await world.connect(CONNECTION, settings={"reply_url": people.url})
+            yield Office(world, people, model)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def office(own_url: str, own_dir: Path) -> AsyncIterator[Office]:
+    async with HelloService("key").open() as people, opened(own_dir, own_url, people, Gated([])) as office:
+        yield office
+
+
+async def test_an_hour_of_rate_limit_is_a_time_on_the_job_and_costs_no_try(
+    office: Office, eventually: Eventually
+) -> None:
+    office.play(fault("rate_limit", retry_after=3600), say("An hour later."))
+    await office.say("Are you there?", "hour")
+    await eventually(lambda: _in_state(office, "hour", "scheduled"))
+    job = await office.job("hour")
+    assert 3000 < job.in_seconds <= 3600
+    assert (job.reason, job.attempts) == ("model.unavailable", 0)
+    assert office.told("hour") == []
+    await office.world.run(lambda c: c.execute(update(jobs).where(jobs.c.id == job.id).values(run_at=now())))
+    await eventually(lambda: office.told("hour") == ["An hour later."])
+    assert len(office.model.received) == 2
+
+
+async def _in_state(office: Office, room: str, state: str) -> bool:
+    return bool((await office.job(room)).state == state)
+
+
+async def test_stop_ends_a_run_whose_model_is_silent(office: Office, eventually: Eventually) -> None:
+    office.play(say("Never said."), gated=True)
+    await office.say("Think hard.", "stop")
+    await eventually(lambda: office.model.received)
+    await office.say("/stop", "stop", event="command", command="stop", control="stop")
+    await eventually(lambda: office.told("stop"))
+    assert office.told("stop") == ["Stopped, as asked."]
+    job = await office.job("stop")
+    assert job.state == "cancelled"
+    (end,) = await office.world.rows(select(attempts).where(attempts.c.job_id == job.id))
+    assert end.outcome == "cancelled"
+    await eventually(lambda: office.model.open_streams == 0)
+
+
+async def test_what_is_said_while_it_works_reaches_its_next_turn(
+    office: Office, eventually: Eventually
+) -> None:
+    office.play(calls(call("todo", items=[{"text": "paint"}])), say("Both done."), gated=True)
+    await office.say("Paint the door.", "steer")
+    await eventually(lambda: office.model.received)
+    await office.say("In blue, please.", "steer")
+    office.model.gate.set()
+    await eventually(lambda: office.told("steer"))
+    assert office.told("steer") == ["Both done."]
+    first, second = office.model.received
+    assert "In blue" not in str(first["messages"])
+    assert "In blue, please." in str(second["messages"][-1])
+    assert (await office.job("steer")).state == "done"
+
+
+async def test_a_new_epoch_forgets_and_the_history_stays(office: Office, eventually: Eventually) -> None:
+    office.play(say("Noted."), say("Nothing."))
+    await office.say("The code is swordfish.", "new")
+    await eventually(lambda: office.told("new") == ["Noted."])
+    await office.say("/new", "new", event="command", command="new")
+    await eventually(lambda: len(office.told("new")) == 2)
+    await office.say("What is the code?", "new")
+    await eventually(lambda: office.told("new")[-1] == "Nothing.")
+    assert "swordfish" not in str(office.model.received[-1])
+    kept = (await office.job("new")).conversation_id
+    assert (
+        await office.world.count(messages, messages.c.conversation_id == kept, messages.c.event == "message")
+        == 2
+    )
+
+
+async def test_a_refused_key_is_told_to_whoever_asked_and_ends_the_job(
+    office: Office, eventually: Eventually
+) -> None:
+    office.play(say("Hello."), fault("auth"))
+    await office.say("Hello?", "key")
+    await eventually(lambda: office.told("key") == ["Hello."])
+    # Another model, because its breaker opens.
+    other = (
+        update(conversations).where(conversations.c.title == "key").values(model="anthropic/claude-haiku-4-5")
+    )
+    await office.world.run(lambda c: c.execute(other))
+    await office.say("And now?", "key")
+    await eventually(lambda: len(office.told("key")) == 2)
+    assert "refuses the key" in office.told("key")[-1]
+    job = await office.job("key")
+    assert (job.state, job.reason) == ("dead", "model.auth")
+
+
+async def test_a_question_survives_a_restart_and_its_answer_goes_on(
+    database_url: str, data_dir: Path, eventually: Eventually
+) -> None:
+    """It waits without a worker, and the run that goes on has the same calls before it."""
+    asking = calls(call("ask_user", question="Which colour?", choices=["red", "blue"]))
+    model = Gated([asking, say("Blue it is.")])
+    model.gate.set()
+    async with HelloService("key").open() as people:
+        async with opened(data_dir, database_url, people, model) as office:
+            await office.say("Paint it.", "question")
+            await eventually(lambda: _in_state(office, "question", "waiting"))
+            await eventually(lambda: office.told("question"))
+            assert "Which colour?" in office.told("question")[0]
+            waiting = await office.job("question")
+            assert (waiting.owner, waiting.lease_until, waiting.attempts) == (None, None, 0)
+        async with opened(data_dir, database_url, people, model) as office:
+            assert (await office.job("question")).state == "waiting"
+            await office.say("The blue one.", "question", id_="later")
+            await eventually(lambda: len(office.told("question")) == 2)
+            assert office.told("question")[1] == "Blue it is."
+            job = await office.job("question")
+            assert (job.id, job.state) == (waiting.id, "done")
+        assert model.refused == []
+        assert "The blue one." in str(model.received[1]["messages"][-1])
