@@ -34,7 +34,9 @@ async def index(request: Request) -> Response:
 class Inside(Question):
     """Where to look."""
 
-    path: str = Field(default="", max_length=4096, description="A directory in the workspace; else all of it.")
+    path: str = Field(
+        default="", max_length=4096, description="A directory in the workspace; else all of it."
+    )
 
 
 async def show(request: Request) -> Response:

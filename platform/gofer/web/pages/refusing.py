@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gofer.web.access.headers import ALWAYS
 from gofer.web.access.visitor import Caller
-from gofer.web.pages.rendering import render, render_alone
+from gofer.web.pages.rendering import NAVIGATION, render, render_alone
 from gofer.web.problems import on_crash
 
 FOR_MACHINES = ("/api/", "/hooks/", "/healthz", "/readyz", "/metrics", "/static/")
@@ -78,7 +78,7 @@ def refusal(request: Request, status: int, *, title: str, detail: str) -> Respon
         "title": title,
         "detail": detail,
         "hint": HINTS.get(status, ""),
-        "back": "/" + request.url.path.strip("/").partition("/")[0],
+        "back": _back(request),
         "again": str(request.url.path) if status >= 500 and request.method == "GET" else "",
     }
     caller: Caller | None = request.scope.get("gofer.caller")
@@ -87,11 +87,18 @@ def refusal(request: Request, status: int, *, title: str, detail: str) -> Respon
     return render(request, "error.html", status, layout="base.html", **values)
 
 
+def _back(request: Request) -> str:
+    """The list that the page belongs to; empty for one that belongs to none, or is one."""
+    start = "/" + request.url.path.strip("/").partition("/")[0]
+    known = {path for _, entries in NAVIGATION for _, path in entries}
+    return start if start in known and (start != request.url.path or request.method != "GET") else ""
+
+
 async def crashed(request: Request, error: Exception) -> Response:
     """Starlette's handler for what nobody meant to raise; it stands outside of every middleware."""
     response = await on_crash(request, error)
     if _is_for_people(request.scope):
-        values = {"layout": "alone.html", "hint": HINTS[500], "back": "/", "again": ""}
+        values = {"layout": "alone.html", "hint": HINTS[500], "back": "", "again": ""}
         response = render_alone(request, "error.html", 500, **values, **_words(bytes(response.body)))
     response.headers.update(ALWAYS)
     return response
