@@ -25,6 +25,7 @@ GROUPS = (
     "sandbox",
     "agent",
     "telegram",
+    "starting",
     "watching",
     "pages",
 )

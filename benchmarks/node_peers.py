@@ -20,24 +20,27 @@ class NotInstalled(Exception):
     """The peers cannot be installed here."""
 
 
-def install() -> Path:
-    """The folder in which scripts find the peers; raises NotInstalled."""
-    ready = PLACE / "ready"
-    if ready.exists() and ready.read_text() == NODEJS + WANTED.read_text():
-        return PLACE
-    shutil.rmtree(PLACE, ignore_errors=True)
-    PLACE.mkdir(parents=True)
-    shutil.copy(WANTED, PLACE)
+def install(wanted: Path = WANTED, place: Path = PLACE) -> Path:
+    """The folder in which scripts find the packages of a package.json; raises NotInstalled."""
+    if place != PLACE:
+        install()  # Node itself
+    ready = place / "ready"
+    if ready.exists() and ready.read_text() == NODEJS + wanted.read_text():
+        return place
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    shutil.copy(wanted, place)
     pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
     npm = [str(NODE), str(_NPM), "install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
     try:
-        _run([*pip, "--target", str(PLACE / "nodejs"), NODEJS])
-        _run(npm)
+        if place == PLACE:
+            _run([*pip, "--target", str(PLACE / "nodejs"), NODEJS], place)
+        _run(npm, place)
     except (subprocess.SubprocessError, OSError) as error:
         raise NotInstalled(f"Node and its packages cannot be installed here: {error}") from None
-    ready.write_text(NODEJS + WANTED.read_text())
-    return PLACE
+    ready.write_text(NODEJS + wanted.read_text())
+    return place
 
 
-def _run(command: list[str]) -> None:
-    subprocess.run(command, cwd=PLACE, check=True, capture_output=True, timeout=300)
+def _run(command: list[str], place: Path) -> None:
+    subprocess.run(command, cwd=place, check=True, capture_output=True, timeout=600)

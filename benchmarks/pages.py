@@ -9,12 +9,14 @@ import contextlib
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import httpx2
-from sqlalchemy import Connection, insert, update
+from sqlalchemy import Connection, insert, text, update
 
+from benchmarks import postgres
 from benchmarks.report import Row
 from gofer.assembly import open_platform
 from gofer.integration import Author, Incoming
@@ -48,26 +50,74 @@ PATHS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Sql:
+    """How a database says what is not said alike."""
+
+    name: str
+    now: str
+    day: str
+    """One of the last ninety, by i."""
+    blob: str
+    """1,500 bytes."""
+    zeros: str
+    as_json: str
+
+    def json(self, size: int) -> str:
+        """An object with so many bytes' worth of digits, and what an attempt's end says."""
+        value = (
+            """'{"outcome": "done", "reason": "", "more": "' || """ + self.zeros.format(size) + """ || '"}'"""
+        )
+        return self.as_json.format(value)
+
+
+SQLITE = Sql(
+    "SQLite",
+    "strftime('%s','now')",
+    "date('now', '-' || (i % 90) || ' days')",
+    "zeroblob(1500)",
+    "hex(zeroblob({}))",
+    "{}",
+)
+POSTGRES = Sql(
+    "Postgres",
+    "extract(epoch from now())",
+    "to_char(now() - (i % 90) * interval '1 day', 'YYYY-MM-DD')",
+    "decode(repeat('00', 1500), 'hex')",
+    "repeat('00', {})",
+    "CAST({} AS json)",
+)
+
+
 async def main(quick: bool) -> list[Row]:
-    """Time every page on both."""
+    """Time every page on both databases."""
     size, rounds = (0.1, 5) if quick else (1.0, 15)
-    async with _instance() as empty, _instance() as full:
+    rows = await _on(SQLITE, "", "", size, rounds)
+    async with postgres.server() as server:
+        return rows + await _on(POSTGRES, await server.fresh(), await server.fresh(), size, rounds)
+
+
+async def _on(sql: Sql, empty_url: str, full_url: str, size: float, rounds: int) -> list[Row]:
+    async with _instance(empty_url) as empty, _instance(full_url) as full:
         await empty.database.write(partial(_furnish, vault=empty.vault))
         began = time.perf_counter()
         await full.database.write(partial(_furnish, vault=full.vault))
-        await full.database.write(partial(_fill, size=size))
-        print(f"  filled in {time.perf_counter() - began:.0f} s", flush=True)
-        rows = await _times(empty, full, rounds)
+        await full.database.write(partial(_fill, sql=sql, size=size))
+        # What either database does by itself after a while.
+        await full.database.write(lambda connection: connection.exec_driver_sql("ANALYZE"))
+        print(f"  filled {sql.name} in {time.perf_counter() - began:.0f} s", flush=True)
+        rows = await _times(sql, empty, full, rounds)
     slowest = max(rows, key=lambda row: row.value)
-    return [*rows, Row(GROUP, "the slowest page", slowest.value, "ms", at_most=LIMIT, note=slowest.name)]
+    name = f"the slowest page, {sql.name}"
+    return [*rows, Row(GROUP, name, slowest.value, "ms", at_most=LIMIT, note=slowest.name)]
 
 
-async def _times(empty: Platform, full: Platform, rounds: int) -> list[Row]:
+async def _times(sql: Sql, empty: Platform, full: Platform, rounds: int) -> list[Row]:
     rows = []
     async with _visitor(empty) as new, _visitor(full) as old:
         for path in PATHS:
             floor, value = await _best(new, path, rounds), await _best(old, path, rounds)
-            rows.append(Row(GROUP, path, value, "ms", "an empty store", floor))
+            rows.append(Row(GROUP, f"{path}, {sql.name}", value, "ms", "an empty store", floor))
     return rows
 
 
@@ -84,9 +134,9 @@ async def _best(client: httpx2.AsyncClient, path: str, rounds: int) -> float:
 
 
 @contextlib.asynccontextmanager
-async def _instance() -> AsyncIterator[Platform]:
+async def _instance(url: str) -> AsyncIterator[Platform]:
     with tempfile.TemporaryDirectory(prefix="gofer-bench-") as folder:
-        settings = load_settings(data_dir=Path(folder), database_url="")
+        settings = load_settings(data_dir=Path(folder), database_url=url)
         async with open_platform(settings, roles=frozenset()) as platform:
             yield platform
 
@@ -112,7 +162,7 @@ def _furnish(connection: Connection, vault: Vault) -> None:
     for name in ("main", "other"):
         connection.exec_driver_sql(
             "INSERT INTO connection (id, workspace_id, integration, name, enabled, settings, created_at)"
-            f" VALUES ('{name}', 'main', 'hello', '{name}', 0, '{{}}', 1)"
+            f" VALUES ('{name}', 'main', 'hello', '{name}', false, '{{}}', 1)"
         )
     connection.execute(
         insert(conversations).values(
@@ -172,7 +222,7 @@ def _event(seq: int, words: str) -> tuple[str, dict[str, object], dict[str, obje
     }[seq % 4]  # type: ignore[return-value]
 
 
-def _fill(connection: Connection, size: float) -> None:
+def _fill(connection: Connection, sql: Sql, size: float) -> None:
     """A hundred thousand jobs, a million events, and what belongs to them."""
     jobs_, conversations_ = int(100_000 * size), int(10_000 * size)
     connection.execute(
@@ -181,15 +231,15 @@ def _fill(connection: Connection, size: float) -> None:
         ),
         [{"id": f"c{number}", "title": f"talk {number}"} for number in range(conversations_)],
     )
-    for statement in _statements(jobs_, conversations_):
-        connection.exec_driver_sql(statement)
+    for statement in _statements(sql, jobs_, conversations_):
+        connection.execute(text(statement))
 
 
-def _statements(count: int, talks: int) -> tuple[str, ...]:
+def _statements(sql: Sql, count: int, talks: int) -> tuple[str, ...]:
     def n(most: int) -> str:
         return f"WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < {most})"
 
-    at = f"strftime('%s','now') - ({count} - i) * 20"
+    at = f"{sql.now} - ({count} - i) * 20"
     state = "CASE WHEN i % 997 = 0 THEN 'dead' WHEN i % 1499 = 0 THEN 'cancelled' ELSE 'done' END"
     kind = "CASE i % 2 WHEN 0 THEN 'answer' ELSE 'deliver' END"
     talk = f"'c' || (i % {talks})"
@@ -197,24 +247,24 @@ def _statements(count: int, talks: int) -> tuple[str, ...]:
         f"""INSERT INTO job (id, workspace_id, kind, pool, state, lane, priority, run_at, attempts, max_attempts,
             fence, cancel_requested, event_seq, conversation_id, connection_id, covers_from, payload, reason,
             created_at, finished_at)
-            {n(count)} SELECT i, 'main', {kind}, 'agent', {state}, 'lane' || i, 0, {at}, 1, 5, 1, 0, 10, {talk},
-            'main', 0, '{{"text": "' || hex(zeroblob(100)) || '"}}', '', {at}, {at} + 5 FROM n""",
+            {n(count)} SELECT i, 'main', {kind}, 'agent', {state}, 'lane' || i, 0, {at}, 1, 5, 1, false, 10, {talk},
+            'main', 0, {sql.json(100)}, '', {at}, {at} + 5 FROM n""",
         f"""INSERT INTO attempt (job_id, fence, number, owner, started_at, ended_at, outcome, reason, cost)
             {n(count)} SELECT i, 1, 1, 'proc_old', {at}, {at} + 4, 'done', '', 0 FROM n""",
         *(
             f"""INSERT INTO event (workspace_id, kind, version, job_id, conversation_id, seq, fence, data, tx, at)
             {n(count)} SELECT 'main', 'attempt.finished', 1, i, {talk}, {seq}, 1,
-            '{{"outcome": "done", "reason": "", "more": "' || hex(zeroblob(60)) || '"}}', 0, {at} FROM n"""
+            {sql.json(60)}, 0, {at} FROM n"""
             for seq in range(1, 11)
         ),
         f"""INSERT INTO delivery (id, workspace_id, connection_id, external_id, body_hash, source, event, note,
             conversation_id, message_seq, sealed, received_at)
             {n(count)} SELECT i, 'main', 'main', 'd' || i, 'h' || i, 'webhook', 'message', '', {talk}, 1,
-            zeroblob(1500), {at} FROM n""",
+            {sql.blob}, {at} FROM n""",
         f"""INSERT INTO spend (workspace_id, agent_id, conversation_id, connection_id, job_id, key, model, day,
             micros, settled)
             {n(count)} SELECT 'main', 'agent' || (i % 3), {talk}, 'main', i, 'turn:1', 'anthropic/m' || (i % 4),
-            date('now', '-' || (i % 90) || ' days'), i % 5000, 1 FROM n""",
+            {sql.day}, i % 5000, true FROM n""",
         f"""INSERT INTO audit_entry (workspace_id, member_id, name, via, address, action, subject, data, status, at)
-            {n(count)} SELECT 'main', '', 'owner', 'session', '', 'jobs.steer', '', '{{}}', 303, {at} FROM n""",
+            {n(count)} SELECT 'main', '', 'owner', 'session', '', 'jobs.steer', '', {sql.json(0)}, 303, {at} FROM n""",
     )

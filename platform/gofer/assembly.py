@@ -35,6 +35,7 @@ from gofer.jobs.sayings import SAY
 from gofer.jobs.signals import EVENTS, LocalSignals, PostgresSignals, RedisSignals, Signals
 from gofer.jobs.upkeep import expire_all_leases
 from gofer.jobs.worker import Capacity, Worker
+from gofer.live import Live, SharedLive
 from gofer.outbox.deliver import Outbox
 from gofer.outbox.presence import Presence
 from gofer.outbox.telling import Telling
@@ -102,9 +103,10 @@ async def _open(
     intake = Intake(
         database=database, vault=vault, accounts=accounts, signals=signals, gate=gate, redactor=redactor
     )
+    owner = new_id("proc")
     platform = Platform(
         settings=settings,
-        owner=new_id("proc"),
+        owner=owner,
         database=database,
         vault=vault,
         redactor=redactor,
@@ -115,6 +117,7 @@ async def _open(
         intake=intake,
         refusals=Refusals(),
         follower=Follower(database=database, vault=vault, redactor=redactor, signals=signals),
+        live=SharedLive(signals, vault, owner) if signals.reaches_others else Live(),
         roles=roles,
     )
     stack.push_async_callback(platform.follower.close)
@@ -240,7 +243,7 @@ def make_worker(platform: Platform, shells: Shells, presence: Presence) -> Worke
 
 
 def _listener(platform: Platform, claim: Claim) -> Listener:
-    """What a run tells as it goes: to who watches here, and a wake-up to who watches elsewhere."""
+    """What a run tells as it goes to who watches, and a wake-up to who follows the log."""
 
     def listen(kind: str, data: dict[str, Any]) -> None:
         platform.live.tell(str(claim.conversation_id), claim.id, kind, data)

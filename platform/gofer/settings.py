@@ -43,7 +43,8 @@ class Settings(BaseSettings):
         description="Empty for SQLite in the data directory, or postgresql://user:password@host/name.",
     )
     redis_url: str = Field(
-        default="", description="Optional: wakes workers on other machines. Holds nothing."
+        default="",
+        description="Optional: wakes workers and carries live words between machines. Holds nothing.",
     )
     master_key: str = Field(
         default="",

@@ -31,7 +31,7 @@ def chromium() -> str:
 def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
     data = tmp_path_factory.mktemp("house") / "data"
     data.mkdir(mode=0o700)
-    with lived_in(data) as lived:
+    with lived_in(data, sandbox="unconfined") as lived:
         yield lived
 
 

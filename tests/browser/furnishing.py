@@ -22,6 +22,8 @@ HOSTILE = (
     "[click](javascript:alert(1)) ![](https://example.org/spy.png) \x1b[31mred\x1b[0m\x1b]0;title\x07 \u202egnp.exe"
 )
 """What a stranger might write, and a command might print."""
+ODD = 'a "b'
+"""The name of a folder."""
 KEY = "rehearsal-key-of-the-pages"
 
 
@@ -37,6 +39,8 @@ def script(request: Mapping[str, Any]) -> Reply:
         return (
             say("Working on it.", delay=0.3) if turn else calls(call("bash", command="sleep 2; echo slept"))
         )
+    if turn == 0 and "a folder" in told:
+        return calls(call("bash", command=f"mkdir '{ODD}' && touch '{ODD}/<i>note'"))
     if turn == 0:
         return say("Let me look.", call("bash", command="uname -s; ls /; false"))
     return say(

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .furnishing import Lived
+
+
+def _shell(lived: Lived) -> dict[str, Any]:
+    found: dict[str, Any] = lived.ask("GET", "/shells")["shells"][-1]
+    return found
 
 
 def places(lived: Lived) -> dict[str, str]:
@@ -22,6 +29,10 @@ def places(lived: Lived) -> dict[str, str]:
         "connection-new": "/connections/new/telegram",
         "agent": "/agents/new",
         "missing": "/runs/999999",
+        "welcome": "/welcome",
+        "docs": "/docs",
+        "shell": (shell := "/shells/{conversation_id}/{agent_id}".format(**_shell(lived))),
+        "inside": f"{shell}/inside",
     }
     lists = ("conversations", "inbox", "shells", "schedules", "connections", "agents", "secrets", "members")
     plain = ("costs", "audit", "logs", "doctor", "settings")

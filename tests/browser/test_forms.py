@@ -10,7 +10,7 @@ import pytest
 from commandline import SIGNING_KEY, until
 from web_house import Browser, csrf_in
 
-from .furnishing import KEY, Lived
+from .furnishing import KEY, ODD, Lived
 from .places import places
 
 
@@ -148,6 +148,32 @@ def test_a_secret_goes_in_and_never_comes_out(owner: Visitor) -> None:
     assert value not in page
     assert value not in owner.read("/audit")
     assert "weather_key is gone." in owner.does("/secrets/remove", owner="", name="weather_key")
+
+
+def test_a_shell_tells_what_it_is_uses_and_holds_until_it_is_closed(owner: Visitor, lived: Lived) -> None:
+    lived.say("shell-1", "Make a folder", room="den")
+    lived.answered("shell-1")
+    (den,) = (
+        each["id"] for each in lived.ask("GET", "/conversations")["conversations"] if each["title"] == "den"
+    )
+    (shell,) = lived.ask("GET", "/shells", params={"conversation": den})["shells"]
+    here = f"/shells/{den}/{shell['agent_id']}"
+    assert f'href="{here}"' in owner.read("/shells")
+    page = owner.read(here)
+    for words in ("none, by unconfined", "1.0 GiB", "mkdir", f'hx-get="{here}/inside"'):
+        assert words in page
+    inside = owner.read(f"{here}/inside")
+    assert re.search(r"Memory</dt><dd>[\d.]+ [KM]iB of 1.0 GiB", inside)
+    assert re.search(r"Disk</dt><dd>[\d.]+ (B|KiB) of 2.0 GiB", inside)
+    (there,) = re.findall(r'href="([^"]+)">a &#34;b/', inside)
+    assert "&lt;i&gt;note" in owner.read(there)
+    told = lived.ask("GET", here, params={"path": ODD})
+    assert [each["name"] for each in told["files"]] == ["<i>note"]
+    assert told["use"]["alive"]
+    for path in ("none", "../..", "a/../.."):
+        assert owner.browser.get(f"{here}/inside", params={"path": path}).status_code == 404
+    assert "Closed." in owner.does(f"{here}/close")
+    assert owner.browser.get(here).status_code == 404
 
 
 def test_a_schedule_is_told_in_words_and_run_at_once(owner: Visitor, lived: Lived) -> None:

@@ -576,12 +576,61 @@ class Shell(BaseModel):
     agent_id: str
     trust: str
     used_at: float
+    provider: str
+    level: str
+    """How isolated it is: none, separated, isolated or limited."""
+    limits: dict[str, float]
+    """Sizes in bytes, times in seconds."""
+    created: float | None
+    commands: int
+    """How many it has run."""
+    running: bool
+    """Whether the last one had not ended when its run did."""
 
 
 class Shells(BaseModel):
     """The last used first."""
 
     shells: list[Shell]
+
+
+class ShellUse(BaseModel):
+    """What a shell uses now."""
+
+    alive: bool | None
+    """None where that cannot be seen: it is in a container."""
+    memory: int
+    """Bytes that its processes have in memory."""
+    disk: int
+    """Bytes of its workspace."""
+    files: int
+    """Files and directories in its workspace."""
+    processes: list[str]
+    looked_at: float
+
+
+class ShellFile(BaseModel):
+    """A file, directory, link or the like in a shell's workspace."""
+
+    name: str
+    kind: str
+    size: int
+    modified_at: float
+    target: str
+    """Where a link points to."""
+
+
+class ShellInFull(BaseModel):
+    """A shell, what it uses, and what a directory of it holds."""
+
+    shell: Shell
+    found: bool
+    """Whether it is on the machine that was asked; if not, nothing below is known."""
+    use: ShellUse | None
+    path: str
+    files: list[ShellFile]
+    more: int
+    """Files beyond those listed."""
 
 
 class ShellClosed(BaseModel):

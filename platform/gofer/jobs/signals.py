@@ -1,7 +1,8 @@
 """Wake-ups: how a process learns that there is something to look at, without asking all the time.
 
 A signal carries no work and may be lost; the safety poll finds what was missed. In one process it is an event;
-on Postgres a NOTIFY, coalesced because one per commit serialises all commits; with Redis a publish.
+on Postgres a NOTIFY, coalesced because one per commit serialises all commits; with Redis a publish. Parcels go the
+same way: a few words for who watches in another process, just as free to get lost.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -24,6 +26,8 @@ SECRETS = "secrets"
 
 QUIET = 0.05
 """Seconds between two notifications of a topic to other processes."""
+MOST_UNSENT = 20
+"""Sendings that may wait for a slow server; parcels beyond are lost."""
 
 
 class Subscription:
@@ -64,12 +68,28 @@ class Signals(Protocol):
     def wake(self, topic: str) -> None:
         """Wake a topic's waiters. Contract: never blocks, never raises."""
 
+    @property
+    def reaches_others(self) -> bool:
+        """Whether there can be other processes to send parcels to."""
+
+    def post(self, parcels: Sequence[str]) -> None:
+        """Send parcels to every process that listens, this one too. Contract: never blocks, never raises.
+
+        A parcel is ASCII of less than 8,000 characters: Postgres takes no more in a notification.
+        """
+
+    def on_parcel(self, take: Callable[[str], None]) -> None:
+        """Have parcels handed to a function. Contract of it: never blocks, never raises."""
+
 
 class LocalSignals:
     """Within one process."""
 
+    reaches_others = False
+
     def __init__(self) -> None:
         self._waiters: dict[str, set[Subscription]] = defaultdict(set)
+        self._take: Callable[[str], None] = lambda parcel: None
 
     async def start(self) -> None:
         """There is nobody else to listen to."""
@@ -89,17 +109,26 @@ class LocalSignals:
         for waiter in self._waiters[topic]:
             waiter.set()
 
+    def post(self, parcels: Sequence[str]) -> None:
+        """There is nobody else to send to."""
+
+    def on_parcel(self, take: Callable[[str], None]) -> None:
+        self._take = take
+
 
 class SharedSignals(LocalSignals):
     """Between processes: wakes its own at once and tells the others at most once per topic and `QUIET`."""
 
     name = "shared"
+    reaches_others = True
 
     def __init__(self) -> None:
         super().__init__()
         self._due: dict[str, asyncio.TimerHandle | None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Task[None] | None = None
+        self._in_turn = asyncio.Lock()
+        """asyncpg takes one statement at a time, and parcels keep their order."""
 
     async def start(self) -> None:
         self._listener = asyncio.create_task(self._keep_listening(), name=f"{self.name}-signals")
@@ -124,9 +153,15 @@ class SharedSignals(LocalSignals):
 
     def _tell(self, topic: str) -> None:
         self._due[topic] = None
-        loop = asyncio.get_running_loop()
-        loop.call_later(QUIET, self._be_quiet_no_more, topic)
-        task = loop.create_task(self._tell_others(topic))
+        asyncio.get_running_loop().call_later(QUIET, self._be_quiet_no_more, topic)
+        self._send(CHANNEL, [topic])
+
+    def post(self, parcels: Sequence[str]) -> None:
+        if len(self._tasks) < MOST_UNSENT:
+            self._send(PARCELS, parcels)
+
+    def _send(self, channel: str, words: Sequence[str]) -> None:
+        task = asyncio.get_running_loop().create_task(self._tell_others(channel, words))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -138,9 +173,10 @@ class SharedSignals(LocalSignals):
         if self._due.get(topic, ...) is None:
             del self._due[topic]
 
-    async def _tell_others(self, topic: str) -> None:
+    async def _tell_others(self, channel: str, words: Sequence[str]) -> None:
         try:
-            await self._publish(topic)
+            async with self._in_turn:
+                await self._publish(channel, words)
         except Exception as error:  # noqa: BLE001 - a lost wake-up costs a second, not a job
             log.debug("signals.not_sent", error=str(error))
 
@@ -152,7 +188,13 @@ class SharedSignals(LocalSignals):
                 log.warning("signals.interrupted", via=self.name, error=str(error))
             await asyncio.sleep(1)
 
-    async def _publish(self, topic: str) -> None:
+    def _heard(self, channel: str, word: str) -> None:
+        if channel == CHANNEL:
+            LocalSignals.wake(self, word)
+        else:
+            self._take(word)
+
+    async def _publish(self, channel: str, words: Sequence[str]) -> None:
         raise NotImplementedError
 
     async def _listen(self) -> None:
@@ -161,6 +203,7 @@ class SharedSignals(LocalSignals):
 
 
 CHANNEL = "gofer"
+PARCELS = "gofer_parcels"
 
 
 class PostgresSignals(SharedSignals):
@@ -172,13 +215,11 @@ class PostgresSignals(SharedSignals):
         super().__init__()
         self._url = "postgresql://" + url.partition("://")[2]
         self._connection: Any = None
-        self._in_turn = asyncio.Lock()
-        """asyncpg takes one statement at a time."""
 
-    async def _publish(self, topic: str) -> None:
-        async with self._in_turn:
-            if self._connection is not None:
-                await self._connection.execute("SELECT pg_notify($1, $2)", CHANNEL, topic)
+    async def _publish(self, channel: str, words: Sequence[str]) -> None:
+        if self._connection is not None:
+            query = "SELECT pg_notify($1, word) FROM unnest($2::text[]) AS word"
+            await self._connection.execute(query, channel, list(words))
 
     async def _listen(self) -> None:
         import asyncpg
@@ -187,7 +228,8 @@ class PostgresSignals(SharedSignals):
         try:
             broken = asyncio.Event()
             connection.add_termination_listener(lambda _: broken.set())
-            await connection.add_listener(CHANNEL, lambda *args: LocalSignals.wake(self, str(args[-1])))
+            for channel in (CHANNEL, PARCELS):
+                await connection.add_listener(channel, lambda *args: self._heard(*args[-2:]))
             self._connection = connection
             await broken.wait()
         finally:
@@ -206,19 +248,20 @@ class RedisSignals(SharedSignals):
         self._url = url
         self._client: Any = None
 
-    async def _publish(self, topic: str) -> None:
+    async def _publish(self, channel: str, words: Sequence[str]) -> None:
         if self._client is not None:
-            await self._client.publish(CHANNEL, topic)
+            for word in words:
+                await self._client.publish(channel, word)
 
     async def _listen(self) -> None:
         from redis.asyncio import Redis
 
         async with Redis.from_url(self._url, socket_connect_timeout=5) as client, client.pubsub() as pubsub:
-            await pubsub.subscribe(CHANNEL)
+            await pubsub.subscribe(CHANNEL, PARCELS)
             self._client = client
             try:
                 async for message in pubsub.listen():
                     if message["type"] == "message":
-                        LocalSignals.wake(self, message["data"].decode())
+                        self._heard(message["channel"].decode(), message["data"].decode())
             finally:
                 self._client = None

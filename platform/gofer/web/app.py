@@ -20,9 +20,10 @@ from gofer.web.control.openapi import document_routes
 from gofer.web.hooks import Hooks
 from gofer.web.metrics import Metrics
 from gofer.web.pages.checks import Checks
+from gofer.web.pages.refusing import Refusing, crashed
 from gofer.web.pages.rendering import Renderer
 from gofer.web.pages.routes import page_routes
-from gofer.web.problems import on_crash, on_gofer_error, on_http_exception, problem
+from gofer.web.problems import on_gofer_error, on_http_exception, problem
 from gofer.web.static_files import StaticFiles
 
 STATIC = "/static/{digest}/{name:path}"
@@ -67,11 +68,15 @@ def public_app(platform: Platform) -> Starlette:
             *welcome.routes(),
             api_mount(*document_routes()),
         ],
-        middleware=[Middleware(access.SecurityHeaders), Middleware(access.Guard, platform=platform)],
+        middleware=[
+            Middleware(access.SecurityHeaders),
+            Middleware(Refusing),
+            Middleware(access.Guard, platform=platform),
+        ],
         exception_handlers={
             GoferError: on_gofer_error,
             HTTPException: on_http_exception,
-            Exception: on_crash,
+            Exception: crashed,
         },
     )
     app.state.renderer = Renderer(static, timezone=settings.timezone)

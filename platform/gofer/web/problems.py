@@ -66,6 +66,10 @@ TITLES = {
 }
 
 
+WORDS = {404: "There is nothing at this address.", 405: "This address cannot be asked like that."}
+"""What Starlette says in two words."""
+
+
 def problem(
     status: int, detail: str, *, code: str = "", retry_after: float | None = None, close: bool = False
 ) -> Response:
@@ -108,7 +112,7 @@ async def on_gofer_error(request: Request, error: Exception) -> Response:
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own 404, 405 and the like in the same shape."""
     assert isinstance(error, HTTPException)
-    response = problem(error.status_code, str(error.detail))
+    response = problem(error.status_code, WORDS.get(error.status_code, str(error.detail)))
     response.headers.update(error.headers or {})
     if error.status_code == 405:
         methods = set(_methods(request.app.routes, {**request.scope, "root_path": ""}))

@@ -1,4 +1,4 @@
-"""Following a conversation as it goes: changes of the log, and what runs in this process say meanwhile."""
+"""Following a conversation as it goes: changes of the log, and what runs say meanwhile, here or elsewhere."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ async def follow(platform: Platform, conversation_id: str, cursor: Cursor) -> As
         _woken_by_log(platform, conversation_id, watcher),
     ):
         outputs: list[dict[str, Any]] = []
+        answered: set[int] = set()
         while True:
             news = await platform.database.read(
                 partial(read_news, platform=platform, conversation_id=conversation_id, cursor=cursor)
@@ -40,13 +41,14 @@ async def follow(platform: Platform, conversation_id: str, cursor: Cursor) -> As
             if news.items or news.state != state:
                 state = news.state
                 yield news
+            answered |= _answered(news)
             more, cursor = news.cursor != cursor, news.cursor
             for frame in outputs:
                 yield frame
             outputs = []
             while not more:
                 pieces = await watcher.wait(LOOK_ANYWAY)
-                for frame in _texts(pieces):
+                for frame in _texts(pieces, answered):
                     yield frame
                 outputs += _outputs(pieces)
                 if not pieces or not all(piece.is_delta for piece in pieces):
@@ -78,11 +80,17 @@ def read_news(connection: Connection, platform: Platform, conversation_id: str, 
     return Reader(connection, platform.vault, platform.redactor, conversation_id).news(cursor)
 
 
-def _texts(pieces: Iterable[Piece]) -> Iterator[dict[str, Any]]:
-    """What the model says, joined; and where it begins again."""
+def _answered(news: Timeline) -> set[int]:
+    return {item["job"] for item in news.items if item["kind"] == "reply" and not item["question"]}
+
+
+def _texts(pieces: Iterable[Piece], answered: set[int]) -> Iterator[dict[str, Any]]:
+    """What the model says, joined; and where it begins again. Words that come after their answer are late."""
     said: dict[str, Any] | None = None
     for piece in pieces:
-        if piece.kind == "text.delta":
+        if piece.kind == "turn.started":
+            answered.discard(piece.job_id)
+        if piece.kind == "text.delta" and piece.job_id not in answered:
             if said is None:
                 said = {"type": "text", "job": piece.job_id, "text": ""}
             said["text"] += inert(piece.data["text"])

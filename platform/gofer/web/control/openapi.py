@@ -18,6 +18,7 @@ from gofer.web.access.guard import CSRF_HEADER, PLAIN_COOKIE
 from gofer.web.access.visitor import AS_ROLE
 from gofer.web.control.asking import LARGEST
 from gofer.web.control.operations import Operation
+from gofer.web.pages.rendering import theme_of
 from gofer.web.problems import TITLES
 
 REF = "#/components/schemas/{model}"
@@ -44,7 +45,9 @@ async def _document(request: Request) -> Response:
 
 async def _page(request: Request) -> Response:
     """The same for people."""
-    page = request.app.state.renderer.html("api.html", theme="", document=document(), groups=_groups())
+    page = request.app.state.renderer.html(
+        "api.html", theme=theme_of(request), document=document(), groups=_groups()
+    )
     return HTMLResponse(page)
 
 

@@ -1,4 +1,4 @@
-"""Shells: the sandboxed sessions that are kept, and closing one."""
+"""Shells: the sandboxed sessions that are kept, what one uses and holds, and closing it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.agent.closing import close_shell
+from gofer.agent.looking import seen, told
+from gofer.errors import NotFound
 from gofer.store.tables import shells
 from gofer.web.control.asking import MOST_ROWS, Question, answered, platform_of, queried, rows
 
@@ -29,6 +31,31 @@ async def index(request: Request) -> Response:
     return answered(request, {"shells": found})
 
 
+class Inside(Question):
+    """Where to look."""
+
+    path: str = Field(
+        default="", max_length=4096, description="A directory in the workspace; else all of it."
+    )
+
+
+async def show(request: Request) -> Response:
+    """Show a shell, what it uses now and what a directory of it holds.
+
+    Only the machine that it is on knows more than its limits.
+    """
+    wanted = queried(request, Inside)
+    row = await platform_of(request).database.read(
+        partial(
+            find_shell,
+            conversation_id=request.path_params["conversation"],
+            agent_id=request.path_params["agent"],
+        )
+    )
+    inside = await seen(row.pop("record"), wanted.path)
+    return answered(request, {"shell": row, **inside})
+
+
 async def close(request: Request) -> Response:
     """End a shell: its processes go within a minute, its files stay for the next."""
     conversation_id, agent_id = request.path_params["conversation"], request.path_params["agent"]
@@ -39,8 +66,18 @@ async def close(request: Request) -> Response:
 
 
 def _list(connection: Connection, wanted: Wanted) -> list[dict[str, Any]]:
-    columns = (shells.c.conversation_id, shells.c.agent_id, shells.c.trust, shells.c.used_at)
-    query = select(*columns).order_by(shells.c.used_at.desc()).limit(wanted.limit)
+    query = select(shells).order_by(shells.c.used_at.desc()).limit(wanted.limit)
     if wanted.conversation:
         query = query.where(shells.c.conversation_id == wanted.conversation)
-    return rows(connection, query)
+    found = [{**row, **told(row["record"])} for row in rows(connection, query)]
+    for row in found:
+        del row["record"]
+    return found
+
+
+def find_shell(connection: Connection, conversation_id: str, agent_id: str) -> dict[str, Any]:
+    """A shell's row with what its record says, and the record itself; raises NotFound."""
+    query = select(shells).where(shells.c.conversation_id == conversation_id, shells.c.agent_id == agent_id)
+    for row in rows(connection, query):
+        return {**row, **told(row["record"])}
+    raise NotFound("There is no such shell; it may have been closed.")

@@ -106,6 +106,7 @@ OPERATIONS: tuple[Op, ...] = (
        status=202),
     Op("costs.show", "GET", "/costs", costs.index, shapes.Costs, query=costs.Wanted),
     Op("shells.list", "GET", "/shells", shells.index, shapes.Shells, query=shells.Wanted),
+    Op("shells.show", "GET", "/shells/{conversation}/{agent}", shells.show, shapes.ShellInFull, query=shells.Inside),
     Op("shells.close", "DELETE", "/shells/{conversation}/{agent}", shells.close, shapes.ShellClosed, "operator"),
     Op("members.list", "GET", "/members", members.index, shapes.Members, "owner"),
     Op("members.add", "POST", "/members", members.add, shapes.Member, "owner", body=members.New, status=201),

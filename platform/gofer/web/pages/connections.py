@@ -88,7 +88,7 @@ def _steps(integration: str, hook: str) -> list[str]:
     steps = {
         "telegram": [
             "In Telegram, talk to @BotFather, send /newbot and follow it.",
-            "Paste the token it gives you under Secrets below as bot_token.",
+            "Paste the token it gives you under Secrets below as token.",
             "Press Test: the bot's name must appear.",
             "Press Invite, and send the bot the code it shows: that makes you its owner.",
         ],
@@ -108,33 +108,48 @@ def offers_sign_up(integration: Integration) -> bool:
     return type(integration).sign_up is not Integration.sign_up
 
 
+_PLAIN = ("string", "integer", "number")
+_SPELT = {"api": "API", "url": "URL"}
+
+
 def fields_of(integration: Integration, values: dict[str, Any]) -> list[dict[str, Any]]:
     """The settings as form fields: text, number, a tick, or JSON for anything deeper."""
     schema = integration.settings.model_json_schema()
     return [
         {
             "name": name,
-            "title": field.get("title", name),
+            "title": _label(name),
             "help": field.get("description", ""),
             "kind": _kind(field),
             "options": field.get("enum", []),
             "value": _shown(values.get(name, field.get("default")), _kind(field)),
+            "default": field.get("default"),
             "required": name in schema.get("required", ()),
         }
         for name, field in schema.get("properties", {}).items()
     ]
 
 
+def _label(name: str) -> str:
+    words = [_SPELT.get(word, word) for word in name.split("_")]
+    return " ".join([words[0][:1].upper() + words[0][1:], *words[1:]])
+
+
 def _kind(field: dict[str, Any]) -> str:
     if field.get("enum"):
         return "choice"
-    return {"boolean": "tick", "integer": "number", "number": "number", "string": "text"}.get(
-        field.get("type", ""), "json"
-    )
+    # What may be null is left empty.
+    (kept, *others) = [each for each in field.get("anyOf", [field]) if each.get("type") != "null"]
+    if not others and kept.get("type") == "array" and kept.get("items", {}).get("type") in _PLAIN:
+        return "list"
+    kind = "" if others else kept.get("type", "")
+    return {"boolean": "tick", "integer": "number", "number": "number", "string": "text"}.get(kind, "json")
 
 
 def _shown(value: Any, kind: str) -> Any:
-    return json.dumps(value, ensure_ascii=False) if kind == "json" else value
+    if kind == "list":
+        return ", ".join(map(str, value or ()))
+    return json.dumps(value, ensure_ascii=False) if kind == "json" and value is not None else value
 
 
 def given_in(integration: Integration, form: FormData) -> dict[str, Any]:
@@ -145,6 +160,10 @@ def given_in(integration: Integration, form: FormData) -> dict[str, Any]:
         text = text_of(form, name)
         if field["kind"] == "tick":
             given[field["name"]] = bool(text)
+        elif field["kind"] == "list":
+            given[field["name"]] = [part.strip() for part in text.split(",") if part.strip()] or field[
+                "default"
+            ]
         elif field["kind"] == "json" and text.strip():
             given[field["name"]] = _json(field["name"], text)
         elif text.strip():

@@ -55,6 +55,16 @@ def _shown(found: re.Match[str]) -> str:
     return "␡" if code == 0x7F else f"⟨U+{code:04X}⟩"
 
 
+def ticks(text: str) -> Markup:
+    """A sentence in which what stands between backticks is code, and nothing else is anything."""
+    parts = inert(text).split("`")
+    if len(parts) % 2 == 0:
+        return escape(inert(text))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if number % 2 else part for number, part in enumerate(parts)
+    )
+
+
 def words(text: str) -> Markup:
     """Markdown as HTML that holds no script, no picture and no style."""
     html = _markdown().render(inert(text))

@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from gofer.platform import Platform
 from gofer.web.access import csrf_of, visitor_of
 from gofer.web.pages import figures
-from gofer.web.pages.inert import inert, words
+from gofer.web.pages.inert import inert, ticks, words
 from gofer.web.static_files import StaticFiles
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -50,7 +50,16 @@ NAVIGATION = (
             ("Settings", "/settings"),
         ),
     ),
-    ("Watch", (("Costs", "/costs"), ("Audit", "/audit"), ("Logs", "/logs"), ("Doctor", "/doctor"))),
+    (
+        "Watch",
+        (
+            ("Costs", "/costs"),
+            ("Audit", "/audit"),
+            ("Logs", "/logs"),
+            ("Doctor", "/doctor"),
+            ("Docs", "/docs"),
+        ),
+    ),
 )
 
 
@@ -84,6 +93,7 @@ class Renderer:
             span=figures.span,
             count=figures.count,
             words=words,
+            ticks=ticks,
             pretty=_pretty,
         )
 

@@ -38,6 +38,7 @@ _READ = {
     "/inbox/{id:int}": inbox.show,
     "/shells": shells.index,
     "/shells/{conversation}/{agent}": shells.show,
+    "/shells/{conversation}/{agent}/inside": shells.inside,
     "/schedules": schedules.index,
     "/connections": connections.index,
     "/connections/new/{integration}": connections.new,

@@ -14,7 +14,8 @@ from gofer.errors import GoferError, Malformed
 from gofer.jobs.signals import EVENTS, JOBS
 from gofer.store.tables import agents, connections
 from gofer.web.access import Role, require, visitor_of
-from gofer.web.pages.rendering import platform_of, render
+from gofer.web.pages.refusing import refusal
+from gofer.web.pages.rendering import platform_of
 from gofer.web.problems import TITLES, status_of
 
 PER_PAGE = 50
@@ -40,10 +41,7 @@ def page(role: Role) -> Callable[[Endpoint], Endpoint]:
 def troubled(request: Request, error: GoferError) -> Response:
     """The page for an error of ours."""
     status = status_of(error)
-    back = "/" + request.url.path.strip("/").partition("/")[0]
-    return render(
-        request, "error.html", status, title=TITLES.get(status, "Error"), detail=str(error), back=back
-    )
+    return refusal(request, status, title=TITLES.get(status, "Error"), detail=str(error))
 
 
 def by(request: Request) -> str:

@@ -1,8 +1,7 @@
-"""Shells: how isolated they are, what they may use, what they last did; closing one."""
+"""Shells: how isolated they are, what they may use and do use, what they hold and last did; closing one."""
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from typing import Any
 
@@ -11,10 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.agent.closing import close_shell
-from gofer.errors import NotFound
+from gofer.agent.looking import seen, told
 from gofer.jobs.conclude import ANSWER
 from gofer.store.tables import conversations, jobs, shells
 from gofer.vault.envelope import Vault
+from gofer.web.control.shells import find_shell
 from gofer.web.pages.rendering import go, platform_of, render
 from gofer.web.pages.run import opened
 from gofer.web.pages.serving import PER_PAGE, agent_names, page, rows
@@ -41,18 +41,8 @@ def read_list(connection: Connection) -> dict[str, Any]:
         .limit(PER_PAGE)
     )
     found = rows(connection, query)
-    return {"shells": [_told(each) for each in found], "agents": agent_names(connection)}
-
-
-def _told(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with its record opened; how to reach the session is nobody's business here."""
-    record = row.pop("record")
-    try:
-        data = json.loads(record.get("json", "{}"))
-    except ValueError:
-        data = {}
-    kept = ("provider", "level", "limits", "created", "last_command", "running", "background", "directory")
-    return {**row, "id": record.get("id", ""), **{name: data.get(name) for name in kept}}
+    told_of = [{**each, **told(each.pop("record"))} for each in found]
+    return {"shells": told_of, "agents": agent_names(connection)}
 
 
 @page("viewer")
@@ -72,7 +62,8 @@ async def show(request: Request) -> Response:
 
 def read_one(connection: Connection, vault: Vault, conversation_id: str, agent_id: str) -> dict[str, Any]:
     """Everything on the page."""
-    row = _find(connection, conversation_id, agent_id)
+    row = find_shell(connection, conversation_id, agent_id)
+    del row["record"]
     last = (
         select(jobs.c.id, jobs.c.conversation_id)
         .where(jobs.c.conversation_id == conversation_id, jobs.c.kind == ANSWER, jobs.c.agent_id == agent_id)
@@ -87,19 +78,23 @@ def read_one(connection: Connection, vault: Vault, conversation_id: str, agent_i
     ]
     title = select(conversations.c.title).where(conversations.c.id == conversation_id)
     return {
-        "shell": _told(row),
+        "shell": row,
         "title": connection.execute(title).scalar() or "",
         "agents": agent_names(connection),
         "commands": commands[:20],
     }
 
 
-def _find(connection: Connection, conversation_id: str, agent_id: str) -> dict[str, Any]:
-    query = select(shells).where(shells.c.conversation_id == conversation_id, shells.c.agent_id == agent_id)
-    found = rows(connection, query)
-    if not found:
-        raise NotFound("There is no such shell; it may have been closed.")
-    return found[0]
+@page("viewer")
+async def inside(request: Request) -> Response:
+    """What it uses now and what a directory of it holds; looked at apart, because a large disk takes its time."""
+    conversation_id, agent_id = request.path_params["conversation"], request.path_params["agent"]
+    row = await platform_of(request).database.read(
+        partial(find_shell, conversation_id=conversation_id, agent_id=agent_id)
+    )
+    inside = await seen(row.pop("record"), request.query_params.get("path", ""))
+    template = "shell_inside.html" if "hx-request" in request.headers else "shell_inside_alone.html"
+    return render(request, template, shell=row, **inside)
 
 
 @page("operator")

@@ -43,6 +43,9 @@
       const later = [...list.children].find((each) => each.dataset.place > item.place);
       list.insertBefore(fresh, later || null);
     }
+    const words = early.get(item.id), output = fresh.querySelector(".output");
+    early.delete(item.id);
+    if (words && output && fresh.querySelector(".live")) print(output, words);
     if (fresh.dataset.client) { settle(fresh.dataset.client); listRoom(fresh); }
     if (speaking !== null && fresh.dataset.job === String(speaking) && !fresh.classList.contains("step")) quiet();
   }
@@ -59,6 +62,13 @@
     anchor.textContent = (item.querySelector(".plain")?.textContent || "Files").replace(/\s+/g, " ").slice(0, 60);
     entry.append(anchor);
     rooms.prepend(entry);
+  }
+  // From another process, output may come before its card.
+  const early = new Map();
+  function print(output, words) {
+    output.hidden = false;
+    output.textContent = (output.textContent + words).slice(-LONGEST_OUTPUT);
+    output.scrollTop = output.scrollHeight;
   }
   function quiet() { speaking = null; streaming.hidden = true; streaming.firstElementChild.textContent = ""; }
 
@@ -83,12 +93,8 @@
     again() { quiet(); },
     output(frame) {
       const output = document.getElementById(frame.item)?.querySelector(".output");
-      if (!output) return;
-      keeping(() => {
-        output.hidden = false;
-        output.textContent = (output.textContent + frame.text).slice(-LONGEST_OUTPUT);
-        output.scrollTop = output.scrollHeight;
-      });
+      if (!output) early.set(frame.item, ((early.get(frame.item) || "") + frame.text).slice(-LONGEST_OUTPUT));
+      else keeping(() => print(output, frame.text));
     },
     taken(frame) { written.delete(frame.id); keep(); },
     refused(frame) {

@@ -129,8 +129,7 @@ async def test(request: Request, platform: Platform, form: dict[str, str]) -> Re
 @require("viewer")
 async def contents(request: Request) -> Response:
     """Every page of the docs."""
-    found = [{"name": name, "title": reading.page(name).title} for name in reading.names()]
-    return render(request, "welcome/contents.html", pages=found)
+    return render(request, "welcome/contents.html", groups=reading.contents())
 
 
 @require("viewer")

@@ -13,6 +13,7 @@ from gofer.errors import NotFound
 from gofer.web.pages.inert import words
 
 _PAGE = re.compile(r"(?:[A-Za-z0-9-]+/){0,2}[A-Za-z0-9-]+\.md")
+_FOLDERS = {"": "Using it", "integrations": "Integrations", "decisions": "Why it is so"}
 _TABLE = '<div class="scroll" tabindex="0" role="region" aria-label="Table {}"><table>'
 
 
@@ -25,6 +26,21 @@ def folder() -> Path:
 def names() -> list[str]:
     """Every page."""
     return sorted(path.relative_to(folder()).as_posix() for path in folder().rglob("*.md"))
+
+
+@lru_cache(maxsize=1)
+def contents() -> dict[str, list[dict[str, str]]]:
+    """Every page's name and title, by folder."""
+    groups: dict[str, list[dict[str, str]]] = {title: [] for title in _FOLDERS.values()}
+    for name in names():
+        text = (folder() / name).read_text(encoding="utf-8")
+        groups[_FOLDERS[name.rpartition("/")[0]]].append({"name": name, "title": _title(name, text)})
+    return groups
+
+
+def _title(name: str, text: str) -> str:
+    found = re.search(r"^# (.*)$", text, re.M)
+    return found[1] if found else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +61,7 @@ def page(name: str) -> Page:
     if not _PAGE.fullmatch(name) or not path.is_file():
         raise NotFound("There is no such page.")
     text = path.read_text(encoding="utf-8")
-    title = re.search(r"^# (.*)$", text, re.M)
-    return Page(title[1] if title else name, _with_places(str(words(text))))
+    return Page(_title(name, text), _with_places(str(words(text))))
 
 
 def _with_places(html: str) -> str:
