@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from gofer.rehearsal.telegram import Telegram
 from gofer.store.tables import deliveries, jobs, messages
 from gofer_telegram.integration import SECRET_HEADER
 from telegram.captured import UPDATES, message
+from telegram.captured import update as update_of
 from telegram.house import House, open_house
+from telegram.test_updates import changed, places
 
 
 class Door:
@@ -27,7 +30,12 @@ class Door:
         given = {SECRET_HEADER: connected.account.secret("webhook_secret"), **headers}
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         url = str(connected.account.hook_url)
-        sent = [(name, value) for name, value in given.items() if value is not None]
+        sent = [
+            (name.encode(), one if isinstance(one, bytes) else one.encode())
+            for name, value in given.items()
+            for one in (value if isinstance(value, list) else [value])
+            if one is not None
+        ]
         return (await self.http.post(url, content=content, headers=sent)).status_code
 
 
@@ -37,11 +45,22 @@ async def door(telegram: Telegram, tmp_path: Path) -> AsyncIterator[Door]:
         yield Door(house, http)
 
 
+def spoiled(update: Any, number: int, chance: random.Random) -> Any:
+    """An update with one thing in it removed, emptied, retyped or enlarged."""
+    place = chance.choice(places(update))
+    junk = chance.choice([None, True, -1, 2**70, 1.5, "", "x" * 50_000, [], {}, [[]], {"id": "x"}])
+    made = changed(update, place, junk, remove=chance.random() < 0.3)
+    return {**made, "update_id": number} if "update_id" in made else made
+
+
 async def test_what_comes_through_the_door(door: Door) -> None:
     house, telegram = door.house, door.house.telegram
     assert await door.push(message(text="hi"), **{SECRET_HEADER: "wrong"}) == 401
     assert await door.push(message(text="hi"), **{SECRET_HEADER: None}) == 401
     assert await door.push(message(text="hi"), **{SECRET_HEADER: "x" * 8000}) == 401
+    assert await door.push(message(text="hi"), **{SECRET_HEADER: b"\xff\xfe"}) == 401
+    right = (await house.platform.accounts.get(house.connection_id)).account.secret("webhook_secret")
+    assert await door.push(message(text="hi"), **{SECRET_HEADER: [right, right]}) == 401
     assert await house.count(deliveries) == 0
     assert await door.push(b"[" * 100_000) == 400
     assert await door.push(b'{"update_id": 1, "message": {"text": "\\ud800"}}') == 400
@@ -50,6 +69,10 @@ async def test_what_comes_through_the_door(door: Door) -> None:
     for number, (name, update) in enumerate(UPDATES.items()):
         assert await door.push({**update, "update_id": 1000 + number}) == 200, name
     assert await house.count(deliveries) == len(UPDATES)
+    chance = random.Random(5)
+    for number, name in enumerate([*UPDATES, *UPDATES]):
+        status = await door.push(spoiled(update_of(name), 5000 + number, chance))
+        assert status in (200, 400), name
     ann, chat = await house.owner("Owner")
     telegram.phones.say(ann, chat, "still there?")
     await house.answers(chat, 1)

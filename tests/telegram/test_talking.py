@@ -259,17 +259,3 @@ async def test_an_owner_chooses_agent_and_model_for_a_conversation_and_it_lasts(
     assert "cannot be had" in said[3]
     assert [name for name, _ in by_agent] == ["coder", "gofer"]
     assert "coder answers with offline/again" in shown
-
-
-async def test_an_edit_before_it_is_read_replaces_and_after_it_wakes_nobody(house: House) -> None:
-    telegram = house.telegram
-    ann, chat = await house.owner()
-    said = telegram.phones.say(ann, chat, "hello")
-    await house.answers(chat, 1)
-    await house.settled()
-    telegram.phones.edit(said, "hello again")
-    telegram.phones.say(ann, chat, "/help")
-    await house.answers(chat, 2)
-    await house.settled()
-    assert len(telegram.said(chat)) == 2
-    assert await house.count(messages, messages.c.event == "message") == 2

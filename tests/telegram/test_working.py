@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from gofer.errors import Permanent
 from gofer.integration import Outgoing
 from gofer.rehearsal.telegram import Telegram
 from gofer.rehearsal.telegram.people import PNG
 from gofer.store.tables import ReplyState, replies
+from gofer_telegram import integration
+from telegram.contract import serve
 from telegram.house import House, open_house
 
 
@@ -104,8 +107,7 @@ async def test_a_long_answer_comes_in_parts_of_which_only_the_first_rings(
 async def test_a_very_long_answer_becomes_one_file_however_often_it_is_completed(house: House) -> None:
     telegram = house.telegram
     _, chat = await house.owner()
-    connected = await house.platform.accounts.get(house.connection_id)
-    integration, account = connected.integration, connected.account
+    account = (await house.platform.accounts.get(house.connection_id)).account
     text = "many **words** " * 3000
     (part,) = integration.split(text)
     outgoing = Outgoing("gofer-1-final-1", str(chat.id), part)
@@ -170,6 +172,29 @@ async def test_a_chat_that_is_gone_ends_the_reply_with_a_reason(
     (row,) = await house.rows(replies.select())
     assert row.state == ReplyState.FAILED
     assert row.reason.startswith(reason)
+
+
+async def test_every_lasting_refusal_ends_a_reply_with_its_reason() -> None:
+    refusals = {
+        "Forbidden: bot was blocked by the user": "blocked",
+        "Forbidden: user is deactivated": "account_deleted",
+        "Forbidden: bot was kicked from the supergroup chat": "kicked",
+        "Forbidden: bot is not a member of the channel chat": "kicked",
+        "Bad Request: chat not found": "chat_not_found",
+        "Bad Request: not enough rights to send text messages to the chat": "no_right_to_write",
+        "Bad Request: TOPIC_CLOSED": "topic_closed",
+        "Bad Request: message thread not found": "topic_deleted",
+        "Bad Request: something new": "rejected",
+    }
+    async with serve() as served:
+        outgoing = Outgoing("gofer-1-final-1", served.conversation, "words")
+        for description, reason in refusals.items():
+            status = 403 if description.startswith("Forbidden") else 400
+            served.telegram.fail("sendMessage", status=status, description=description)
+            with pytest.raises(Permanent) as caught:
+                await integration.place(outgoing, served.account)
+            assert caught.value.reason == reason
+        assert served.texts() == []
 
 
 async def test_switching_between_webhook_and_polling_loses_nothing(
