@@ -46,7 +46,9 @@ class Rejected(Permanent):
     """Telegram will not do it, in its own words."""
 
     def __init__(self, description: str, *, reason: str = "rejected", moved_to: int | None = None) -> None:
-        super().__init__(f"Telegram: {description}", reason=reason)
+        # Its own words are marked as such; ours name it anyway.
+        ours = description.startswith("Telegram ")
+        super().__init__(description if ours else f"Telegram: {description}", reason=reason)
         self.description = description
         self.moved_to = moved_to
 
