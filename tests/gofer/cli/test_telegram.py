@@ -56,7 +56,7 @@ def test_a_bot_is_connected_with_a_token_from_stdin(terminal: Terminal, telegram
     assert "Telegram refuses the bot token" in terminal.shown
     terminal("secrets", "put", "token", "--owner", made["id"], stdin=telegram.token)
     assert "1 waiting" in terminal("connections", "test", made["id"])
-    terminal("connections", "remove", made["id"], "--yes")
+    terminal("connections", "remove", made["id"])
     assert len(telegram.updates.pending) == 1, "what waits at Telegram stays there"
     assert old not in terminal.shown
     assert telegram.token not in terminal.shown
