@@ -48,7 +48,7 @@ async def door(telegram: Telegram, tmp_path: Path) -> AsyncIterator[Door]:
 def spoiled(update: Any, number: int, chance: random.Random) -> Any:
     """An update with one thing in it removed, emptied, retyped or enlarged."""
     place = chance.choice(places(update))
-    junk = chance.choice([None, True, -1, 2**70, 1.5, "", "x" * 50_000, [], {}, [[]], {"id": "x"}])
+    junk: Any = chance.choice([None, True, -1, 2**70, 1.5, "", "x" * 50_000, [], {}, [[]], {"id": "x"}])
     made = changed(update, place, junk, remove=chance.random() < 0.3)
     return {**made, "update_id": number} if "update_id" in made else made
 

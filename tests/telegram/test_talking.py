@@ -161,7 +161,8 @@ async def test_a_photo_that_comes_after_its_album_was_read_belongs_to_it(
         waiting = tmp_path / "waiting"
         photos = telegram.phones.send_album(ann, chat, [f"$ until [ -e {waiting} ]; do sleep 0.05; done", ""])
         album = photos[0]["media_group_id"]
-        await telegram.until(lambda: len(telegram.calls("getFile")) == 2)
+        await telegram.until(lambda: chat.reactions)
+        assert len(telegram.calls("getFile")) == 2
         telegram.phones.send_photo(ann, chat, media_group_id=album)
         await house.took_in(3)
         waiting.touch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, update
@@ -96,7 +97,7 @@ async def test_everything_that_is_no_text_reaches_the_model_in_words(
         files = telegram.world.add_file(b"OggS", "voice.ogg")
         huge = {**telegram.world.add_file(b"x", "film.mkv"), "file_size": DOWNLOAD_LIMIT + 1}
         gone = {"file_id": "gone", "file_unique_id": "u", "file_size": 3, "file_name": "gone.txt"}
-        album = {"media_group_id": "5"}
+        album: dict[str, Any] = {"media_group_id": "5"}
         phones = telegram.phones
         phones.say(ann, chat, voice={**files, "duration": 2, "mime_type": "audio/ogg"}, **album)
         phones.say(ann, chat, document={**huge, "file_name": "film.mkv"}, **album)
