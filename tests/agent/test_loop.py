@@ -108,7 +108,7 @@ async def test_stop_takes_effect_during_a_command(rehearse: Make) -> None:
 
 
 async def test_stop_takes_effect_during_a_stream_and_the_stream_is_charged(rehearse: Make) -> None:
-    world, _ = await rehearse(say("word " * 400, delay=0.5))
+    world, _ = await rehearse(say("word " * 400, delay=0.2))
     running = asyncio.ensure_future(world.run())
     while "text.delta" not in [kind for kind, _ in world.heard]:
         await asyncio.sleep(0.01)
