@@ -65,10 +65,11 @@ async def rehearse(tmp_path: Path) -> AsyncIterator[Make]:
 
         async def make(script: Script | Reply, *more: Reply, **options: Any) -> tuple[World, Anthropic]:
             service = Anthropic([script, *more] if isinstance(script, Reply) else script)
+            elsewhere = options.pop("base_url", "")
             model: Model = AnthropicModel(
                 options.pop("model", "claude-sonnet-5-5"),
                 service.key,
-                base_url=await stack.enter_async_context(serve(service.app)),
+                base_url=elsewhere or await stack.enter_async_context(serve(service.app)),
                 http=await stack.enter_async_context(httpx2.AsyncClient()),
                 stall=options.pop("stall", 20),
             )

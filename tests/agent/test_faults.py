@@ -16,7 +16,9 @@ from gofer.agent.models.breaker import Breakers
 from gofer.agent.outcome import Answered, Failed, Stopped
 from gofer.rehearsal.anthropic import Fault, call, calls, fault, say
 
-PASSING: list[Fault] = ["cut", "reset", "overloaded_midstream", "overloaded", "server_error", "bad_gateway"]
+PASSING: list[Fault] = [
+    "cut", "reset", "overloaded_midstream", "overloaded", "timeout", "conflict", "server_error", "bad_gateway",
+]  # fmt: skip
 DANGER = call("bash", command="echo ran >>ran; rm -rf precious", timeout=9)
 
 
@@ -27,6 +29,7 @@ async def test_what_passes_is_tried_again_and_paid_for(rehearse: Make, kind: Fau
     assert len(service.received) == 2
     failed = world.journal.last("turn.failed")
     assert failed["again"]
+    assert "<" not in failed["detail"], "a web page is no sentence"
     if kind in ("cut", "reset", "overloaded_midstream"):
         assert failed["cost"] > 0
         assert world.ledger.total == failed["cost"] + world.journal.last("turn.finished")["cost"]
@@ -179,8 +182,18 @@ async def test_a_paused_turn_goes_on(direct: Make) -> None:
     assert service.refused == []
 
 
-async def test_a_request_the_api_calls_invalid_is_not_repeated(rehearse: Make) -> None:
-    world, service = await rehearse(fault("invalid"))
+async def test_a_provider_that_cannot_be_reached_is_a_failure_to_try_again(rehearse: Make) -> None:
+    world, _ = await rehearse(say("Never."), base_url="http://127.0.0.1:9")
+    outcome = await world.run()
+    assert isinstance(outcome, Failed)
+    assert outcome.reason == "model.retryable"
+    assert "connection failed" in outcome.sentence
+    assert len(world.journal.all("turn.failed")) == 4
+
+
+@pytest.mark.parametrize("kind", ["invalid", "not_found", "unprocessable"])
+async def test_a_request_the_api_calls_invalid_is_not_repeated(rehearse: Make, kind: Fault) -> None:
+    world, service = await rehearse(fault(kind))
     outcome = await world.run()
     assert isinstance(outcome, Stopped)
     assert outcome.code == "model.invalid"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent.conftest import Make
+from agent.patience import stopwatch
 from agent.pictures import PNG
 from gofer.agent.outcome import Answered, Stopped
 from gofer.agent.shells import ConversationShell
@@ -111,10 +111,10 @@ async def test_stop_ends_a_command_in_the_sandbox(direct: Make, shell: Conversat
     running = asyncio.ensure_future(world.run())
     while "tool.delta" not in [kind for kind, _ in world.heard]:
         await asyncio.sleep(0.01)
-    begin = time.monotonic()
-    world.inbox.stop()
-    assert isinstance(await running, Stopped)
-    assert time.monotonic() - begin < 2
+    async with stopwatch() as watch:
+        world.inbox.stop()
+        assert isinstance(await running, Stopped)
+        assert watch.seconds < 2
     assert "begun" in world.journal.last("tool.finished")["content"]
     assert (await shell.run("pgrep -c sleep", timeout=10)).output == b"0\n"
 

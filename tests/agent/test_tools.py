@@ -16,12 +16,13 @@ from agent.pictures import PNG
 from agent.ports import DictBlobs, ListInbox, LocalShell, ada, bob
 from gofer.agent.agents import AgentSpec
 from gofer.agent.outcome import Answered
+from gofer.agent.parts import Ran, Surroundings
 from gofer.agent.state import Call
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.tools.output import MAX_CHARACTERS, Masker
 from gofer.agent.tools.policy import Policy
 from gofer.agent.tools.registry import Registry, plugin_tools
-from gofer.agent.tools.runner import Ran, Surroundings, Tools
+from gofer.agent.tools.runner import ToolRunner
 from gofer.errors import ConfigError
 from gofer.rehearsal.anthropic import call, calls, say
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
@@ -38,7 +39,9 @@ class Bench:
         self.shell = LocalShell(directory)
         self.blobs = DictBlobs()
         registry = Registry([*builtin_tools(), *tools])
-        self.tools = Tools(registry, Policy(("*",), trust), shell=self.shell, blobs=self.blobs, mask=mask)
+        self.tools = ToolRunner(
+            registry, Policy(("*",), trust), shell=self.shell, blobs=self.blobs, mask=mask
+        )
         self.narrowed = False
 
     async def __call__(self, tool: str, /, **arguments: Any) -> ToolResult:

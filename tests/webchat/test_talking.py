@@ -91,6 +91,18 @@ def test_a_message_while_it_works_reaches_the_run(house: House, visit: Visit) ->
     assert count(house, jobs, conversation_id=visit.room, kind="answer") == 1
 
 
+def test_what_a_schedule_says_is_shown_with_its_answer(house: House, visit: Visit) -> None:
+    api = house.api(house.token(house.owner()))
+    with visit.line() as line:
+        line.say("hello")
+        line.answers()
+        wish = {"name": visit.room, "cron": "0 9 1 1 *", "agent": "gofer", "say": "$ echo by the clock"}
+        made = api.post(f"/conversations/{visit.room}/schedules", json=wish)
+        assert api.post(f"/schedules/{made.json()['id']}/run").status_code == 202
+        assert "by the clock" in line.answers(2)[-1], "with the owner's trust, a line for the shell is run"
+        assert "echo by the clock" in line.of("said")[-1]
+
+
 def test_stop_ends_the_run_and_says_so(visit: Visit) -> None:
     with visit.line() as line:
         line.say("$ echo begun; sleep 60")

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from gofer.agent.conversation import Answer, Inbox, Questions
-from gofer.agent.limits import Limits
 from gofer.agent.outcome import Asked
+from gofer.agent.parts import Limits, Ran, Surroundings, Tools
 from gofer.agent.progress import call_sig, result_sig
 from gofer.agent.record import Recorder
 from gofer.agent.state import Call
-from gofer.agent.tools.runner import Ran, Surroundings, Tools
 from gofer.agent.transcript import OUTCOME_UNKNOWN
 from gofer.agent.untrusted import name, plain, quotes
 from gofer.tool import Question, Tier, ToolResult

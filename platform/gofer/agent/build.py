@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gofer.agent.agents import AgentSpec
-from gofer.agent.context import Context
+from gofer.agent.context import WholeContext
 from gofer.agent.context.assembler import PlainAssembler
 from gofer.agent.context.compressor import PlainCompressor
 from gofer.agent.context.provider import ConversationProvider
 from gofer.agent.context.summariser import ModelSummariser
 from gofer.agent.conversation import Covers, History, Inbox, Questions, Trust, rank
 from gofer.agent.journal import Journal
-from gofer.agent.limits import LEAST_TOKENS, Ledger, Limits
+from gofer.agent.limits import LEAST_TOKENS, JobLimits, Ledger
 from gofer.agent.loop import Loop
 from gofer.agent.model import Model
 from gofer.agent.models.offline import Offline
@@ -23,7 +23,7 @@ from gofer.agent.record import Listener
 from gofer.agent.tools.output import Masker, NoMask
 from gofer.agent.tools.policy import Policy
 from gofer.agent.tools.registry import Registry
-from gofer.agent.tools.runner import Tools
+from gofer.agent.tools.runner import ToolRunner
 from gofer.tool import Blobs, Shell, Tool
 
 
@@ -63,9 +63,9 @@ async def build(
     names = tuple({model.name, *getattr(model, "names", ())})
     longest = max(LEAST_TOKENS, min(spec.limits.output_tokens, model.context_window // 4))
     settings = spec.limits.model_copy(update={"output_tokens": longest})
-    limits = Limits(settings, prices, names, ports.ledger)
+    limits = JobLimits(settings, prices, names, ports.ledger)
     policy = Policy(spec.tools, await waking_trust(ports))
-    runner = Tools(
+    runner = ToolRunner(
         Registry(tools),
         policy,
         shell=ports.shell,
@@ -74,7 +74,7 @@ async def build(
         allowed_hosts=spec.fetch.hosts,
     )
     summariser = None if isinstance(model, Offline) else ModelSummariser(model, limits)
-    context = Context(
+    context = WholeContext(
         ConversationProvider(ports.history),
         PlainCompressor(spec.context, model.context_window, summariser),
         PlainAssembler(spec.name, spec.instructions, runner.offered(), ports.blobs, ports.covers.extra),

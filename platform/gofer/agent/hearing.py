@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gofer.agent.context import Context
 from gofer.agent.conversation import Covers, Inbox, Said, Trust, rank
 from gofer.agent.limits import Go, Note
 from gofer.agent.model import Block
+from gofer.agent.parts import Context
 from gofer.agent.progress import Finding
 from gofer.agent.record import Recorder
 from gofer.agent.untrusted import MAX_TEXT, note, quotes, render

@@ -118,7 +118,7 @@ class Go:
     """For the user."""
 
 
-class Limits:
+class JobLimits:
     """The limits of one job."""
 
     def __init__(

@@ -7,24 +7,22 @@ or databases. Its only state is the fold of its journal, so it can be killed any
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Coroutine
 from typing import Any
 
 from gofer.agent.acting import Acting
-from gofer.agent.context import Context
 from gofer.agent.conversation import Covers, Inbox, Questions, StopSignal
 from gofer.agent.hearing import EMPTY, Hearing
 from gofer.agent.journal import Journal
-from gofer.agent.limits import Halt, Limits
+from gofer.agent.limits import Halt
 from gofer.agent.model import Model
 from gofer.agent.outcome import Answered, Asked, Failed, Outcome, Stopped
+from gofer.agent.parts import Context, Limits, Tools
 from gofer.agent.progress import look
 from gofer.agent.record import Listener, Recorder
 from gofer.agent.state import texts
+from gofer.agent.stopping import unless_stopped
 from gofer.agent.thinking import Thinking
 from gofer.agent.tools.output import Masker
-from gofer.agent.tools.runner import Tools
 
 GRACE = 1.5
 """Seconds a tool has to let go when the run is stopped."""
@@ -62,9 +60,11 @@ class Loop:
         if not self._record.state.begun:
             await self._begin()
         while self._record.state.end is None:
-            pause = await self._unless_stopped(self._step())
-            if pause is not None:
-                return pause
+            came = await unless_stopped(self._step(), self._inbox.stopped(), self._let_go)
+            if isinstance(came, StopSignal):
+                await self._stopped(came)
+            elif came is not None:
+                return came
         return self._end()
 
     async def _step(self) -> Asked | Failed | None:
@@ -124,31 +124,11 @@ class Loop:
         data = {"code": why.code, "sentence": why.sentence, "text": text, "included_to": state.included_to}
         await self._record("run.stopped", data)
 
-    async def _unless_stopped(
-        self, work: Coroutine[Any, Any, Asked | Failed | None]
-    ) -> Asked | Failed | None:
-        """Do a step, but end the run within two seconds when somebody wants that."""
-        step = asyncio.ensure_future(work)
-        stop = asyncio.ensure_future(self._inbox.stopped())
-        try:
-            await asyncio.wait({step, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if step.done():
-                return step.result()
-            await self._let_go(step)
-            await self._stopped(stop.result())
-            return None
-        finally:
-            for task in (step, stop):
-                task.cancel()
-                with contextlib.suppress(BaseException):
-                    await task
-
-    async def _let_go(self, step: asyncio.Future[Any]) -> None:
+    async def _let_go(self, step: asyncio.Task[Any]) -> None:
+        """A tool gets a moment to end what it began; a stream is simply dropped."""
         self._acting.stopping.set()
         if self._record.state.pending:
             await asyncio.wait({step}, timeout=GRACE)
-        step.cancel()
-        await asyncio.wait({step})
 
     async def _stopped(self, signal: StopSignal) -> None:
         await self._thinking.abandon()

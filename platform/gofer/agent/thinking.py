@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from gofer.agent.context import Context
 from gofer.agent.context.sizes import CHARACTERS_PER_TOKEN
-from gofer.agent.limits import Go, Halt, Limits
+from gofer.agent.limits import Go, Halt
 from gofer.agent.model import Attempted, Block, Delta, Model, ModelError, Turn, Usage
 from gofer.agent.outcome import Failed
+from gofer.agent.parts import Context, Limits
 from gofer.agent.record import Recorder
 from gofer.agent.tools.output import Masker
 

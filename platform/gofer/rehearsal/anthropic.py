@@ -32,10 +32,14 @@ Fault = Literal[
     "unknown_block",  # a block type nobody knows
     "rate_limit",  # 429 with retry-after
     "overloaded",  # 529
+    "timeout",  # 408
+    "conflict",  # 409
     "server_error",  # 500
     "bad_gateway",  # 502 with a web page
     "auth",  # 401
     "forbidden",  # 403
+    "not_found",  # 404
+    "unprocessable",  # 422
     "too_long",  # 400 "prompt is too long"
     "too_large",  # 413
     "bad_image",  # 400 "Could not process image"
@@ -306,9 +310,13 @@ def _early(reply: Reply) -> Response | None:
     plain: dict[str, tuple[int, str, str]] = {
         "rate_limit": (429, "rate_limit_error", "Number of requests has exceeded your rate limit"),
         "overloaded": (529, "overloaded_error", "Overloaded"),
+        "timeout": (408, "timeout_error", "The request took too long"),
+        "conflict": (409, "conflict_error", "The request is in conflict with another"),
         "server_error": (500, "api_error", "Internal server error"),
         "auth": (401, "authentication_error", "invalid x-api-key"),
         "forbidden": (403, "permission_error", "Your key may not use this model"),
+        "not_found": (404, "not_found_error", "model: there is none of that name"),
+        "unprocessable": (422, "invalid_request_error", "The request could not be processed"),
         "too_long": (400, "invalid_request_error", "prompt is too long: 214315 tokens > 200000 maximum"),
         "too_large": (413, "request_too_large", "Request exceeds the maximum size"),
         "bad_image": (400, "invalid_request_error", "messages.0.content.1.image: Could not process image"),

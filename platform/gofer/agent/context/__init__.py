@@ -9,22 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from gofer.agent.context.sizes import block_size, estimate, run_size
 from gofer.agent.conversation import Said
 from gofer.agent.limits import Go
 from gofer.agent.model import Block, Message, Request
+from gofer.agent.parts import Point
 from gofer.agent.state import State
 from gofer.agent.transcript import merge, transcript
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A declared compaction point, to be journaled."""
-
-    kind: str
-    data: dict[str, Any]
 
 
 class Provider(Protocol):
@@ -66,8 +59,8 @@ class Assembler(Protocol):
 
 
 @dataclass(slots=True)
-class Context:
-    """The three together, as the loop uses them."""
+class WholeContext:
+    """The three together: the `Context` that the loop uses."""
 
     provider: Provider
     compressor: Compressor

@@ -12,11 +12,11 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gofer.agent.context import Point
 from gofer.agent.context.rules import standing_rules
 from gofer.agent.context.sizes import result_size, round_size, text_size
 from gofer.agent.conversation import Said, Summary
 from gofer.agent.model import Usage
+from gofer.agent.parts import Point
 from gofer.agent.state import Call, Round, State
 from gofer.agent.untrusted import body
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gofer.agent.context.compressor import Condensed
 from gofer.agent.context.sizes import text_size
-from gofer.agent.limits import Limits
+from gofer.agent.limits import JobLimits
 from gofer.agent.model import Model, ModelError, Request, Turn
 from gofer.agent.state import State, texts
 from gofer.agent.untrusted import cap, plain
@@ -21,7 +21,7 @@ OUTPUT_TOKENS = 2000
 class ModelSummariser:
     """Asks the model, if the budget allows."""
 
-    def __init__(self, model: Model, limits: Limits) -> None:
+    def __init__(self, model: Model, limits: JobLimits) -> None:
         self._model = model
         self._limits = limits
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 import httpx2
+import structlog
 
 from gofer.agent.models.breaker import Breakers
 from gofer.agent.models.catalogue import Catalogue, Provider
@@ -15,6 +16,8 @@ from gofer.settings import Settings
 from gofer.store.database import Database
 from gofer.vault.envelope import Vault
 from gofer.vault.stored import secrets_of
+
+log = structlog.get_logger()
 
 ANTHROPIC_KEY, OPENAI_KEY = "anthropic_key", "openai_key"
 """The names of the workspace's secrets."""
@@ -30,7 +33,7 @@ class ModelKeys:
         self._database = database
         self._vault = vault
         self._http = http
-        self._breakers = Breakers()
+        self._breakers = Breakers(on_open=_alert)
         self._current: Catalogue | None = None
 
     async def catalogue(self, workspace_id: str) -> Catalogue:
@@ -59,3 +62,8 @@ class ModelKeys:
             # A local server needs a URL and no key.
             found["openai"] = Provider(openai or "none", settings.openai_base_url or None)
         return found
+
+
+def _alert(model: str, reason: str) -> None:
+    """A breaker opened: nobody calls the model for a while, and somebody should know."""
+    log.error("model.resting", model=model, reason=reason)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from gofer.agent.model import Block, ToolSpec
+from gofer.agent.parts import Ran, Status, Surroundings
 from gofer.agent.state import Call
 from gofer.agent.tools.bash import command_result, unless_stopped
 from gofer.agent.tools.output import Masker, NoMask, fit
@@ -26,30 +26,9 @@ from gofer.tool import Blobs, Shell, Tier, Tool, ToolContext, ToolResult
 
 GRACE = 15
 """Seconds in which a tool ends by itself what it may not hold longer."""
-Status = Literal["ok", "error", "malformed", "refused", "unknown", "stopped"]
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """A call's result and what became of the call."""
-
-    result: ToolResult
-    status: Status
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the run lends to each of its calls."""
-
-    narrowed: bool
-    plan: list[dict[str, str]]
-    seconds_left: float
-    stopping: Callable[[], Awaitable[None]]
-    on_output: Callable[[str, str], None]
-    """Called with the call's id and a piece of output."""
-
-
-class Tools:
+class ToolRunner:
     """The tools of one run."""
 
     def __init__(

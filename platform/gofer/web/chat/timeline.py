@@ -19,6 +19,7 @@ from gofer.store.events import Cursor
 from gofer.store.sealing import conversation_key, unseal
 from gofer.store.tables import (
     LIVE,
+    SCHEDULE,
     JobState,
     ReplyState,
     events,
@@ -165,7 +166,9 @@ class Reader:
         query = (
             select(messages)
             .where(messages.c.conversation_id == self._conversation_id, messages.c.connection_id.is_not(None))
-            .where(messages.c.event.in_(("message", "command")), messages.c.sealed.is_not(None), *where)
+            .where(
+                messages.c.event.in_(("message", "command", SCHEDULE)), messages.c.sealed.is_not(None), *where
+            )
             .order_by(messages.c.seq.desc())
             .limit(limit)
         )
