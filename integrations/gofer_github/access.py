@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from gofer.errors import Permanent, Unset
+from gofer.errors import Permanent, ServiceError, Unset
 from gofer.integration import Account
 from gofer_github.client import Client
 from gofer_github.settings import Settings
@@ -36,7 +38,7 @@ GIT: Permissions = MappingProxyType({"metadata": "read", "contents": "write"})
 GIT_READ: Permissions = MappingProxyType({"metadata": "read", "contents": "read"})
 
 REUSE = 300.0
-"""Seconds for which a token for the API is used again before another is minted."""
+"""Seconds for which a token for the API is used again before another is minted; then it is ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ def _read_key(pem: bytes) -> RSAPrivateKey:
 class Access:
     """Clients and tokens of one connection. What it keeps is a cache and may be lost at any time."""
 
-    def __init__(self) -> None:
+    def __init__(self, reuse: float = REUSE) -> None:
+        self._reuse = reuse
+        self._ending: set[asyncio.Task[None]] = set()
         self._tokens: dict[tuple[str, str, frozenset[tuple[str, str]]], Token] = {}
         self._signers: dict[str, Signer] = {}
         self._installations: dict[tuple[str, str], int] = {}
@@ -139,9 +143,20 @@ class Access:
         key = (account.id, repository.lower(), frozenset(permissions.items()))
         kept = self._tokens.get(key)
         if kept is None or kept.until < time.monotonic():
-            kept = Token(await self.mint(account, repository, permissions), time.monotonic() + REUSE)
+            kept = Token(await self.mint(account, repository, permissions), time.monotonic() + self._reuse)
+            asyncio.get_running_loop().call_later(self._reuse, self._end, account, kept)
             self._tokens = {k: t for k, t in self._tokens.items() if t.until > time.monotonic()} | {key: kept}
         return kept.value
+
+    def _end(self, account: Account, token: Token) -> None:
+        """End a token that is not used any more. Who still holds it gets another when GitHub refuses it."""
+        task = asyncio.create_task(self._ended(account, token))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def _ended(self, account: Account, token: Token) -> None:
+        with contextlib.suppress(ServiceError):  # it ends by itself within the hour
+            await self.revoke(account, token.value)
 
     def _plain(self, account: Account) -> str:
         try:

@@ -23,32 +23,64 @@ LOOK_BACK = 3 * 86_400.0
 """Seconds for which GitHub keeps deliveries."""
 OVERLAP = 600.0
 """Seconds before the last one we know that are looked at again: deliveries may be listed late."""
+MOST_REMEMBERED = 5_000
 
 
-async def missed(access: Access, account: Account, since: float) -> AsyncIterator[Request]:
-    """Every delivery since then, oldest first. Those we have are deduped by their id."""
-    if Settings.model_validate(account.settings).app_id is None:
-        return  # only an App has a list of deliveries
-    app = access.as_app(account)
-    for summary in reversed(await _listed(app, since - OVERLAP)):
-        request = await _fetched(app, summary)
-        if request is not None:
-            yield request
+class Missed:
+    """What did not reach us. Which of it was fetched already is remembered, and may be forgotten at any time:
+    fetched again, it is known by its id."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._fetched: dict[tuple[str, str], None] = {}
+
+    async def since(self, account: Account, since: float) -> AsyncIterator[Request]:
+        """Oldest first: every delivery since then, and those before that GitHub could not deliver, if it can."""
+        if Settings.model_validate(account.settings).app_id is None:
+            return  # only an App has a list of deliveries
+        app = self._access.as_app(account)
+        for summary in reversed(await _listed(app)):
+            late = moment(summary["delivered_at"]) < since - OVERLAP
+            mark = (account.id, str(summary["guid"]))
+            # Where no delivery can arrive, they are polled for, and those before were.
+            if late and (_arrived(summary) or mark in self._fetched or account.hook_url is None):
+                continue
+            request = await _fetched(app, summary)
+            if request is not None:
+                yield request
+            self._remember(mark)
+
+    def _remember(self, mark: tuple[str, str]) -> None:
+        """Only now: whoever asked for the next has stored this one."""
+        self._fetched[mark] = None
+        while len(self._fetched) > MOST_REMEMBERED:
+            del self._fetched[next(iter(self._fetched))]
 
 
-async def _listed(app: Client, since: float) -> list[dict[str, Any]]:
-    """Summaries, newest first, one for each delivery however often it was tried."""
-    found: dict[str, dict[str, Any]] = {}
+def _arrived(summary: dict[str, Any]) -> bool:
+    return 200 <= int(summary.get("status_code") or 0) < 300
+
+
+async def _summaries(app: Client) -> AsyncIterator[dict[str, Any]]:
+    """Every try to deliver something that GitHub still knows of, newest first."""
     cursor: dict[str, Any] = {}
-    while len(found) < MOST:
+    for _ in range(MOST // PER_PAGE):
         page = await app.get("/app/hook/deliveries", per_page=PER_PAGE, **cursor)
         for summary in page:
-            if moment(summary["delivered_at"]) < since:
-                return list(found.values())
-            found.setdefault(summary["guid"], summary)
+            if moment(summary["delivered_at"]) < time.time() - LOOK_BACK:
+                return
+            yield summary
         if len(page) < PER_PAGE:
-            break
+            return
         cursor = {"cursor": page[-1]["id"]}
+
+
+async def _listed(app: Client) -> list[dict[str, Any]]:
+    """One for each delivery, newest first, however often it was tried: the try that arrived, if one did."""
+    found: dict[str, dict[str, Any]] = {}
+    async for summary in _summaries(app):
+        if summary["guid"] not in found or _arrived(summary):
+            found[summary["guid"]] = summary
     return list(found.values())
 
 
@@ -71,10 +103,10 @@ async def poll(access: Access, account: Account, last: str | None) -> list[Reque
     if settings.app_id is None:
         return []  # only an App has a list of deliveries
     app = access.as_app(account)
-    fresh: list[dict[str, Any]] = []
-    for summary in await _listed(app, time.time() - LOOK_BACK):
+    fresh: dict[str, dict[str, Any]] = {}
+    async for summary in _summaries(app):
         if summary["guid"] == last:
             break
-        fresh.append(summary)
-    found = [await _fetched(app, summary) for summary in reversed(fresh)]
+        fresh.setdefault(summary["guid"], summary)
+    found = [await _fetched(app, summary) for summary in reversed(fresh.values())]
     return [request for request in found if request is not None]

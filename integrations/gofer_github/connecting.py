@@ -35,9 +35,14 @@ EVENTS = {
 """What the App listens to, and why."""
 
 
+NOWHERE = "https://example.invalid/no-public-address"
+"""Where webhooks go when we have no public address; the name is reserved and leads nowhere."""
+
+
 def manifest(name: str, hook_url: str | None, redirect_url: str, homepage: str) -> dict[str, Any]:
     """What the one-click flow posts to GitHub: an App with the least it needs."""
-    hook = {"url": hook_url or "https://example.invalid/no-public-address", "active": hook_url is not None}
+    # Active although nobody is there: GitHub lists what it tried to deliver, and without a hook it tries nothing.
+    hook = {"url": hook_url or NOWHERE, "active": True}
     return {
         "name": name,
         "url": homepage,

@@ -60,6 +60,7 @@ class GitHub(Integration):
     def __init__(self) -> None:
         self._access = Access()
         self._replies = replies.Replies(self._access)
+        self._missed = catching_up.Missed(self._access)
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     def verify(self, request: Request, account: Account) -> None:
@@ -133,7 +134,7 @@ class GitHub(Integration):
         return await catching_up.poll(self._access, account, last)
 
     def catch_up(self, account: Account, since: float) -> AsyncIterator[Request]:
-        return catching_up.missed(self._access, account, since)
+        return self._missed.since(account, since)
 
     def tools(self, account: Account, message: Incoming) -> Sequence[Tool[Any]]:
         return tools.tools(self._access, account, message)

@@ -154,6 +154,7 @@ async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
     await platform.worker.start()
     stack.push_async_callback(platform.worker.stop)
     stack.callback(asyncio.create_task(watch(platform), name="connections").cancel)
+    stack.callback(asyncio.create_task(platform.keep_catching_up(), name="catch-up").cancel)
 
 
 async def _open_vault(settings: Settings, database: Database) -> Vault:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,10 +14,10 @@ from sqlalchemy import Connection
 
 from gofer.accounts import Accounts
 from gofer.errors import GoferError
-from gofer.intake.polling import ensure_inflow
+from gofer.intake.polling import ensure_catch_up, ensure_inflow
 from gofer.intake.receive import Intake, Refusals
 from gofer.jobs.following import Follower
-from gofer.jobs.signals import SECRETS, Signals
+from gofer.jobs.signals import JOBS, SECRETS, Signals
 from gofer.jobs.worker import Worker
 from gofer.live import Live
 from gofer.logs import RecentLines
@@ -80,13 +81,29 @@ class Platform:
             except GoferError as error:
                 log.warning("secrets.not_reloaded", error=str(error))
 
+    async def keep_catching_up(self) -> None:
+        """Fetch now and then what services could not deliver, also while we were there: a proxy may have been away."""
+        while True:
+            await asyncio.sleep(self.settings.catch_up_every)
+            try:
+                made = await self.database.write(partial(ensure_catch_up, integrations=self._catching_up()))
+            except GoferError as error:
+                log.warning("catchup.not_begun", error=str(error))
+            else:
+                if made:
+                    self.signals.wake(JOBS)
+
+    def _catching_up(self) -> frozenset[str]:
+        integrations = self.registry.integrations.items()
+        return frozenset(name for name, integration in integrations if integration.can_catch_up)
+
     def start_inflow(self, connection: Connection) -> int:
         """See that every connection that has to be polled or caught up with is."""
         integrations = self.registry.integrations.items()
         return ensure_inflow(
             connection,
             polling=frozenset(name for name, integration in integrations if integration.can_poll),
-            catching_up=frozenset(name for name, integration in integrations if integration.can_catch_up),
+            catching_up=self._catching_up(),
             public=bool(self.settings.public_url),
         )
 

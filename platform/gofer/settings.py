@@ -80,6 +80,9 @@ class Settings(BaseSettings):
     poll_interval: float = Field(
         default=1, gt=0, description="Seconds between looks for work nobody announced."
     )
+    catch_up_every: float = Field(
+        default=900, gt=0, description="Seconds between looks for what a service could not deliver."
+    )
     stop_within: float = Field(default=20, ge=0, description="Seconds a stopping process gives its jobs.")
     request_timeout: float = Field(
         default=20, gt=0, description="Seconds a call to an outside service may take."

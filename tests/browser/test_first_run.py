@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from gofer.rehearsal.github import GitHubService
 from web_house import PASSWORD, House
 
 from .looking import PHONE, SHOTS, objections
@@ -80,3 +82,24 @@ def test_each_step_is_honest_about_what_does_not_work(fresh: Page, house: House)
     fresh.goto("/docs/operations.md#the-data-directory")
     assert objections(fresh) == []
     assert fresh.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def test_an_app_at_github_is_made_by_pressing_buttons(fresh: Page, house: House) -> None:
+    """In a real browser, whose policy lets the form go to GitHub and nowhere else."""
+    stack = contextlib.AsyncExitStack()
+    github = house.run(stack.enter_async_context(GitHubService().open()))
+    try:
+        fresh.goto(f"/link/{house.link(house.owner())}")
+        fresh.get_by_role("button").first.click()
+        fresh.wait_for_url("**/welcome")
+        fresh.get_by_role("link", name="Make an App in one click").click()
+        fresh.get_by_label("Name", exact=True).fill("pressed")
+        fresh.locator("input[name='setting.api_url']").fill(github.api_url)
+        fresh.locator("input[name='setting.web_url']").fill(github.url)
+        fresh.get_by_role("button", name="Show what it asks for").click()
+        expect(fresh.get_by_text("clone, and push branches of its own")).to_be_visible()
+        fresh.get_by_role("button", name="Continue to").click()
+        fresh.wait_for_url("**/connections/github_*")
+        expect(fresh.get_by_role("main")).to_contain_text("The App pressed is installed nowhere yet.")
+    finally:
+        house.run(stack.aclose())

@@ -162,8 +162,10 @@ def test_the_manifest_asks_for_the_least_and_never_for_workflows() -> None:
     assert made["default_permissions"] == {name: level for name, (level, _) in PERMISSIONS.items()}
     assert "workflows" not in made["default_permissions"]
     assert made["default_events"] == list(EVENTS)
-    assert made["hook_attributes"]["active"]
-    assert not manifest("Gofer", None, "https://x.test/back", "https://x.test")["hook_attributes"]["active"]
+    nowhere = manifest("Gofer", None, "https://x.test/back", "https://x.test")["hook_attributes"]
+    assert made["hook_attributes"] == {"url": "https://x.test/hooks/1", "active": True}
+    assert nowhere["active"], "GitHub lists no deliveries of a hook that is off"
+    assert ".invalid/" in nowhere["url"]
     assert "state=abc" in manifest_page(Settings(), "abc")
 
 

@@ -7,12 +7,15 @@ import re
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from github_scene import Scene, gofer, tool
 from gofer.errors import Permanent, Temporary
 from gofer.integration import Outgoing, PlanItem, Progress
 from gofer.rehearsal.github import Fault, git
+from gofer.store.tables import events
 from gofer_github import integration
+from gofer_github.access import READ, Access
 
 
 async def test_eyes_then_one_comment_that_becomes_the_answer(scene: Scene, tmp_path: Path) -> None:
@@ -118,10 +121,23 @@ async def test_a_token_that_was_revoked_is_minted_anew(scene: Scene) -> None:
     assert len(scene.ours(1)) == 2
 
 
+async def test_a_token_for_the_api_is_ended_when_it_is_used_no_more(scene: Scene) -> None:
+    access, account = Access(reuse=0.05), scene.account()
+    client = await access.to(account, "acme/widgets", READ)
+    await client.get("/repos/acme/widgets")
+    async with asyncio.timeout(20):
+        while scene.github.world.tokens:
+            await asyncio.sleep(0.01)
+    assert (await client.get("/repos/acme/widgets"))["full_name"] == "acme/widgets", "it gets another"
+
+
 async def test_an_installation_that_is_gone_ends_in_a_reason(scene: Scene, tmp_path: Path) -> None:
     async with gofer(scene, tmp_path / "data") as running:
         scene.github.faults.append(Fault("missing", "GET /widgets/installation"))
         issue = await scene.github.open_issue("ada", scene.repository, "@gofer hello")
         await running.quiet()
-        assert {row.state for row in await running.jobs()} <= {"done", "dead", "cancelled"}
+        (job,) = await running.jobs(lambda row: row.kind == "answer")
+        assert job.state in ("done", "dead")
+        (told,) = await running.rows(select(events.c.data).where(events.c.kind == "message.admitted"))
+        assert "404 to GET /repos/acme/widgets/installation" in told.data["note"], "its log says why"
     assert scene.ours(issue.number) == []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 
 from sqlalchemy import select
 
 from github_scene import Scene, gofer
 from gofer.rehearsal.github import Fault
+from gofer.rehearsal.github.world import stamp
 from gofer.store.tables import messages
 
 
@@ -58,6 +61,26 @@ async def test_what_came_while_we_were_away_is_fetched_at_start(scene: Scene, tm
         await scene.github._redeliver(scene.app, delivery)
         await running.quiet()
     assert len(scene.ours(issue.number)) == 1
+
+
+async def test_what_could_not_be_delivered_while_we_were_there_is_fetched_soon(
+    scene: Scene, tmp_path: Path
+) -> None:
+    async with gofer(scene, tmp_path / "data", catch_up_every=0.2):
+        here, scene.app.hook_url = scene.app.hook_url, "http://127.0.0.1:9/"
+        missed = await scene.github.open_issue("ada", scene.repository, "@gofer are you there?")
+        scene.app.hook_url = here
+        failed = scene.github.world.deliveries[-1]
+        failed.delivered_at = stamp(time.time() - 7200)
+        heard = await scene.github.open_issue("ada", scene.repository, "@gofer and now?")
+        async with asyncio.timeout(40):
+            while not (scene.ours(missed.number) and scene.ours(heard.number)):
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
+    assert [len(scene.ours(one.number)) for one in (missed, heard)] == [1, 1]
+    paths = [path for _, path, _ in scene.github.calls]
+    rounds, fetched = paths.count("/app/hook/deliveries"), paths.count(f"/app/hook/deliveries/{failed.id}")
+    assert 0 < fetched <= 2 < rounds, "one that was fetched is not fetched again and again"
 
 
 async def test_githubs_own_limits_delay_a_reply_and_lose_nothing(scene: Scene, tmp_path: Path) -> None:

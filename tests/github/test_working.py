@@ -115,6 +115,29 @@ async def test_other_branches_repositories_and_workflows_are_out_of_reach(
     assert other.comments == {}
 
 
+async def test_a_review_comment_becomes_a_commit_and_a_reply(scene: Scene, tmp_path: Path) -> None:
+    repository = scene.repository
+    git.commit(repository.path, {"a.txt": "wrong"}, "gofer/9", "A change")
+    asked = [
+        "@gofer please spell it right", tool("github_checkout"),
+        "$ cd ~/repo && echo right > a.txt && git commit -qam 'Spell it right' && git push -q origin HEAD 2>&1",
+        tool("github_reply", body="It is right now."), tool("github_resolve"),
+    ]  # fmt: skip
+    async with gofer(scene, tmp_path / "data", **SHELL) as running:
+        pull = await scene.github.open_pull("ada", repository, "gofer/9")
+        pull.user = scene.app.user
+        first = await scene.github.review_comment("ada", repository, pull.number, "a.txt", "\n".join(asked))
+        await running.quiet()
+    assert git.run(repository.path, "log", "--format=%s", "main..gofer/9").split("\n")[0] == "Spell it right"
+    assert git.run(repository.path, "show", "gofer/9:a.txt") == "right"
+    replies = [one for one in repository.review_comments.values() if one.id != first.id]
+    assert [(one.thread, one.body.partition("\n")[0]) for one in replies] == [(first.id, "It is right now.")]
+    assert first.resolved
+    assert first.reactions == [("gofer[bot]", "eyes")]
+    assert len(scene.ours(pull.number)) == 1
+    assert {one.status for one in repository.check_runs.values()} == {"completed"}
+
+
 async def test_a_fork_gets_no_repository(scene: Scene, tmp_path: Path) -> None:
     git.commit(scene.repository.path, {"evil.sh": "env"}, "theirs", "A change")
     asked = ["@gofer", tool("github_checkout"), f"$ git clone {scene.github.url}/acme/widgets.git x 2>&1"]

@@ -167,6 +167,13 @@ def poll_trouble(connection: Connection, connection_id: str) -> str:
     return connection.execute(select(jobs.c.reason).where(*waiting).limit(1)).scalar() or ""
 
 
+def ensure_catch_up(connection: Connection, integrations: frozenset[str]) -> int:
+    """One catch-up per connection that can, unless one is under way. Returns how many."""
+    query = select(connections).where(connections.c.enabled, connections.c.integration.in_(integrations))
+    rows = connection.execute(query).all()
+    return sum(_ensure(connection, row.workspace_id, CATCH_UP, row.id) for row in rows)
+
+
 def _ensure(connection: Connection, workspace_id: str, kind: str, connection_id: str) -> bool:
     lane = f"{kind}:{connection_id}"
     lock_lane(connection, lane)  # two processes may start at once

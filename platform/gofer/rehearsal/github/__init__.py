@@ -306,7 +306,8 @@ class GitHubService:
         """Tell every App that is installed there."""
         sender = self.world.users.get(login) or self._bot(login)
         for place in list(self.world.installations.values()):
-            if of.full_name in place.repositories and event in place.app.events and not place.suspended:
+            listens = place.app.active and event in place.app.events and not place.suspended
+            if of.full_name in place.repositories and listens:
                 whole = {
                     **payload,
                     "repository": shapes.repository(of, self.url),

@@ -78,8 +78,8 @@ class Apps:
         private, public = new_key()
         return App(
             self._world.next_id(), wanted["name"], public, secrets.token_urlsafe(32),
-            hook["url"] if hook.get("active", True) else "", dict(wanted["default_permissions"]),
-            list(wanted["default_events"]),
+            hook["url"] if ".invalid/" not in hook["url"] else "", dict(wanted["default_permissions"]),
+            list(wanted["default_events"]), hook.get("active", True),
         ), private  # fmt: skip
 
     async def convert(self, request: Request) -> Response:

@@ -117,8 +117,11 @@ class App:
     public_key: str
     webhook_secret: str
     hook_url: str = ""
+    """Empty for one at which nobody answers."""
     permissions: dict[str, str] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
+    active: bool = True
+    """Whether deliveries are tried at all; what is not tried is not listed either."""
 
     @property
     def user(self) -> User:
