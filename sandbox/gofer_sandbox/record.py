@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from gofer_sandbox.errors import InvalidInput
@@ -55,7 +55,12 @@ class Record:
 
     def to_json(self) -> str:
         """As one line of JSON."""
-        data = asdict(self) | {"version": VERSION, "level": self.level.name}
+        data = _plain(self) | {
+            "version": VERSION,
+            "level": self.level.name,
+            "reference": _plain(self.reference),
+            "limits": _plain(self.limits),
+        }
         return json.dumps(data, separators=(",", ":"), sort_keys=True)
 
     @classmethod
@@ -78,3 +83,8 @@ class Record:
         for name in ("background", "readonly"):
             values[name] = tuple(data[name])
         return cls(**values)
+
+
+def _plain(value: Record | Reference | Limits) -> dict[str, Any]:
+    """The fields as they are; `asdict` copies all that is in them, and a record is written at every start."""
+    return {one.name: getattr(value, one.name) for one in fields(value)}

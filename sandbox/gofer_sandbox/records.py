@@ -13,12 +13,13 @@ from gofer_sandbox.record import Record
 
 def put(base: Path, record: Record) -> None:
     """Keep a record, whole or not at all."""
-    place = base / "records"
-    place.mkdir(mode=0o700, exist_ok=True)
-    path = place / f"{record.id}.json"
-    temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(record.to_json())
-    temporary.replace(path)
+    place = f"{base}/records"
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(place, 0o700)
+    temporary = f"{place}/{record.id}.{os.getpid()}"
+    with open(temporary, "wb", 0) as file:
+        file.write(record.to_json().encode())
+    os.replace(temporary, f"{place}/{record.id}.json")
 
 
 def remove(base: Path, session: str) -> None:

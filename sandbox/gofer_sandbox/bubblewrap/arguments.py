@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from gofer_sandbox.bubblewrap.etc import GID, HOME, UID
@@ -48,8 +49,9 @@ def isolation() -> list[str]:
     ]
 
 
-def system(etc: Path) -> list[str]:
-    """The host's programs and libraries, read-only, and an /etc that is not the host's."""
+@cache
+def system(etc: Path) -> Sequence[str]:
+    """The host's programs and libraries, read-only, and an /etc that is not the host's. A host's layout stays."""
     arguments = ["--ro-bind", "/usr", "/usr", "--ro-bind", str(etc), "/etc"]
     for name in _SYSTEM:
         place = Path("/", name)

@@ -48,8 +48,12 @@ def knows_enough(binary: Path) -> bool:
 
 def reachable_by_others(path: Path) -> bool:
     """Whether a user id of no special rights can get at a path."""
-    resolved = path.resolve()
-    return all(os.stat(parent).st_mode & stat.S_IXOTH for parent in resolved.parents)
+    parent = os.path.dirname(os.path.realpath(path))
+    while os.stat(parent).st_mode & stat.S_IXOTH:
+        if parent == "/":
+            return True
+        parent = os.path.dirname(parent)
+    return False
 
 
 def within_reach(binary: Path, directory: Path) -> Path:

@@ -49,13 +49,13 @@ class Ownership:
     uid: int
     gid: int
 
-    def fifo(self, path: Path) -> None:
+    def fifo(self, path: Path | str) -> None:
         """Make a FIFO only the session and the server can open."""
         os.mkfifo(path, 0o600)
         if os.geteuid() == 0:
             os.chown(path, self.uid, self.gid)
 
-    def write(self, path: Path, text: str | bytes) -> None:
+    def write(self, path: Path | str, text: str | bytes) -> None:
         """Write a file the session can read."""
         data = text.encode() if isinstance(text, str) else text
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
@@ -76,11 +76,8 @@ def write_all(fd: int, data: bytes) -> None:
 
 def prepare(control: Path, keeper: str, owner: Ownership, inside: str, private: str) -> None:
     """Fill a new control directory."""
-    owner.fifo(control / "in")
-    owner.fifo(control / "st")
-    for slot in range(1, scripts.SLOTS + 1):
-        for name in slots.names(slot):
-            owner.fifo(control / name)
+    for name in ("in", "st", *scripts.OUTPUTS):
+        owner.fifo(f"{control}/{name}")
     files = {
         "keeper": keeper,
         "rc": scripts.rc(inside),
@@ -92,7 +89,7 @@ def prepare(control: Path, keeper: str, owner: Ownership, inside: str, private: 
         "options": "",
     }
     for name, text in files.items():
-        owner.write(control / name, text)
+        owner.write(f"{control}/{name}", text)
 
 
 @dataclass(slots=True, eq=False)

@@ -21,7 +21,7 @@ PRIVATE = "/run/p"
 SLOTS = 3
 """How many pairs of output FIFOs the keeper holds open; more are made when so many are held at once. Each is a
 pipe, of which the kernel gives an ordinary user about a thousand of full size."""
-_OUTPUTS = tuple(f"{kind}{slot}" for slot in range(1, SLOTS + 1) for kind in "oe")
+OUTPUTS = tuple(f"{kind}{slot}" for slot in range(1, SLOTS + 1) for kind in "oe")
 _FIRST = 11
 
 
@@ -51,7 +51,7 @@ def keeper(
         *([f"-u {processes}"] if processes else []),
         *([f"-v {address_space // 1024}"] if address_space else []),
     ]
-    held = dict(enumerate(_OUTPUTS, _FIRST))
+    held = dict(enumerate(OUTPUTS, _FIRST))
     holding = "\n".join(f"exec 9<>{control}/{name} {fd}<{control}/{name} 9>&-" for fd, name in held.items())
     closing = " ".join(f"{fd}<&-" for fd in held)
     return f"""
