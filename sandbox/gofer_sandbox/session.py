@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gofer_sandbox.disk import DiskWatch
@@ -187,10 +188,16 @@ class Session:
             notes=tuple(outcome.notes + news.notes),
         )
 
-    def _note_background(self, before: int | None = None) -> None:
-        """What runs besides the shell; `before` leaves out what a command that still runs has started."""
+    def _note_background(self, before: int | None = None, ended: Sequence[Process] = ()) -> None:
+        """What runs besides the shell; `before` leaves out what a command that still runs has started, `ended`
+        what was just killed and may take an instant to go."""
         found = self.box.background(self.shell.process)
-        self.background = [process for process in found if before is None or process.start < before]
+        gone = {(process.pid, process.start) for process in ended}
+        self.background = [
+            process
+            for process in found
+            if (before is None or process.start < before) and (process.pid, process.start) not in gone
+        ]
         self.shell.spared = {(process.pid, process.start) for process in self.background}
 
     # When things go wrong
@@ -214,7 +221,7 @@ class Session:
             ended += await self.box.sweep(lambda process: process == shell)
         self.news.notes.append(f"the session had too many processes: {len(ended)} were killed")
         self.news.killed += sorted({process.command for process in ended})
-        self._note_background()
+        self._note_background(ended=ended)
 
     def _clear_background(self, why: str) -> None:
         self._clearing = asyncio.create_task(self._end_background(why))
@@ -225,7 +232,7 @@ class Session:
         ended = await self.box.sweep(lambda process: process == shell)
         self.news.notes.append(f"{why}: what ran in the background was killed")
         self.news.killed += sorted({process.command for process in ended})
-        self._note_background()
+        self._note_background(ended=ended)
 
     async def _watch_no_more(self) -> None:
         self._disk.end()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -28,13 +28,16 @@ async def nothing_left(sandbox: Sandbox) -> AsyncIterator[Sandbox]:
     assert not [place for place, _, _ in os.walk("/sys/fs/cgroup") if place.endswith(sandbox.id)]
 
 
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Wait for what must come to be, however busy the machine is."""
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.02)
+
+
 async def no_zombies(keeper: int) -> None:
     """What has just ended may be a zombie for an instant, until its parent has looked."""
-    for _ in range(200):
-        if not zombies(keeper):
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"zombies: {zombies(keeper)}")
+    await eventually(lambda: not zombies(keeper))
 
 
 def zombies(keeper: int) -> list[int]:

@@ -16,7 +16,7 @@ import pytest
 
 from gofer_sandbox import Bubblewrap, Limits, Sandbox, processes
 from gofer_sandbox.limits import MIB
-from sandbox.leftovers import nothing_left
+from sandbox.leftovers import eventually, nothing_left
 
 PYTHON = Path("/usr/bin/python3").exists()
 SMALL = Limits(memory=256 * MIB, processes=48, tmp=16 * MIB, shm=8 * MIB, disk=30 * MIB, files=300)
@@ -89,7 +89,7 @@ async def test_files_without_a_name_count_while_they_are_open(make: Callable[...
         assert any("the workspace holds" in note for note in result.notes)
         assert (await sandbox.run("exec 5>&-; sleep 0.4; echo $A")).output == "kept\n"
         await sandbox.run(f"(exec 5>v; rm v; {grow}) &>/dev/null &")
-        await asyncio.sleep(2.5)
+        await eventually(lambda: sandbox.record.background == ())
         result = await sandbox.run("echo $A")
         assert result.background == ()
         assert any("background" in note for note in result.notes)
@@ -108,7 +108,7 @@ async def test_the_disk_is_watched_from_attaching_on() -> None:
     attached = await Sandbox.attach(record, provider)
     try:
         await attached.write("go", b"")
-        await asyncio.sleep(2.5)
+        await eventually(lambda: attached.record.background == ())
         result = await attached.run("echo on")
         assert result.background == ()
         assert any("background" in note for note in result.notes)
@@ -130,7 +130,7 @@ async def test_a_workspace_does_not_grow_while_no_command_runs(make: Callable[..
     async with make() as sandbox:
         await sandbox.run("A=kept")
         await sandbox.run("(while :; do head -c 5M /dev/zero >>f$((++n % 20)); done) &>/dev/null &")
-        await asyncio.sleep(2.5)
+        await eventually(lambda: sandbox.record.background == ())
         result = await sandbox.run("echo $A; du -sm . | cut -f1")
         assert result.background == ()
         assert any("background" in note for note in result.notes)

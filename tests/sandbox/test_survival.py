@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from gofer_sandbox import (
 )
 from gofer_sandbox.session import ENDED_ALONE
 from gofer_sandbox.shell.fifo import FifoWire
+from sandbox.leftovers import eventually
 
 SERVER = Path(__file__).with_name("doomed_server.py")
 STATE = "export A=1; f() { echo f$1; }; cd /tmp; sleep 4321 &"
@@ -54,13 +55,6 @@ def directory() -> Iterator[Path]:
     path.chmod(0o711)
     yield path
     shutil.rmtree(path, ignore_errors=True)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for what must come to be."""
-    async with asyncio.timeout(30):
-        while not holds():
-            await asyncio.sleep(0.02)
 
 
 class Server:
@@ -86,18 +80,19 @@ class Server:
 
 
 async def test_rest_of_the_output_and_exit_code_after_kill_of_the_server(base: Path, directory: Path) -> None:
-    command = "for i in {1..30}; do echo line $i; sleep 0.02; done; seq 1 30000; (exit 42)"
-    server = Server(base, directory, "", STATE, command)
+    loop = "for i in {1..10}; do echo line $i; sleep 0.02; done"
+    server = Server(base, directory, "", STATE, f"{loop}; touch /workspace/on; seq 1 30000; (exit 42)")
     server.line()
     server.kill()
-    await asyncio.sleep(1)  # meanwhile the command fills its FIFO and waits
+    await eventually((directory / "workspace" / "on").exists)
+    await asyncio.sleep(0.1)  # meanwhile the command fills its FIFO and waits
 
     sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
     result = await sandbox.pending()
 
     assert result is not None
     assert result.exit_code == 42
-    everything = "".join(f"line {i}\n" for i in range(1, 31)) + "".join(f"{i}\n" for i in range(1, 30001))
+    everything = "".join(f"line {i}\n" for i in range(1, 11)) + "".join(f"{i}\n" for i in range(1, 30001))
     assert result.kept + result.dropped == len(everything)
     kept = sandbox.output(result.number, limit=1024 * 1024)
     assert kept.text == everything
@@ -120,7 +115,7 @@ async def test_what_was_printed_while_nobody_was_there_is_kept(
     server = Server(base, directory, where, LATE, LATE, both)
     server.line()
     server.kill()
-    await until((directory / "workspace" / "ended").exists)
+    await eventually((directory / "workspace" / "ended").exists)
     sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
     result = await sandbox.pending()
     assert result is not None
@@ -130,7 +125,7 @@ async def test_what_was_printed_while_nobody_was_there_is_kept(
     )
     assert result.notes == ()
     logs = [directory / "output" / f"{number}.background" for number in (1, 2)]
-    await until(lambda: all(log.exists() and "late" in log.read_text() for log in logs))
+    await eventually(lambda: all(log.exists() and "late" in log.read_text() for log in logs))
     assert (await sandbox.run("echo next")).output == "next\n"
     await sandbox.close()
 
@@ -149,7 +144,8 @@ async def test_shell_that_died_while_nobody_was_there_comes_back(base: Path, dir
     server = Server(base, directory, "", STATE, "echo begin; sleep 0.2; B=2; exit 5")
     server.line()
     server.kill()
-    await asyncio.sleep(0.5)
+    keeper = server.record.reference.pid
+    await eventually(lambda: not any("rcfile" in one.command for one in processes.below(keeper)))
     sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
     result = await sandbox.pending()
     assert result is not None
@@ -198,7 +194,7 @@ class Shut:
 
 
 async def test_an_attach_that_fails_leaves_the_session_for_another(base: Path, directory: Path) -> None:
-    server = Server(base, directory, "", "true", "echo begin; sleep 2; echo end")
+    server = Server(base, directory, "", "true", "echo begin; sleep 1; echo end")
     server.line()
     server.kill()
     for bring in (Sandbox.attach, Sandbox.restore):
@@ -211,21 +207,23 @@ async def test_an_attach_that_fails_leaves_the_session_for_another(base: Path, d
     await sandbox.close()
 
 
-@pytest.mark.parametrize("command", ["true", "sleep 2"])
+@pytest.mark.parametrize("command", ["true", "sleep 1"])
 async def test_what_prints_in_the_background_goes_on_with_another_server(
     base: Path, directory: Path, command: str
 ) -> None:
     """Nobody reads its FIFO meanwhile; then somebody must, and not the next command."""
-    noise = "(while :; do printf '%5000s'; echo $((++n)) >/workspace/n; sleep 0.02; done) &"
+    noise = "(while :; do printf '%50000s'; echo $((++n)) >/workspace/n; sleep 0.02; done) &"
     server = Server(base, directory, "", noise, command)
-    await asyncio.sleep(1)
+    count = directory / "workspace" / "n"
+    await eventually(lambda: count.exists() and int(count.read_text() or 0) > 3)
     server.kill()
-    await asyncio.sleep(1)  # by now it is waiting
+    before = ""
+    while before != (before := count.read_text()) or not before:  # until it is waiting
+        await asyncio.sleep(0.2)
     sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
     await sandbox.pending()
-    before = (await sandbox.read("n")).lines
-    assert (await sandbox.run("sleep 1; echo quiet")).output == "quiet\n"
-    assert (await sandbox.read("n")).lines != before
+    assert (await sandbox.run("sleep 0.1; echo quiet")).output == "quiet\n"
+    await eventually(lambda: count.read_text() not in ("", before))
     await sandbox.close()
 
 
@@ -252,8 +250,10 @@ async def test_detach_and_close_in_the_middle_of_a_command(directory: Path) -> N
     provider = Bubblewrap()
     first = Sandbox(provider, directory=directory)
     await first.start()
-    running = asyncio.create_task(first.run("echo begin; sleep 0.5; echo end; (exit 7)"))
-    await asyncio.sleep(0.2)
+    begun = asyncio.Event()
+    command = "echo begin; sleep 0.3; echo end; (exit 7)"
+    running = asyncio.create_task(first.run(command, on_output=lambda *_: begun.set()))
+    await begun.wait()
     record = first.record
     await first.detach()
     with pytest.raises(SandboxClosed):
@@ -292,7 +292,9 @@ async def test_a_lost_box_is_made_again_with_files_and_state(directory: Path) ->
         await sandbox.run(STATE)
         await sandbox.run("echo file >/workspace/file; export A=2")
         await sandbox.snapshot()
-        os.kill(sandbox.record.reference.pid, signal.SIGKILL)
+        keeper = sandbox.record.reference.pid
+        os.kill(keeper, signal.SIGKILL)
+        await eventually(lambda: processes.start_time(keeper) is None)
         result = await sandbox.run("echo no")
         assert (result.exit_code, result.recreated, result.state_lost) == (None, True, True)
         assert result.background_lost == ("sleep 4321",)
@@ -304,8 +306,9 @@ async def test_a_lost_box_is_made_again_with_files_and_state(directory: Path) ->
 async def test_a_box_lost_in_the_middle_of_a_command(directory: Path) -> None:
     async with Sandbox(directory=directory) as sandbox:
         await sandbox.run(STATE)
-        running = asyncio.create_task(sandbox.run("echo begin; sleep 50"))
-        await asyncio.sleep(0.2)
+        begun = asyncio.Event()
+        running = asyncio.create_task(sandbox.run("echo begin; sleep 50", on_output=lambda *_: begun.set()))
+        await begun.wait()
         os.kill(sandbox.record.reference.pid, signal.SIGKILL)
         result = await running
         assert (result.exit_code, result.recreated, result.output) == (None, True, "begin\n")
@@ -462,7 +465,7 @@ async def left_alone(sandbox: Sandbox) -> tuple[Sandbox, Result]:
     await sandbox.detach()
     with pytest.raises(SandboxClosed):
         await running
-    await until(ended.exists)
+    await eventually(ended.exists)
     again = await Sandbox.attach(record, Bubblewrap())
     result = await again.pending()
     assert result is not None
