@@ -7,7 +7,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from gofer_sandbox.provider import Process
@@ -149,15 +149,3 @@ def send(processes: Iterable[Process], number: int) -> None:
                     signal.pidfd_send_signal(handle, number)
             finally:
                 os.close(handle)
-
-
-def without_families(processes: Sequence[Process], roots: set[tuple[int, int]]) -> list[Process]:
-    """Those processes that neither are one of the roots nor descend from one."""
-    spared: set[int] = set()
-    kept = []
-    for process in processes:
-        if (process.pid, process.start) in roots or process.parent in spared:
-            spared.add(process.pid)
-        else:
-            kept.append(process)
-    return kept

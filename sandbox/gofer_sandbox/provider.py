@@ -198,6 +198,9 @@ class Box(Protocol):
     def files(self) -> Files:
         """Access to its files; one at a time, to be closed."""
 
+    def rouse(self) -> None:
+        """Have PID 1 inside go on, should somebody inside have stopped it by tracing it."""
+
     def on_death(self, callback: Callable[[], None]) -> None:
         """Call back, once, when PID 1 inside has ended."""
 

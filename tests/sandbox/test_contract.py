@@ -168,9 +168,10 @@ async def test_background_processes_stay_and_print_to_a_place_of_their_own(sandb
 
 async def test_a_time_out_ends_what_the_command_started_and_only_that(sandbox: Sandbox) -> None:
     await sandbox.run("A=kept; sleep 1234 & :")
-    result = await sandbox.run("echo begun; sleep 2345 & sleep 3456; echo NO", timeout=0.5)
+    stubborn = "(trap '' TERM INT HUP; exec sleep 5432) &"
+    result = await sandbox.run(f"echo begun; sleep 2345 & {stubborn} sleep 3456; echo NO", timeout=0.5)
     assert (result.timed_out, result.output) == (True, "begun\n")
-    assert set(result.killed) == {"sleep 2345", "sleep 3456"}
+    assert set(result.killed) == {"sleep 2345", "sleep 3456", "sleep 5432"}
     assert result.background == ("sleep 1234",)
     assert (await sandbox.run("echo $A")).output == "kept\n"
 

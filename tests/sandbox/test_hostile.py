@@ -40,6 +40,8 @@ class Row:
     recreated: bool = False
     after: str = EXPECTED_AFTER
     background_kept: bool = True
+    alone_after: bool = False
+    """Whether nothing but what ran before may run afterwards."""
     lacks: str = ""
     limits: Limits = field(default_factory=lambda: Limits(memory=256 * MIB, tmp=16 * MIB, shm=8 * MIB))
 
@@ -101,6 +103,10 @@ ROWS = [
     Row("lives on in its second thread",
         "python3 -c 'import ctypes, threading, time; threading.Thread(target=time.sleep, args=(77,)).start(); "
         "ctypes.CDLL(None).pthread_exit(None)'; echo NO", None, timeout=1, timed_out=True, lacks="NO"),
+    Row("forks away from its end",
+        "python3 -c 'import os, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "while True:\n  if os.fork(): os._exit(0)' & sleep 100; echo NO",
+        None, timeout=1, timed_out=True, lacks="NO", alone_after=True),
     Row("vfork-like daemon", "(setsid sleep 555 >/dev/null 2>&1 &) ; echo on", 0, has="on"),
     Row("recursion", "f() { f; }; f", 1, has="maximum function nesting"),
     Row("recursive source", "echo '. /tmp/r' >/tmp/r; . /tmp/r", None, restarted=True, timeout=30),
@@ -152,6 +158,17 @@ ROWS = [
     Row("control directory",
         "rm -rf /run/s/*; echo x >/run/s/c; ln -s / /run/s/x; ls /run/s/in", 0, has="Read-only"),
     Row("control modes", "chmod 777 /run/s /run/s/in; mv /run/s/in /tmp", 1, has="Read-only"),
+    Row("closes the shell's own descriptors", "exec 255>&- 10>&- 11>&- 12>&-; echo on", 0, has="on"),
+    Row("lines of its own in the input", "exec 5<>/run/s/in; echo 'INJECTED=1' >&5; echo on", 0, has="on"),
+    Row("input full of lines",
+        "python3 -c \"import os; fd = os.open('/run/s/in', os.O_WRONLY | os.O_NONBLOCK)\nwhile True: "
+        "os.write(fd, b':\\n' * 2000)\" 2>&1 | tail -1", 0, has="BlockingIOError"),
+    Row("outputs of the commands to come",
+        "for f in /run/s/o[23]; do (exec 9<>$f; head -c 9999 /dev/zero >&9; sleep 0.1) & done; sleep 0.5", 0),
+    Row("floods the keeper with signals",
+        "python3 -c 'import os\nfor _ in range(50000): os.kill(1, 10); os.kill(1, 40)'; exit 4", 4, restarted=True),
+    Row("traces the keeper", "python3 -c 'import ctypes; ctypes.CDLL(None).ptrace(16, 1, 0, 0)'; exit 4", 4,
+        restarted=True),
     Row("eats its input", "timeout 0.2 cat /run/s/in", 124),
     Row("private directory emptied", "rm -rf /run/p/*; mkdir /run/p/s0 /run/p/s1 /run/p/d; echo hi", 0, has="hi"),
     Row("private directory filled", "head -c 30000000 /dev/zero >/run/p/x; echo on", 0, has="on"),
@@ -176,6 +193,10 @@ ROWS = [
     Row("tracing", "set -x; echo hi", 0, has="+ echo hi\nhi", after=""),
     Row("no clobber, no glob", "set -Cf; echo *", 0, exactly="*\n"),
     Row("posix mode", "set -o posix; echo hi", 0, has="hi"),
+    Row("restricted shell", "set -r; exit 1", 1, restarted=True),
+    Row("functions that cannot be redefined", "builtin() { return 1; }; readonly -f builtin; exit 1", 1,
+        restarted=True),
+    Row("names that lead to each other", "declare -n a=b; declare -n b=a; exit 1", 1, restarted=True),
     Row("restricted options", "shopt -s failglob nullglob extglob dotglob; echo hi", 0, has="hi"),
     Row("separator", "IFS=1; x=a1b; echo $x", 0, exactly="a b\n"),
     Row("readonly variables", "readonly KEPT PATH IFS PWD; echo hi", 0, has="hi"),
@@ -194,6 +215,11 @@ ROWS = [
     Row("disown", "sleep 1000 & disown -a; echo on", 0, has="on"),
     # Limits
     Row("few descriptors", "ulimit -n 20; echo hi", 0, has="hi"),
+    Row("no files at all", "ulimit -f 0; echo hi", None, has="hi"),
+    Row("no time at all", "ulimit -t 1; while :; do :; done", None, restarted=True, after=""),
+    Row("memory without a name",
+        "python3 -c \"import os; fd = os.memfd_create('x')\nfor _ in range(2000): os.write(fd, bytes(1000000))\"",
+        None),
     Row("few processes", "ulimit -u 20; echo hi", 0, has="hi"),
     Row("raise limits", "ulimit -n 1000000 || ulimit -f unlimited || echo refused", 0, has="refused"),
     Row("too many files",
@@ -239,6 +265,7 @@ async def test_row(row: Row, provider: Bubblewrap) -> None:
         if row.after:
             assert after.output == row.after, (result, after)
         assert ("sleep 987" in after.background) == row.background_kept
+        assert after.background == ("sleep 987",) or not row.alone_after
 
 
 def _judge(row: Row, result: Result) -> None:

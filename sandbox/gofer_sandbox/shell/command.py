@@ -106,6 +106,8 @@ class Run:
     async def _loop_until_end(self) -> None:
         while not self.act(await self._shell.next()):
             pass
+        if not self._outcome.lost:
+            await self._ladder.clear()
 
     def act(self, event: Event) -> bool:
         """Whether the command has ended."""
@@ -176,6 +178,7 @@ class Run:
             ended = self._climb(Step.ASK)
         else:
             self._shell.on_tick()
+            self._shell.box.rouse()
             self._look_at_shell()
         after = min(_TICK, max(0.0, self._deadline - self._loop.time()))
         self._timer = self._loop.call_later(after, self._shell.push, TICK)

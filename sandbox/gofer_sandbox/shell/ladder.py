@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import signal
 from collections.abc import Callable
 from enum import Enum, auto
 
-from gofer_sandbox.processes import without_families
 from gofer_sandbox.provider import Box, Process
 
 
@@ -24,6 +25,7 @@ class Step(Enum):
 
 
 GRACE = {Step.ASK: 0.5, Step.FORCE: 0.5, Step.REPLACE: 2.0, Step.RECREATE: 0.0}
+_LOOK = 0.005
 
 
 class Ladder:
@@ -73,14 +75,43 @@ class Ladder:
 
     def _end(self, number: int) -> bool:
         """Signal everything the command started; False when there is nothing."""
-        shell = self._shell()
-        found = [
-            process
-            for process in without_families(self._box.processes(), self._spared)
-            if process.start >= self._since and (shell is None or process.pid != shell.pid)
-        ]
+        found = self._started()
         self._box.signal(found, number)
         if number == signal.SIGTERM:
             self._box.signal(found, signal.SIGCONT)
         self.killed |= {(process.pid, process.start): process.command for process in found}
         return bool(found)
+
+    def _started(self) -> list[Process]:
+        spare = self._spare()
+        return [process for process in self._box.processes() if not spare(process)]
+
+    def _spare(self) -> Callable[[Process], bool]:
+        """Whether a process is none of the command's; to be asked of parents before their children."""
+        shell, families = self._shell(), set[int]()
+
+        def spare(process: Process) -> bool:
+            if (process.pid, process.start) in self._spared or process.parent in families:
+                families.add(process.pid)
+                return True
+            return process.start < self._since or (shell is not None and process.pid == shell.pid)
+
+        return spare
+
+    async def clear(self) -> None:
+        """After the command's end: what it left in the background was asked to end with it, and is made to when
+        its grace is over; all at once, for something that forks and ends is gone before it is seen or hit."""
+        if self.step is None:
+            return
+        await self._gone(GRACE[Step.ASK])
+        if self._box.background(self._shell()):
+            ended = await self._box.sweep(self._spare())
+            self.killed |= {(process.pid, process.start): process.command for process in ended}
+            await self._gone(GRACE[Step.FORCE])
+
+    async def _gone(self, within: float) -> None:
+        """Wait until nothing is seen any more of what the command started."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self._started():  # noqa: ASYNC110 the kernel tells only who asks
+                    await asyncio.sleep(_LOOK)
