@@ -124,7 +124,7 @@ REFUSED = [
     ("keeper's memory", "head -c 1 /dev/zero >/proc/1/mem && echo OUT"),
     ("keeper stopped", "kill -STOP 1; kill -KILL 1; grep -q '^State:.[TtZX]' /proc/1/status && echo OUT"),
     ("descriptors of the server",
-        "ls -l /proc/1/fd /proc/$$/fd | grep -e memfd -e socket -e anon_inode && echo OUT"),
+        "ls -l /proc/1/fd /proc/$$/fd | grep -e memfd -e socket -e anon_inode -e tasks -e cgroup && echo OUT"),
     ("kernel log", "dmesg && echo OUT"),
     ("kernel symbols", "grep -qv ^0000000000000000 /proc/kallsyms && echo OUT"),
     ("time", "date -s 2001-01-01 && echo OUT"),
