@@ -162,13 +162,14 @@ async def test_a_photo_that_comes_after_its_album_was_read_belongs_to_it(
         photos = telegram.phones.send_album(ann, chat, [f"$ until [ -e {waiting} ]; do sleep 0.05; done", ""])
         album = photos[0]["media_group_id"]
         await telegram.until(lambda: chat.reactions)
-        assert len(telegram.calls("getFile")) == 2
         telegram.phones.send_photo(ann, chat, media_group_id=album)
         await house.took_in(3)
         waiting.touch()
         await house.answers(chat, 1)
         await house.settled()
-        assert len(telegram.calls("getFile")) == 3, "the run at work has read it"
+        assert len({call.parameters["file_id"] for call in telegram.calls("getFile")}) == 3, (
+            "the run at work has read it"
+        )
         for caption in ("later still", ""):
             telegram.phones.send_photo(ann, chat, caption, media_group_id=album)
         await house.took_in(5)
@@ -178,7 +179,9 @@ async def test_a_photo_that_comes_after_its_album_was_read_belongs_to_it(
         await house.answers(chat, 2)
         await house.settled()
         assert len(telegram.said(chat)) == 2
-        assert len(telegram.calls("getFile")) == 5, "what is asked next knows of them"
+        assert len({call.parameters["file_id"] for call in telegram.calls("getFile")}) == 5, (
+            "what is asked next knows of them"
+        )
 
 
 async def test_a_group_that_becomes_a_supergroup_keeps_its_conversation(
