@@ -16,13 +16,13 @@ from sqlalchemy.exc import IntegrityError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.errors import Conflict, Malformed, NotFound
+from gofer.errors import Conflict, Malformed
 from gofer.intake.polling import CATCH_UP, POLL, SET_UP
 from gofer.jobs import sayings
 from gofer.jobs.cron import add_schedule, ticks
-from gofer.jobs.queue import SERVICE, submit
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import schedules
+from gofer.web.control.schedules import find_schedule, run_schedule
 from gofer.web.pages.rendering import go, platform_of, render
 from gofer.web.pages.serving import form_of, page, rows, text_of, wake
 
@@ -95,28 +95,9 @@ def _payload(text: str) -> dict[str, Any]:
 @page("operator")
 async def run_now(request: Request) -> Response:
     """One run beside those of its calendar."""
-    job_id = await platform_of(request).database.write(partial(_run, schedule_id=request.path_params["id"]))
+    job_id = await platform_of(request).database.write(partial(run_schedule, named=request.path_params["id"]))
     wake(request)
-    return go("/schedules" if job_id is None else f"/runs/{job_id}", "Begun.")
-
-
-def _run(connection: Connection, schedule_id: str) -> int | None:
-    schedule = _find(connection, schedule_id)
-    return submit(
-        connection,
-        workspace_id=schedule.workspace_id,
-        kind=schedule.kind,
-        lane=f"schedule:{schedule.id}",
-        pool=SERVICE,
-        payload={**schedule.payload, "due_at": time.time()},
-    )
-
-
-def _find(connection: Connection, schedule_id: str) -> Any:
-    row = connection.execute(select(schedules).where(schedules.c.id == schedule_id)).one_or_none()
-    if row is None:
-        raise NotFound(f"There is no schedule {schedule_id[:60]!r}.")
-    return row
+    return go(f"/runs/{job_id}", "Begun.")
 
 
 @page("owner")
@@ -131,9 +112,9 @@ async def switch(request: Request) -> Response:
 
 
 def _switch(connection: Connection, schedule_id: str, enabled: bool) -> None:
-    row = _find(connection, schedule_id)
+    row = find_schedule(connection, schedule_id)
     # Back on, it goes on from now: what it missed while it was off was not wanted.
-    following = next(ticks(row.cron, row.timezone, time.time()), float("inf"))
+    following = next(ticks(row["cron"], row["timezone"], time.time()), float("inf"))
     connection.execute(
         update(schedules).where(schedules.c.id == schedule_id).values(enabled=enabled, next_at=following)
     )
@@ -148,6 +129,6 @@ async def remove(request: Request) -> Response:
 
 
 def _remove(connection: Connection, schedule_id: str) -> str:
-    name = str(_find(connection, schedule_id).name)
+    name = str(find_schedule(connection, schedule_id)["name"])
     connection.execute(delete(schedules).where(schedules.c.id == schedule_id))
     return name
