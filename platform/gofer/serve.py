@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from pathlib import Path
 
 import structlog
 
@@ -97,9 +99,18 @@ def _say_link(platform: Platform, link: str) -> None:
     """On stdout, for the person who started it; the log, which is kept, has no part of it."""
     base = platform.settings.public_url.rstrip("/") or platform.url
     sys.stdout.write(
-        f"\nOpen {base}/link/{link}\nIt works once, for an hour; `gofer link` makes another.\n\n"
+        f"\nOpen {base}/link/{link}\nIt works once, for an hour; `{_our_name()} link` makes another.\n\n"
     )
     sys.stdout.flush()
+
+
+def _our_name() -> str:
+    """How the person who started it can call it, whether or not the environment is on their path."""
+    started = Path(sys.argv[0])
+    if shutil.which("gofer") or started.name != "gofer":
+        return "gofer"
+    here = Path.cwd()
+    return str(started.relative_to(here) if started.is_relative_to(here) else started)
 
 
 def _stop_on_signals() -> asyncio.Event:

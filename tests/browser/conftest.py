@@ -1,4 +1,7 @@
-"""One furnished server for all of them, one real Chromium for each module."""
+"""One furnished server and one real Chromium for all of them.
+
+The browser lives for this package alone: while its driver runs, no test could have a loop of its own.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
         yield lived
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser(chromium: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
@@ -43,7 +46,7 @@ def browser(chromium: str) -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def signed_in(browser: Browser, lived: Lived) -> Iterator[BrowserContext]:
     """The owner, who came by a link."""
     context = browser.new_context(base_url=lived.house.url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,8 @@ def script(request: Mapping[str, Any]) -> Reply:
 class Service:
     """The model's provider, in a thread of its own."""
 
-    def __init__(self) -> None:
-        self.model = Anthropic(script, key=KEY)
+    def __init__(self, says: Callable[[Mapping[str, Any]], Reply]) -> None:
+        self.model = Anthropic(says, key=KEY)
         self.url = ""
         self._loop = asyncio.new_event_loop()
         self._ready, self._over = threading.Event(), asyncio.Event()
@@ -113,7 +113,7 @@ class Lived:
 def lived_in(folder: Path, **settings: Any) -> Iterator[Lived]:
     """A furnished house, gone afterwards."""
     with contextlib.ExitStack() as stack:
-        service, hello = Service(), Hello()
+        service, hello = Service(script), Hello()
         stack.callback(service.close)
         stack.callback(hello.close)
         house = House(folder, anthropic_base_url=service.url, **settings)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, FilePayload, Page, Route, WebSocketRoute, expect
+from playwright.sync_api import Browser, BrowserContext, FilePayload, Page, Route, WebSocketRoute, expect
 
 from agent.pictures import PNG
 from web_house import House
@@ -27,23 +26,22 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 
 @pytest.fixture(scope="module")
-def owner(browser: Browser, house: House) -> Any:
-    """The cookies of the owner, who came by a link."""
-    context = browser.new_context(base_url=house.url)
+def owner(browser: Browser, house: House) -> Iterator[BrowserContext]:
+    """The owner, who came by a link."""
+    context = browser.new_context(base_url=house.url, reduced_motion="reduce")
     page = context.new_page()
     page.goto(f"/link/{house.link(house.owner())}")
     page.get_by_role("button").first.click()
     page.wait_for_url("**/welcome")
-    state = context.storage_state()
+    page.close()
+    yield context
     context.close()
-    return state
 
 
 @pytest.fixture
-def chat(browser: Browser, house: House, owner: Any) -> Iterator[Page]:
+def chat(owner: BrowserContext) -> Iterator[Page]:
     """The owner in a conversation of their own; nothing may go wrong behind the scenes."""
-    context = browser.new_context(base_url=house.url, reduced_motion="reduce", storage_state=owner)
-    page = context.new_page()
+    page = owner.new_page()
     page.set_default_timeout(SLOW)
     seen: list[str] = []
     page.on("pageerror", lambda error: seen.append(str(error)))
@@ -52,7 +50,7 @@ def chat(browser: Browser, house: House, owner: Any) -> Iterator[Page]:
     page.wait_for_url("**/chat/conv_*")
     yield page
     assert seen == []
-    context.close()
+    page.close()
 
 
 def say(page: Page, text: str) -> None:

@@ -194,6 +194,25 @@ def test_a_schedule_is_told_in_words_and_run_at_once(owner: Visitor, lived: Live
     assert owner.post("/schedules", name="x", cron="never", kind="y", missed="once").status_code == 422
 
 
+def test_a_schedule_says_something_to_an_agent(owner: Visitor, lived: Lived) -> None:
+    lived.say("sched-1", "What is on this machine?", room="calendar")
+    lived.answered("sched-1")
+    found = lived.ask("GET", "/conversations")["conversations"]
+    (place,) = (each["id"] for each in found if each["title"] == "calendar")
+    assert place in owner.read("/schedules")
+    wish = {"name": "standup", "cron": "0 9 * * *", "missed": "skip", "agent": "gofer", "conversation": place}
+    page = owner.does("/schedules", **wish, say="What is <b>open</b>?")
+    assert "What is &lt;b&gt;open&lt;/b&gt;?" in page
+    schedule = re.findall(r"/schedules/(\w+)/run", page.split("<strong>standup</strong>")[1])[0]
+    before = len(lived.jobs(conversation=place, kind="answer"))
+    owner.does(f"/schedules/{schedule}/run")
+    until(lambda: len(lived.jobs(conversation=place, kind="answer")) > before)
+    assert "What is &lt;b&gt;open&lt;/b&gt;?" in owner.read(f"/conversations/{place}")
+    owner.does(f"/schedules/{schedule}/remove")
+    for wrong in ({"say": " "}, {"agent": "nobody"}, {"conversation": "none"}):
+        assert owner.post("/schedules", **{"say": "Hello", **wish, **wrong}).status_code in (400, 404)
+
+
 def test_members_and_tokens_are_shown_once(owner: Visitor, lived: Lived) -> None:
     added = owner.post("/members", name="otto", role="operator").text
     (link,) = re.findall(r"/link/([\w-]{20,})", added)

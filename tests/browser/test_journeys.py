@@ -55,10 +55,12 @@ def test_a_question_is_answered_and_the_run_goes_on_before_your_eyes(page: Page,
 
 
 def test_new_runs_are_announced_and_rows_do_not_jump(page: Page, lived: Lived) -> None:
+    page.clock.install()
     page.goto("/runs")
     top = page.locator("tr[data-row]").first.inner_text()
     lived.say("late-1", "What is on this machine?", room="late")
     lived.answered("late-1")
+    page.clock.run_for(6000)
     announced = page.get_by_role("link", name="1 new: show")
     expect(announced).to_be_visible()
     assert page.locator("tr[data-row]").first.inner_text().split("\n")[0] == top.split("\n")[0]

@@ -215,7 +215,7 @@ class Shells:
             log.warning("sandbox.off", meaning="the agent has no shell", fix="unset GOFER_SANDBOX")
             return
         self.report = await self._provider.probe()
-        log.info("sandbox.probed", level=self.report.level.name.lower(), words=self.report.words)
+        log.info("sandbox.probed", isolation=self.report.level.name.lower(), words=self.report.words)
         self._tidying = asyncio.create_task(self._tidy(), name="shells")
 
     async def stop(self) -> None:

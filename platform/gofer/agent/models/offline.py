@@ -18,11 +18,11 @@ from gofer.agent.untrusted import meant
 
 LABEL = "(offline model)"
 WHAT_IT_IS = (
-    f"{LABEL} I am Gofer without a language model. I can run commands for you: begin a line with $, for example\n"
-    "$ uname -a\n"
-    'Any tool can be called with a line such as: $tool read {"path": "notes.txt"}\n'
-    "To have a real model, give Gofer a key: gofer secrets put anthropic_key, or set GOFER_ANTHROPIC_KEY. "
-    "docs/models.md has the rest, local models included."
+    f"{LABEL} I am Gofer without a language model. I can run commands for you: begin a line with `$`, "
+    "for example `$ uname -a`.\n\n"
+    'Any tool can be called with a line such as `$tool read {"path": "notes.txt"}`.\n\n'
+    "To have a real model, give Gofer a key: on its Welcome page, by `gofer secrets put anthropic_key`, or in "
+    "`GOFER_ANTHROPIC_KEY`. The page about models in the docs has the rest, local models included."
 )
 _TOOL = re.compile(r"tool\s+([a-z0-9_-]{1,64})\s*(\{.*\})?\s*")
 

@@ -25,6 +25,7 @@ from gofer.store.tables import (
     bindings,
     connections,
     conversations,
+    members,
     messages,
     participants,
     routes,
@@ -123,7 +124,7 @@ def open_room(connection: Connection, vault: Vault, connection_id: str, member_i
             id=conversation_id,
             workspace_id=FIRST_WORKSPACE,
             kind="web",
-            title="",
+            title=_name(connection, member_id),
             data_key=new_conversation_key(connection, vault, conversation_id),
             last_seq=0,
             created_at=now(),
@@ -136,6 +137,12 @@ def open_room(connection: Connection, vault: Vault, connection_id: str, member_i
         )
     )
     return conversation_id
+
+
+def _name(connection: Connection, member_id: str) -> str:
+    """What lists call it; what is said there is sealed, and no name for it."""
+    name = connection.execute(select(members.c.name).where(members.c.id == member_id)).scalar()
+    return f"chat with {name}" if name else "chat"
 
 
 def find_room(connection: Connection, conversation_id: str, member_id: str) -> Room:

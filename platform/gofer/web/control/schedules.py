@@ -203,13 +203,14 @@ async def run(request: Request) -> Response:
     """Make a schedule's job now, beside its own times."""
     platform = platform_of(request)
     await asked(request, Nothing)
-    job_id = await platform.database.write(partial(_run, named=request.path_params["id"]))
+    job_id = await platform.database.write(partial(run_schedule, named=request.path_params["id"]))
     platform.signals.wake(JOBS)
     row = await platform.database.read(partial(find_job, job_id=job_id))
     return answered(request, {"id": job_id, "state": row.state}, 202, location=f"/jobs/{job_id}")
 
 
-def _run(connection: Connection, named: str) -> int:
+def run_schedule(connection: Connection, named: str) -> int:
+    """Make its job now; raises NotFound."""
     row = find_schedule(connection, named)
     due = float(connection.execute(select(now())).scalar_one())
     job_id = submit(

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from gofer.agent.spending import cost_of_job
 from gofer.errors import NotFound
 from gofer.jobs.steer import find_job
+from gofer.store.content import open_message
 from gofer.store.sealing import conversation_key, unseal
 from gofer.store.tables import FINAL, attempts, conversations, deliveries, events, messages, replies
 from gofer.vault.envelope import DataKey, Vault
@@ -51,7 +52,7 @@ def read(connection: Connection, vault: Vault, job_id: int, before: int | None) 
         "job": job,
         "live": job["state"] not in FINAL,
         "title": _title(connection, job["conversation_id"]),
-        "trigger": _trigger(connection, job),
+        "trigger": _trigger(connection, vault, job),
         "agents": agent_names(connection),
         "connections": connection_names(connection),
         "attempts": rows(
@@ -105,14 +106,14 @@ def _title(connection: Connection, conversation_id: str | None) -> str:
     return str(connection.execute(query).scalar() or "")
 
 
-def _trigger(connection: Connection, job: dict[str, Any]) -> dict[str, Any] | None:
+def _trigger(connection: Connection, vault: Vault, job: dict[str, Any]) -> dict[str, Any] | None:
     """The first message it answers, and its delivery."""
     if job["conversation_id"] is None:
         return None
     query = (
         select(
-            messages.c.event, messages.c.author, messages.c.trust, messages.c.seq, deliveries.c.id,
-            deliveries.c.source,
+            messages.c.event, messages.c.author, messages.c.trust, messages.c.seq, messages.c.sealed,
+            deliveries.c.id, deliveries.c.source,
         )
         .outerjoin(
             deliveries,
@@ -128,8 +129,13 @@ def _trigger(connection: Connection, job: dict[str, Any]) -> dict[str, Any] | No
         .order_by(messages.c.seq)
         .limit(1)
     )  # fmt: skip
-    found = rows(connection, query)
-    return found[0] if found else None
+    for found in rows(connection, query):
+        sealed, key = found.pop("sealed"), _key(connection, vault, job["conversation_id"])
+        if sealed is not None and key is not None:
+            said = open_message(key, job["conversation_id"], found["seq"], sealed)
+            found["author"] = said.author.name or found["author"]
+        return found
+    return None
 
 
 def _replies(connection: Connection, job_id: int) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -13,39 +14,53 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 from sqlalchemy import Connection, delete, select, update
 from sqlalchemy.exc import IntegrityError
+from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.errors import Conflict, Malformed, NotFound
+from gofer.errors import Conflict, Malformed
 from gofer.intake.polling import CATCH_UP, POLL, SET_UP
 from gofer.jobs import sayings
 from gofer.jobs.cron import add_schedule, ticks
-from gofer.jobs.queue import SERVICE, submit
 from gofer.store.open import FIRST_WORKSPACE
-from gofer.store.tables import schedules
+from gofer.store.tables import conversations, schedules
+from gofer.vault.envelope import Vault
+from gofer.web.access import visitor_of
+from gofer.web.control.schedules import LONGEST, find_schedule, run_schedule
 from gofer.web.pages.rendering import go, platform_of, render
-from gofer.web.pages.serving import form_of, page, rows, text_of, wake
+from gofer.web.pages.serving import agent_names, form_of, page, rows, text_of, wake
 
 NEXT = 5
+LATELY = 50
+"""Conversations to choose from, the newest; any other by its own page's address."""
+KINDS = (CATCH_UP, POLL, SET_UP)
 
 
 @page("viewer")
 async def index(request: Request) -> Response:
     """The list, and a form for another."""
     platform = platform_of(request)
-    found = await platform.database.read(
-        lambda connection: [
-            sayings.told(connection, platform.vault, row)
-            for row in rows(connection, select(schedules).order_by(schedules.c.name))
-        ]
+    found = await platform.database.read(partial(read_list, vault=platform.vault))
+    return render(request, "schedules.html", **found, timezone=platform.settings.timezone, kinds=KINDS)
+
+
+def read_list(connection: Connection, vault: Vault) -> dict[str, Any]:
+    """Every schedule in words, and whom another could speak to, and where."""
+    found = [
+        {**sayings.told(connection, vault, row), **told(row["cron"], row["timezone"])}
+        for row in rows(connection, select(schedules).order_by(schedules.c.name))
+    ]
+    lately = (
+        select(conversations.c.id, conversations.c.title, conversations.c.created_at)
+        .where(conversations.c.data_key.is_not(None), conversations.c.last_seq > 0)
+        .order_by(conversations.c.created_at.desc())
+        .limit(LATELY)
     )
-    return render(
-        request,
-        "schedules.html",
-        schedules=[{**each, **told(each["cron"], each["timezone"])} for each in found],
-        timezone=platform.settings.timezone,
-        kinds=(CATCH_UP, POLL, SET_UP),
-    )
+    return {
+        "schedules": found,
+        "agents": sorted(agent_names(connection).values()),
+        "conversations": rows(connection, lately),
+    }
 
 
 def told(cron: str, timezone: str) -> dict[str, Any]:
@@ -65,21 +80,36 @@ def _moment(at: float, timezone: str) -> str:
 
 @page("owner")
 async def add(request: Request) -> Response:
-    """Add one."""
+    """Add one that says something to an agent, or one that makes a job."""
     platform, form = platform_of(request), await form_of(request)
-    fields = {name: text_of(form, name).strip() for name in ("name", "cron", "kind", "missed")}
-    if not fields["name"] or not fields["kind"]:
-        raise Malformed("A schedule needs a name and a kind of job.")
-    if fields["missed"] not in ("skip", "once", "all"):
+    times = {name: text_of(form, name).strip() for name in ("name", "cron", "missed", "timezone")}
+    if not times["name"]:
+        raise Malformed("A schedule needs a name.")
+    if times["missed"] not in ("skip", "once", "all"):
         raise Malformed("missed: must be skip, once or all.")
-    payload = _payload(text_of(form, "payload"))
-    timezone = text_of(form, "timezone").strip() or platform.settings.timezone
-    verb = partial(add_schedule, workspace_id=FIRST_WORKSPACE, payload=payload, timezone=timezone, **fields)  # type: ignore[arg-type]
+    times["timezone"] = times["timezone"] or platform.settings.timezone
+    verb = _saying(request, form) if "say" in form else _job(form)
     try:
-        await platform.database.write(verb)
+        await platform.database.write(partial(verb, workspace_id=FIRST_WORKSPACE, **times))
     except IntegrityError:
-        raise Conflict(f"There is a schedule {fields['name']!r} already. Remove it first.") from None
-    return go("/schedules", f"{fields['name']} is added.")
+        raise Conflict(f"There is a schedule {times['name']!r} already. Remove it first.") from None
+    return go("/schedules", f"{times['name']} is added.")
+
+
+def _saying(request: Request, form: FormData) -> Callable[..., str]:
+    agent, place = text_of(form, "agent").strip(), text_of(form, "conversation").strip()
+    text = text_of(form, "say").strip()
+    if not (agent and place and text) or len(text) > LONGEST:
+        raise Malformed("Say what to say, to whom and where.")
+    saying = sayings.Saying(agent, place, visitor_of(request).member_id, text)
+    return partial(sayings.add_saying, vault=platform_of(request).vault, saying=saying)
+
+
+def _job(form: FormData) -> Callable[..., str]:
+    kind = text_of(form, "kind").strip()
+    if not kind:
+        raise Malformed("A schedule needs something to say, or a kind of job to make.")
+    return partial(add_schedule, kind=kind, payload=_payload(text_of(form, "payload")))
 
 
 def _payload(text: str) -> dict[str, Any]:
@@ -95,28 +125,9 @@ def _payload(text: str) -> dict[str, Any]:
 @page("operator")
 async def run_now(request: Request) -> Response:
     """One run beside those of its calendar."""
-    job_id = await platform_of(request).database.write(partial(_run, schedule_id=request.path_params["id"]))
+    job_id = await platform_of(request).database.write(partial(run_schedule, named=request.path_params["id"]))
     wake(request)
-    return go("/schedules" if job_id is None else f"/runs/{job_id}", "Begun.")
-
-
-def _run(connection: Connection, schedule_id: str) -> int | None:
-    schedule = _find(connection, schedule_id)
-    return submit(
-        connection,
-        workspace_id=schedule.workspace_id,
-        kind=schedule.kind,
-        lane=f"schedule:{schedule.id}",
-        pool=SERVICE,
-        payload={**schedule.payload, "due_at": time.time()},
-    )
-
-
-def _find(connection: Connection, schedule_id: str) -> Any:
-    row = connection.execute(select(schedules).where(schedules.c.id == schedule_id)).one_or_none()
-    if row is None:
-        raise NotFound(f"There is no schedule {schedule_id[:60]!r}.")
-    return row
+    return go(f"/runs/{job_id}", "Begun.")
 
 
 @page("owner")
@@ -131,9 +142,9 @@ async def switch(request: Request) -> Response:
 
 
 def _switch(connection: Connection, schedule_id: str, enabled: bool) -> None:
-    row = _find(connection, schedule_id)
+    row = find_schedule(connection, schedule_id)
     # Back on, it goes on from now: what it missed while it was off was not wanted.
-    following = next(ticks(row.cron, row.timezone, time.time()), float("inf"))
+    following = next(ticks(row["cron"], row["timezone"], time.time()), float("inf"))
     connection.execute(
         update(schedules).where(schedules.c.id == schedule_id).values(enabled=enabled, next_at=following)
     )
@@ -148,6 +159,6 @@ async def remove(request: Request) -> Response:
 
 
 def _remove(connection: Connection, schedule_id: str) -> str:
-    name = str(_find(connection, schedule_id).name)
+    name = str(find_schedule(connection, schedule_id)["name"])
     connection.execute(delete(schedules).where(schedules.c.id == schedule_id))
     return name
