@@ -10,6 +10,9 @@ from pathlib import Path
 
 from gofer_sandbox import Sandbox, processes
 
+ASLEEP = "until grep -qs ^sleep /proc/$!/cmdline; do :; done"
+"""A child is called bash until it has become something else."""
+
 
 @asynccontextmanager
 async def nothing_left(sandbox: Sandbox) -> AsyncIterator[Sandbox]:

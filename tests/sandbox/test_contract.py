@@ -28,7 +28,7 @@ from gofer_sandbox.docker import Docker
 from gofer_sandbox.files import Edit, EditRefused, FileMissing, FileRefused
 from gofer_sandbox.limits import KIB, MIB
 from sandbox.docker_engine import docker_engine
-from sandbox.leftovers import eventually, nothing_left
+from sandbox.leftovers import ASLEEP, eventually, nothing_left
 
 
 def _docker(stack: ExitStack, place: Path) -> Provider:
@@ -167,7 +167,7 @@ async def test_background_processes_stay_and_print_to_a_place_of_their_own(sandb
 
 
 async def test_a_time_out_ends_what_the_command_started_and_only_that(sandbox: Sandbox) -> None:
-    await sandbox.run("A=kept; sleep 1234 & :")
+    await sandbox.run(f"A=kept; sleep 1234 & {ASLEEP}")
     stubborn = "(trap '' TERM INT HUP; exec sleep 5432) &"
     result = await sandbox.run(f"echo begun; sleep 2345 & {stubborn} sleep 3456; echo NO", timeout=0.5)
     assert (result.timed_out, result.output) == (True, "begun\n")
@@ -237,7 +237,7 @@ async def test_searching(sandbox: Sandbox) -> None:
 async def test_attach_by_record(provider: Provider, place: Path) -> None:
     first = Sandbox(provider, directory=place / "session", environment={"GIVEN": "x"})
     await first.start()
-    await first.run("A=1; sleep 5678 &")
+    await first.run(f"A=1; sleep 5678 & {ASLEEP}")
     text = first.record.to_json()
     await first.detach()
     second = await Sandbox.attach(Record.from_json(text), provider)

@@ -12,13 +12,9 @@ import pytest
 
 from gofer_sandbox import Bubblewrap, Limits, Result, Sandbox
 from gofer_sandbox.limits import MIB
-from sandbox.leftovers import nothing_left
+from sandbox.leftovers import ASLEEP, nothing_left
 
-BEFORE = (
-    "export KEPT='a b'; kept() { echo \"f:$1\"; }; cd /tmp; sleep 987 & "
-    # A child is called bash until it has become something else.
-    "until grep -q sleep /proc/$!/cmdline; do :; done"
-)
+BEFORE = f"export KEPT='a b'; kept() {{ echo \"f:$1\"; }}; cd /tmp; sleep 987 & {ASLEEP}"
 AFTER = 'echo "$KEPT|$(kept 1)|$PWD"'
 EXPECTED_AFTER = "a b|f:1|/tmp\n"
 

@@ -33,10 +33,10 @@ from gofer_sandbox import (
 )
 from gofer_sandbox.session import ENDED_ALONE
 from gofer_sandbox.shell.fifo import FifoWire
-from sandbox.leftovers import eventually
+from sandbox.leftovers import ASLEEP, eventually
 
 SERVER = Path(__file__).with_name("doomed_server.py")
-STATE = "export A=1; f() { echo f$1; }; cd /tmp; sleep 4321 &"
+STATE = f"export A=1; f() {{ echo f$1; }}; cd /tmp; sleep 4321 & {ASLEEP}"
 
 
 @pytest.fixture
