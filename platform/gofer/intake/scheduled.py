@@ -80,6 +80,8 @@ class Sayer:
             event=SCHEDULE,
             trigger=SCHEDULE,
             agent=saying.agent,
+            # No service knows it; an integration tells the work on one message from that on another by it.
+            external_id=f"schedule-{claim.id}",
         )
         body = text.encode("utf-8", "replace")
         return Arrival(
