@@ -29,6 +29,7 @@ from sqlalchemy import Connection, update
 from gofer.agent.agents import Agents
 from gofer.agent.answer import Answerer, apology
 from gofer.agent.equipping import Equipping
+from gofer.agent.lending import Lending
 from gofer.agent.model import ModelEvent, Request, Turn, Usage
 from gofer.agent.models.breaker import Breakers
 from gofer.agent.models.catalogue import AUTO, Catalogue
@@ -154,6 +155,7 @@ class Bench:
             ),
             redactor=platform.redactor,
             shells=self.shells,
+            lending=Lending(),
             keys=keys,
             agents=Agents(settings.data_dir / "agents"),
         )

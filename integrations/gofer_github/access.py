@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from gofer.errors import Permanent, ServiceError, Unset
-from gofer.integration import Account
+from gofer.integration import Account, Job
 from gofer_github.client import Client
 from gofer_github.settings import Settings
+from gofer_github.tokens import Tokens
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
@@ -38,15 +39,7 @@ GIT: Permissions = MappingProxyType({"metadata": "read", "contents": "write"})
 GIT_READ: Permissions = MappingProxyType({"metadata": "read", "contents": "read"})
 
 REUSE = 300.0
-"""Seconds for which a token for the API is used again before another is minted; then it is ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """A token for one repository."""
-
-    value: str
-    until: float
+"""Seconds for which what is done beside the jobs uses the same tokens; then they are ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +71,7 @@ class Access:
     def __init__(self, reuse: float = REUSE) -> None:
         self._reuse = reuse
         self._ending: set[asyncio.Task[None]] = set()
-        self._tokens: dict[tuple[str, str, frozenset[tuple[str, str]]], Token] = {}
+        self._tokens: dict[tuple[str, Job | None], Tokens] = {}
         self._signers: dict[str, Signer] = {}
         self._installations: dict[tuple[str, str], int] = {}
         self._numbers: dict[str, int] = {}
@@ -111,21 +104,24 @@ class Access:
         from github.Auth import Token as TokenAuth
 
         async def renewed() -> TokenAuth:
-            self.forget(account)
-            return TokenAuth(await self._token(account, repository, permissions))
+            return TokenAuth(await self.token(account, repository, permissions, refused=token))
 
-        token = await self._token(account, repository, permissions)
+        token = await self.token(account, repository, permissions)
         settings = Settings.model_validate(account.settings)
         renew = renewed if settings.app_id is not None else None
         return Client(settings.api_url, TokenAuth(token), renew)
 
-    async def to_installation(self, account: Account, installation: int) -> Client:
-        """A client that can see what an installation consists of, and no more."""
+    @contextlib.asynccontextmanager
+    async def to_installation(self, account: Account, installation: int) -> AsyncIterator[Client]:
+        """A client that can see what an installation consists of now, and no more."""
         from github.Auth import Token as TokenAuth
 
-        wanted = {"permissions": dict(LOOK)}
-        token = await _minted(self.as_app(account), installation, wanted)
-        return Client(Settings.model_validate(account.settings).api_url, TokenAuth(token))
+        token = await _minted(self.as_app(account), installation, {"permissions": dict(LOOK)})
+        try:
+            yield Client(Settings.model_validate(account.settings).api_url, TokenAuth(token))
+        finally:
+            with contextlib.suppress(ServiceError):  # it ends by itself within the hour
+                await self._revoke(account, token)
 
     async def own_number(self, account: Account, client: Client) -> int:
         """The number of the account we write as: GitHub knows a commit's author by it. 0 when it cannot be had."""
@@ -137,26 +133,41 @@ class Access:
                 return 0
         return self._numbers.get(login, 0)
 
-    async def _token(self, account: Account, repository: str, permissions: Permissions) -> str:
+    async def token(
+        self, account: Account, repository: str, permissions: Permissions, refused: str = ""
+    ) -> str:
+        """A token for one repository with no more than these permissions: the job's own, where there is a job."""
         if Settings.model_validate(account.settings).app_id is None:
             return self._plain(account)
-        key = (account.id, repository.lower(), frozenset(permissions.items()))
-        kept = self._tokens.get(key)
-        if kept is None or kept.until < time.monotonic():
-            kept = Token(await self.mint(account, repository, permissions), time.monotonic() + self._reuse)
-            asyncio.get_running_loop().call_later(self._reuse, self._end, account, kept)
-            self._tokens = {k: t for k, t in self._tokens.items() if t.until > time.monotonic()} | {key: kept}
-        return kept.value
+        what = (repository.lower(), frozenset(permissions.items()))
+        return await self._kept(account).get(
+            what, partial(self._mint, account, repository, permissions), refused
+        )
 
-    def _end(self, account: Account, token: Token) -> None:
-        """End a token that is not used any more. Who still holds it gets another when GitHub refuses it."""
-        task = asyncio.create_task(self._ended(account, token))
+    def _kept(self, account: Account) -> Tokens:
+        key = (account.id, account.job)
+        if (kept := self._tokens.get(key)) is None:
+            kept = Tokens()
+            if account.job is not None:
+                account.job.at_end(partial(self._end, account))
+            else:
+                asyncio.get_running_loop().call_later(self._reuse, self._end_soon, account)
+            self._tokens[key] = kept
+        return kept
+
+    async def _end(self, account: Account) -> None:
+        """End the tokens that were minted for a job, or beside all of them. Who still uses one of the latter gets
+        another when GitHub refuses it."""
+        await self._tokens.pop((account.id, account.job)).end(partial(self._revoke, account))
+
+    def _end_soon(self, account: Account) -> None:
+        task = asyncio.create_task(self._ended(account))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    async def _ended(self, account: Account, token: Token) -> None:
-        with contextlib.suppress(ServiceError):  # it ends by itself within the hour
-            await self.revoke(account, token.value)
+    async def _ended(self, account: Account) -> None:
+        with contextlib.suppress(ServiceError):  # they end by themselves within the hour
+            await self._end(account)
 
     def _plain(self, account: Account) -> str:
         try:
@@ -164,15 +175,9 @@ class Access:
         except Unset as error:
             raise Permanent(f"Neither app_id nor token is set: {error}", reason="credentials") from None
 
-    async def mint(
-        self, account: Account, repository: str, permissions: Permissions, others: Sequence[str] = ()
-    ) -> str:
-        """A fresh token for one repository, or some of the same owner, with no more than these permissions."""
-        if Settings.model_validate(account.settings).app_id is None:
-            return self._plain(account)
+    async def _mint(self, account: Account, repository: str, permissions: Permissions) -> str:
         app = self.as_app(account)
-        names = [name.partition("/")[2] for name in (repository, *others)]
-        wanted = {"repositories": names, "permissions": dict(permissions)}
+        wanted = {"repositories": [repository.partition("/")[2]], "permissions": dict(permissions)}
         known = self._installations.get((account.id, repository))
         if known is not None:
             try:
@@ -184,17 +189,11 @@ class Access:
         self._installations[account.id, repository] = installation
         return token
 
-    async def revoke(self, account: Account, token: str) -> None:
-        """End a minted token before its time."""
+    async def _revoke(self, account: Account, token: str) -> None:
         from github.Auth import Token as TokenAuth
 
-        settings = Settings.model_validate(account.settings)
-        if settings.app_id is not None:
-            await Client(settings.api_url, TokenAuth(token)).request("DELETE", "/installation/token")
-
-    def forget(self, account: Account) -> None:
-        """Mint anew from here on."""
-        self._tokens = {key: token for key, token in self._tokens.items() if key[0] != account.id}
+        api_url = Settings.model_validate(account.settings).api_url
+        await Client(api_url, TokenAuth(token)).request("DELETE", "/installation/token")
 
 
 async def _minted(app: Client, installation: int, wanted: dict[str, Any]) -> str:

@@ -64,7 +64,7 @@ class Client:
 
     async def location(self, path: str) -> str:
         """Where GitHub sends us for something it keeps elsewhere, such as a log; the address works for a minute."""
-        headers = await self._in_thread("GET", path, None, None, None, blob=True)
+        headers = await self._renewing("GET", path, None, None, None, blob=True)
         found = {name.lower(): value for name, value in headers.items()}.get("location", "")
         if not found:
             raise Permanent(f"GitHub has nothing at {path}.", reason="github.not_found")
@@ -73,7 +73,7 @@ class Client:
     async def graphql(self, query: str, **variables: Any) -> dict[str, Any]:
         """For the few things that only GraphQL can do."""
         # It lies beside the REST API: /graphql, or /api/graphql beside /api/v3.
-        beside = Client(self._api_url.removesuffix("/v3"), self._auth)
+        beside = Client(self._api_url.removesuffix("/v3"), self._auth, self._renew)
         answer = await beside.post("/graphql", {"query": query, "variables": variables})
         if errors := answer.get("errors"):
             raise Permanent(f"GitHub answered: {errors[0].get('message', '')}", reason="github.rejected")
@@ -108,13 +108,17 @@ class Client:
     ) -> Any:
         """One request, one answer; raises Temporary or Permanent."""
         headers = {"Accept": accept} if accept else None
+        return await self._renewing(method, path, parameters, headers, body)
+
+    async def _renewing(self, *asked: Any, **options: Any) -> Any:
+        """Ask, and ask again with another credential when GitHub no longer takes this one."""
         try:
-            return await self._in_thread(method, path, parameters, headers, body)
+            return await self._in_thread(*asked, **options)
         except Permanent as error:
             if self._renew is None or error.reason != "github.credentials":
                 raise
         self._auth, self._renew = await self._renew(), None
-        return await self._in_thread(method, path, parameters, headers, body)
+        return await self._in_thread(*asked, **options)
 
     async def _in_thread(
         self,

@@ -150,9 +150,9 @@ async def _installed(access: Access, account: Account, app: dict[str, Any]) -> H
 
 
 async def _repositories(access: Access, account: Account, installation: int) -> str:
-    client = await access.to_installation(account, installation)
     try:
-        answer = await client.get("/installation/repositories", per_page=MOST_SHOWN)
+        async with access.to_installation(account, installation) as client:
+            answer = await client.get("/installation/repositories", per_page=MOST_SHOWN)
     except Permanent as error:
         if is_missing(error):
             return "repositories that it does not tell"

@@ -149,11 +149,6 @@ class GitHub(Integration):
     async def equip(self, message: Incoming, account: Account) -> Equipment:
         return await workspace.equip(self._access, account, message)
 
-    async def release(self, equipment: Equipment, account: Account) -> None:
-        tokens = {equipment.password, *(rule.password for rule in equipment.rules)}
-        for token in filter(None, tokens):
-            await self._access.revoke(account, token)
-
     def _turn(self, account: Account, conversation: str) -> asyncio.Lock:
         """One writer of a place's sticky comment at a time, so that late progress never covers an answer."""
         return self._turns.setdefault(f"{account.id} {conversation}", asyncio.Lock())

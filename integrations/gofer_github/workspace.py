@@ -79,7 +79,7 @@ async def equip(access: Access, account: Account, message: Incoming) -> Equipmen
     place = Place.of(message.conversation)
     settings = Settings.model_validate(account.settings)
     pushes = chosen(message, settings).may_push
-    token = await access.mint(account, place.repository, GIT if pushes else GIT_READ)
+    token = await access.token(account, place.repository, GIT if pushes else GIT_READ)
     rule = EgressRule(
         name=RULE,
         upstream=settings.web_url,
@@ -100,13 +100,13 @@ async def equip(access: Access, account: Account, message: Incoming) -> Equipmen
 async def _modules(
     access: Access, account: Account, message: Incoming, rule: EgressRule
 ) -> tuple[EgressRule, ...]:
-    """A way to the submodules, where they are allowed: for reading alone, with a token that can do no more."""
+    """Ways to the submodules, where they are allowed: for reading alone, each with a token that can do no more."""
     found = await allowed(access, account, message)
-    if not found:
-        return ()
-    token = await access.mint(account, found[0], GIT_READ, found[1:])
-    paths = tuple(f"/{name}" for name in found)
-    return (replace(rule, name=f"{RULE}-modules", paths=paths, git_push=(), keep="", password=token),)
+    tokens = [await access.token(account, name, GIT_READ) for name in found]
+    return tuple(
+        replace(rule, name=f"{RULE}-{n}", paths=(f"/{name}",), git_push=(), keep="", password=token)
+        for n, (name, token) in enumerate(zip(found, tokens, strict=True))
+    )
 
 
 def _files(settings: Settings, number: int, facts: Mapping[str, Any]) -> dict[str, bytes]:

@@ -18,6 +18,7 @@ from gofer import __version__
 from gofer.accounts import Accounts
 from gofer.agent.agents import Agents
 from gofer.agent.answer import Answerer, apology
+from gofer.agent.lending import Lending
 from gofer.agent.models.keys import ModelKeys
 from gofer.agent.record import Listener
 from gofer.agent.roster import Roster
@@ -150,7 +151,9 @@ async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
     presence = Presence(database=platform.database, accounts=platform.accounts, telling=telling)
     presence.start()
     stack.push_async_callback(presence.close)
-    platform.worker = make_worker(platform, shells, presence)
+    lending = Lending()
+    stack.push_async_callback(lending.close)
+    platform.worker = make_worker(platform, shells, presence, lending)
     await platform.worker.start()
     stack.push_async_callback(platform.worker.stop)
     stack.callback(asyncio.create_task(watch(platform), name="connections").cancel)
@@ -173,7 +176,7 @@ def _signals(settings: Settings, database: Database) -> Signals:
     return PostgresSignals(settings.database_url) if database.dialect == "postgresql" else LocalSignals()
 
 
-def make_worker(platform: Platform, shells: Shells, presence: Presence) -> Worker:
+def make_worker(platform: Platform, shells: Shells, presence: Presence, lending: Lending) -> Worker:
     """A worker with a handler for every kind of job."""
     settings, database, vault = platform.settings, platform.database, platform.vault
     admitter = Admitter(
@@ -192,6 +195,7 @@ def make_worker(platform: Platform, shells: Shells, presence: Presence) -> Worke
         admitter=admitter,
         redactor=platform.redactor,
         shells=shells,
+        lending=lending,
         keys=keys,
         agents=Agents(settings.data_dir / "agents"),
         listening=partial(_listener, platform),

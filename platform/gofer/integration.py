@@ -11,12 +11,14 @@ What is pure (`verify`, `parse`, `split`) must touch no network, clock or databa
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import structlog
 from pydantic import BaseModel, ConfigDict
 
 from gofer.errors import Permanent, Refused, Temporary, Unset
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
     from gofer.tool import Tool
     from gofer.vault.secret import Secret
+
+log = structlog.get_logger()
 
 Role = Literal["owner", "member"]
 TrustLevel = Literal["owner", "member", "stranger"]
@@ -139,6 +143,32 @@ class Parsed:
     """The conversation called by the first reference is called by the second from now on."""
 
 
+class Job:
+    """A job while a worker is at it, for what must not outlive it, such as a token minted for it alone.
+
+    It ends when the run does, well or badly, and before its answer is on its way. A job that is taken up again,
+    by this worker or the next, is another one. Nothing ends when the process is killed: lend only what also ends
+    by itself.
+    """
+
+    def __init__(self) -> None:
+        self._endings: list[Callable[[], Awaitable[None]]] = []
+        self._over = False
+
+    def at_end(self, ending: Callable[[], Awaitable[None]]) -> None:
+        """Have something ended with the job. What it raises is logged, and costs nobody their answer."""
+        if self._over:
+            raise Permanent("The job is over.", reason="job.over")
+        self._endings.append(ending)
+
+    async def end(self) -> None:
+        """The platform calls this, once."""
+        self._over = True
+        for failed in await asyncio.gather(*(one() for one in self._endings), return_exceptions=True):
+            if failed is not None:
+                log.warning("job.not_given_back", error=type(failed).__name__, reason=str(failed))
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
     """A Connection as its integration sees it."""
@@ -151,6 +181,8 @@ class Account:
     """Where the service can reach us; None when Gofer has no public URL."""
     http: httpx2.AsyncClient | None = None
     """The shared client; only async methods have it."""
+    job: Job | None = field(default=None, repr=False)
+    """The job it is about, in `tools`, `errands` and `equip`; None in everything that Gofer does beside the jobs."""
 
     def secret(self, name: str) -> str:
         """A secret's value; raises Unset when it is missing or blank, so half a configuration stays closed."""
@@ -507,8 +539,6 @@ class Integration:
         return ()
 
     async def equip(self, message: Incoming, account: Account) -> Equipment | None:
-        """What the shell gets for a job that this message asked for. Asked when the first command needs it."""
+        """What the shell gets for a job that this message asked for. Asked when the first command needs it.
+        A credential in it is to end with `account.job`."""
         return None
-
-    async def release(self, equipment: Equipment, account: Account) -> None:
-        """End what `equip` minted; the job is over."""

@@ -17,7 +17,7 @@ from contract.case import Case
 from gofer.connecting import checked_settings
 from gofer.errors import ConfigError, Malformed, Refused, Unset
 from gofer.intake.receive import SECRET_HEADERS
-from gofer.integration import Outgoing, Parsed, Request
+from gofer.integration import Job, Outgoing, Parsed, Request
 from gofer.registry import Registry
 from gofer.vault.secret import Secret
 
@@ -202,12 +202,13 @@ async def test_what_a_shell_is_given_holds_no_secret(case: Case) -> None:
     assert parsed.message is not None
     async with case.serve() as service:
         message = dataclasses.replace(parsed.message, conversation=service.conversation)
-        given = await case.integration.equip(message, service.account)
+        job = Job()
+        given = await case.integration.equip(message, dataclasses.replace(service.account, job=job))
         if given is not None:
             inside = repr((given, given.setup)).encode() + b"".join(given.files.values())
             hidden = [given.password, *(secret.reveal() for secret in service.account.secrets.values())]
             assert not [one for one in hidden if one and one.encode() in inside]
-            await case.integration.release(given, service.account)
+        await job.end()
 
 
 # Answering.

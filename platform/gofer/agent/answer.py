@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from gofer.agent.agents import Agents, AgentSpec
 from gofer.agent.build import Ports, build
 from gofer.agent.conversation import Covers
 from gofer.agent.equipping import Equipping
+from gofer.agent.lending import Lending
 from gofer.agent.models.keys import ModelKeys
 from gofer.agent.outcome import Answered, Asked, Failed, Stopped
 from gofer.agent.outcome import Outcome as End
@@ -27,6 +29,7 @@ from gofer.agent.tools.registry import plugin_tools
 from gofer.crash import crash_point
 from gofer.errors import ConfigError, NotFound, Temporary
 from gofer.intake.admit import Admitter, Read, unread
+from gofer.integration import Job
 from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
@@ -72,6 +75,7 @@ class Answerer:
         admitter: Admitter,
         redactor: Redactor,
         shells: Shells,
+        lending: Lending,
         keys: ModelKeys,
         agents: Agents,
         listening: Callable[[Claim], Listener] = lambda claim: lambda kind, data: None,
@@ -83,6 +87,7 @@ class Answerer:
         self._admitter = admitter
         self._redactor = redactor
         self._shells = shells
+        self._lending = lending
         self._keys = keys
         self._agents = agents
         self._listening = listening
@@ -123,12 +128,13 @@ class Answerer:
         spec = await self._limited(await self._spec(claim), asker)
         catalogue = await self._keys.catalogue(claim.workspace_id)
         model = catalogue.model(spec.model, fallback=spec.fallback, thinking=spec.thinking)
-        equipping = await self._equipping(asker)
-        async with self._shells.lend(claim, asker.trust, equipping) as shell:
-            ports = self._ports(run, shell)
-            prices = load_prices(self._settings.data_dir / "prices.toml")
-            loop = await build(spec, model, await self._tools(asker), prices, ports)
-            end = await loop.run()
+        async with self._lending.job() as job:
+            tools, equipping = await self._tools(asker, job), await self._equipping(asker, job)
+            async with self._shells.lend(claim, asker.trust, equipping) as shell:
+                ports = self._ports(run, shell)
+                prices = load_prices(self._settings.data_dir / "prices.toml")
+                loop = await build(spec, model, tools, prices, ports)
+                end = await loop.run()
         crash_point("run.answered")
         # Others may have joined in while it worked: the reply goes to the last it has heard.
         last = _asker(await self._admitted(claim, end.included_to))
@@ -153,15 +159,15 @@ class Answerer:
         most = connected.integration.limits(connected.account, asker.message)
         return spec.model_copy(update={"limits": spec.limits.narrowed(most)}) if most else spec
 
-    async def _tools(self, asker: Read) -> list[Tool[Any]]:
+    async def _tools(self, asker: Read, job: Job) -> list[Tool[Any]]:
         tools = [*builtin_tools(), *self._plugins]
         if asker.connection_id is not None:
             connected = await self._accounts.get(asker.connection_id)
-            tools += connected.integration.tools(connected.account, asker.message)
-            tools += await self._errands(asker, connected)
+            tools += connected.integration.tools(replace(connected.account, job=job), asker.message)
+            tools += await self._errands(asker, connected, job)
         return tools
 
-    async def _errands(self, asker: Read, here: Connected) -> list[Tool[Any]]:
+    async def _errands(self, asker: Read, here: Connected, job: Job) -> list[Tool[Any]]:
         """What an owner can have done at other services where they are known."""
         if asker.trust is not Trust.OWNER:
             return []
@@ -178,19 +184,15 @@ class Answerer:
             # With two connections of one sort, the first one: a tool has one name.
             subject = known.pop(connected.integration.name, None) if connected.enabled else None
             if subject is not None:
-                tools += connected.integration.errands(connected.account, subject)
+                tools += connected.integration.errands(replace(connected.account, job=job), subject)
         return tools
 
-    async def _equipping(self, asker: Read) -> Equipping | None:
+    async def _equipping(self, asker: Read, job: Job) -> Equipping | None:
         if asker.connection_id is None:
             return None
         connected = await self._accounts.get(asker.connection_id)
-        integration, account = connected.integration, connected.account
-        return Equipping(
-            lambda: integration.equip(asker.message, account),
-            lambda equipment: integration.release(equipment, account),
-            account.id,
-        )
+        account = replace(connected.account, job=job)
+        return Equipping(lambda: connected.integration.equip(asker.message, account), account.id)
 
     def _ports(self, run: Run, shell: Shell | None) -> Ports:
         claim = run.claim

@@ -6,14 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-import structlog
-
-from gofer.errors import GoferError
 from gofer.integration import EgressRule, Equipment
 from gofer_sandbox import Sandbox
 from gofer_sandbox.network import Credential, Egress, GitAccess, Rule
-
-log = structlog.get_logger()
 
 GIT_CONFIG = ".config/git/gofer"
 """Where git's way through the proxy is written, for an integration's own configuration to include."""
@@ -21,16 +16,14 @@ SETUP_WITHIN = 30.0
 
 
 class Equipping:
-    """One job's equipment, fetched when its first command needs it and given back when the job ends."""
+    """One job's equipment, fetched when its first command needs it and forgotten when the job ends."""
 
     def __init__(
         self,
         fetch: Callable[[], Awaitable[Equipment | None]],
-        release: Callable[[Equipment], Awaitable[None]],
         connection_id: str = "",
     ) -> None:
         self._fetch = fetch
-        self._release = release
         self._turn = asyncio.Lock()
         self._fetched = False
         self._equipment: Equipment | None = None
@@ -79,14 +72,9 @@ class Equipping:
                 await stack.enter_async_context(gate.grant(rule))
             yield
 
-    async def close(self) -> None:
-        """Give everything back. What cannot be ended now ends by itself soon."""
-        equipment, self._equipment, self._rules = self._equipment, None, ()
-        if equipment is not None:
-            try:
-                await self._release(equipment)
-            except GoferError as error:
-                log.info("equipment.not_released", error=type(error).__name__)
+    def close(self) -> None:
+        """Open nothing any more: the job ends, and its credentials with it."""
+        self._equipment, self._rules = None, ()
 
 
 def _rules_of(equipment: Equipment | None) -> tuple[EgressRule, ...]:

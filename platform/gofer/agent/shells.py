@@ -286,7 +286,7 @@ class Shells:
             finally:
                 shell.used, shell.equipping = time.monotonic(), None
                 if equipping is not None:
-                    await equipping.close()
+                    equipping.close()
                 await self._keep(claim, shell, trust)
 
     @property

@@ -102,6 +102,7 @@ def token_of(world: World, request: Request) -> Token:
         raise Refusal(401, "Bad credentials")
     if token.installation is not None and token.installation.suspended:
         raise Refusal(403, "This installation has been suspended")
+    token.calls.append(f"{request.method} {request.url.path.removeprefix('/api/v3')}")
     return token
 
 

@@ -60,7 +60,7 @@ async def issue_to_pull(instance: Instance) -> AsyncIterator[tuple[str, bool, st
                     one.value in github.world.tokens]  # fmt: skip
         # It goes away with this scene; whoever polls it should know.
         await instance.ask("PATCH", f"/connections/{made['connection']['id']}", json={"enabled": False})
-        yield "the token for git is revoked", dead, ""
+        yield "the tokens with which it could write to the repository are revoked", dead, ""
 
 
 def _last(text: str) -> str:

@@ -149,6 +149,8 @@ class Token:
     repositories: set[str] = field(default_factory=set)
     permissions: dict[str, str] = field(default_factory=dict)
     until: float = field(default_factory=lambda: time.time() + 3600)
+    calls: list[str] = field(default_factory=list)
+    """Method and path of everything it was used for while it lived."""
 
 
 @dataclass
