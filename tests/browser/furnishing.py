@@ -82,6 +82,7 @@ class Lived:
         self.house = house
         self.hello = hello
         self.connection = ""
+        self.first_waiting = 0
 
     def ask(self, method: str, path: str, **request: Any) -> Any:
         """The control API, as the command line uses it."""
@@ -145,5 +146,5 @@ def _furnish(lived: Lived) -> None:
     lived.say("m2", f"Look at this: {HOSTILE}", room="<b>attic</b>")
     lived.say("m3", "Which port should I use?", room="workshop")
     lived.answered("m1", "m2", "m3")
-    until(lambda: lived.jobs(state="waiting"))
+    lived.first_waiting = until(lambda: lived.jobs(state="waiting"))[0]["id"]
     httpx2.post(f"{lived.house.url}/hooks/{lived.connection}", content=b"{}")

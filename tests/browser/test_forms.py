@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import re
+from typing import Any
 
 import httpx2
 import pytest
@@ -25,13 +27,13 @@ class Visitor:
         assert answer.status_code == 200, f"{path}: {answer.status_code}"
         return str(answer.text)
 
-    def post(self, path: str, **fields: str) -> httpx2.Response:
+    def post(self, path: str, **fields: str | list[str]) -> httpx2.Response:
         """Fill in a form; two underscores stand for a dot in the names of fields."""
         csrf = csrf_in(self.read("/runs"))
         named = {name.replace("__", "."): value for name, value in fields.items()}
         return self.browser.client.post(path, data={"csrf": csrf, **named}, follow_redirects=False)
 
-    def does(self, path: str, **fields: str) -> str:
+    def does(self, path: str, **fields: str | list[str]) -> str:
         """The page that an action leads to."""
         answer = self.post(path, **fields)
         assert answer.status_code == 303, f"{path}: {answer.status_code} {answer.text[:500]}"
@@ -96,8 +98,72 @@ def test_several_runs_at_once(owner: Visitor, lived: Lived) -> None:
     done = lived.jobs(kind="answer", state="done")[0]["id"]
     page = owner.does("/runs", verb="redrive", job=str(done))
     assert "0 retried. 1 not:" in page
+    lived.say("twice-1", "Which port should I use?", room="twice")
+    lived.say("twice-2", "Which port should I use?", room="once more")
+    lived.answered("twice-1", "twice-2")
+    both = [str(job["id"]) for job in until(lambda: _two(lived))]
+    assert "2 asked to stop." in owner.does("/runs", verb="cancel", job=both)
+    until(lambda: {str(job["id"]) for job in lived.jobs(state="cancelled")} >= set(both))
+    assert "2 retried." in owner.does("/runs", verb="redrive", job=both)
+    owner.does("/runs", verb="cancel", job=both)
     assert owner.post("/runs", verb="redrive").status_code == 400
     assert owner.post("/runs", verb="explode", job=str(done)).status_code == 400
+
+
+def _two(lived: Lived) -> list[dict[str, Any]]:
+    found = [each for each in lived.jobs(state="waiting") if each["id"] > lived.first_waiting]
+    return found if len(found) == 2 else []
+
+
+def test_runs_are_filtered_by_the_address(owner: Visitor, lived: Lived) -> None:
+    def ids(query: str) -> set[int]:
+        return {int(number) for number in re.findall(r'href="/runs/(\d+)"', owner.read(f"/runs?{query}"))}
+
+    done = {job["id"] for job in lived.jobs(state="done", kind="answer")}
+    assert done
+    assert ids("state=done") == done
+    first = min(done)
+    room = next(job["conversation_id"] for job in lived.jobs(kind="answer") if job["id"] == first)
+    assert ids(f"state=done&conversation={room}") == {
+        job["id"] for job in lived.jobs(state="done", kind="answer", conversation=room)
+    }
+    assert first not in ids(f"before={first}")
+    page = owner.read("/runs?state=scheduled&kind=answer")
+    assert '<option value="scheduled" selected>' in page or "<option selected>scheduled" in page
+    assert '<a href="/runs">Show every run</a>' in page
+
+
+def test_a_run_can_be_asked_for_outside_and_read_raw(owner: Visitor, lived: Lived) -> None:
+    run = lived.jobs(kind="answer", state="done")[-1]["id"]
+    (curl,) = re.findall(r'<pre id="curl"[^>]*>(.*?)</pre>', owner.read(f"/runs/{run}"), re.S)
+    command = html.unescape(curl).replace("$GOFER_TOKEN", lived.house.token(lived.house.owner()))
+    (header, url) = re.fullmatch(r'curl -H "Authorization: (.*)" (\S+)', command).groups()  # type: ignore[union-attr]
+    assert httpx2.get(url, headers={"authorization": header}).json()["job"]["id"] == run
+    raw = owner.read(f"/runs/{run}/events")
+    for kind in ("job.created", "turn.started", "tool.finished", "attempt.finished"):
+        assert kind in raw
+
+
+def test_what_was_refused_is_told_and_headers_that_carry_secrets_are_not(owner: Visitor) -> None:
+    page = owner.read("/inbox")
+    assert "Refused lately" in page
+    assert "The signature does not match the body." in page
+    delivery = owner.read("/inbox/1").lower()
+    assert "content-type" in delivery
+    assert "signature" not in delivery
+
+
+def test_the_last_lines_of_the_log_are_searched(owner: Visitor, lived: Lived) -> None:
+    lines = lived.house.platform.recent_lines
+    for level, event in (("info", "door.opened"), ("error", "roof.leaks")):
+        told = {"level": level, "event": event, "timestamp": "2026-11-16T10:00:00Z", "where": "<i>attic</i>"}
+        lines(None, level, told)
+    assert "door.opened" in owner.read("/logs")
+    found = owner.read("/logs?q=ROOF&level=warning")
+    assert "roof.leaks" in found
+    assert "&lt;i&gt;attic" in found
+    assert "door.opened" not in found
+    assert "Show every line" in owner.read("/logs?q=nothing-like-it")
 
 
 def test_an_agent_is_checked_before_it_is_written(owner: Visitor, lived: Lived) -> None:
@@ -224,7 +290,7 @@ def test_members_and_tokens_are_shown_once(owner: Visitor, lived: Lived) -> None
     assert lived.house.api(token).get("/jobs").status_code == 200
     page = owner.read("/members")
     assert token not in page
-    (there,) = re.findall(r"/tokens/(\w+)/remove", page)
+    there = re.findall(r"/tokens/(\w+)/remove", page.split("<td>robot</td>")[1])[0]
     owner.does(f"/tokens/{there}/remove")
     assert lived.house.api(token).get("/jobs").status_code == 401
 

@@ -90,6 +90,10 @@ def test_the_keyboard_is_enough(page: Page, lived: Lived) -> None:
     expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")
     page.goto("/logs")
+    page.evaluate("window.before = true")
+    with page.expect_navigation():
+        page.keyboard.press("r")
+    assert page.evaluate("window.before") is None
     page.keyboard.press("/")
     page.keyboard.type("/jk")
     expect(page.get_by_label("Contains")).to_have_value("/jk")
