@@ -20,7 +20,7 @@ from gofer.errors import StoreUnavailable
 from gofer.store.database import Database
 from gofer.store.postgres import PostgresDatabase
 from gofer.store.sqlite import SqliteDatabase
-from gofer.store.tables import conversations, events, master_keys, secrets, workspaces
+from gofer.store.tables import connections, conversations, events, master_keys, secrets, workspaces
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 
@@ -107,7 +107,7 @@ async def database(request: pytest.FixtureRequest, data_dir: Path) -> AsyncItera
 
 
 def _emptied(connection: Connection) -> None:
-    for table in (secrets, conversations, events, master_keys, workspaces):
+    for table in (secrets, conversations, connections, events, master_keys, workspaces):
         connection.execute(table.delete())
     connection.execute(workspaces.insert().values(id=WORKSPACE, name="test", created_at=0))
 

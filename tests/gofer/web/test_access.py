@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -138,9 +139,11 @@ def _longest_wait(connection: Connection) -> float:
 
 def test_guesses_sent_all_at_once_count_one_by_one(house: House, ada: str) -> None:
     browsers = [house.browser() for _ in range(12)]
+    begun = time.monotonic()
     with ThreadPoolExecutor(12) as pool:
         answers = list(pool.map(lambda each: each.login("ada", "wrong password").status_code, browsers))
-    assert answers.count(403) <= delays.FREE + 1
+    # On a machine so slow that a delay has passed meanwhile, a guess more is rightly heard.
+    assert answers.count(403) <= delays.FREE + 1 + int(time.monotonic() - begun)
     assert set(answers) == {403, 429}
 
 
