@@ -235,8 +235,8 @@ CLAIM_COLUMNS = (
 
 
 def claim_of(row: Any) -> Claim:
-    """A row of `CLAIM_COLUMNS` as a Claim."""
-    return Claim(**{name: getattr(row, name) for name in Claim.__slots__})
+    """A row that begins with `CLAIM_COLUMNS`, which are a Claim's fields in their order."""
+    return Claim(*row[: len(CLAIM_COLUMNS)])
 
 
 _READY = (
