@@ -63,10 +63,11 @@ class Figures:
 
 @dataclass(frozen=True)
 class Peer:
-    """A package from the index, the oldest Python it runs on, and how it is measured."""
+    """A package from the index with what must come with it, the oldest Python it runs on, and how it is measured."""
 
     name: str
     package: str
+    requirements: tuple[str, ...]
     python: tuple[int, int]
     script: str
 
@@ -99,14 +100,23 @@ class Peer:
                 if uv
                 else [str(python), "-m", "pip", "install"]
             )
-            subprocess.run([*pip, "--quiet", self.package], check=True, capture_output=True, timeout=600)
+            subprocess.run(
+                [*pip, "--quiet", *self.requirements], check=True, capture_output=True, timeout=600
+            )
             (place / ".ready").touch()
         return python
 
 
 PEERS = (
-    Peer("SWE-ReX", "swe-rex", (3, 10), _SWE_REX),
-    Peer("OpenHands' tmux terminal", "openhands-tools", (3, 12), _OPENHANDS),
+    Peer("SWE-ReX", "swe-rex", ("swe-rex==1.4.0",), (3, 10), _SWE_REX),
+    # Both halves of one release: left to itself, pip pairs a new one with an old one that it does not run with.
+    Peer(
+        "OpenHands' tmux terminal",
+        "openhands-tools",
+        ("openhands-tools==1.49.1", "openhands-sdk==1.49.1"),
+        (3, 12),
+        _OPENHANDS,
+    ),
 )
 
 

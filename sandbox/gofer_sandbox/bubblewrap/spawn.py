@@ -87,7 +87,7 @@ def _popen(
 def _child(process: subprocess.Popen[bytes], info: int, said: int) -> int:
     """What bubblewrap says of its child; when it says nothing it has ended, and said why elsewhere."""
     data = b""
-    while select.select([info], [], [], _WITHIN)[0]:
+    while readable(info, _WITHIN):
         piece = os.read(info, 4096)
         data += piece
         with contextlib.suppress(ValueError):
@@ -99,6 +99,13 @@ def _child(process: subprocess.Popen[bytes], info: int, said: int) -> int:
     process.kill()
     process.wait()
     raise StartFailed(f"bwrap did not start: {words(said)}")
+
+
+def readable(descriptor: int, within: float) -> bool:
+    """Wait until something can be read. Not `select`, which knows no descriptor above 1023: so many a busy server has."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(max(0.0, within) * 1000))
 
 
 def words(said: int) -> str:

@@ -11,7 +11,6 @@ import errno
 import os
 import platform
 import secrets
-import select
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -162,7 +161,7 @@ def _host_port() -> Iterator[int]:
 def _facts(inside: int) -> list[tuple[str, str]]:
     """What the script says until it waits, ends, or has had its time."""
     data, until = b"", time.monotonic() + _WITHIN
-    while not data.endswith(b"end:here\n") and select.select([inside], [], [], until - time.monotonic())[0]:
+    while not data.endswith(b"end:here\n") and spawn.readable(inside, until - time.monotonic()):
         piece = os.read(inside, 4096)
         if not piece:
             break
