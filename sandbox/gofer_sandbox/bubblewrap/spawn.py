@@ -102,7 +102,7 @@ def _child(process: subprocess.Popen[bytes], info: int, said: int) -> int:
 
 
 def readable(descriptor: int, within: float) -> bool:
-    """Wait until something can be read. Not `select`, which knows no descriptor above 1023: so many a busy server has."""
+    """Wait until something can be read. Not by `select`, which knows no descriptor above 1023, as busy servers have."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(0.0, within) * 1000))
