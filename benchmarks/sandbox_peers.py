@@ -67,9 +67,9 @@ class Peer:
 
     name: str
     package: str
-    requirements: tuple[str, ...]
     python: tuple[int, int]
     script: str
+    requirements: tuple[str, ...] = ()
 
     def measure(self, rounds: int) -> Figures | str:
         """The figures, or why there are none."""
@@ -101,21 +101,24 @@ class Peer:
                 else [str(python), "-m", "pip", "install"]
             )
             subprocess.run(
-                [*pip, "--quiet", *self.requirements], check=True, capture_output=True, timeout=600
+                [*pip, "--quiet", *(self.requirements or [self.package])],
+                check=True,
+                capture_output=True,
+                timeout=600,
             )
             (place / ".ready").touch()
         return python
 
 
 PEERS = (
-    Peer("SWE-ReX", "swe-rex", ("swe-rex==1.4.0",), (3, 10), _SWE_REX),
+    Peer("SWE-ReX", "swe-rex", (3, 10), _SWE_REX, ("swe-rex==1.4.0",)),
     # Both halves of one release: left to itself, pip pairs a new one with an old one that it does not run with.
     Peer(
         "OpenHands' tmux terminal",
         "openhands-tools",
-        ("openhands-tools==1.49.1", "openhands-sdk==1.49.1"),
         (3, 12),
         _OPENHANDS,
+        ("openhands-tools==1.49.1", "openhands-sdk==1.49.1"),
     ),
 )
 
