@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gofer.agent.agents import AgentFileError, Agents, AgentSpec
+from gofer.agent.agents import AgentFileError, Agents, AgentSpec, remove_agent
 from gofer.errors import NotFound
 
 FILE = """\
@@ -84,6 +84,45 @@ def test_an_error_points_at_its_line(tmp_path: Path, text: str, line: int, words
     with pytest.raises(AgentFileError, match=f"x.toml:{line}: .*{words}") as caught:
         Agents(tmp_path).get("x")
     assert caught.value.line == line
+
+
+def test_the_last_good_version_outlives_the_process(tmp_path: Path) -> None:
+    write(tmp_path / "a.toml", 'instructions = "good"')
+    assert Agents(tmp_path).look()["a"][1] == ""
+    write(tmp_path / "a.toml", "instructions = 7")
+    later = Agents(tmp_path)
+    assert later.get("a").instructions == "good"
+    assert "the last good version is in force" in later.look()["a"][1]
+    remove_agent(tmp_path, "a")
+    write(tmp_path / "a.toml", "instructions = 7")
+    with pytest.raises(AgentFileError):
+        Agents(tmp_path).get("a")
+
+
+def test_the_first_agent_is_built_in_and_so_was_good_before(tmp_path: Path) -> None:
+    write(tmp_path / "gofer.toml", "model = \n")
+    assert Agents(tmp_path).get("gofer") == AgentSpec(name="gofer")
+
+
+def test_whatever_lies_in_the_directory_costs_only_itself(tmp_path: Path) -> None:
+    write(tmp_path / "good.toml", "")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    write(tmp_path / "notes.toml", "")
+    (tmp_path / "notes.md").write_bytes(b"\xff\xfe")
+    (tmp_path / "dir.toml").mkdir()
+    (tmp_path / "gone.toml").symlink_to(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "Bad Name.toml").write_text("")
+    (tmp_path / "orphan.md").write_text("")
+    write(tmp_path / "deep.toml", "x = " + "[" * 100_000)
+    found = Agents(tmp_path).look()
+    assert found.pop("good") == (AgentSpec(name="good"), "")
+    assert {name: spec for name, (spec, _) in found.items() if spec} == {}
+    words = {
+        "bytes": "not UTF-8", "notes": "notes.md cannot be read", "dir": "not a file", "gone": "No such file",
+        "pipe": "not a file", "Bad Name.toml": "a-z, 0-9", "orphan.md": "no orphan.toml", "deep": "line 1",
+    }  # fmt: skip
+    assert {name: word in found[name][1] for name, word in words.items()} == dict.fromkeys(found, True)
 
 
 @pytest.mark.parametrize("name", ["", "../etc/passwd", "nobody", "A", "x" * 99])
