@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gofer.agent.context.compressor import ContextSettings
 from gofer.agent.limits import LimitSettings
+from gofer.agent.tools.known import known_tools
 from gofer.errors import ConfigError, Conflict, NotFound
 from gofer.store.open import FIRST_AGENT
 
@@ -28,6 +29,8 @@ log = structlog.get_logger()
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 DEFAULT_MODEL = "auto"
+PROVIDERS = ("anthropic", "openai", "offline")
+"""Those that `ModelKeys` can give a key or an address to, and the one that needs neither."""
 
 
 class RouteSettings(BaseModel):
@@ -97,11 +100,41 @@ def load_agent(path: Path) -> AgentSpec:
             raise AgentFileError(path, line, f"instructions are also in {notes.name}; keep one of them")
         data["instructions"] = _text(notes, path)
     try:
-        return AgentSpec.model_validate({"name": path.stem, **data})
+        spec = AgentSpec.model_validate({"name": path.stem, **data})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = tuple(str(part) for part in first["loc"])
         raise AgentFileError(path, _line_of(text, place), f"{'.'.join(place)}: {first['msg']}") from error
+    _check_names(path, text, spec)
+    return spec
+
+
+def _check_names(path: Path, text: str, spec: AgentSpec) -> None:
+    """What a file names must be there. Checked here alone: a kept version stays good when a plugin goes."""
+    for key in ("model", "fallback"):
+        provider = getattr(spec, key).partition("/")[0]
+        if provider not in ("", DEFAULT_MODEL, *PROVIDERS):
+            there = ", ".join(PROVIDERS)
+            message = f"{key}: there is no provider {provider!r} (there are: {there})"
+            raise AgentFileError(path, _line_of(text, (key,)), message)
+    for tool in spec.tools:
+        if tool != "*" and tool not in known_tools():
+            line = _line_of_word(text, _line_of(text, ("tools",)), tool)
+            raise AgentFileError(
+                path,
+                line,
+                f"tools: there is no tool {tool[:64]!r} (there are: {', '.join(sorted(known_tools()))})",
+            )
+
+
+def _line_of_word(text: str, start: int, word: str) -> int:
+    """The line, from a key's own on, on which a quoted word stands."""
+    lines = text.splitlines()
+    quoted = (f'"{word}"', f"'{word}'")
+    return next(
+        (number for number in range(start, len(lines) + 1) if any(q in lines[number - 1] for q in quoted)),
+        start,
+    )
 
 
 def _text(path: Path, settings: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gofer.agent.agents import NAME, Agents, AgentSpec
 from gofer.agent.models.catalogue import Catalogue
-from gofer.doctor.finding import Finding
+from gofer.doctor.finding import Finding, Severity
 from gofer.doctor.model import keys_of
 from gofer.errors import ConfigError
 from gofer.platform import Platform
@@ -34,7 +34,7 @@ def _broken(directory: Path, name: str, spec: AgentSpec | None, problem: str) ->
         return Finding(f"agent file {name}", "warning", f"{directory / name}: {problem}.", fix, "agents.md")
     path = directory / f"{name}.toml"
     fix = f"Mend {path}, or: gofer agents put {name} FILE"
-    severity = "error" if spec is None else "warning"
+    severity: Severity = "error" if spec is None else "warning"
     return Finding(f"agent {name}", severity, f"{path}: {problem}.", fix, "agents.md")
 
 
