@@ -172,7 +172,7 @@ def test_a_broken_file_leaves_the_agent_at_work_and_a_hopeless_one_says_whom_to_
     try:
         with visit.line() as line:
             path.write_text("model = \n")
-            line.say("hello")
+            line.say("hello", agent="gofer")
             (answer,) = line.answers()
             assert "set up" not in answer
             path.write_text('model = "openai/gpt-5"\n')
