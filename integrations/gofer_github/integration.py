@@ -56,6 +56,7 @@ class GitHub(Integration):
     can_poll = True
     progress_every = 10
     tells_work = True
+    tool_names = tools.NAMES | {"github_ask"}
 
     def __init__(self) -> None:
         self._access = Access()

@@ -332,6 +332,15 @@ def _check(run: dict[str, Any]) -> str:
     return f"{cleaning.line(run['name'])} ({run['id']}): {ended} {title}\n{summary}".strip()
 
 
+NAMES = frozenset(
+    f"github_{name}"
+    for name in (
+        "read", "diff", "file", "checks", "logs", "search", "label", "reply", "resolve", "comment",
+        "request_review", "checkout", "open_pull",
+    )
+)  # fmt: skip
+
+
 def tools(access: Access, account: Account, message: Incoming) -> list[Tool[Any]]:
     """The tools of one conversation."""
     work = Work(access, account, message)

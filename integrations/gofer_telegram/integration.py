@@ -36,6 +36,7 @@ class Telegram(Integration):
     """A bot people talk to in private, in groups and in topics."""
 
     name = "telegram"
+    tool_names = frozenset({"send_file"})
     summary = "A Telegram bot: private chats, groups, topics, files and buttons."
     secrets = (
         SecretField("token", "The bot's token, from @BotFather."),

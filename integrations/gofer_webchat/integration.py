@@ -53,6 +53,7 @@ class WebChat(Integration):
     """Members who are signed in, and an agent."""
 
     name = "webchat"
+    tool_names = frozenset({"send_file"})
     summary = "The chat on Gofer's own page, for members who are signed in."
     secrets = (
         SecretField(

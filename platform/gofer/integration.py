@@ -414,6 +414,8 @@ class Integration:
     """Seconds between two calls of `show_progress` while a run works; 0 for none."""
     reasons: ClassVar[Mapping[str, str]] = {}
     """What a reason of its own means, such as one why polling is interrupted, in a sentence for the operator."""
+    tool_names: ClassVar[frozenset[str]] = frozenset()
+    """What its `tools` and `errands` may be called: an agent's list may name these, and nothing unknown."""
     tells_work: ClassVar[bool] = False
     """Whether it shows how a run went beside its answer, and so gets `Outgoing.work`."""
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gofer.agent.agents import AgentFileError, Agents, AgentSpec
+from gofer.agent.agents import PROVIDERS, AgentFileError, Agents, AgentSpec, remove_agent
+from gofer.agent.models.keys import ModelKeys
+from gofer.agent.tools.known import known_tools
 from gofer.errors import NotFound
+from gofer.settings import Settings
 
 FILE = """\
 model = "anthropic/claude-opus-5-5"
@@ -77,6 +81,9 @@ def test_a_change_that_makes_no_sense_leaves_the_last_good_one_in_force(tmp_path
         (FILE.replace("[limits]", "[limit]"), 4, "limit: Extra inputs"),
         (FILE.replace('"anthropic/claude-opus-5-5"', '"opus"'), 1, "model"),
         ("\n\nlimits.steps = -1\n", 3, "limits.steps"),
+        ('\nmodel = "nope/zz"\n', 2, "no provider 'nope'"),
+        ('fallback = "nope/zz"\n', 1, "fallback: there is no provider"),
+        ('tools = [\n  "bash",\n  "nonexist",\n]\n', 3, "no tool 'nonexist'"),
     ],
 )
 def test_an_error_points_at_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:
@@ -84,6 +91,78 @@ def test_an_error_points_at_its_line(tmp_path: Path, text: str, line: int, words
     with pytest.raises(AgentFileError, match=f"x.toml:{line}: .*{words}") as caught:
         Agents(tmp_path).get("x")
     assert caught.value.line == line
+
+
+def test_the_last_good_version_outlives_the_process(tmp_path: Path) -> None:
+    write(tmp_path / "a.toml", 'instructions = "good"')
+    assert Agents(tmp_path).look()["a"][1] == ""
+    write(tmp_path / "a.toml", "instructions = 7")
+    later = Agents(tmp_path)
+    assert later.get("a").instructions == "good"
+    assert "the last good version is in force" in later.look()["a"][1]
+    remove_agent(tmp_path, "a")
+    write(tmp_path / "a.toml", "instructions = 7")
+    with pytest.raises(AgentFileError):
+        Agents(tmp_path).get("a")
+
+
+def test_the_first_agent_is_built_in_and_so_was_good_before(tmp_path: Path) -> None:
+    write(tmp_path / "gofer.toml", "model = \n")
+    assert Agents(tmp_path).get("gofer") == AgentSpec(name="gofer")
+
+
+def test_whatever_lies_in_the_directory_costs_only_itself(tmp_path: Path) -> None:
+    write(tmp_path / "good.toml", "")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    write(tmp_path / "notes.toml", "")
+    (tmp_path / "notes.md").write_bytes(b"\xff\xfe")
+    (tmp_path / "dir.toml").mkdir()
+    (tmp_path / "gone.toml").symlink_to(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "Bad Name.toml").write_text("")
+    (tmp_path / "orphan.md").write_text("")
+    write(tmp_path / "deep.toml", "x = " + "[" * 100_000)
+    found = Agents(tmp_path).look()
+    assert found.pop("good") == (AgentSpec(name="good"), "")
+    assert {name: spec for name, (spec, _) in found.items() if spec} == {}
+    words = {
+        "bytes": "not UTF-8", "notes": "notes.md cannot be read", "dir": "not a file", "gone": "No such file",
+        "pipe": "not a file", "Bad Name.toml": "a-z, 0-9", "orphan.md": "no orphan.toml", "deep": "line 1",
+    }  # fmt: skip
+    assert {name: word in found[name][1] for name, word in words.items()} == dict.fromkeys(found, True)
+
+
+def test_tools_of_integrations_and_plugins_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a.toml", 'tools = ["bash", "send_file", "github_open_pull", "github_ask"]')
+    assert Agents(tmp_path).look()["a"][1] == ""
+    write(tmp_path / "b.toml", 'tools = ["example_weather"]')
+    assert "no tool 'example_weather'" in Agents(tmp_path).look()["b"][1]
+    _install(tmp_path / "lib", "example_weather", monkeypatch)
+    known_tools.cache_clear()
+    try:
+        assert Agents(tmp_path).look()["b"][1] == ""
+    finally:
+        known_tools.cache_clear()
+
+
+def _install(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package on the path that brings one tool."""
+    info = folder / f"{name}-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[gofer.tools]\n{name} = {name}:tools\n")
+    (folder / f"{name}.py").write_text(
+        "import dataclasses\nfrom gofer.agent.tools.talk import TODO\n"
+        f"def tools():\n    return [dataclasses.replace(TODO, name={name!r})]\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+
+
+def test_every_provider_that_can_have_a_key_may_be_named() -> None:
+    settings = Settings(anthropic_key="a", openai_key="b")
+    nothing: Any = None
+    keys = ModelKeys(settings=settings, database=nothing, vault=nothing, http=nothing)
+    assert {*keys.trial({}).providers, "offline"} == set(PROVIDERS)
 
 
 @pytest.mark.parametrize("name", ["", "../etc/passwd", "nobody", "A", "x" * 99])

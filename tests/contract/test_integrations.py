@@ -55,6 +55,16 @@ def test_its_name_decides_the_rest(case: Case) -> None:
     assert (TESTS.parent / "docs" / "integrations" / f"{name}.md").exists()
 
 
+def test_it_says_what_its_tools_are_called(case: Case) -> None:
+    message = case.integration.parse(case.message(), case.account).message
+    assert message is not None
+    brought = [
+        *case.integration.tools(case.account, message),
+        *case.integration.errands(case.account, message.author.id),
+    ]
+    assert {tool.name for tool in brought} == set(case.integration.tool_names)
+
+
 # Verifying.
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from sqlalchemy import func, select
 
-from gofer.store.tables import deliveries, jobs, messages, participants, replies
+from gofer.store.tables import deliveries, events, jobs, messages, participants, replies
 from gofer.web.chat import timeline
 from web_house import House
 from webchat.visiting import Line, Visit
@@ -154,6 +154,42 @@ def test_an_agent_is_chosen_with_the_first_message_and_stays(house: House, visit
             path.unlink()
     assert count(house, participants, conversation_id=visit.room) == 1
     assert "with helper" in visit.shown()
+
+
+def test_no_agent_is_made_up_from_the_address(visit: Visit) -> None:
+    for path in ("/chat?agent=nope", f"/chat/{visit.room}?agent=nope"):
+        answer = visit.browser.get(path)
+        assert answer.status_code == 404
+        assert "no agent called" in answer.text
+    assert visit.browser.get("/chat?agent=gofer").status_code == 303
+
+
+def test_a_broken_file_leaves_the_agent_at_work_and_a_hopeless_one_says_whom_to_ask(
+    house: House, visit: Visit
+) -> None:
+    path = house.settings.data_dir / "agents" / "gofer.toml"
+    path.parent.mkdir(exist_ok=True)
+    try:
+        with visit.line() as line:
+            path.write_text("model = \n")
+            line.say("hello", agent="gofer")
+            (answer,) = line.answers()
+            assert "set up" not in answer
+            path.write_text('model = "openai/gpt-5"\n')
+            line.say("again")
+            said = line.answers(2)[-1]
+    finally:
+        for each in path.parent.iterdir():
+            each.unlink()
+    assert "gofer doctor" in said
+    assert "openai" not in said
+    reply = select(replies.c.reply_to).where(replies.c.conversation_id == visit.room)
+    assert all(house.read(lambda connection: connection.execute(reply).scalars().all()))
+    ends = select(events.c.data).where(
+        events.c.conversation_id == visit.room, events.c.kind == "attempt.finished"
+    )
+    details = [data.get("detail", "") for data in house.read(lambda c: c.execute(ends).scalars().all())]
+    assert any("openai" in detail for detail in details)
 
 
 def until_known(visit: Visit, agent: str) -> None:

@@ -1,11 +1,14 @@
 """Agents as data: `agents/<name>.toml`, with `agents/<name>.md` for instructions, in the data directory.
 
 Files are looked at when a run starts, so a change needs no restart. A change that does not make sense leaves the
-last good version in force, and says where it is wrong.
+last good version in force, and says where it is wrong. That version is kept beside the file, as `.<name>.good.json`,
+so that it outlives the process that has read it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import tempfile
 import tomllib
@@ -13,14 +16,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gofer.agent.context.compressor import ContextSettings
 from gofer.agent.limits import LimitSettings
-from gofer.errors import ConfigError, NotFound
+from gofer.agent.tools.known import known_tools
+from gofer.errors import ConfigError, Conflict, NotFound
+from gofer.store.open import FIRST_AGENT
+
+log = structlog.get_logger()
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 DEFAULT_MODEL = "auto"
+PROVIDERS = ("anthropic", "openai", "offline")
+"""Those that `ModelKeys` can give a key or an address to, and the one that needs neither."""
 
 
 class RouteSettings(BaseModel):
@@ -75,26 +85,69 @@ class AgentFileError(ConfigError):
 
 def load_agent(path: Path) -> AgentSpec:
     """Read one agent; raises AgentFileError."""
-    text = path.read_text("utf-8")
+    text = _text(path, path)
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         found = re.search(r"line (\d+)", str(error))
         raise AgentFileError(
             path, int(found.group(1)) if found else text.count("\n") + 1, str(error)
         ) from error
     notes = path.with_suffix(".md")
-    if notes.is_file():
+    if os.path.lexists(notes):
         if "instructions" in data:
             line = _line_of(text, ("instructions",))
             raise AgentFileError(path, line, f"instructions are also in {notes.name}; keep one of them")
-        data["instructions"] = notes.read_text("utf-8")
+        data["instructions"] = _text(notes, path)
     try:
-        return AgentSpec.model_validate({"name": path.stem, **data})
+        spec = AgentSpec.model_validate({"name": path.stem, **data})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = tuple(str(part) for part in first["loc"])
         raise AgentFileError(path, _line_of(text, place), f"{'.'.join(place)}: {first['msg']}") from error
+    _check_names(path, text, spec)
+    return spec
+
+
+def _check_names(path: Path, text: str, spec: AgentSpec) -> None:
+    """What a file names must be there. Checked here alone: a kept version stays good when a plugin goes."""
+    for key in ("model", "fallback"):
+        provider = getattr(spec, key).partition("/")[0]
+        if provider not in ("", DEFAULT_MODEL, *PROVIDERS):
+            there = ", ".join(PROVIDERS)
+            message = f"{key}: there is no provider {provider!r} (there are: {there})"
+            raise AgentFileError(path, _line_of(text, (key,)), message)
+    for tool in spec.tools:
+        if tool != "*" and tool not in known_tools():
+            line = _line_of_word(text, _line_of(text, ("tools",)), tool)
+            raise AgentFileError(
+                path,
+                line,
+                f"tools: there is no tool {tool[:64]!r} (there are: {', '.join(sorted(known_tools()))})",
+            )
+
+
+def _line_of_word(text: str, start: int, word: str) -> int:
+    """The line, from a key's own on, on which a quoted word stands."""
+    lines = text.splitlines()
+    quoted = (f'"{word}"', f"'{word}'")
+    return next(
+        (number for number in range(start, len(lines) + 1) if any(q in lines[number - 1] for q in quoted)),
+        start,
+    )
+
+
+def _text(path: Path, settings: Path) -> str:
+    """A file's text; whatever keeps it from being read is a problem of this one agent."""
+    which = "" if path == settings else f"{path.name} "
+    try:
+        if path.exists() and not path.is_file():
+            raise AgentFileError(settings, 1, f"{which}cannot be read: it is not a file")
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise AgentFileError(settings, 1, f"{which}cannot be read: it is not UTF-8 text") from error
+    except OSError as error:
+        raise AgentFileError(settings, 1, f"{which}cannot be read: {error.strerror}") from error
 
 
 def _line_of(text: str, place: tuple[str, ...]) -> int:
@@ -128,10 +181,24 @@ class Agents:
     def names(self) -> list[str]:
         return sorted(path.stem for path in self.directory.glob("*.toml") if NAME.fullmatch(path.stem))
 
+    def strays(self) -> dict[str, str]:
+        """Files that no agent is made of, by name, and why not."""
+        named = self.names()
+        found = {
+            path.name: "not read: an agent's name has a-z, 0-9 and -, 40 characters at most"
+            for path in self.directory.glob("[!.]*.toml")
+            if path.stem not in named
+        }
+        for path in self.directory.glob("[!.]*.md"):
+            if path.stem not in named:
+                found[path.name] = f"not read: there is no {path.stem}.toml beside it (an empty one will do)"
+        return dict(sorted(found.items()))
+
     def get(self, name: str) -> AgentSpec:
-        """The agent as its file says now; raises NotFound, or AgentFileError when it never made sense."""
+        """The agent as its file says, or last said when it made sense; raises NotFound, or AgentFileError for one
+        that never did. The first agent always did: it is built in."""
         path = self.directory / f"{name}.toml"
-        if not NAME.fullmatch(name) or not path.is_file():
+        if not NAME.fullmatch(name) or not os.path.lexists(path):
             raise NotFound(f"There is no agent called {name[:40]!r} in {self.directory}.")
         stamp = (*_stamp(path), *_stamp(path.with_suffix(".md")))
         known = self._known.get(name)
@@ -141,18 +208,71 @@ class Agents:
             spec = load_agent(path)
         except AgentFileError as error:
             self.problems[name] = error
-            if known is None:
+            before = _kept(path) or (known[1] if known is not None else None)
+            if before is None and name != FIRST_AGENT:
                 raise
-            return known[1]
+            return before or AgentSpec(name=name)
         self.problems.pop(name, None)
         self._known[name] = stamp, spec
+        _keep(path, spec)
         return spec
+
+    def look(self) -> dict[str, tuple[AgentSpec | None, str]]:
+        """Every file: the agent that is in force for it, if any, and what is wrong with it, if anything."""
+        found: dict[str, tuple[AgentSpec | None, str]] = {}
+        for name in self.names():
+            spec = None
+            with contextlib.suppress(AgentFileError, NotFound):
+                spec = self.get(name)
+            problem = self.problems.get(name)
+            found[name] = spec, _said(problem, spec) if problem is not None else ""
+        return found | {name: (None, problem) for name, problem in self.strays().items()}
+
+
+def _said(problem: AgentFileError, spec: AgentSpec | None) -> str:
+    force = "the last good version is in force" if spec is not None else "it hears nothing"
+    return f"line {problem.line}: {problem.message} ({force})"
+
+
+def _copy(path: Path) -> Path:
+    return path.with_name(f".{path.stem}.good.json")
+
+
+def _keep(path: Path, spec: AgentSpec) -> None:
+    """Keep a version that makes sense, for when the next does not."""
+    if _kept(path) == spec:
+        return
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".good-", delete=False) as new:
+            new.write(spec.model_dump_json().encode())
+        Path(new.name).replace(_copy(path))
+    except OSError as error:
+        log.warning("agent.not_kept", agent=spec.name, error=str(error))
+
+
+def _kept(path: Path) -> AgentSpec | None:
+    try:
+        return AgentSpec.model_validate_json(_copy(path).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def texts(path: Path) -> tuple[str, str]:
+    """Settings and instructions as they can be shown, whatever is in them; empty when there is nothing to show."""
+
+    def shown(each: Path) -> str:
+        try:
+            return each.read_text("utf-8", errors="replace") if each.is_file() else ""
+        except OSError:
+            return ""
+
+    return shown(path), shown(path.with_suffix(".md"))
 
 
 def _stamp(path: Path) -> tuple[Any, ...]:
     try:
         found = path.stat()
-    except FileNotFoundError:
+    except OSError:
         return (None,)
     return found.st_mtime_ns, found.st_size, found.st_ino
 
@@ -164,6 +284,8 @@ def put_agent(directory: Path, name: str, toml: str, instructions: str | None = 
             f"{name[:40]!r} is no name for an agent: use a-z, 0-9 and -, 40 characters at most."
         )
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (directory / f"{name}.toml").is_dir():
+        raise Conflict(f"{name}.toml is a directory. Remove it first.")
     with tempfile.TemporaryDirectory(dir=directory, prefix=".new-") as new:
         trial = Path(new) / f"{name}.toml"
         trial.write_text(toml, "utf-8")
@@ -173,6 +295,7 @@ def put_agent(directory: Path, name: str, toml: str, instructions: str | None = 
         if instructions is not None:
             trial.with_suffix(".md").replace(directory / f"{name}.md")
         trial.replace(directory / f"{name}.toml")
+    _keep(directory / f"{name}.toml", spec)
     return spec
 
 
@@ -183,3 +306,4 @@ def remove_agent(directory: Path, name: str) -> None:
         raise NotFound(f"There is no file for an agent called {name[:40]!r}.")
     path.unlink()
     path.with_suffix(".md").unlink(missing_ok=True)
+    _copy(path).unlink(missing_ok=True)

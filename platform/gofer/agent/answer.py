@@ -50,6 +50,9 @@ SAYINGS = {
     "internal": "Something went wrong on my side and trying again did not help. The operator can see the details.",
 }
 GIVEN_UP = "I had to give this up ({reason})."
+NOT_SET_UP = (
+    "I cannot work on this: I am not set up right. Please ask whoever runs Gofer to run `gofer doctor`."
+)
 WAIT_FOR_PROVIDER = 30.0
 
 
@@ -96,6 +99,7 @@ class Answerer:
     async def handle(self, run: Run) -> Outcome:
         """One run of the loop, from the journal if an earlier worker began it."""
         claim = run.claim
+        asker: Read | None = None
         crash_point("run.started")
         try:
             admitted = await self._admitted(claim)
@@ -109,10 +113,12 @@ class Answerer:
             if error.retry_after is not None:
                 return Snooze(error.retry_after, error.reason)
             return Retry(
-                error.reason, drafts=await self._drafts(claim, None, GIVEN_UP.format(reason=error.reason))
+                error.reason, drafts=await self._drafts(claim, asker, GIVEN_UP.format(reason=error.reason))
             )
         except ConfigError as error:
-            return Dead("config", drafts=await self._drafts(claim, None, f"I am not set up right: {error}"))
+            # The text may name files and settings of this machine: not for everybody in the conversation.
+            log.error("run.not_set_up", job=claim.id, error=str(error))
+            return Dead("config", await self._drafts(claim, asker, NOT_SET_UP), detail=str(error))
         except NotFound:
             return Dead("purged")
 

@@ -13,7 +13,7 @@ from functools import partial
 import structlog
 from sqlalchemy import Connection, delete, insert, or_, select, update
 
-from gofer.agent.agents import AgentFileError, Agents, AgentSpec
+from gofer.agent.agents import Agents, AgentSpec
 from gofer.store.clock import now
 from gofer.store.database import Database
 from gofer.store.ids import new_id
@@ -32,6 +32,7 @@ class Roster:
         self._database = database
         self._workspace_id = workspace_id
         self._seen: tuple[list[AgentSpec], list[str]] | None = None
+        self._told: dict[str, str] = {}
 
     async def sync(self) -> None:
         """Look at the files once; a file that makes no sense is reported and its last good version stands."""
@@ -53,15 +54,17 @@ class Roster:
             await asyncio.sleep(LOOK_EVERY)
 
     def _read(self) -> list[AgentSpec]:
-        specs = []
-        for name in self._agents.names():
-            known = self._agents.problems.get(name)
-            try:
-                specs.append(self._agents.get(name))
-            except AgentFileError as error:
-                if str(known) != str(error):
-                    log.error("agent.broken", agent=name, error=str(error))
-        return specs
+        found = self._agents.look()
+        problems = {name: problem for name, (_, problem) in found.items() if problem}
+        for name, problem in problems.items():
+            if self._told.get(name) != problem:
+                log.error("agent.broken", file=str(self._agents.directory / _file(name)), error=problem)
+        self._told = problems
+        return [spec for spec, _ in found.values() if spec is not None]
+
+
+def _file(name: str) -> str:
+    return name if "." in name else f"{name}.toml"
 
 
 def sync_agents(connection: Connection, workspace_id: str, specs: Sequence[AgentSpec]) -> None:

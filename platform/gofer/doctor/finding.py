@@ -24,6 +24,7 @@ PAGES = {
     "old keys": "operations.md#secrets-and-the-master-key",
     "sandbox": "sandbox.md#where-it-runs",
     "model": "models.md",
+    "agents": "agents.md",
     "integration": "architecture.md",
     "integrations": "architecture.md",
     "connections": "operations.md#commands",

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from sqlalchemy import Connection, select
 
 from gofer.agent.shells import make_provider
+from gofer.doctor.agents import look_at_agents
 from gofer.doctor.finding import Finding, Severity
 from gofer.doctor.model import look_at_model
 from gofer.errors import GoferError
@@ -33,6 +34,7 @@ async def examine(platform: Platform) -> list[Finding]:
         ("master key", _master_key),
         ("sandbox", _sandbox),
         ("model", look_at_model),
+        ("agents", look_at_agents),
         ("integrations", _integrations),
         ("connections", _connections),
         ("refused requests", _refused),

@@ -31,7 +31,7 @@ QUESTION = Request(
 
 async def look_at_model(platform: Platform) -> list[Finding]:
     """What would answer, without asking it."""
-    name = (await _keys(platform).catalogue(FIRST_WORKSPACE)).resolve("auto")
+    name = (await keys_of(platform).catalogue(FIRST_WORKSPACE)).resolve("auto")
     if name == Offline.name:
         return [
             Finding(
@@ -52,7 +52,7 @@ async def ask_model(platform: Platform, keys: dict[str, str] | None = None) -> F
 
     With `keys`, the model that would answer if these were in the vault.
     """
-    known = _keys(platform)
+    known = keys_of(platform)
     catalogue = await known.catalogue(FIRST_WORKSPACE) if keys is None else known.trial(keys)
     name = catalogue.resolve("auto")
     if name == Offline.name:
@@ -72,7 +72,8 @@ async def ask_model(platform: Platform, keys: dict[str, str] | None = None) -> F
     return Finding("model", "ok", f"{turn.model} answered in {took:.1f} s, with {turn.usage.total} tokens.")
 
 
-def _keys(platform: Platform) -> ModelKeys:
+def keys_of(platform: Platform) -> ModelKeys:
+    """What makes the catalogue of models."""
     return ModelKeys(
         settings=platform.settings, database=platform.database, vault=platform.vault, http=platform.http
     )

@@ -271,11 +271,16 @@ def _write_ends(connection: Connection, ends: Sequence[_End], *, lost: bool) -> 
                     "reason": end.reason,
                     "state": end.state,
                     "cost": end.outcome.cost,
+                    **_detail(end.outcome),
                 },
             }
             for end in ends
         ],
     )
+
+
+def _detail(outcome: Outcome) -> dict[str, str]:
+    return {"detail": outcome.detail} if isinstance(outcome, Dead) and outcome.detail else {}
 
 
 # Many at once, so without RETURNING: `_held` has checked the fence and holds the rows.

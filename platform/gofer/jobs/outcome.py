@@ -84,6 +84,8 @@ class Dead:
     drafts: tuple[Draft, ...] = ()
     included_to: int | None = None
     cost: float = 0
+    detail: str = ""
+    """What is wrong in full, for the operator: it goes into the event, never into the conversation."""
 
 
 Outcome = Done | Retry | Snooze | Wait | Cancel | Dead

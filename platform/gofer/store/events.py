@@ -26,7 +26,7 @@ KINDS: dict[str, str] = {
     "job.redriven": "A dead or cancelled job was put back to work by a person or a repeated delivery.",
     "job.cancel_requested": "Somebody asked to stop a job.",
     "attempt.started": "A worker claimed the job.",
-    "attempt.finished": "A worker's try ended; the outcome says how.",
+    "attempt.finished": "A worker's try ended; the outcome says how, a detail what is set up wrong.",
     "attempt.lost": "A worker went silent past its lease; the job goes to another.",
     "job.waiting": "The job waits for a person.",
     "question.answered": "The person answered.",

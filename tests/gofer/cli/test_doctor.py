@@ -49,6 +49,29 @@ def test_a_missing_master_key(terminal: Terminal, data_dir: Path) -> None:
     assert "master.key is missing" in found["platform"]["line"]
 
 
+def test_agents_files_that_make_no_sense_and_models_without_a_key(terminal: Terminal, data_dir: Path) -> None:
+    folder = data_dir / "agents"
+    folder.mkdir(parents=True)
+    for name, text in {
+        "fine.toml": "",
+        "gofer.toml": "model = \n",
+        "never.toml": "\nmodel = 3\n",
+        "orphan.md": "",
+        "keyless.toml": 'model = "openai/gpt-5"',
+    }.items():
+        (folder / name).write_text(text)
+    terminal("agents", "list")
+    found = findings(terminal, fails=1)
+    said = {name: each["severity"] for name, each in found.items() if "keyless" in name or "agent" in name}
+    assert said == {
+        "agent gofer": "warning", "agent never": "error", "agent file orphan.md": "warning",
+        "model of keyless": "error",
+    }  # fmt: skip
+    assert "never.toml: line 2: model" in found["agent never"]["line"]
+    assert found["agent never"]["docs"] == "agents.md"
+    assert "gofer agents put never" in found["agent never"]["fix"]
+
+
 def test_a_wrong_setting(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOFER_TIMEZONE", "Mars")
     assert "GOFER_TIMEZONE" in findings(terminal, fails=1)["settings"]["line"]

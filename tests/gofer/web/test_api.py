@@ -165,6 +165,31 @@ def test_agents_are_edited_one_after_the_other(api: httpx2.Client) -> None:
     assert api.delete("/agents/scribe").status_code == 200
 
 
+def test_one_unreadable_file_is_one_row_with_a_problem(house: House, api: httpx2.Client) -> None:
+    folder = house.settings.data_dir / "agents"
+    assert api.put("/agents/fine", json={"toml": ""}).status_code == 200
+    (folder / "bin.toml").write_bytes(b"\xff\xfe")
+    (folder / "dir.toml").mkdir()
+    (folder / "Bad Name.toml").write_text("")
+    browser = house.browser()
+    browser.follow(house.link(house.owner()))
+    try:
+        found = {each["name"]: each["problem"] for each in api.get("/agents").json()["agents"]}
+        assert found["fine"] == ""
+        assert all(found[name] for name in ("bin", "dir", "Bad Name.toml"))
+        page = browser.get("/agents").text
+        assert "not UTF-8 text" in page
+        assert "Bad Name.toml" in page
+        assert browser.get("/agents/bin").status_code == 200
+        assert api.get("/agents/bin").json()["problem"]
+        assert api.put("/agents/dir", json={"toml": ""}).status_code == 409
+    finally:
+        (folder / "dir.toml").rmdir()
+        (folder / "Bad Name.toml").unlink()
+        assert api.delete("/agents/bin").status_code == 200
+        assert api.delete("/agents/fine").status_code == 200
+
+
 def test_schedules_are_added_changed_run_and_removed(api: httpx2.Client) -> None:
     wish = {"name": "mornings", "cron": "0 9 * * mon", "kind": "nothing", "timezone": "Europe/Berlin"}
     made = api.post("/schedules", json=wish)

@@ -54,6 +54,8 @@ async def enter(request: Request) -> Response:
     agent = request.query_params.get("agent", "")
     if found and not agent:
         return RedirectResponse(f"/chat/{found[0].id}", 303)
+    if agent:
+        await rooms.check_agent(platform, agent)
     return await _begun(platform, visitor, agent)
 
 
@@ -112,6 +114,9 @@ async def show(request: Request, platform: Platform, room: Room) -> Response:
     before = request.query_params.get("before", "")
     if before and not (before.isdigit() and len(before) < 19):
         raise Malformed("before: must be the number of a message.")
+    wanted = request.query_params.get("agent", "")
+    if wanted:
+        await rooms.check_agent(platform, wanted)
     timeline = await platform.database.read(
         partial(_read, platform=platform, room=room, before=int(before) if before else None)
     )
@@ -121,7 +126,7 @@ async def show(request: Request, platform: Platform, room: Room) -> Response:
         "chat/page.html",
         room=room.id,
         agent=room.agent,
-        wanted=request.query_params.get("agent", ""),
+        wanted=wanted,
         agents=await rooms.choosable(platform),
         rooms=[{"id": each.id, "title": each.title, "at": each.at} for each in listed],
         items=timeline.items,

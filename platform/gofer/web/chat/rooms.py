@@ -13,7 +13,7 @@ from sqlalchemy import Connection, func, insert, select
 from gofer.accounts import Connected
 from gofer.agent.agents import Agents
 from gofer.connecting import add_connection
-from gofer.errors import Conflict, NotFound
+from gofer.errors import ConfigError, Conflict, NotFound
 from gofer.platform import Platform
 from gofer.store.clock import now
 from gofer.store.content import open_message
@@ -102,6 +102,16 @@ async def choosable(platform: Platform) -> list[str]:
     files = Agents(platform.settings.data_dir / "agents")
     named = await asyncio.to_thread(files.names)
     return await platform.database.read(partial(_known_agents, named=named))
+
+
+async def check_agent(platform: Platform, name: str) -> None:
+    """Raise NotFound unless there is such an agent, or a file from which it is about to be made."""
+    if name in await choosable(platform):
+        return
+    try:
+        await asyncio.to_thread(Agents(platform.settings.data_dir / "agents").get, name)
+    except (NotFound, ConfigError):
+        raise NotFound(f"There is no agent called {name[:40]!r}. The page Agents shows them.") from None
 
 
 def _known_agents(connection: Connection, named: Sequence[str]) -> list[str]:

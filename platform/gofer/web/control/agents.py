@@ -11,7 +11,7 @@ from sqlalchemy import select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.agent.agents import AgentFileError, Agents, put_agent, remove_agent
+from gofer.agent.agents import NAME, AgentFileError, Agents, put_agent, remove_agent, texts
 from gofer.errors import ConfigError, NotFound
 from gofer.store.tables import agents
 from gofer.web.control.asking import Question, answered, asked, check_match, etag_of, platform_of, rows
@@ -44,9 +44,9 @@ async def show(request: Request) -> Response:
     name = request.path_params["name"]
     path = _directory(request) / f"{name}.toml"
     files = await asyncio.to_thread(_files, path.parent)
-    if name not in files:
+    if name not in files or not NAME.fullmatch(name):
         raise NotFound(f"There is no file for an agent called {name[:40]!r}. `gofer agents list` shows them.")
-    toml, instructions = await asyncio.to_thread(_texts, path)
+    toml, instructions = await asyncio.to_thread(texts, path)
     shown = {"name": name, "toml": toml, "instructions": instructions, **files[name]}
     return answered(request, shown, etag=etag_of(toml, instructions))
 
@@ -71,10 +71,10 @@ async def _check(request: Request, name: str) -> None:
 
 
 async def _etag(request: Request, name: str) -> str:
-    try:
-        return etag_of(*await asyncio.to_thread(_texts, _directory(request) / f"{name}.toml"))
-    except (OSError, ValueError):
+    path = _directory(request) / f"{name}.toml"
+    if not NAME.fullmatch(name) or not path.is_file():
         return etag_of()
+    return etag_of(*await asyncio.to_thread(texts, path))
 
 
 async def remove(request: Request) -> Response:
@@ -91,19 +91,10 @@ def _directory(request: Request) -> Path:
 
 
 def _files(directory: Path) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    all_agents = Agents(directory)
-    for name in all_agents.names():
-        try:
-            found[name] = {"spec": all_agents.get(name).model_dump(mode="json"), "problem": ""}
-        except AgentFileError as error:
-            found[name] = {"spec": None, "problem": f"line {error.line}: {error.message}"}
-    return found
-
-
-def _texts(path: Path) -> tuple[str, str]:
-    notes = path.with_suffix(".md")
-    return path.read_text("utf-8"), notes.read_text("utf-8") if notes.is_file() else ""
+    return {
+        name: {"spec": None if spec is None else spec.model_dump(mode="json"), "problem": problem}
+        for name, (spec, problem) in Agents(directory).look().items()
+    }
 
 
 def _told(name: str, stored: dict[str, Any] | None, file: dict[str, Any] | None) -> dict[str, Any]:

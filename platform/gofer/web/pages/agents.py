@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.agent.agents import NAME, AgentFileError, Agents, AgentSpec, put_agent, remove_agent
+from gofer.agent.agents import NAME, AgentFileError, Agents, AgentSpec, put_agent, remove_agent, texts
 from gofer.errors import Conflict, GoferError, NotFound
 from gofer.store.tables import LIVE, agents, in_state, jobs
 from gofer.web.pages.rendering import go, platform_of, render
@@ -43,7 +43,7 @@ async def index(request: Request) -> Response:
 
 
 _NEW: dict[str, Any] = {"stored_model": "", "live": 0}
-_NO_FILE: dict[str, Any] = {"file": False, "problem": "", "spec": None}
+_NO_FILE: dict[str, Any] = {"file": False, "stray": False, "problem": "", "spec": None}
 
 
 def _stored(connection: Connection) -> dict[str, dict[str, Any]]:
@@ -58,15 +58,15 @@ def _directory(request: Request) -> Path:
 
 
 def _files(directory: Path) -> dict[str, dict[str, Any]]:
-    known = Agents(directory)
-    return {name: _file(known, name) for name in known.names()}
-
-
-def _file(known: Agents, name: str) -> dict[str, Any]:
-    try:
-        return {"file": True, "problem": "", "spec": known.get(name).model_dump(mode="json")}
-    except AgentFileError as error:
-        return {"file": True, "problem": f"line {error.line}: {error.message}", "spec": None}
+    return {
+        name: {
+            "file": True,
+            "stray": not NAME.fullmatch(name),
+            "problem": problem,
+            "spec": None if spec is None else spec.model_dump(mode="json"),
+        }
+        for name, (spec, problem) in Agents(directory).look().items()
+    }
 
 
 @page("viewer")
@@ -88,8 +88,7 @@ def _texts(directory: Path, name: str) -> tuple[str | None, str]:
     path = directory / f"{name}.toml"
     if not NAME.fullmatch(name) or not path.is_file():
         return None, ""
-    notes = path.with_suffix(".md")
-    return path.read_text("utf-8"), notes.read_text("utf-8") if notes.is_file() else ""
+    return texts(path)
 
 
 def _stamp(toml: str | None, notes: str) -> str:
