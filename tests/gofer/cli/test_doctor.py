@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import queue
 import re
 import threading
@@ -139,3 +140,49 @@ def test_the_model_is_asked_only_with_consent(terminal: Terminal, monkeypatch: p
         assert service.received == []
         assert "answered in" in findings(terminal, "--call")["model"]["line"]
         assert len(service.received) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "holds", "code"), [(0o1777, "", 1), (0o777, "theirs.txt", 1), (0o755, "theirs.txt", 0)]
+)
+def test_a_directory_of_others_is_never_closed(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, holds: str, code: int
+) -> None:
+    shared_one = tmp_path / "shared"
+    shared_one.mkdir()
+    if holds:
+        (shared_one / holds).touch()
+    shared_one.chmod(mode)
+    monkeypatch.setenv("GOFER_DATA_DIR", str(shared_one))
+    found = findings(terminal, "--fix", fails=code)
+    assert "choose another directory" in found["data directory"]["fix"]
+    assert shared_one.stat().st_mode & 0o7777 == mode
+    if code:
+        assert "choose another directory" in terminal("status", fails=78)
+
+
+def test_an_empty_setting_is_none(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").write_text("\n")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("GOFER_DATA_DIR", "")
+    monkeypatch.setenv("GOFER_PORT", "")
+    assert str(tmp_path / "home" / "gofer") in findings(terminal)["data directory"]["line"]
+    monkeypatch.delenv("GOFER_DATA_DIR")
+    monkeypatch.setenv("GOFER_DATA_DIR_FILE", str(tmp_path / "empty"))
+    assert str(tmp_path / "home" / "gofer") in findings(terminal)["data directory"]["line"]
+
+
+def test_a_data_directory_that_can_never_be_made(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOFER_DATA_DIR", "/nonexistent/x")
+    monkeypatch.setenv("GOFER_PORT", "0")
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        found = findings(terminal, fails=1)["data directory"]
+    finally:
+        os.seteuid(before)
+    assert "cannot be made" in found["line"]
+    assert "GOFER_DATA_DIR" in found["fix"]
