@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gofer.errors import ConfigError
+from gofer.store.address import check_address
 
 PREFIX = "GOFER_"
 
@@ -139,9 +140,23 @@ class Settings(BaseSettings):
     @field_validator("database_url")
     @classmethod
     def _known_database(cls, value: str) -> str:
-        scheme = urlsplit(value).scheme.split("+")[0]
+        scheme = value.partition("://")[0].split("+")[0]
         if value and scheme not in ("sqlite", "postgresql", "postgres"):
             raise ValueError("must be empty, sqlite:///path or postgresql://user:password@host/name")
+        if scheme.startswith("postgres"):
+            check_address(value)
+        return value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _known_redis(cls, value: str) -> str:
+        try:
+            parts = urlsplit(value)
+            usable = parts.scheme == "unix" or (parts.scheme in ("redis", "rediss") and parts.port != 0)
+        except ValueError:
+            usable = False
+        if value and not usable:
+            raise ValueError("must be redis://host:port/number, rediss://… with TLS, or unix:///path")
         return value
 
     @field_validator("trusted_proxies")
