@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import text
 
 from gofer.errors import ConfigError, StoreUnavailable
-from gofer.jobs.signals import JOBS, PostgresSignals
+from gofer.jobs.signals import PostgresSignals
 from gofer.settings import load_settings
 from gofer.store.address import driver_arguments
 from gofer.store.postgres import PostgresDatabase
@@ -136,19 +136,17 @@ async def test_the_pool_and_the_listener_speak_tls(
         store, signals = PostgresDatabase(url), PostgresSignals(url)
         await store.start()
         assert await store.read(lambda c: c.execute(text("SHOW application_name")).scalar()) == "mine"
-        heard = PostgresSignals(postgres_url)
-        await heard.start()
+        heard: list[str] = []
+        signals.on_parcel(heard.append)
         await signals.start()
-        waiter = heard.subscribe(JOBS)
 
-        async def carries() -> bool:
-            signals.wake(JOBS)
-            await waiter.wait(0.1)
-            return signals._connection is not None and heard._connection is not None
+        async def comes_back() -> bool:
+            signals.post(["parcel"])
+            return bool(heard)
 
-        await eventually(carries)
-        for each in (signals, heard, store):
-            await each.close()
+        await eventually(comes_back)
+        await signals.close()
+        await store.close()
     assert len(began) >= 2
     assert set(began) == {SSL_REQUEST}
 
