@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -112,11 +113,18 @@ def _port(settings: Settings, *, serving: bool) -> Finding:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((settings.host, settings.port))
-        except OSError as error:
-            return Finding(
-                "port", "error", f"{where}: {error.strerror}.", f"GOFER_PORT={settings.port + 1} gofer serve"
-            )
+        except (OSError, UnicodeError) as error:
+            line = f"{where}: {getattr(error, 'strerror', None) or error}."
+            option, value = another_place(settings, error)
+            return Finding("port", "error", line, f"GOFER_{option.upper()}={value} gofer serve")
     return Finding("port", "ok", f"{where} is free.")
+
+
+def another_place(settings: Settings, error: Exception) -> tuple[str, str]:
+    """What to change when its address cannot be listened on: the option's name and another value."""
+    if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES):
+        return "port", str(settings.port + 1)
+    return "host", "127.0.0.1"
 
 
 def _openness(settings: Settings) -> Finding:

@@ -45,14 +45,23 @@ def test_an_open_data_directory(terminal: Terminal, data_dir: Path) -> None:
 
 def test_a_missing_master_key(terminal: Terminal, data_dir: Path) -> None:
     terminal("secrets", "put", "x", stdin="some secret value")
+    (data_dir / "master.key").chmod(0o644)
+    found = findings(terminal, fails=1)["platform"]
+    assert found["fix"] == f"chmod 600 {data_dir / 'master.key'}"
     (data_dir / "master.key").unlink()
-    found = findings(terminal, fails=1)
-    assert "master.key is missing" in found["platform"]["line"]
+    found = findings(terminal, fails=1)["platform"]
+    assert "master.key is missing" in found["line"]
+    assert "from your backup" in found["fix"]
+    assert found["docs"].endswith("#secrets-and-the-master-key")
 
 
 def test_a_wrong_setting(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOFER_TIMEZONE", "Mars")
     assert "GOFER_TIMEZONE" in findings(terminal, fails=1)["settings"]["line"]
+    assert main(["doctor"]) == 1
+    shown = terminal._capsys.readouterr().out
+    assert "fix: Correct GOFER_TIMEZONE" in shown
+    assert "see: docs/operations.md#settings" in shown
 
 
 def test_a_connection_whose_service_is_gone(terminal: Terminal) -> None:
@@ -74,7 +83,12 @@ def test_postgres_and_redis(
     assert findings(terminal)["redis"]["severity"] == "warning"
     valkey.leave()
     monkeypatch.setenv("GOFER_DATABASE_URL", "postgresql://nobody@127.0.0.1:9/none")
-    assert "Postgres cannot be reached" in findings(terminal, fails=1)["platform"]["line"]
+    found = findings(terminal, fails=1)["platform"]
+    assert "Postgres cannot be reached" in found["line"]
+    assert "GOFER_DATABASE_URL" in found["fix"]
+    assert "postgres" in found["docs"]
+    monkeypatch.setenv("GOFER_DATABASE_URL", "postgresql://nobody@127.0.0.1:many/none")
+    assert "GOFER_DATABASE_URL" in findings(terminal, fails=1)["settings"]["fix"]
 
 
 @pytest.mark.parametrize("place", ["/etc/passwd", "/tmp/" + "a" * 300])
