@@ -33,6 +33,10 @@ def restore(settings: Settings, backup: Path, *, with_key: bool) -> Restored:
         )
     if not backup.is_file():
         raise Malformed(f"{backup} is not a file.")
+    if with_key and not key_beside(backup).is_file():
+        raise Malformed(
+            f"{key_beside(backup)} does not exist. Put the backup's key there, or leave --with-key."
+        )
     if backup.resolve() == path.resolve():
         raise Malformed(f"{backup} is the database itself.")
     prepare_data_dir(settings)

@@ -18,7 +18,7 @@ import structlog
 
 from gofer import __version__
 from gofer.assembly import open_platform
-from gofer.doctor import LOOPBACK
+from gofer.doctor import LOOPBACK, another_place
 from gofer.errors import ConfigError
 from gofer.logs import RecentLines, set_up_logs
 from gofer.platform import Platform
@@ -130,26 +130,28 @@ def _stop_on_signals() -> asyncio.Event:
 
 def _listen(settings: Settings) -> socket.socket:
     """Take the port before anything else is begun, so that a taken one is told at once."""
-    if settings.host not in LOOPBACK:
-        log.warning("web.open_to_network", host=settings.host, fix="put a reverse proxy with TLS in front")
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((settings.host, settings.port))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         bound.close()
         raise ConfigError(_taken(settings, error)) from error
+    if settings.host not in LOOPBACK:
+        log.warning("web.open_to_network", host=settings.host, fix="put a reverse proxy with TLS in front")
     bound.setblocking(False)
     return bound
 
 
-def _taken(settings: Settings, error: OSError) -> str:
+def _taken(settings: Settings, error: Exception) -> str:
     where = f"{settings.host}:{settings.port}"
     if somebody_listens(settings.socket_path):
         return f"Gofer is already running here, and {where} is taken. `gofer status` says more."
-    why = error.strerror or str(error)
-    return f"Cannot listen on {where}: {why}. Give another port: gofer serve --port {settings.port + 1}"
+    why = getattr(error, "strerror", None) or str(error)
+    option, value = another_place(settings, error)
+    what = "another port" if option == "port" else "an address of this machine"
+    return f"Cannot listen on {where}: {why}. Give {what}: gofer serve --{option} {value}"
 
 
 @contextlib.asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gofer.errors import ConfigError
+from gofer.store.address import check_address
 
 PREFIX = "GOFER_"
 
@@ -32,7 +34,7 @@ class Settings(BaseSettings):
     """Everything a person may set. Each field is documented in docs/operations.md."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, extra="ignore", frozen=True, hide_input_in_errors=True
+        env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True, hide_input_in_errors=True
     )
 
     data_dir: Path = Field(
@@ -138,9 +140,23 @@ class Settings(BaseSettings):
     @field_validator("database_url")
     @classmethod
     def _known_database(cls, value: str) -> str:
-        scheme = urlsplit(value).scheme.split("+")[0]
+        scheme = value.partition("://")[0].split("+")[0]
         if value and scheme not in ("sqlite", "postgresql", "postgres"):
             raise ValueError("must be empty, sqlite:///path or postgresql://user:password@host/name")
+        if scheme.startswith("postgres"):
+            check_address(value)
+        return value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _known_redis(cls, value: str) -> str:
+        try:
+            parts = urlsplit(value)
+            usable = parts.scheme == "unix" or (parts.scheme in ("redis", "rediss") and parts.port != 0)
+        except ValueError:
+            usable = False
+        if value and not usable:
+            raise ValueError("must be redis://host:port/number, rediss://… with TLS, or unix:///path")
         return value
 
     @field_validator("trusted_proxies")
@@ -212,7 +228,7 @@ class Settings(BaseSettings):
 
 
 class _FileVariables(PydanticBaseSettingsSource):
-    """`GOFER_X_FILE=/run/secrets/x` means what `GOFER_X=<its content>` means."""
+    """`GOFER_X_FILE=/run/secrets/x` means what `GOFER_X=<its content>` means; empty is as good as unset."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         path = os.environ.get(f"{PREFIX}{field_name.upper()}_FILE")
@@ -221,7 +237,7 @@ class _FileVariables(PydanticBaseSettingsSource):
         try:
             if field_name == "master_key":
                 _refuse_open_file(Path(path))
-            return Path(path).read_text(encoding="utf-8").strip(), field_name, False
+            return Path(path).read_text(encoding="utf-8").strip() or None, field_name, False
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{PREFIX}{field_name.upper()}_FILE cannot be read: {error}.") from error
 
@@ -253,6 +269,20 @@ def load_settings(**overrides: Any) -> Settings:
         raise ConfigError((f"{name}{between}{message}" if name else message) + ".") from None
 
 
+ANOTHER_DIRECTORY = "It is not Gofer's alone: choose another directory with GOFER_DATA_DIR."
+
+
+def may_be_closed(path: Path) -> bool:
+    """Whether a directory is ours to take from others: not a shared one, and empty or with our own files in it."""
+    try:
+        if path.stat().st_mode & stat.S_ISVTX:
+            return False
+        inside = os.listdir(path)
+    except OSError:
+        return False
+    return not inside or not {"gofer.db", "master.key"}.isdisjoint(inside)
+
+
 def prepare_data_dir(settings: Settings) -> None:
     """Make the data directory for this user alone; refuse one that others may write to."""
     path = settings.data_dir
@@ -264,6 +294,8 @@ def prepare_data_dir(settings: Settings) -> None:
             f"The data directory {path} cannot be made: {error}. Set GOFER_DATA_DIR."
         ) from error
     if mode & 0o022:
+        if not may_be_closed(path):
+            raise ConfigError(f"Others may write to the data directory {path}. {ANOTHER_DIRECTORY}")
         raise ConfigError(f"Others may write to the data directory. Run: chmod go-w {path}")
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(

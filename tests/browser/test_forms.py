@@ -257,7 +257,11 @@ def test_a_schedule_is_told_in_words_and_run_at_once(owner: Visitor, lived: Live
     assert "set_up #" in owner.does(f"/schedules/{schedule}/run")
     assert "switched off" in owner.does(f"/schedules/{schedule}/switch", enabled="off")
     assert "mornings is removed." in owner.does(f"/schedules/{schedule}/remove")
-    assert owner.post("/schedules", name="x", cron="never", kind="y", missed="once").status_code == 422
+    assert owner.post("/schedules", name="x", cron="never", kind="set_up", missed="once").status_code == 422
+    assert (
+        "catch_up, set_up"
+        in owner.post("/schedules", name="x", cron="* * * * *", kind="y", missed="once").text
+    )
 
 
 def test_a_schedule_says_something_to_an_agent(owner: Visitor, lived: Lived) -> None:

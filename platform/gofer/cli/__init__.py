@@ -52,4 +52,5 @@ def _usage(error: TyperException) -> str:
     context = getattr(error, "ctx", None)
     if context is None or message.startswith("Usage:"):
         return message
-    return f"{message.rstrip('.')}. Try: {context.command_path} --help"
+    ended = message if message.endswith(("?", "!")) else f"{message.rstrip('.')}."
+    return f"{ended} Try: {context.command_path} --help"

@@ -113,7 +113,7 @@ def replay(
     if what.isdigit() and not Path(what).exists():
         _say(call("POST", f"/deliveries/{what}/replay", json={"again": again}), as_json)
         return
-    if not to:
+    if not to and (what == "-" or Path(what).is_file()):
         raise Failed("Say which connection takes it in: --to CONNECTION.", USAGE)
     headers, body = _read(what)
     asked = {
@@ -127,6 +127,8 @@ def replay(
 def _read(path: str) -> tuple[list[tuple[str, str]], bytes]:
     try:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except FileNotFoundError:
+        raise Failed(f"There is no file {path}.", USAGE) from None
     except OSError as error:
         raise Failed(f"{path} cannot be read: {error.strerror}.", USAGE) from None
     if content.lstrip()[:1] in (b"{", b"["):

@@ -153,7 +153,7 @@ async def _set_up_again(api: Api) -> list[str]:
 
 async def _examine(*, call: bool) -> list[dict[str, Any]]:
     """First what can be seen from outside, then what the platform says, if it can be opened at all."""
-    from gofer.doctor import Finding, look_around
+    from gofer.doctor import Finding, found_wrong, look_around
     from gofer.errors import GoferError
     from gofer.settings import load_settings
     from gofer.web.unix_socket import somebody_listens
@@ -161,7 +161,7 @@ async def _examine(*, call: bool) -> list[dict[str, Any]]:
     try:
         settings = load_settings()
     except GoferError as error:
-        return [dataclasses.asdict(Finding("settings", "error", str(error)))]
+        return [dataclasses.asdict(found_wrong("settings", error))]
     serving = somebody_listens(settings.socket_path)
     findings = [dataclasses.asdict(each) for each in look_around(settings, serving=serving)]
     path = settings.sqlite_path
@@ -175,7 +175,7 @@ async def _examine(*, call: bool) -> list[dict[str, Any]]:
         async with open_api(settings) as api:
             return [*findings, *await _ask(api, call=call)]
     except GoferError as error:
-        return [*findings, dataclasses.asdict(Finding("platform", "error", str(error)))]
+        return [*findings, dataclasses.asdict(found_wrong("platform", error))]
 
 
 async def _ask(api: Api, *, call: bool) -> list[dict[str, Any]]:
@@ -193,6 +193,7 @@ def _print_findings(findings: list[dict[str, Any]], fixed: list[str]) -> None:
         print(f"{SIGNS[each['severity']]}  {plain(each['check'])}: {plain(each['line'])}")
         if each["fix"] and each["severity"] != "ok":
             print(f"      fix: {plain(each['fix'])}")
+        if each["severity"] == "error" or (each["fix"] and each["severity"] != "ok"):
             print(f"      see: docs/{plain(each['docs'])}")
 
 

@@ -12,19 +12,22 @@ LONGEST = 1024 * 1024
 
 def read_secret(path: str) -> str:
     """A secret's value from a file, or from stdin for `-`; one line break at its end is not part of it."""
-    if path == "-":
-        value = sys.stdin.read(LONGEST)
-    else:
-        try:
-            with Path(path).open(encoding="utf-8", newline="") as file:
-                value = file.read(LONGEST)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not text"
-            raise Failed(f"{path} cannot be read: {reason}.", USAGE) from None
+    try:
+        value = _bytes_of(path).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise Failed(f"{'stdin' if path == '-' else path} cannot be read: {reason}.", USAGE) from None
     value = value.removesuffix("\n").removesuffix("\r")
     if not value.strip():
         raise Failed("The secret is empty.", USAGE)
     return value
+
+
+def _bytes_of(path: str) -> bytes:
+    if path == "-":
+        return sys.stdin.buffer.read(LONGEST)
+    with Path(path).open("rb") as file:
+        return file.read(LONGEST)
 
 
 def may_prompt() -> bool:

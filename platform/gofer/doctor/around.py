@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
 import sqlite3
 import stat
 import sys
+from pathlib import Path
 
 from gofer import __version__
-from gofer.doctor.finding import Finding
-from gofer.settings import Settings
+from gofer.doctor.finding import Finding, Severity
+from gofer.settings import ANOTHER_DIRECTORY, Settings, may_be_closed
 
 OLDEST_PYTHON = (3, 11)
 LEAST_DISK = 500 * 1024 * 1024
@@ -47,25 +49,54 @@ def _data_dir(settings: Settings) -> Finding:
     try:
         found = path.stat().st_mode
     except FileNotFoundError:
-        return Finding("data directory", "note", f"{path} is not there yet.", "gofer serve")
+        return _not_there(path)
     except OSError as error:
         return Finding("data directory", "error", f"{path}: {error.strerror}.", "Set GOFER_DATA_DIR.")
     if not stat.S_ISDIR(found):
         return Finding("data directory", "error", f"{path} is not a directory.", "Set GOFER_DATA_DIR.")
     mode = stat.S_IMODE(found)
+    if mode & 0o077 and not may_be_closed(path):
+        return _of_others(path, mode)
     if mode & 0o022:
         return Finding("data directory", "error", f"Others may write to {path}.", f"chmod go-w {path}")
-    if not os.access(path, os.W_OK | os.X_OK):
+    if not _writable(path):
         return Finding("data directory", "error", f"{path} is not writable.", f"chown $USER {path}")
     if mode & 0o077:
         return Finding("data directory", "note", f"Others may look into {path}.", f"chmod 700 {path}")
     return Finding("data directory", "ok", f"{path}, for this user alone.")
 
 
-def _disk(settings: Settings) -> Finding:
-    path = settings.data_dir
+def _not_there(path: Path) -> Finding:
+    """It will be made, unless that cannot be."""
+    above = _nearest(path)
+    if above.is_dir() and _writable(above):
+        return Finding("data directory", "note", f"{path} is not there yet.", "gofer serve")
+    line = f"{path} is not there and cannot be made: {above} is not writable."
+    fix = (
+        f"Set GOFER_DATA_DIR to a directory you may write to, or run: sudo install -d -m 700 -o $USER {path}"
+    )
+    return Finding("data directory", "error", line, fix)
+
+
+def _of_others(path: Path, mode: int) -> Finding:
+    severity: Severity = "error" if mode & 0o022 else "note"
+    done = "write to" if mode & 0o022 else "look into"
+    return Finding("data directory", severity, f"Others may {done} {path}.", ANOTHER_DIRECTORY)
+
+
+def _writable(path: Path) -> bool:
+    return os.access(path, os.W_OK | os.X_OK, effective_ids=True)
+
+
+def _nearest(path: Path) -> Path:
+    """The path itself, or the nearest one above it that is there."""
     while not os.path.exists(path):  # unlike Path.exists, it does not raise for a name that is too long
         path = path.parent
+    return path
+
+
+def _disk(settings: Settings) -> Finding:
+    path = _nearest(settings.data_dir)
     free = shutil.disk_usage(path).free
     line = f"{free / 1024**3:.1f} GiB free."
     if free < LEAST_DISK:
@@ -82,11 +113,18 @@ def _port(settings: Settings, *, serving: bool) -> Finding:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((settings.host, settings.port))
-        except OSError as error:
-            return Finding(
-                "port", "error", f"{where}: {error.strerror}.", f"GOFER_PORT={settings.port + 1} gofer serve"
-            )
+        except (OSError, UnicodeError) as error:
+            line = f"{where}: {getattr(error, 'strerror', None) or error}."
+            option, value = another_place(settings, error)
+            return Finding("port", "error", line, f"GOFER_{option.upper()}={value} gofer serve")
     return Finding("port", "ok", f"{where} is free.")
+
+
+def another_place(settings: Settings, error: Exception) -> tuple[str, str]:
+    """What to change when its address cannot be listened on: the option's name and another value."""
+    if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES):
+        return "port", str(settings.port + 1)
+    return "host", "127.0.0.1"
 
 
 def _openness(settings: Settings) -> Finding:

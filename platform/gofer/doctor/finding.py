@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
+
+from gofer.errors import ConfigError, GoferError, StoreBusy, StoreUnavailable
+from gofer.vault.errors import KeyRefused, VaultError
 
 Severity = Literal["ok", "note", "warning", "error"]
 
@@ -49,3 +53,31 @@ class Finding:
     def __post_init__(self) -> None:
         if not self.docs:
             object.__setattr__(self, "docs", PAGES.get(self.check, "operations.md"))
+
+
+def found_wrong(check: str, error: GoferError) -> Finding:
+    """An error as a finding: what it says to run, or else what mends errors of its kind."""
+    line, _, command = str(error).partition(" Run: ")
+    page = next((PAGES[topic] for kind, topic in _TOPICS.items() if isinstance(error, kind)), "")
+    return Finding(check, "error", line, command or _way_out(error), page)
+
+
+_TOPICS: dict[type[GoferError], str] = {
+    KeyRefused: "master key",
+    VaultError: "master key",
+    StoreUnavailable: "clock",
+    StoreBusy: "server",
+    ConfigError: "settings",
+}
+"""Under which check's page an error is explained."""
+
+
+def _way_out(error: GoferError) -> str:
+    if isinstance(error, KeyRefused | VaultError):
+        return "Put the master key back from your backup (chmod 600), or give it in GOFER_MASTER_KEY."
+    if isinstance(error, StoreUnavailable):
+        return "Start the database, or correct GOFER_DATABASE_URL; then: gofer doctor"
+    if isinstance(error, StoreBusy):
+        return "Stop the other process; then: gofer doctor"
+    variable = re.search(r"GOFER_[A-Z_]+", str(error))
+    return f"Correct {variable[0]}, or unset it; then: gofer doctor" if variable else ""

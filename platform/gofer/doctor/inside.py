@@ -11,7 +11,7 @@ from sqlalchemy import Connection, select
 
 from gofer.agent.shells import make_provider
 from gofer.doctor.agents import look_at_agents
-from gofer.doctor.finding import Finding, Severity
+from gofer.doctor.finding import Finding, Severity, found_wrong
 from gofer.doctor.model import look_at_model
 from gofer.errors import GoferError
 from gofer.health import health_of
@@ -45,7 +45,7 @@ async def examine(platform: Platform) -> list[Finding]:
         try:
             found += await check(platform)
         except GoferError as error:
-            found.append(Finding(name, "error", str(error)))
+            found.append(found_wrong(name, error))
         except Exception as error:  # noqa: BLE001 - the doctor must finish the round
             found.append(Finding(name, "error", f"The check failed: {type(error).__name__}: {error}."))
     return found

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
+
 from gofer.errors import GoferError
-from gofer.settings import Settings, prepare_data_dir
+from gofer.settings import Settings, may_be_closed, prepare_data_dir
 
 
 def mend(settings: Settings) -> list[str]:
     """Mend what can be mended from outside; returns what was done."""
     path = settings.data_dir
     done = []
-    if not path.exists():
+    if not os.path.exists(path):
         prepare_data_dir(settings)
         done.append(f"Made {path}.")
     try:
-        if path.stat().st_mode & 0o077:
+        # A directory that others share is theirs, too: the round that follows says to choose another.
+        if path.stat().st_mode & 0o077 and may_be_closed(path):
             path.chmod(0o700)
             done.append(f"Closed {path} to others.")
         if settings.key_path.is_file() and settings.key_path.stat().st_mode & 0o077:

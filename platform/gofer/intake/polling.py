@@ -33,6 +33,9 @@ SET_UP = "set_up"
 CATCH_UP = "catch_up"
 """The kind of job that fetches once what a service tried to deliver while we were away."""
 
+SCHEDULABLE = (CATCH_UP, SET_UP)
+"""The kinds of job a schedule may make. Polling never ends by itself, and a token has one poller."""
+
 MOST_MISSED = 3 * 86400.0
 """Seconds back that a first catch-up looks."""
 

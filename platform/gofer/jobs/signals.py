@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 import structlog
 
+from gofer.store.address import driver_arguments
+
 log = structlog.get_logger()
 
 JOBS = "jobs"
@@ -213,7 +215,7 @@ class PostgresSignals(SharedSignals):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._url = "postgresql://" + url.partition("://")[2]
+        self._address = driver_arguments(url)
         self._connection: Any = None
 
     async def _publish(self, channel: str, words: Sequence[str]) -> None:
@@ -224,7 +226,7 @@ class PostgresSignals(SharedSignals):
     async def _listen(self) -> None:
         import asyncpg
 
-        connection = await asyncpg.connect(self._url, timeout=10)
+        connection = await asyncpg.connect(**self._address)
         try:
             broken = asyncio.Event()
             connection.add_termination_listener(lambda _: broken.set())

@@ -14,9 +14,12 @@ def copy_database(source: Path, target: Path) -> int:
     """Copy a database that may be in use to a new file, whole or not at all; returns its size in bytes."""
     if target.exists():
         raise ConfigError(f"{target} exists already. Give a name that is free.")
+    if not target.parent.is_dir():
+        raise ConfigError(
+            f"{target} cannot be written: there is no directory {target.parent}. Make it first."
+        )
     partial = target.with_name(target.name + ".partial")
     try:
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial.unlink(missing_ok=True)
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except OSError as error:

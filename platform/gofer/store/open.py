@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -47,10 +48,15 @@ async def migrate(database: Database, *, backup_to: Path | None) -> None:
         )
     if version is not None and backup_to is not None and isinstance(database, SqliteDatabase):
         target = backup_to / f"before-{migrations.newest()}-{time.strftime('%Y%m%d-%H%M%S')}.db"
-        await database.read(lambda _: copy_database(database.path, target))
+        await database.read(partial(_copy, source=database.path, target=target))
         log.info("store.backed_up", path=str(target))
     await database.write(_upgrade)
     log.info("store.migrated", from_version=version, to_version=migrations.newest())
+
+
+def _copy(_: Connection, source: Path, target: Path) -> None:
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    copy_database(source, target)
 
 
 def _upgrade(connection: Connection) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import asyncpg
@@ -15,6 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from gofer.errors import ConfigError, StoreUnavailable
+from gofer.store.address import driver_arguments
 from gofer.store.database import Dialect
 
 T = TypeVar("T")
@@ -35,21 +37,23 @@ class PostgresDatabase:
     def __init__(self, url: str, *, pool_size: int = 10) -> None:
         self.url = url
         self._engine: AsyncEngine = create_async_engine(
-            _with_asyncpg(url),
+            "postgresql+asyncpg://",
+            async_creator=partial(asyncpg.connect, **driver_arguments(url)),
             pool_size=pool_size,
             max_overflow=pool_size,
             pool_timeout=10,
             pool_pre_ping=False,
             # BEGIN and COMMIT are ours, since hot statements pass SQLAlchemy by.
             isolation_level="AUTOCOMMIT",
-            connect_args={"timeout": 10, "server_settings": {"application_name": "gofer"}},
         )
 
     async def start(self) -> None:
         try:
             await self.read(lambda connection: connection.execute(text("SELECT 1")).scalar())
-        except DBAPIError as error:
-            raise ConfigError(f"Postgres refuses GOFER_DATABASE_URL: {error.orig}.") from error
+        except (DBAPIError, asyncpg.PostgresError) as error:
+            raise ConfigError(
+                f"Postgres refuses GOFER_DATABASE_URL: {getattr(error, 'orig', error)}."
+            ) from error
 
     async def close(self) -> None:
         await self._engine.dispose()
@@ -131,12 +135,10 @@ def _state(error: Exception) -> str:
 
 
 def _translated(error: Exception) -> Exception:
+    said = getattr(error, "orig", error)
+    if isinstance(said.__cause__ or said, asyncpg.ClientConfigurationError):
+        return ConfigError(f"GOFER_DATABASE_URL cannot be used: {said}.")
     gone = isinstance(error, OperationalError | InterfaceError | asyncpg.InterfaceError)
     if gone or getattr(error, "connection_invalidated", False) or _state(error).startswith(UNAVAILABLE):
-        return StoreUnavailable(f"Postgres did not complete the work: {getattr(error, 'orig', error)}.")
+        return StoreUnavailable(f"Postgres did not complete the work: {said}.")
     return error
-
-
-def _with_asyncpg(url: str) -> str:
-    _, _, rest = url.partition("://")
-    return f"postgresql+asyncpg://{rest}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import queue
 import re
 import threading
@@ -44,9 +45,14 @@ def test_an_open_data_directory(terminal: Terminal, data_dir: Path) -> None:
 
 def test_a_missing_master_key(terminal: Terminal, data_dir: Path) -> None:
     terminal("secrets", "put", "x", stdin="some secret value")
+    (data_dir / "master.key").chmod(0o644)
+    found = findings(terminal, fails=1)["platform"]
+    assert found["fix"] == f"chmod 600 {data_dir / 'master.key'}"
     (data_dir / "master.key").unlink()
-    found = findings(terminal, fails=1)
-    assert "master.key is missing" in found["platform"]["line"]
+    found = findings(terminal, fails=1)["platform"]
+    assert "master.key is missing" in found["line"]
+    assert "from your backup" in found["fix"]
+    assert found["docs"].endswith("#secrets-and-the-master-key")
 
 
 def test_agents_files_that_make_no_sense_and_models_without_a_key(terminal: Terminal, data_dir: Path) -> None:
@@ -75,6 +81,10 @@ def test_agents_files_that_make_no_sense_and_models_without_a_key(terminal: Term
 def test_a_wrong_setting(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOFER_TIMEZONE", "Mars")
     assert "GOFER_TIMEZONE" in findings(terminal, fails=1)["settings"]["line"]
+    assert main(["doctor"]) == 1
+    shown = terminal._capsys.readouterr().out
+    assert "fix: Correct GOFER_TIMEZONE" in shown
+    assert "see: docs/operations.md#settings" in shown
 
 
 def test_a_connection_whose_service_is_gone(terminal: Terminal) -> None:
@@ -96,7 +106,12 @@ def test_postgres_and_redis(
     assert findings(terminal)["redis"]["severity"] == "warning"
     valkey.leave()
     monkeypatch.setenv("GOFER_DATABASE_URL", "postgresql://nobody@127.0.0.1:9/none")
-    assert "Postgres cannot be reached" in findings(terminal, fails=1)["platform"]["line"]
+    found = findings(terminal, fails=1)["platform"]
+    assert "Postgres cannot be reached" in found["line"]
+    assert "GOFER_DATABASE_URL" in found["fix"]
+    assert "postgres" in found["docs"]
+    monkeypatch.setenv("GOFER_DATABASE_URL", "postgresql://nobody@127.0.0.1:many/none")
+    assert "GOFER_DATABASE_URL" in findings(terminal, fails=1)["settings"]["fix"]
 
 
 @pytest.mark.parametrize("place", ["/etc/passwd", "/tmp/" + "a" * 300])
@@ -162,3 +177,49 @@ def test_the_model_is_asked_only_with_consent(terminal: Terminal, monkeypatch: p
         assert service.received == []
         assert "answered in" in findings(terminal, "--call")["model"]["line"]
         assert len(service.received) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "holds", "code"), [(0o1777, "", 1), (0o777, "theirs.txt", 1), (0o755, "theirs.txt", 0)]
+)
+def test_a_directory_of_others_is_never_closed(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, holds: str, code: int
+) -> None:
+    shared_one = tmp_path / "shared"
+    shared_one.mkdir()
+    if holds:
+        (shared_one / holds).touch()
+    shared_one.chmod(mode)
+    monkeypatch.setenv("GOFER_DATA_DIR", str(shared_one))
+    found = findings(terminal, "--fix", fails=code)
+    assert "choose another directory" in found["data directory"]["fix"]
+    assert shared_one.stat().st_mode & 0o7777 == mode
+    if code:
+        assert "choose another directory" in terminal("status", fails=78)
+
+
+def test_an_empty_setting_is_none(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").write_text("\n")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("GOFER_DATA_DIR", "")
+    monkeypatch.setenv("GOFER_PORT", "")
+    assert str(tmp_path / "home" / "gofer") in findings(terminal)["data directory"]["line"]
+    monkeypatch.delenv("GOFER_DATA_DIR")
+    monkeypatch.setenv("GOFER_DATA_DIR_FILE", str(tmp_path / "empty"))
+    assert str(tmp_path / "home" / "gofer") in findings(terminal)["data directory"]["line"]
+
+
+def test_a_data_directory_that_can_never_be_made(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOFER_DATA_DIR", "/nonexistent/x")
+    monkeypatch.setenv("GOFER_PORT", "0")
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        found = findings(terminal, fails=1)["data directory"]
+    finally:
+        os.seteuid(before)
+    assert "cannot be made" in found["line"]
+    assert "GOFER_DATA_DIR" in found["fix"]

@@ -45,9 +45,10 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("bogus",), 2, "No such command 'bogus'"),
+        (("bogus",), 2, "No such command 'bogus'. Try: "),
+        (("jbos",), 2, "No such command 'jbos'. Did you mean 'jobs'? Try: "),
         (("jobs", "show", "seven"), 2, "integer"),
-        (("jobs", "list", "--state", "lost"), 2, "The states are: ready"),
+        (("jobs", "list", "--state", "lost"), 2, "No job is in the state 'lost'. The states are: ready"),
         (("jobs", "show", "7"), 3, "There is no job 7"),
         (("connections", "add", "hello"), 2, "reply_url"),
         (("connections", "add", "nothing"), 3, "There is: "),
@@ -58,16 +59,27 @@ def test_help_imports_nothing_heavy() -> None:
         (("secrets", "put", "x", "--owner", "hello_x"), 3, "hello_x"),
         (("purge", "conv_x"), 2, "--yes"),
         (("purge", "conv_x", "--yes"), 3, "conv_x"),
-        (("schedules", "add", "x", "often", "--kind", "y"), 2, "cron"),
-        (("schedules", "add", "x", "* * * * *", "--kind", "y", "--timezone", "Mars"), 2, "Mars"),
-        (("schedules", "add", "x", "* * * * *", "--kind", "y", "--missed", "maybe"), 2, "missed"),
-        (("schedules", "add", "x", "* * * * *", "--kind", "y", "--payload", "["), 2, "JSON"),
+        (("schedules", "add", "x", "often", "--kind", "catch_up"), 2, "cron"),
+        (("schedules", "add", "x", "* * * * *", "--kind", "catch_up", "--timezone", "Mars"), 2, "Mars"),
+        (("schedules", "add", "x", "* * * * *", "--kind", "catch_up", "--missed", "maybe"), 2, "missed"),
+        (("schedules", "add", "x", "* * * * *", "--kind", "catch_up", "--payload", "["), 2, "JSON"),
         (("schedules", "add", "x", "* * * * *", "--say", "hello"), 2, "agent"),
         (("schedules", "add", "x", "* * * * *"), 2, "kind"),
+        (("schedules", "add", "x", "* * * * *", "--kind", "nonsense"), 2, "It can be: catch_up, set_up"),
+        (("schedules", "add", "x", "* * * * *", "--kind", "say"), 2, "It can be: catch_up, set_up"),
         (("replay", "nothing.json", "--to", "x"), 2, "nothing.json"),
+        (("replay", "nothing.json"), 2, "There is no file nothing.json"),
         (("replay", "7"), 3, "no delivery 7"),
         (("restore", "nothing.db"), 2, "nothing.db"),
         (("backup", "/dev/null/gofer.db"), 2, "cannot be written"),
+        (("backup", "/nope/gofer.db"), 2, "there is no directory /nope"),
+        (("restore", __file__, "--with-key"), 2, "test_usage.py.key does not exist"),
+        (
+            ("serve", "--host", "not.a.host.invalid"),
+            78,
+            "Give an address of this machine: gofer serve --host",
+        ),
+        (("serve", "--host", "a" * 70), 78, "Give an address of this machine: gofer serve --host"),
         (("web",), 78, "gofer serve"),
         (("worker",), 78, "Postgres"),
     ],
@@ -79,6 +91,43 @@ def test_what_cannot_be_done_is_one_line_and_a_code(
     assert says in terminal(
         *arguments, stdin="value" if "bad name" in arguments or "--owner" in arguments else "", fails=code
     )
+
+
+def test_a_secret_that_is_not_text_is_refused_in_one_line(data_dir: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gofer", "secrets", "put", "y"],
+        env=environment(data_dir),
+        input=b"a\xff",
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (2, b"gofer: stdin cannot be read: it is not text in UTF-8.\n")
+
+
+@pytest.mark.parametrize("command", ["status", "serve"])
+@pytest.mark.parametrize(
+    ("variable", "value", "code", "says"),
+    [
+        ("DATABASE_URL", "postgresql://u:p@127.0.0.1:1/x?sslmode=require", 75, "cannot be reached"),
+        ("DATABASE_URL", "postgresql://u:p@127.0.0.1:1/x?sslmode=verify-full", 78, "root certificate"),
+        ("DATABASE_URL", "postgresql://u:p@127.0.0.1:1/x?sslmood=require", 78, "'sslmood'"),
+        ("DATABASE_URL", "postgresql://u:p@127.0.0.1:notaport/x", 78, "'notaport'"),
+        ("DATABASE_URL", "postgresql://u:p@127.0.0.1:99999/x", 78, "'99999'"),
+        ("REDIS_URL", "nonsense", 78, "must be redis://"),
+    ],
+)
+def test_an_address_that_cannot_work_is_one_line_and_a_code(
+    terminal: Terminal,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    variable: str,
+    value: str,
+    code: int,
+    says: str,
+) -> None:
+    monkeypatch.setenv("HOME", "/nonexistent")
+    monkeypatch.setenv(f"GOFER_{variable}", value)
+    assert says in terminal(command, *(("--port", "0") if command == "serve" else ()), fails=code)
 
 
 def test_a_wrong_setting_names_its_variable(data_dir: Path) -> None:

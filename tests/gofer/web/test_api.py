@@ -191,7 +191,10 @@ def test_one_unreadable_file_is_one_row_with_a_problem(house: House, api: httpx2
 
 
 def test_schedules_are_added_changed_run_and_removed(api: httpx2.Client) -> None:
-    wish = {"name": "mornings", "cron": "0 9 * * mon", "kind": "nothing", "timezone": "Europe/Berlin"}
+    wish = {"name": "mornings", "cron": "0 9 * * mon", "kind": "catch_up", "timezone": "Europe/Berlin"}
+    unknown = api.post("/schedules", json={**wish, "kind": "nothing"})
+    assert unknown.status_code == 400
+    assert "catch_up, set_up" in unknown.json()["detail"]
     made = api.post("/schedules", json=wish)
     assert made.status_code == 201
     shown = api.get(made.headers["location"].removeprefix("/api/v1"))
@@ -206,7 +209,7 @@ def test_schedules_are_added_changed_run_and_removed(api: httpx2.Client) -> None
     ran = api.post(f"{path}/run")
     assert ran.status_code == 202
     job = api.get(ran.headers["location"].removeprefix("/api/v1")).json()["job"]
-    assert job["kind"] == "nothing"
+    assert job["kind"] == "catch_up"
     assert api.delete(path).status_code == 200
     assert api.get(path).status_code == 404
 

@@ -152,7 +152,7 @@ async def backup(request: Request) -> Response:
     ring = platform.vault.ring
     if wish.with_key and ring.path is None:
         raise Conflict("The master key is in GOFER_MASTER_KEY, not in a file. Keep it where it comes from.")
-    size = await database.read(lambda _: copy_database(database.path, target))
+    size = await database.read(partial(_copy, source=database.path, target=target, backups=backups))
     key_file = None
     if wish.with_key and ring.path is not None:
         key_file = await database.read(partial(_copy_key, source=ring.path, backup=target))
@@ -160,6 +160,13 @@ async def backup(request: Request) -> Response:
         request,
         {"path": str(target), "bytes": size, "key_file": str(key_file) if key_file else None},
     )
+
+
+def _copy(_: Connection, source: Path, target: Path, backups: Path) -> int:
+    if target.parent == backups:
+        # Our own folder is made; anybody else's that is not there may be a disk that is not mounted.
+        backups.mkdir(mode=0o700, exist_ok=True)
+    return copy_database(source, target)
 
 
 def _copy_key(_: Connection, source: Path, backup: Path) -> Path:

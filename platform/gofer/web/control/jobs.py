@@ -85,10 +85,11 @@ def _list(connection: Connection, wanted: Wanted) -> list[dict[str, Any]]:
 
 
 def _states(given: str) -> list[JobState]:
-    try:
-        return [JobState(name.strip()) for name in given.split(",")]
-    except ValueError as error:
-        raise Malformed(f"{error}. The states are: {', '.join(JobState)}.") from None
+    names = [name.strip() for name in given.split(",")]
+    for name in names:
+        if name not in JobState.__members__.values():
+            raise Malformed(f"No job is in the state {name[:40]!r}. The states are: {', '.join(JobState)}.")
+    return [JobState(name) for name in names]
 
 
 async def show(request: Request) -> Response:

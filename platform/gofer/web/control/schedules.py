@@ -9,13 +9,14 @@ from itertools import islice
 from typing import Any
 
 from cronsim import CronSim
-from pydantic import Field
+from pydantic import Field, field_validator
 from sqlalchemy import Connection, delete, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import Conflict, NotFound
+from gofer.intake.polling import SCHEDULABLE
 from gofer.jobs.cron import Missed, add_schedule, next_tick, ticks
 from gofer.jobs.queue import SERVICE, submit
 from gofer.jobs.sayings import SAY, Saying, add_saying, sealed_saying, told
@@ -52,11 +53,25 @@ class Times(Question):
     missed: Missed = "once"
 
 
+def known_kind(kind: str) -> str:
+    """A kind of job that a schedule can make; raises ValueError with those there are."""
+    if kind not in SCHEDULABLE:
+        raise ValueError(
+            f"a schedule makes no job of the kind {kind[:40]!r}. It can be: {', '.join(SCHEDULABLE)}"
+        )
+    return kind
+
+
 class New(Times):
     """A schedule that makes a job."""
 
     kind: str = Field(min_length=1, max_length=100)
     payload: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        return known_kind(value)
 
 
 class Words(Times):

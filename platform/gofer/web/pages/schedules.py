@@ -19,21 +19,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import Conflict, Malformed
-from gofer.intake.polling import CATCH_UP, POLL, SET_UP
+from gofer.intake.polling import SCHEDULABLE
 from gofer.jobs import sayings
 from gofer.jobs.cron import add_schedule, ticks
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import conversations, schedules
 from gofer.vault.envelope import Vault
 from gofer.web.access import visitor_of
-from gofer.web.control.schedules import LONGEST, find_schedule, run_schedule
+from gofer.web.control.schedules import LONGEST, find_schedule, known_kind, run_schedule
 from gofer.web.pages.rendering import go, platform_of, render
 from gofer.web.pages.serving import agent_names, form_of, page, rows, text_of, wake
 
 NEXT = 5
 LATELY = 50
 """Conversations to choose from, the newest; any other by its own page's address."""
-KINDS = (CATCH_UP, POLL, SET_UP)
 
 
 @page("viewer")
@@ -41,7 +40,7 @@ async def index(request: Request) -> Response:
     """The list, and a form for another."""
     platform = platform_of(request)
     found = await platform.database.read(partial(read_list, vault=platform.vault))
-    return render(request, "schedules.html", **found, timezone=platform.settings.timezone, kinds=KINDS)
+    return render(request, "schedules.html", **found, timezone=platform.settings.timezone, kinds=SCHEDULABLE)
 
 
 def read_list(connection: Connection, vault: Vault) -> dict[str, Any]:
@@ -109,6 +108,10 @@ def _job(form: FormData) -> Callable[..., str]:
     kind = text_of(form, "kind").strip()
     if not kind:
         raise Malformed("A schedule needs something to say, or a kind of job to make.")
+    try:
+        known_kind(kind)
+    except ValueError as error:
+        raise Malformed(f"kind: {error}.") from None
     return partial(add_schedule, kind=kind, payload=_payload(text_of(form, "payload")))
 
 
