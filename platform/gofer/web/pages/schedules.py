@@ -78,7 +78,7 @@ def _moment(at: float, timezone: str) -> str:
     return datetime.fromtimestamp(at, ZoneInfo(timezone)).strftime("%a %d %b, %H:%M")
 
 
-@page("owner")
+@page("owner", form=index)
 async def add(request: Request) -> Response:
     """Add one that says something to an agent, or one that makes a job."""
     platform, form = platform_of(request), await form_of(request)
