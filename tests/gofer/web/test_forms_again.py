@@ -9,6 +9,7 @@ import pytest
 from gofer.web.access.sessions import csrf_for
 from web_house import Browser, House
 
+TITLE = f"<b>{'long ' * 12}"[:60] + "…"
 VALUE = "a-value-that-never-comes-back"
 
 
@@ -60,7 +61,7 @@ def test_connections_are_called_as_their_makers_call_them(owner: Browser) -> Non
     assert "Github" not in page
 
 
-def test_a_long_message_is_cut_with_a_link_to_the_whole(house: House, owner: Browser) -> None:
+def test_a_long_message_is_cut_and_its_first_words_name_the_conversation_everywhere(house: House, owner: Browser) -> None:
     room = owner.get("/chat").headers["location"]
     text = f"<b>{'long ' * 5_000}the end"
     token = {"x-gofer-csrf": csrf_for(owner.cookie)}
@@ -74,3 +75,10 @@ def test_a_long_message_is_cut_with_a_link_to_the_whole(house: House, owner: Bro
     assert f"{place}/messages/{said.json()['seq']}" in page
     assert (whole.text, whole.headers["content-type"]) == (text, "text/plain; charset=utf-8")
     assert owner.get(f"{place}/messages/999").status_code == 404
+    assert owner.get("/chat", params={"agent": "default"}).status_code == 303
+    listed = house.api(house.token(house.owner())).get("/conversations").json()["conversations"]
+    assert [each["title"] for each in listed] == [TITLE]
+    for path in ("/conversations", place, "/schedules", "/runs"):
+        shown = html.unescape(owner.get(path).text)
+        assert TITLE in shown, path
+        assert "chat with" not in shown, path

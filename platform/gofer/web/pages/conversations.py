@@ -31,6 +31,7 @@ from gofer.web.pages.serving import (
     rows,
     text_of,
 )
+from gofer.web.titles import BEGUN, with_titles
 
 MOST_MESSAGES = 100
 MOST_SHOWN = 20_000
@@ -40,11 +41,11 @@ MOST_SHOWN = 20_000
 @page("viewer")
 async def index(request: Request) -> Response:
     """The list."""
-    wanted = request.query_params.get("connection", "")
-    found = await platform_of(request).database.read(
+    platform, wanted = platform_of(request), request.query_params.get("connection", "")
+    found = await platform.database.read(
         partial(read_list, wanted=wanted, before=number_of(request, "before"))
     )
-    listed = found["conversations"]
+    listed = found["conversations"] = await with_titles(platform, found["conversations"], by="id")
     more = listed[-1]["last_job"] if len(listed) == PER_PAGE and listed[-1]["last_job"] else None
     return render(request, "conversations.html", **found, wanted=wanted, more=more)
 
@@ -78,6 +79,7 @@ def _worked_on(connection: Connection, wanted: str, before: int | None) -> dict[
 
 def _never_worked_on(connection: Connection, wanted: str) -> list[dict[str, Any]]:
     without = ~select(jobs.c.id).where(jobs.c.conversation_id == conversations.c.id).exists()
+    without &= BEGUN
     return _rows(connection, without & (bindings.c.connection_id == wanted) if wanted else without)
 
 
@@ -114,6 +116,7 @@ async def show(request: Request) -> Response:
             before=number_of(request, "before"),
         )
     )
+    (found["conversation"],) = await with_titles(platform, [found["conversation"]], by="id")
     return render(request, "conversation.html", **found)
 
 

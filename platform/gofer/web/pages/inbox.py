@@ -27,6 +27,7 @@ from gofer.web.pages.serving import (
     rows,
     text_of,
 )
+from gofer.web.titles import with_titles
 
 LONGEST_BODY = 200_000
 MOST_SIMULATED = 1_000_000
@@ -40,7 +41,7 @@ async def index(request: Request) -> Response:
     found = await platform.database.read(
         partial(read_list, wanted=wanted, before=number_of(request, "before"))
     )
-    listed = found["deliveries"]
+    listed = found["deliveries"] = await with_titles(platform, found["deliveries"])
     more = listed[-1]["id"] if len(listed) == PER_PAGE else None
     refusals = [
         {"at": each.at, "connection": each.connection, "status": each.status, "reason": each.reason,
