@@ -25,7 +25,13 @@ def owner(house: House) -> Browser:
     [
         (
             "/schedules",
-            {"kind": "poll", "payload": '{"a": 1}', "name": "mornings", "cron": "every day", "missed": "skip"},
+            {
+                "kind": "poll",
+                "payload": '{"a": 1}',
+                "name": "mornings",
+                "cron": "every day",
+                "missed": "skip",
+            },
             "every day",
             ['value="mornings"', 'value="every day"', 'value="{"a": 1}"', '"skip" selected', 'value="poll"'],
         ),
@@ -61,7 +67,9 @@ def test_connections_are_called_as_their_makers_call_them(owner: Browser) -> Non
     assert "Github" not in page
 
 
-def test_a_long_message_is_cut_and_its_first_words_name_the_conversation_everywhere(house: House, owner: Browser) -> None:
+def test_a_long_message_is_cut_and_its_first_words_name_the_conversation_everywhere(
+    house: House, owner: Browser
+) -> None:
     room = owner.get("/chat").headers["location"]
     text = f"<b>{'long ' * 5_000}the end"
     token = {"x-gofer-csrf": csrf_for(owner.cookie)}

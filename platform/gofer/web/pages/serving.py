@@ -41,7 +41,8 @@ def page(role: Role, form: Endpoint | None = None) -> Callable[[Endpoint], Endpo
                     return troubled(request, error)
                 request.scope[REFUSED] = Refused(str(error), status_of(error), _typed(await form_of(request)))
                 # Without its guard: who may send a form may see it, and the wish was checked.
-                return await inspect.unwrap(form)(request)
+                again: Endpoint = inspect.unwrap(form)
+                return await again(request)
 
         return require(role)(shown)
 
