@@ -14,6 +14,7 @@ from web_house import House
 from .looking import PHONE, SHOTS, objections
 
 SLOW = 20_000
+GONE = "No connection, trying again"
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +114,37 @@ def test_a_lost_line_loses_and_doubles_nothing(chat: Page) -> None:
     chat.reload()
     expect(chat.locator(".item.said")).to_have_count(1)
     expect(chat.locator(".item.reply[id]")).to_have_count(1)
+
+
+def test_it_says_that_the_server_is_gone_and_that_it_is_back(chat: Page, owner: BrowserContext) -> None:
+    lines: list[WebSocketRoute] = []
+    gone: list[bool] = []
+
+    def between(route: WebSocketRoute) -> None:
+        if gone:
+            route.close(code=1006)
+            return
+        route.connect_to_server()
+        lines.append(route)
+
+    chat.route_web_socket("**/live?*", between)
+    chat.route("**/chat/conv_*", lambda route: route.abort() if gone else route.continue_())
+    chat.reload()
+    status = chat.locator("[data-status]")
+    expect(status).to_have_text("ready")
+    gone.append(True)
+    lines[0].close(code=1011)
+    expect(status).to_have_text(GONE)
+    say(chat, "$ echo written while it was gone")
+    expect(chat.get_by_text("Sending …")).to_be_visible()
+    expect(status).to_have_text(GONE)
+    gone.clear()
+    answered(chat)
+    expect(chat.locator(".item.said")).to_have_count(1)
+    owner.set_offline(True)
+    expect(status).to_have_text(GONE)
+    owner.set_offline(False)
+    expect(status).to_have_text("ready")
 
 
 def test_where_no_socket_passes_it_falls_back(chat: Page) -> None:

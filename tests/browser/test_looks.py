@@ -96,3 +96,12 @@ def test_who_is_not_signed_in_is_not_received_worse(browser: Browser, lived: Liv
             wrong[name] = found
     context.close()
     assert wrong == {}
+
+
+@pytest.mark.parametrize("height", [800, 500])
+def test_the_way_out_is_in_view_on_a_small_screen(page: Page, height: int) -> None:
+    page.set_viewport_size({"width": 1200, "height": height})
+    page.goto("/schedules")
+    box = page.get_by_role("button", name="Sign out").bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] <= height

@@ -1,6 +1,6 @@
 """Chat completions, as OpenAI and most local servers speak them (Ollama, llama.cpp, vLLM, OpenRouter).
 
-The SDK is an extra, `pip install 'gofer[openai]'`, and imported only when first needed.
+The SDK is an extra, `pip install -e '.[openai]'`, and imported only when first needed.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class OpenAI:
             try:
                 from openai import AsyncOpenAI
             except ImportError as error:
-                raise ConfigError("This model needs an extra: pip install 'gofer[openai]'") from error
+                raise ConfigError(
+                    "This model needs an extra, in Gofer's folder: .venv/bin/pip install -e '.[openai]'"
+                ) from error
             self._client = AsyncOpenAI(
                 api_key=self._key or "none",
                 base_url=self._base_url or "https://api.openai.com/v1",

@@ -84,6 +84,7 @@ async def _rooms(platform: Platform, visitor: Visitor) -> list[rooms.Listed]:
         partial(
             rooms.list_rooms,
             vault=platform.vault,
+            redactor=platform.redactor,
             connection_id=connection.account.id,
             member_id=visitor.member_id,
         )

@@ -16,10 +16,8 @@ from gofer.connecting import add_connection
 from gofer.errors import ConfigError, Conflict, NotFound
 from gofer.platform import Platform
 from gofer.store.clock import now
-from gofer.store.content import open_message
 from gofer.store.ids import new_id
 from gofer.store.open import FIRST_WORKSPACE
-from gofer.store.sealing import conversation_key
 from gofer.store.tables import (
     agents,
     bindings,
@@ -32,12 +30,12 @@ from gofer.store.tables import (
     workspaces,
 )
 from gofer.vault.envelope import Vault
+from gofer.vault.redaction import Redactor
 from gofer.vault.rotation import new_conversation_key
+from gofer.web.titles import UNTITLED, WEB, titles_of
 
 INTEGRATION = "webchat"
 MOST_ROOMS = 50
-LONGEST_TITLE = 60
-UNTITLED = "New conversation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +131,7 @@ def open_room(connection: Connection, vault: Vault, connection_id: str, member_i
         insert(conversations).values(
             id=conversation_id,
             workspace_id=FIRST_WORKSPACE,
-            kind="web",
+            kind=WEB,
             title=_name(connection, member_id),
             data_key=new_conversation_key(connection, vault, conversation_id),
             last_seq=0,
@@ -150,7 +148,7 @@ def open_room(connection: Connection, vault: Vault, connection_id: str, member_i
 
 
 def _name(connection: Connection, member_id: str) -> str:
-    """What lists call it; what is said there is sealed, and no name for it."""
+    """What the store calls it: its first words, which pages show, are sealed."""
     name = connection.execute(select(members.c.name).where(members.c.id == member_id)).scalar()
     return f"chat with {name}" if name else "chat"
 
@@ -178,11 +176,14 @@ def find_room(connection: Connection, conversation_id: str, member_id: str) -> R
     return Room(conversation_id, row.ref, row.connection_id, agent, row.last_seq)
 
 
-def list_rooms(connection: Connection, vault: Vault, connection_id: str, member_id: str) -> list[Listed]:
+def list_rooms(
+    connection: Connection, vault: Vault, redactor: Redactor, connection_id: str, member_id: str
+) -> list[Listed]:
     """A member's rooms in which something was said, the last used first."""
     used = _mine(connection_id, member_id).where(conversations.c.last_seq > 0)
     rows = connection.execute(used.limit(MOST_ROOMS)).all()
-    return [Listed(row.id, _title(connection, vault, row.id), row.at) for row in rows]
+    titles = titles_of(connection, vault, redactor, [row.id for row in rows])
+    return [Listed(row.id, titles.get(row.id, UNTITLED), row.at) for row in rows]
 
 
 def _mine(connection_id: str, member_id: str) -> Any:
@@ -202,20 +203,3 @@ def _mine(connection_id: str, member_id: str) -> Any:
         .where(conversations.c.purged_at.is_(None))
         .order_by(at.desc())
     )
-
-
-def _title(connection: Connection, vault: Vault, conversation_id: str) -> str:
-    """The first words. Not kept in the clear anywhere: they are read out of the sealed message each time."""
-    query = (
-        select(messages.c.seq, messages.c.sealed)
-        .where(messages.c.conversation_id == conversation_id, messages.c.event == "message")
-        .order_by(messages.c.seq)
-        .limit(1)
-    )
-    row = connection.execute(query).first()
-    if row is None or row.sealed is None:
-        return UNTITLED
-    key = conversation_key(connection, vault, conversation_id)
-    message = open_message(key, conversation_id, row.seq, row.sealed)
-    words = " ".join(message.text.split()) or ", ".join(file.name for file in message.attachments)
-    return words[:LONGEST_TITLE] + ("…" if len(words) > LONGEST_TITLE else "") or UNTITLED

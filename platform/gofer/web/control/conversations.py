@@ -33,6 +33,7 @@ from gofer.web.control.asking import (
     rows,
     without,
 )
+from gofer.web.titles import BEGUN, with_titles
 
 
 class Wanted(Question):
@@ -45,8 +46,9 @@ class Wanted(Question):
 
 async def index(request: Request) -> Response:
     """List conversations with where they are held."""
-    wanted = queried(request, Wanted)
-    found = await platform_of(request).database.read(partial(_list, wanted=wanted))
+    platform, wanted = platform_of(request), queried(request, Wanted)
+    found = await platform.database.read(partial(_list, wanted=wanted))
+    found = await with_titles(platform, found, by="id")
     return answered(request, {"conversations": found, "next": next_of(found, wanted.limit)})
 
 
@@ -58,7 +60,7 @@ _SHOWN = (
 
 
 def _list(connection: Connection, wanted: Wanted) -> list[dict[str, Any]]:
-    query = _SHOWN.limit(wanted.limit)
+    query = _SHOWN.where(BEGUN).limit(wanted.limit)
     if wanted.connection:
         query = query.where(bindings.c.connection_id == wanted.connection)
     if wanted.cursor:
@@ -73,7 +75,8 @@ async def show(request: Request) -> Response:
     found = await platform_of(request).database.read(
         partial(find_conversation, conversation_id=request.path_params["id"])
     )
-    return answered(request, found)
+    (titled,) = await with_titles(platform_of(request), [found], by="id")
+    return answered(request, titled)
 
 
 def find_conversation(connection: Connection, conversation_id: str) -> dict[str, Any]:

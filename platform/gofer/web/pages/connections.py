@@ -22,7 +22,7 @@ from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import deliveries, secrets
 from gofer.vault.secret import Secret
 from gofer.web.pages.checks import Checks
-from gofer.web.pages.rendering import go, platform_of, render
+from gofer.web.pages.rendering import go, platform_of, refused_of, render
 from gofer.web.pages.serving import by, form_of, page, rows, text_of
 
 
@@ -57,7 +57,9 @@ async def show(request: Request) -> Response:
         health=known.get("health"),
         asked_at=known.get("asked_at"),
         hook=_hook(platform, connection_id),
-        fields=fields_of(integration, found["connection"]["settings"]) if integration else [],
+        fields=_typed_over(request, fields_of(integration, found["connection"]["settings"]))
+        if integration
+        else [],
         needs=_needs(integration, found["secrets"]) if integration else [],
         steps=_steps(name, _hook(platform, connection_id)),
     )
@@ -130,6 +132,14 @@ def fields_of(integration: Integration, values: dict[str, Any]) -> list[dict[str
     ]
 
 
+def _typed_over(request: Request, fields: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The fields with what was typed into a form that is shown again."""
+    refused = refused_of(request)
+    if not refused.why:
+        return fields
+    return [{**field, "value": refused.typed.get(f"setting.{field['name']}", "")} for field in fields]
+
+
 def _label(name: str) -> str:
     words = [_SPELT.get(word, word) for word in name.split("_")]
     return " ".join([words[0][:1].upper() + words[0][1:], *words[1:]])
@@ -192,12 +202,12 @@ async def new(request: Request) -> Response:
         "connection_new.html",
         integration={"name": integration.name, "summary": integration.summary},
         sign_up=offers_sign_up(integration),
-        fields=fields_of(integration, {}),
+        fields=_typed_over(request, fields_of(integration, {})),
         needs=_needs(integration, []),
     )
 
 
-@page("owner")
+@page("owner", form=new)
 async def add(request: Request) -> Response:
     """Make it, and prepare its service."""
     platform, form = platform_of(request), await form_of(request)
@@ -218,7 +228,7 @@ async def add(request: Request) -> Response:
     return await changed(request, connection_id, "Added.")
 
 
-@page("owner")
+@page("owner", form=show)
 async def change(request: Request) -> Response:
     """Change its settings, or switch it on or off."""
     platform, form, connection_id = platform_of(request), await form_of(request), request.path_params["id"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from gofer.agent.prices import MICROS
 from gofer.errors import NotFound
@@ -18,6 +18,7 @@ from gofer.store.content import open_message
 from gofer.store.sealing import conversation_key
 from gofer.store.tables import bindings, blobs, conversations, jobs, messages, spends
 from gofer.vault.envelope import DataKey, Vault
+from gofer.vault.redaction import Redactor
 from gofer.web.pages.rendering import go, platform_of, render
 from gofer.web.pages.serving import (
     PER_PAGE,
@@ -30,18 +31,21 @@ from gofer.web.pages.serving import (
     rows,
     text_of,
 )
+from gofer.web.titles import BEGUN, with_titles
 
 MOST_MESSAGES = 100
+MOST_SHOWN = 20_000
+"""Characters of one message on the page; the whole is a link away, as plain text."""
 
 
 @page("viewer")
 async def index(request: Request) -> Response:
     """The list."""
-    wanted = request.query_params.get("connection", "")
-    found = await platform_of(request).database.read(
+    platform, wanted = platform_of(request), request.query_params.get("connection", "")
+    found = await platform.database.read(
         partial(read_list, wanted=wanted, before=number_of(request, "before"))
     )
-    listed = found["conversations"]
+    listed = found["conversations"] = await with_titles(platform, found["conversations"], by="id")
     more = listed[-1]["last_job"] if len(listed) == PER_PAGE and listed[-1]["last_job"] else None
     return render(request, "conversations.html", **found, wanted=wanted, more=more)
 
@@ -75,6 +79,7 @@ def _worked_on(connection: Connection, wanted: str, before: int | None) -> dict[
 
 def _never_worked_on(connection: Connection, wanted: str) -> list[dict[str, Any]]:
     without = ~select(jobs.c.id).where(jobs.c.conversation_id == conversations.c.id).exists()
+    without &= BEGUN
     return _rows(connection, without & (bindings.c.connection_id == wanted) if wanted else without)
 
 
@@ -106,15 +111,17 @@ async def show(request: Request) -> Response:
         partial(
             read_one,
             vault=platform.vault,
+            redactor=platform.redactor,
             conversation_id=request.path_params["id"],
             before=number_of(request, "before"),
         )
     )
+    (found["conversation"],) = await with_titles(platform, [found["conversation"]], by="id")
     return render(request, "conversation.html", **found)
 
 
 def read_one(
-    connection: Connection, vault: Vault, conversation_id: str, before: int | None
+    connection: Connection, vault: Vault, redactor: Redactor, conversation_id: str, before: int | None
 ) -> dict[str, Any]:
     """Everything on the page."""
     row = connection.execute(select(conversations).where(conversations.c.id == conversation_id)).one_or_none()
@@ -130,7 +137,7 @@ def read_one(
     places = select(bindings.c.connection_id, bindings.c.ref).where(of_it)
     return {
         "conversation": {name: value for name, value in row._mapping.items() if name != "data_key"},
-        "messages": [_told(key, message, agents) for message in found],
+        "messages": [_told(key, message, agents, redactor) for message in found],
         "earlier": found[0].seq if found and found[0].seq > 1 else None,
         "places": rows(connection, places),
         "runs": _runs(connection, conversation_id),
@@ -141,16 +148,35 @@ def read_one(
     }
 
 
-def _told(key: DataKey | None, row: Any, agents: dict[str, str]) -> dict[str, Any]:
+def _told(key: DataKey | None, row: Any, agents: dict[str, str], redactor: Redactor) -> dict[str, Any]:
     told = {name: getattr(row, name) for name in ("seq", "trust", "event", "addressed", "created_at")}
     ours = row.author.startswith("agent:")
     told |= {"ours": ours, "author": agents.get(row.author.removeprefix("agent:"), row.author), "files": []}
     if row.sealed is None or key is None:
-        return {**told, "text": None}
+        return {**told, "text": None, "cut_from": 0}
     content = open_message(key, row.conversation_id, row.seq, row.sealed)
     files = [{"name": each.name or "a file", "media_type": each.media_type} for each in content.attachments]
     name = told["author"] if ours else content.author.name or content.author.id
-    return {**told, "text": content.text, "author": name, "files": files}
+    # Masked before it is cut: half a secret would not be known for one.
+    text = redactor.redact(content.text)
+    length = len(text) if len(text) > MOST_SHOWN else 0
+    return {**told, "text": text[:MOST_SHOWN], "cut_from": length, "author": name, "files": files}
+
+
+@page("viewer")
+async def whole(request: Request) -> Response:
+    """One message in full, as plain text."""
+    platform = platform_of(request)
+    text = await platform.database.read(partial(_read_whole, vault=platform.vault, **request.path_params))
+    return PlainTextResponse(platform.redactor.redact(text))
+
+
+def _read_whole(connection: Connection, vault: Vault, id: str, seq: int) -> str:
+    query = select(messages.c.sealed).where(messages.c.conversation_id == id, messages.c.seq == seq)
+    sealed = connection.execute(query).scalar()
+    if sealed is None:
+        raise NotFound("There is no such message. It may have been purged.")
+    return open_message(conversation_key(connection, vault, id), id, seq, sealed).text
 
 
 def _runs(connection: Connection, conversation_id: str) -> list[dict[str, Any]]:

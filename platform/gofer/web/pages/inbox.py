@@ -16,7 +16,7 @@ from gofer.jobs.conclude import ANSWER
 from gofer.store.tables import conversations, deliveries, jobs, routes
 from gofer.vault.envelope import Vault
 from gofer.web.control.deliveries import find_delivery, kept_content
-from gofer.web.pages.rendering import go, platform_of, render
+from gofer.web.pages.rendering import go, platform_of, refused_of, render
 from gofer.web.pages.serving import (
     PER_PAGE,
     agent_names,
@@ -27,6 +27,7 @@ from gofer.web.pages.serving import (
     rows,
     text_of,
 )
+from gofer.web.titles import with_titles
 
 LONGEST_BODY = 200_000
 MOST_SIMULATED = 1_000_000
@@ -40,7 +41,7 @@ async def index(request: Request) -> Response:
     found = await platform.database.read(
         partial(read_list, wanted=wanted, before=number_of(request, "before"))
     )
-    listed = found["deliveries"]
+    listed = found["deliveries"] = await with_titles(platform, found["deliveries"])
     more = listed[-1]["id"] if len(listed) == PER_PAGE else None
     refusals = [
         {"at": each.at, "connection": each.connection, "status": each.status, "reason": each.reason,
@@ -164,10 +165,11 @@ async def simulation(request: Request) -> Response:
         if content is not None:
             headers = "\n".join(f"{name}: {value}" for name, value in content[0])
             body = _pretty(content[1])
-    return render(request, "simulate.html", connections=names, wanted=wanted, headers=headers, body=body)
+    filled = {"connection": wanted, "headers": headers, "body": body, **refused_of(request).typed}
+    return render(request, "simulate.html", connections=names, filled=filled)
 
 
-@page("operator")
+@page("operator", form=simulation)
 async def simulate(request: Request) -> Response:
     """Take what the form says in, on the word of whoever is signed in instead of a signature."""
     form = await form_of(request)

@@ -75,7 +75,7 @@ def _role(text: str) -> Role:
     return text
 
 
-@page("owner")
+@page("owner", form=index)
 async def add(request: Request) -> Response:
     """Another member; the link that signs them in is shown once."""
     platform, form = platform_of(request), await form_of(request)
@@ -123,7 +123,7 @@ async def remove(request: Request) -> Response:
     return go("/members", "Removed.")
 
 
-@page("viewer")
+@page("viewer", form=index)
 async def add_token(request: Request) -> Response:
     """A token in one's own name, shown once."""
     form, visitor = await form_of(request), visitor_of(request)

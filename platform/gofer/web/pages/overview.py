@@ -19,6 +19,7 @@ from gofer.web.pages import asked
 from gofer.web.pages.checks import Checks
 from gofer.web.pages.rendering import platform_of, render
 from gofer.web.pages.serving import agent_names, page, rows
+from gofer.web.titles import with_titles
 
 MOST = 8
 """Rows of each list."""
@@ -32,6 +33,8 @@ async def show(request: Request) -> Response:
     found = await platform.database.read(
         partial(read, vault=platform.vault, timezone=platform.settings.timezone)
     )
+    for state in ("running", "dead"):
+        found[state] = await with_titles(platform, found[state])
     connections = await checks.connections()
     refused = sum(platform.refusals.counts.values())
     return render(request, "overview.html", **found, connections=connections, refused=refused)

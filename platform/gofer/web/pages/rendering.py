@@ -25,6 +25,8 @@ from gofer.web.static_files import StaticFiles
 
 TEMPLATES = Path(__file__).parent / "templates"
 OTHERS = [Path(__file__).parents[1] / part / "templates" for part in ("chat", "welcome")]
+REFUSED = "gofer.refused"
+"""Where a request keeps the form that is shown again."""
 SAID = "gofer_said"
 """The cookie that carries one sentence over a redirect."""
 
@@ -71,6 +73,15 @@ class Said:
     tone: str = "ok"
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A form that made no sense: why, and what to fill it with again."""
+
+    why: str
+    status: int
+    typed: dict[str, str]
+
+
 class Renderer:
     """The templates of one app."""
 
@@ -94,6 +105,7 @@ class Renderer:
             count=figures.count,
             words=words,
             ticks=ticks,
+            spelt=_spelt,
             pretty=_pretty,
         )
 
@@ -119,6 +131,8 @@ def render(
     """A page for whoever is signed in, with every known secret masked, but for what is shown this once."""
     renderer: Renderer = request.app.state.renderer
     said, visitor = _said(request), visitor_of(request)
+    refused = refused_of(request)
+    shown_again = {"refused": refused.why, "typed": refused.typed}
     html = renderer.html(
         template,
         visitor=visitor,
@@ -128,13 +142,19 @@ def render(
         theme=theme_of(request),
         here=_here(request.url.path),
         said=said,
-        **_masked(request, values),
+        **_masked(request, {**shown_again, **values}),
         **(unmasked or {}),
     )
-    response = HTMLResponse(html, status)
+    response = HTMLResponse(html, refused.status or status)
     if said is not None:
         response.delete_cookie(SAID)
     return response
+
+
+def refused_of(request: Request) -> Refused:
+    """The form that is shown again; an empty one on any other page."""
+    refused: Refused | None = request.scope.get(REFUSED)
+    return refused or Refused("", 0, {})
 
 
 def render_alone(request: Request, template: str, status: int = 200, **values: Any) -> Response:
@@ -179,6 +199,11 @@ def _finalize(value: Any) -> Any:
     if value is None:
         return ""
     return inert(value) if type(value) is str else value
+
+
+def _spelt(integration: str) -> str:
+    """An integration's name as its makers write it."""
+    return {"github": "GitHub", "webchat": "Web chat"}.get(integration, integration.capitalize())
 
 
 def _pretty(value: Any) -> str:

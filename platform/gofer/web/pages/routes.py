@@ -33,6 +33,7 @@ _READ = {
     "/runs/{id:int}/events": run.raw,
     "/conversations": conversations.index,
     "/conversations/{id}": conversations.show,
+    "/conversations/{id}/messages/{seq:int}": conversations.whole,
     "/inbox": inbox.index,
     "/inbox/simulate": inbox.simulation,
     "/inbox/{id:int}": inbox.show,

@@ -21,6 +21,7 @@ from gofer.web.pages import asked
 from gofer.web.pages.rendering import platform_of, render
 from gofer.web.pages.serving import agent_names, connection_names, number_of, page, rows
 from gofer.web.pages.story import cards, spans
+from gofer.web.titles import with_titles
 
 MOST_EVENTS = 80
 """Of one run whose words are on one page, the newest; those before them are a link away."""
@@ -36,6 +37,7 @@ async def show(request: Request) -> Response:
     found = await platform.database.read(
         partial(read, vault=platform.vault, job_id=job_id, before=number_of(request, "before"))
     )
+    (found["job"],) = await with_titles(platform, [found["job"]])
     base = platform.settings.public_url.rstrip("/") or platform.url or str(request.base_url).rstrip("/")
     return render(request, "run.html", **found, curl=_curl(base, job_id))
 
@@ -49,9 +51,8 @@ def read(connection: Connection, vault: Vault, job_id: int, before: int | None) 
     job = dict(find_job(connection, job_id)._mapping)
     log = opened(connection, vault, job, before=before, limit=MOST_EVENTS)
     return {
-        "job": job,
+        "job": {**job, "title": _title(connection, job["conversation_id"])},
         "live": job["state"] not in FINAL,
-        "title": _title(connection, job["conversation_id"]),
         "trigger": _trigger(connection, vault, job),
         "agents": agent_names(connection),
         "connections": connection_names(connection),

@@ -28,6 +28,7 @@ from gofer.web.pages.serving import (
     text_of,
     wake,
 )
+from gofer.web.titles import with_titles
 
 MOST_AT_ONCE = 200
 UNFINISHED = (*LIVE, JobState.BLOCKED)
@@ -67,9 +68,9 @@ def wanted_of(request: Request) -> Wanted:
 @page("viewer")
 async def index(request: Request) -> Response:
     """The list."""
-    wanted = wanted_of(request)
-    found = await platform_of(request).database.read(partial(read, wanted=wanted))
-    runs = found["runs"]
+    platform, wanted = platform_of(request), wanted_of(request)
+    found = await platform.database.read(partial(read, wanted=wanted))
+    runs = found["runs"] = await with_titles(platform, found["runs"])
     more = wanted.address(before=runs[-1]["id"]) if len(runs) == PER_PAGE else ""
     return render(
         request,

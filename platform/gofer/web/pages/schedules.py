@@ -29,6 +29,7 @@ from gofer.web.access import visitor_of
 from gofer.web.control.schedules import LONGEST, find_schedule, known_kind, run_schedule
 from gofer.web.pages.rendering import go, platform_of, render
 from gofer.web.pages.serving import agent_names, form_of, page, rows, text_of, wake
+from gofer.web.titles import with_titles
 
 NEXT = 5
 LATELY = 50
@@ -40,6 +41,7 @@ async def index(request: Request) -> Response:
     """The list, and a form for another."""
     platform = platform_of(request)
     found = await platform.database.read(partial(read_list, vault=platform.vault))
+    found["conversations"] = await with_titles(platform, found["conversations"], by="id")
     return render(request, "schedules.html", **found, timezone=platform.settings.timezone, kinds=SCHEDULABLE)
 
 
@@ -77,7 +79,7 @@ def _moment(at: float, timezone: str) -> str:
     return datetime.fromtimestamp(at, ZoneInfo(timezone)).strftime("%a %d %b, %H:%M")
 
 
-@page("owner")
+@page("owner", form=index)
 async def add(request: Request) -> Response:
     """Add one that says something to an agent, or one that makes a job."""
     platform, form = platform_of(request), await form_of(request)

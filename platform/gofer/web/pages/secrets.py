@@ -14,7 +14,7 @@ from gofer.store.open import FIRST_WORKSPACE
 from gofer.vault.secret import Secret
 from gofer.vault.stored import delete_secret, list_secrets, put_secret
 from gofer.web.access import note
-from gofer.web.pages.rendering import go, platform_of, render
+from gofer.web.pages.rendering import go, platform_of, refused_of, render
 from gofer.web.pages.serving import connection_names, form_of, page, text_of
 
 
@@ -24,17 +24,18 @@ async def index(request: Request) -> Response:
     platform = platform_of(request)
     found = await platform.database.read(partial(list_secrets, workspace_id=FIRST_WORKSPACE))
     names = await platform.database.read(connection_names)
+    given = {**request.query_params, **refused_of(request).typed}
     return render(
         request,
         "secrets.html",
         secrets=[dataclasses.asdict(each) for each in found],
         connections=names,
-        name=request.query_params.get("name", ""),
-        owner=request.query_params.get("owner", ""),
+        name=given.get("name", ""),
+        owner=given.get("owner", ""),
     )
 
 
-@page("owner")
+@page("owner", form=index)
 async def put(request: Request) -> Response:
     """Keep one, replacing the one there."""
     platform, form = platform_of(request), await form_of(request)

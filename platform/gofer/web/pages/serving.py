@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,23 +16,33 @@ from gofer.jobs.signals import EVENTS, JOBS
 from gofer.store.tables import agents, connections
 from gofer.web.access import Role, require, visitor_of
 from gofer.web.pages.refusing import refusal
-from gofer.web.pages.rendering import platform_of
+from gofer.web.pages.rendering import REFUSED, Refused, platform_of
 from gofer.web.problems import TITLES, status_of
 
 PER_PAGE = 50
+UNTOLD = frozenset({"csrf", "value", "password"})
+"""Fields that are never shown again."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def page(role: Role) -> Callable[[Endpoint], Endpoint]:
-    """An endpoint for those with at least this role; what it raises becomes a page that says what to do."""
+def page(role: Role, form: Endpoint | None = None) -> Callable[[Endpoint], Endpoint]:
+    """An endpoint for those with at least this role; what it raises becomes a page that says what to do.
+
+    With `form`, the page whose form was sent, that page is shown again, with what was wrong and what was typed.
+    """
 
     def around(endpoint: Endpoint) -> Endpoint:
         async def shown(request: Request) -> Response:
             try:
                 return await endpoint(request)
             except GoferError as error:
-                return troubled(request, error)
+                if form is None or status_of(error) >= 500:
+                    return troubled(request, error)
+                request.scope[REFUSED] = Refused(str(error), status_of(error), _typed(await form_of(request)))
+                # Without its guard: who may send a form may see it, and the wish was checked.
+                again: Endpoint = inspect.unwrap(form)
+                return await again(request)
 
         return require(role)(shown)
 
@@ -41,7 +52,17 @@ def page(role: Role) -> Callable[[Endpoint], Endpoint]:
 def troubled(request: Request, error: GoferError) -> Response:
     """The page for an error of ours."""
     status = status_of(error)
+    request.scope.pop(REFUSED, None)
     return refusal(request, status, title=TITLES.get(status, "Error"), detail=str(error))
+
+
+def _typed(form: FormData) -> dict[str, str]:
+    """What a form is filled with again: never a secret, nor a file."""
+    return {
+        name: value
+        for name, value in form.items()
+        if isinstance(value, str) and name not in UNTOLD and not name.startswith("secret.")
+    }
 
 
 def by(request: Request) -> str:

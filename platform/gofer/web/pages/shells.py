@@ -19,6 +19,7 @@ from gofer.web.pages.rendering import go, platform_of, render
 from gofer.web.pages.run import opened
 from gofer.web.pages.serving import PER_PAGE, agent_names, page, rows
 from gofer.web.pages.story import cards
+from gofer.web.titles import with_titles
 
 LAST_RUNS = 3
 """Runs whose commands the page of a shell shows."""
@@ -28,8 +29,10 @@ MOST_EVENTS = 200
 @page("viewer")
 async def index(request: Request) -> Response:
     """The list, the last used first."""
-    found = await platform_of(request).database.read(read_list)
-    return render(request, "shells.html", **found, sandbox=platform_of(request).settings.sandbox)
+    platform = platform_of(request)
+    found = await platform.database.read(read_list)
+    found["shells"] = await with_titles(platform, found["shells"])
+    return render(request, "shells.html", **found, sandbox=platform.settings.sandbox)
 
 
 def read_list(connection: Connection) -> dict[str, Any]:
@@ -57,6 +60,7 @@ async def show(request: Request) -> Response:
             agent_id=request.path_params["agent"],
         )
     )
+    (found["shell"],) = await with_titles(platform, [found["shell"]])
     return render(request, "shell.html", **found)
 
 
@@ -78,8 +82,7 @@ def read_one(connection: Connection, vault: Vault, conversation_id: str, agent_i
     ]
     title = select(conversations.c.title).where(conversations.c.id == conversation_id)
     return {
-        "shell": row,
-        "title": connection.execute(title).scalar() or "",
+        "shell": {**row, "title": connection.execute(title).scalar() or ""},
         "agents": agent_names(connection),
         "commands": commands[:20],
     }

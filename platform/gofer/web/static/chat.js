@@ -13,6 +13,7 @@
   const composer = $("[data-composer]"), text = $("[data-text]"), stop = $("[data-stop]"), hint = $("[data-hint]");
   const attached = $("[data-attached]"), picker = $("[data-file]"), agent = $("[data-agent]");
   const WORDS = {idle: "ready", queued: "waiting its turn", working: "working", waiting: "waits for you", retrying: "will try again"};
+  const NO_LINE = "No connection, trying again";
   const LONGEST_OUTPUT = 20000;
   if (chat.hasAttribute("data-older")) return;
 
@@ -168,33 +169,45 @@
     link.onopen = () => { opened = true; online(); };
     link.onmessage = (event) => heard(event.data);
     link.onclose = async (event) => {
+      offline();
       if (event.code === 4408 || event.code === 4429 || event.code === 4409) complain(`${event.reason} Connecting again …`);
       if (opened || ++tries < 2) return again(connect);
-      if (!await turnedAway()) fallBack();
+      const answer = await fetch(base, {method: "HEAD"}).catch(() => null);
+      // Nobody there at all: another way would not lead there either.
+      if (answer === null) return again(connect);
+      if (!turnedAway(answer)) fallBack();
     };
   }
-  async function turnedAway() {
-    const answer = await fetch(base, {method: "HEAD"}).catch(() => null);
-    if (answer?.redirected) location.reload();
-    if (answer?.status === 404) complain("This conversation is gone: it was purged.");
-    return answer?.redirected || answer?.status === 404;
+  function turnedAway(answer) {
+    if (answer.redirected) location.reload();
+    if (answer.status === 404) complain("This conversation is gone: it was purged.");
+    return answer.redirected || answer.status === 404;
   }
   function fallBack() {
     fallen = true;
     link = new EventSource(`${base}/live?after=${cursor}`);
     link.onopen = online;
     link.onmessage = (event) => heard(event.data);
-    link.onerror = () => { if (link.readyState === EventSource.CLOSED) { fallen = false; again(connect); } };
+    link.onerror = () => { offline(); if (link.readyState === EventSource.CLOSED) { fallen = false; again(connect); } };
   }
   function heard(data) { const frame = JSON.parse(data); FRAMES[frame.type]?.(frame); }
+  function offline() {
+    status.textContent = NO_LINE;
+    status.classList.remove("live", "info");
+    status.classList.add("warn");
+    hint.textContent = "What you write now is kept and sent when it is back.";
+  }
   function online() {
     tries = 0;
     complain("");
+    showState(chat.dataset.state);
     for (const [id, message] of written) { show(id, message); deliver(id, message); }
   }
+  const alive = () => link instanceof WebSocket ? link.readyState === WebSocket.OPEN : link?.readyState === EventSource.OPEN;
+  addEventListener("offline", offline);
+  addEventListener("online", () => { if (alive()) showState(chat.dataset.state); });
   function again(how) {
     tries += 1;
-    if (tries > 1) complain("The connection is lost. Connecting again …");
     setTimeout(how, Math.min(15000, 300 * 2 ** tries) * (0.5 + Math.random() / 2));
   }
 

@@ -1,0 +1,71 @@
+"""What a conversation of the web chat is called: by its first words, and the same on every page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from gofer.platform import Platform
+from gofer.store.content import open_message
+from gofer.store.sealing import data_key
+from gofer.store.tables import conversations, messages
+from gofer.vault.envelope import Vault
+from gofer.vault.redaction import Redactor
+
+WEB = "web"
+"""The kind of conversation that nobody has named."""
+LONGEST_TITLE = 60
+UNTITLED = "New conversation"
+
+BEGUN = (conversations.c.kind != WEB) | (conversations.c.last_seq > 0)
+"""Not a room that somebody opened and said nothing in."""
+
+
+async def with_titles(
+    platform: Platform, rows: Sequence[dict[str, Any]], by: str = "conversation_id"
+) -> list[dict[str, Any]]:
+    """Rows with a `title`, those of the web chat called by their first words."""
+    wanted = {row[by] for row in rows if row[by]}
+    found = await platform.database.read(
+        partial(titles_of, vault=platform.vault, redactor=platform.redactor, wanted=wanted)
+    )
+    return [{**row, "title": found.get(row[by], row["title"])} for row in rows]
+
+
+def titles_of(
+    connection: Connection, vault: Vault, redactor: Redactor, wanted: Iterable[str]
+) -> dict[str, str]:
+    """The titles of those that are the web chat's and not purged."""
+    query = select(conversations.c.id, conversations.c.data_key).where(
+        conversations.c.id.in_(list(wanted)),
+        conversations.c.kind == WEB,
+        conversations.c.data_key.is_not(None),
+    )
+    return {
+        row.id: _title(connection, vault, redactor, row.id, row.data_key)
+        for row in connection.execute(query).all()
+    }
+
+
+def _title(
+    connection: Connection, vault: Vault, redactor: Redactor, conversation_id: str, wrapped: bytes
+) -> str:
+    """The first words. Not kept in the clear anywhere: they are read out of the sealed message each time."""
+    query = (
+        select(messages.c.seq, messages.c.sealed)
+        .where(messages.c.conversation_id == conversation_id, messages.c.event == "message")
+        .order_by(messages.c.seq)
+        .limit(1)
+    )
+    row = connection.execute(query).first()
+    if row is None or row.sealed is None:
+        return UNTITLED
+    key = data_key(vault, conversation_id, wrapped)
+    message = open_message(key, conversation_id, row.seq, row.sealed)
+    # Masked before it is cut: half a secret would not be known for one.
+    said = redactor.redact(message.text)
+    words = " ".join(said.split()) or ", ".join(file.name for file in message.attachments)
+    return words[:LONGEST_TITLE] + ("…" if len(words) > LONGEST_TITLE else "") or UNTITLED
