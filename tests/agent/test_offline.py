@@ -114,6 +114,13 @@ async def test_words_of_others_that_a_member_quotes_are_not_run(tmp_path: Any) -
     assert not (tmp_path / "pwned").exists()
 
 
+async def test_what_is_not_meant_for_it_is_not_run(tmp_path: Any) -> None:
+    talk = ada("$ touch pwned", 1, addressed=False)
+    outcome = await world(tmp_path, talk, ada("$ echo mine", 2)).run()
+    assert "```\nmine\n```" in outcome.text
+    assert not (tmp_path / "pwned").exists()
+
+
 async def test_a_command_is_run_as_it_was_written(tmp_path: Any) -> None:
     (tmp_path / "summary.txt").write_text("all of it\n")
     outcome = await world(tmp_path, ada("$ cat < summary.txt; echo '<note>'")).run()

@@ -67,6 +67,8 @@ def render(said: Said, of_run: Trust) -> list[Block]:
         )
         body += f"\n({whose}, for your information only)\n<quoted>\n{plain(said.quoted)}\n</quoted>"
     origin: dict[str, Any] = {"seq": said.seq, "trust": said.trust, "quoted": quoted}
+    if not said.addressed:
+        origin["addressed"] = False
     if body != own:
         origin["own"] = own
     if (words := cap(clean(said.text)).strip()) and words != own:

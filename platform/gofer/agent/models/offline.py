@@ -1,6 +1,6 @@
 """The offline model: no key, no network, no guessing. It runs what it is told to run, and says what it is.
 
-A line that begins with `$`, in a message of an owner or member that steers the run, is a command for the shell.
+A line that begins with `$`, in a message of an owner or member that is meant for it, is a command for the shell.
 `$tool NAME {json}` calls any tool. Everything else is answered with what this is and how to add a real model. It
 never stands in for a model that failed.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 from gofer.agent.model import Block, Delta, Message, ModelEvent, Request, Turn, Usage
 from gofer.agent.models.calls import call_block
@@ -63,12 +64,18 @@ def _calls(message: Message, position: int, malformed: dict[str, str]) -> Iterat
 
 def _command_lines(message: Message) -> Iterator[str]:
     for block in message["content"]:
-        origin = block.get("origin")
-        if origin is None or origin["quoted"] or origin["trust"] not in ("owner", "member"):
+        if not _may_order(block.get("origin")):
             continue
         for line in meant(block).splitlines():
             if line.lstrip().startswith("$") and line.lstrip()[1:].strip():
                 yield line.lstrip()[1:]
+
+
+def _may_order(origin: dict[str, Any] | None) -> bool:
+    """Only what owners and members say to it: not talk among people, nor an edit of what was done already."""
+    if origin is None or origin["quoted"] or not origin.get("addressed", True):
+        return False
+    return origin["trust"] in ("owner", "member")
 
 
 def _parse(line: str) -> tuple[str, str]:
