@@ -17,6 +17,8 @@ from gofer_telegram.settings import Group, Settings
 
 CONTROLS = {"stop": "stop", "new": "new"}
 QUOTE_LIMIT = 4000
+REMINDER_LIMIT = 500
+"""Of words the agent has in its history anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +120,13 @@ def _said(message: Node, place: Place, author: Author, bot: Bot) -> Incoming | s
     edited = "edit_date" in message
     if command and edited:
         return "an edited command"
-    text, quoted = words(message, author, bot)
+    own, quoted, here = words(message, author, bot)
     number = str(message.number("message_id") or "")
     album = message.text("media_group_id")[:100]
     return Incoming(
         conversation=place.ref,
         author=author,
-        text=text,
+        text=own,
         addressed=bool(trigger) and not command,
         kind=_kind(place),
         title=_title(message.node("chat")),
@@ -137,7 +139,8 @@ def _said(message: Node, place: Place, author: Author, bot: Bot) -> Incoming | s
         control=CONTROLS.get(command, ""),  # type: ignore[arg-type]
         command=command,
         arguments=arguments,
-        quoted=quoted[:QUOTE_LIMIT],
+        quoted=quoted[: REMINDER_LIMIT if here else QUOTE_LIMIT],
+        quoted_here=here,
         joins=f"album:{album}" if album else "",
         attachments=attachments(message),
     )
@@ -154,20 +157,22 @@ def _title(chat: Node) -> str:
     return (chat.text("title") or name or chat.text("username"))[:200]
 
 
-def words(message: Node, author: Author, bot: Bot) -> tuple[str, str]:
-    """What the author says, and what is somebody else's: a forward, another bot's, the message answered."""
+def words(message: Node, author: Author, bot: Bot) -> tuple[str, str, bool]:
+    """What the author says now; what is only quoted: a forward, another bot's, the message answered; and whether
+    that was said here before, by us or the author. Our answers hold what we read, so they are no words of theirs."""
     own = message.text("text") or message.text("caption")
     own = "\n".join(part for part in (own, in_words(message)) if part)
-    if "forward_origin" in message or "forward_date" in message:
-        return "(forwarded)", own
+    if _forwarded(message):
+        return "(forwarded)", own, False
     if via := message.node("via_bot"):
-        return f"(sent through the bot {via.text('username')})", own
+        return f"(sent through the bot {via.text('username')})", own, False
     answered, whose = _answered(message)
-    if not answered:
-        return own, ""
-    if whose in (str(bot.id), author.id):
-        return f"(in answer to: {answered[:500]})\n{own}", ""
-    return own, answered
+    return own, answered, bool(answered) and whose in (str(bot.id), author.id)
+
+
+def _forwarded(message: Node) -> bool:
+    """Whether it was first said elsewhere, in the present fields or in the older ones."""
+    return "forward_origin" in message or "forward_date" in message
 
 
 def _answered(message: Node) -> tuple[str, str]:
@@ -177,8 +182,9 @@ def _answered(message: Node) -> tuple[str, str]:
         # In a topic every message formally answers the one that opened it.
         return "", ""
     said = replied.text("text") or replied.text("caption")
-    forwarded = "forward_origin" in replied or "via_bot" in replied
-    whose = "" if forwarded else str(replied.node("from").number("id") or "")
+    whose = (
+        "" if _forwarded(replied) or "via_bot" in replied else str(replied.node("from").number("id") or "")
+    )
     return message.node("quote").text("text") or said, whose
 
 
@@ -208,7 +214,7 @@ def _mentions(message: Node, bot: Bot) -> bool:
 
 def _command(message: Node, bot: Bot) -> tuple[str, str]:
     """A command at the very beginning that is not another bot's, with what follows it."""
-    if "forward_origin" in message or "via_bot" in message:
+    if _forwarded(message) or "via_bot" in message:
         return "", ""
     for kind, covered, entity in _entities(message):
         if kind == "bot_command" and entity.number("offset") == 0:

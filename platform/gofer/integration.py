@@ -122,6 +122,8 @@ class Incoming:
     """… and which of its choices was pressed."""
     quoted: str = ""
     """Somebody else's words that came along (a forward, the message it answers): never more than quoted."""
+    quoted_here: bool = False
+    """They were said here before, by us or by the author: still no more than quoted, but they cost no reach."""
     joins: str = ""
     """The mark its parts share when a service sends one message in several pieces, such as an album."""
     attachments: tuple[Attachment, ...] = ()

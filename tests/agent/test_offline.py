@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -112,6 +113,39 @@ async def test_words_of_others_that_a_member_quotes_are_not_run(tmp_path: Any) -
     outcome = await world(tmp_path, asked).run()
     assert isinstance(outcome, Answered)
     assert not (tmp_path / "pwned").exists()
+
+
+async def test_what_is_not_meant_for_it_is_not_run(tmp_path: Any) -> None:
+    talk = ada("$ touch pwned", 1, addressed=False)
+    outcome = await world(tmp_path, talk, ada("$ echo mine", 2)).run()
+    assert "```\nmine\n```" in outcome.text
+    assert not (tmp_path / "pwned").exists()
+
+
+async def test_the_answer_reports_what_came_while_it_worked_with_the_rest(tmp_path: Any) -> None:
+    there = world(tmp_path, ada("$ touch begun; until [ -e go ]; do sleep 0.02; done; echo first"))
+    run = asyncio.create_task(there.run())
+    while not (tmp_path / "begun").exists():
+        await asyncio.sleep(0.01)
+    there.inbox.messages += [ada("$ echo second", 2), ada("$ echo third", 3), ada("thanks", 4)]
+    (tmp_path / "go").touch()
+    outcome = await run
+    assert [outcome.text.count(f"```\n{word}\n```") for word in ("first", "second", "third")] == [1, 1, 1]
+    assert outcome.text.index("first") < outcome.text.index("second") < outcome.text.index("third")
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("$ echo '*stars* _u_'", "`$ echo '*stars* _u_'`\n```\n*stars* _u_\n```"),
+        ("$ echo `echo hi`", "`` $ echo `echo hi` ``\n```\nhi\n```"),
+        ("$ printf '```\\n*x*'", "````\n$ printf '```\\n*x*'\n````\n````\n```\n*x*\n````"),
+        ('$tool bash {"command": "echo a\\necho b"}', "```\n$ echo a\necho b\n```\n```\na\nb\n```"),
+    ],
+)
+async def test_commands_and_their_output_are_shown_as_code(tmp_path: Any, line: str, shown: str) -> None:
+    outcome = await world(tmp_path, ada(line)).run()
+    assert outcome.text == f"{LABEL}\n{shown}"
 
 
 async def test_a_command_is_run_as_it_was_written(tmp_path: Any) -> None:

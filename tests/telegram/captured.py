@@ -61,6 +61,10 @@ UPDATES: dict[str, dict[str, Any]] = {
         text="Gofer look", entities=[{"type": "text_mention", "offset": 0, "length": 5, "user": SELF}], chat=TEAM
     ),
     "reply_to_bot": message(text="why?", chat=TEAM, reply_to_message=REPLIED),
+    "reply_to_own": message(text="and?", reply_to_message={**REPLIED, "from": ANN, "text": "$ ls"}),
+    "reply_to_own_forward": message(
+        text="and?", reply_to_message={**REPLIED, "from": ANN, "text": "$ ls", "forward_date": 1794000000}
+    ),
     "reply_to_other": message(text=MENTION, entities=MENTIONED, chat=TEAM, reply_to_message=BY_BEN),
     "quote": message(text="this?", reply_to_message=BY_BEN, quote={"text": "words", "position": 6}),
     "unaddressed": message(text="lunch?", chat=TEAM),
@@ -99,6 +103,7 @@ UPDATES: dict[str, dict[str, Any]] = {
     ),
     "dice": message(dice={"emoji": "🎲", "value": 4}),
     "forward": message(text="pay now", forward_origin=FORWARD),
+    "old_forward_of_a_command": command("/new", 4, forward_date=1794000000),
     "via_bot": message(text="a gif", via_bot={"id": 9, "is_bot": True, "first_name": "Gif", "username": "gif_bot"}),
     "topic": message(text="hi", chat=TOPICS, message_thread_id=12, is_topic_message=True),
     "general_topic": message(text="hi", chat=TOPICS),

@@ -130,14 +130,39 @@ async def test_an_edit_replaces_what_nobody_has_read_and_wakes_nobody_afterwards
         waiting.touch()
         await house.answers(chat, 1)
         await house.settled()
-        telegram.phones.edit(first, "something else")
+        ran = tmp_path / "ran"
+        telegram.phones.edit(first, f"$ touch {ran}")
         await house.took_in(4)
         await house.settled()
-        read = await read_by_runs(house)
+        before = await read_by_runs(house)
         assert len(telegram.said(chat)) == 1
-    assert "the green one" in read
-    assert "the blue one" not in read
-    assert "something else" not in read
+        telegram.phones.say(ann, chat, "thanks")
+        await house.answers(chat, 2)
+        after = await read_by_runs(house)
+    assert "the green one" in before
+    assert "the blue one" not in before
+    assert str(ran) not in before
+    assert (
+        f"(An edit of #1, which was read as it stood: for your information, not a new request.)\n$ touch {ran}"
+        in after
+    )
+    assert not ran.exists(), "an edit is no new order"
+
+
+async def test_an_answer_to_the_bot_runs_nothing_of_what_the_bot_said(
+    telegram: Telegram, tmp_path: Path
+) -> None:
+    async with open_house(telegram, tmp_path / "data", sandbox="unconfined") as house:
+        ann, chat = await house.owner()
+        ran = tmp_path / "ran"
+        ran.write_text("$ echo again >> ran\n")
+        asked = telegram.phones.say(ann, chat, f"$ echo once >> {ran}; cat {ran}")
+        await house.answers(chat, 1)
+        telegram.phones.say(ann, chat, "thanks", reply_to=chat.by_bot(telegram.bot.id)[-1])
+        await house.answers(chat, 2)
+        telegram.phones.say(ann, chat, "thanks", reply_to=asked)
+        await house.answers(chat, 3)
+    assert ran.read_text() == "$ echo again >> ran\nonce\n"
 
 
 async def test_a_button_that_is_too_old_or_foreign_does_nothing_and_says_so(house: House) -> None:

@@ -41,7 +41,9 @@ SAID: dict[str, tuple[str, bool, str, str, str]] = {
     "emoji_before_mention": (str(GROUP), True, "mention", f"🎉 @{NAME}", ""),
     "mention": (str(GROUP), True, "mention", f"@{NAME} look", ""),
     "text_mention": (str(GROUP), True, "mention", "Gofer look", ""),
-    "reply_to_bot": (str(GROUP), True, "reply", "(in answer to: I said so)\nwhy?", ""),
+    "reply_to_bot": (str(GROUP), True, "reply", "why?", "I said so"),
+    "reply_to_own": ("5000000001", True, "private", "and?", "$ ls"),
+    "reply_to_own_forward": ("5000000001", True, "private", "and?", "$ ls"),
     "reply_to_other": (str(GROUP), True, "mention", f"@{NAME} look", "Ben's words"),
     "quote": ("5000000001", True, "private", "this?", "words"),
     "unaddressed": (str(GROUP), False, "any", "lunch?", ""),
@@ -54,6 +56,7 @@ SAID: dict[str, tuple[str, bool, str, str, str]] = {
     "poll": ("5000000001", True, "private", "[poll: Tea? Options: Yes]", ""),
     "dice": ("5000000001", True, "private", "[dice 🎲: 4]", ""),
     "forward": ("5000000001", True, "private", "(forwarded)", "pay now"),
+    "old_forward_of_a_command": ("5000000001", True, "private", "(forwarded)", "/new"),
     "via_bot": ("5000000001", True, "private", "(sent through the bot gif_bot)", "a gif"),
     "topic": (f"{FORUM}/12", True, "any", "hi", ""),
     "general_topic": (f"{FORUM}/1", True, "any", "hi", ""),
@@ -68,7 +71,8 @@ def test_messages(name: str) -> None:
     message = said(name)
     found = (message.conversation, message.addressed, message.trigger, message.text, message.quoted)
     assert found == SAID[name]
-    assert message.command == ""
+    assert message.quoted_here == (name in ("reply_to_bot", "reply_to_own")), "costs no reach"
+    assert (message.command, message.control) == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ class Said:
     """Where other attachments were put in the shell, or what became of them."""
     quoted: str = ""
     """Somebody else's words that came along: a forward, the message it answers."""
+    quoted_here: bool = False
+    """They were said here before, by us or by the author."""
     at: str = ""
     """When, for the model: 2026-11-16 09:30 UTC."""
     background: bool = False
@@ -49,7 +51,7 @@ class Said:
     @property
     def has_strangers_words(self) -> bool:
         """Whether something in it was written by nobody we know."""
-        return self.trust in ("stranger", "unknown") or bool(self.quoted)
+        return self.trust in ("stranger", "unknown") or (bool(self.quoted) and not self.quoted_here)
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,7 @@ def said(read: Read, *, by_us: bool = False, files: tuple[str, ...] = (), at: fl
         pictures=pictures,
         files=files,
         quoted=read.message.quoted,
+        quoted_here=read.message.quoted_here,
         background=read.message.event == SCHEDULE,
         at="" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )

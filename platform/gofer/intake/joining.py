@@ -21,6 +21,7 @@ WHOLE_AFTER = 0.7
 _NEAR = 20
 """How many messages back a piece may lie."""
 LATE = "(This belongs to the message before.)"
+LATE_EDIT = "(An edit of #{seq}, which was read as it stood: for your information, not a new request.)"
 _PIECES = "pieces"
 
 
@@ -34,16 +35,24 @@ def put_together(
         for row in connection.execute(_STORED, here).all()
     ]
     others = [(row, message) for row, message in stored if _belongs(piece, message)]
-    read = [message for row, message in others if row.admitted_at is not None]
-    if any(message.addressed for message in read):
+    read = [(row, message) for row, message in others if row.admitted_at is not None]
+    if any(message.addressed for _, message in read):
         # It wanted an answer with the others, and does not want a second one.
         piece = dataclasses.replace(piece, addressed=False)
     for row, message in others:
         if row.admitted_at is None:
             return int(row.seq), join(message, piece)
-    if read and not piece.replaces:
+    if read and piece.replaces:
+        return None, late_edit(piece, read[-1][0].seq)
+    if read:
         piece = dataclasses.replace(piece, text=f"{LATE}\n{piece.text}".strip())
     return None, piece
+
+
+def late_edit(message: Incoming, seq: int) -> Incoming:
+    """A new version of what was read: it wakes nobody, and says what it is to whoever reads it later."""
+    text = f"{LATE_EDIT.format(seq=seq)}\n{message.text}".strip()
+    return dataclasses.replace(message, text=text, addressed=False)
 
 
 def _belongs(piece: Incoming, stored: Incoming) -> bool:

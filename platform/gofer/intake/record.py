@@ -6,7 +6,6 @@ arrives while the previous job ends would be stored with nobody left to answer i
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from sqlalchemy import Connection, bindparam, insert, literal, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.crash import crash_point
-from gofer.intake.joining import WHOLE_AFTER, put_together
+from gofer.intake.joining import WHOLE_AFTER, late_edit, put_together
 from gofer.integration import Incoming, Parsed
 from gofer.jobs.conclude import RECEPTION, lock_conversation
 from gofer.jobs.queue import SERVICE, submit
@@ -290,7 +289,7 @@ def _in_place(
         return None, message
     if earlier.admitted_at is None:
         return earlier.seq, message
-    return None, dataclasses.replace(message, addressed=False)
+    return None, late_edit(message, earlier.seq)
 
 
 _EARLIER_VERSION = (

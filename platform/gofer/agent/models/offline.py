@@ -1,6 +1,6 @@
 """The offline model: no key, no network, no guessing. It runs what it is told to run, and says what it is.
 
-A line that begins with `$`, in a message of an owner or member that steers the run, is a command for the shell.
+A line that begins with `$`, in a message of an owner or member that is meant for it, is a command for the shell.
 `$tool NAME {json}` calls any tool. Everything else is answered with what this is and how to add a real model. It
 never stands in for a model that failed.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 from gofer.agent.model import Block, Delta, Message, ModelEvent, Request, Turn, Usage
 from gofer.agent.models.calls import call_block
@@ -40,19 +41,13 @@ class Offline:
         yield turn
 
     def _turn(self, request: Request) -> Turn:
-        last = request.messages[-1]
-        results = [block for block in last["content"] if block["type"] == "tool_result"]
+        messages = request.messages
         malformed: dict[str, str] = {}
-        calls = list(_calls(last, len(request.messages), malformed)) if request.use_tools else []
+        calls = list(_calls(messages[-1], len(messages), malformed)) if request.use_tools else []
         if calls:
-            said = [_text(_report(request.messages, results))] if results else []
-            return Turn([*said, *calls], "tool_use", Usage(), self.name, message_id=None, malformed=malformed)
-        text = _report(request.messages, results) if results else WHAT_IT_IS
-        return Turn([_text(text)], "end", Usage(), self.name, message_id=None)
-
-
-def _text(text: str) -> Block:
-    return {"type": "text", "text": text}
+            return Turn(calls, "tool_use", Usage(), self.name, message_id=None, malformed=malformed)
+        block: Block = {"type": "text", "text": _report(messages) or WHAT_IT_IS}
+        return Turn([block], "end", Usage(), self.name, message_id=None)
 
 
 def _calls(message: Message, position: int, malformed: dict[str, str]) -> Iterator[Block]:
@@ -63,12 +58,18 @@ def _calls(message: Message, position: int, malformed: dict[str, str]) -> Iterat
 
 def _command_lines(message: Message) -> Iterator[str]:
     for block in message["content"]:
-        origin = block.get("origin")
-        if origin is None or origin["quoted"] or origin["trust"] not in ("owner", "member"):
+        if not _may_order(block.get("origin")):
             continue
         for line in meant(block).splitlines():
             if line.lstrip().startswith("$") and line.lstrip()[1:].strip():
                 yield line.lstrip()[1:]
+
+
+def _may_order(origin: dict[str, Any] | None) -> bool:
+    """Only what owners and members say to it: not talk among people, nor an edit of what was done already."""
+    if origin is None or origin["quoted"] or not origin.get("addressed", True):
+        return False
+    return origin["trust"] in ("owner", "member")
 
 
 def _parse(line: str) -> tuple[str, str]:
@@ -78,18 +79,36 @@ def _parse(line: str) -> tuple[str, str]:
     return called.group(1), called.group(2) or "{}"
 
 
-def _report(messages: tuple[Message, ...], results: list[Block]) -> str:
-    asked = {
-        block["id"]: block
-        for message in messages
-        if message["role"] == "assistant"
-        for block in message["content"]
-        if block["type"] == "tool_use"
-    }
+def _report(messages: tuple[Message, ...]) -> str:
+    """Everything the run has done, also for messages that came while it worked; empty if it has done nothing."""
+    blocks = [block for message in messages for block in message["content"]]
+    asked = {block["id"]: block for block in blocks if block["type"] == "tool_use"}
     parts = [LABEL]
-    for result in results:
-        call = asked[result["tool_use_id"]]
-        title = call["input"].get("command") if call["name"] == "bash" else None
-        parts.append(f"$ {title or call['name'] + ' ' + json.dumps(call['input'])}")
-        parts += [f"```\n{text}\n```" for text in texts(result["content"])]
-    return "\n".join(parts)
+    for result in blocks:
+        if result["type"] == "tool_result":
+            parts.append(_shown(f"$ {_title(asked[result['tool_use_id']])}"))
+            parts += [_fenced(text) for text in texts(result["content"])]
+    return "\n".join(parts) if len(parts) > 1 else ""
+
+
+def _title(call: Block) -> str:
+    command = call["input"].get("command") if call["name"] == "bash" else None
+    return str(command or f"{call['name']} {json.dumps(call['input'])}")
+
+
+def _shown(command: str) -> str:
+    """A command as code, so that nothing in it is taken for Markdown."""
+    marks = _marks(command, 1)
+    if "\n" in command or len(marks) > 2:
+        return _fenced(command)
+    return f"{marks} {command} {marks}" if command.endswith("`") else f"{marks}{command}{marks}"
+
+
+def _fenced(text: str) -> str:
+    marks = _marks(text, 3)
+    return f"{marks}\n{text}\n{marks}"
+
+
+def _marks(text: str, least: int) -> str:
+    """More backticks than there are in a row in the text."""
+    return "`" * max(least, 1 + max(map(len, re.findall("`+", text)), default=0))
