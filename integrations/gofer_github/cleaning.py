@@ -1,8 +1,15 @@
-"""Text that strangers may have written, without what a reader of the page would not see."""
+"""Text that strangers may have written, without what a reader of the page would not see, and with all that he would.
+
+A body is Markdown, in which code is shown as it stands; a title and a log are not even that.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+
+from gofer_github.hidden import shown_block, shown_inline
+from gofer_github.sections import sections
 
 # Bidi controls, joiners, tags, fillers, variation selectors: characters that hide or reorder.
 _INVISIBLE = re.compile(
@@ -10,38 +17,58 @@ _INVISIBLE = re.compile(
     "\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.S)
-_OTHER_HIDDEN = re.compile(
-    r"<(script|style|template|title|noscript)\b.*?(?:</\1\s*>|\Z)|<[!?][^>]*>", re.S | re.I
-)
-_TAG = re.compile(r"<(/?)([a-zA-Z][\w-]*)((?:[^<>\"']|\"[^\"]*\"|'[^']*')*)>")
-_ADDRESS = re.compile(r"\b(href|src)\s*=\s*(\"[^\"]*\"|'[^']*'|[^\s>]+)", re.I)
-_IMAGE = re.compile(r"!\[([^\]]{0,2000})\]\(([^)\s]{0,2000})(?:\s+(?:\"[^\"]*\"|'[^']*'))?\)")
-_LINK_TITLE = re.compile(r"(\]\([^)\s]{1,2000})\s+(?:\"[^\"]*\"|'[^']*')\)")
-_REFERENCE = re.compile(r"^[ ]{0,3}\[[^\]\n]+\]:[ \t]*\S+.*$", re.M)
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
+_REFERENCE = re.compile(r"^([\s>*+-]*)\[([^\]]*)\]:[ \t]*(\S+)")
+_NO_LABELS = frozenset({"//", "comment", ""})
 
 
 def clean(text: str) -> str:
-    """The text as a reader sees it: hidden parts removed, alternative texts shown for what they are."""
-    text = text.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n")
-    text = _CONTROL.sub("", _INVISIBLE.sub("", text))
-    text = _OTHER_HIDDEN.sub("", _COMMENT.sub("", text))
-    text = _TAG.sub(_without_attributes, text)
-    text = _IMAGE.sub(lambda found: f"[image: {found.group(1)}]({found.group(2)})", text)
-    return _REFERENCE.sub(_shown_reference, _LINK_TITLE.sub(r"\1)", text)).strip()
+    """A Markdown text as a reader sees it: hidden parts removed, alternative texts shown for what they are."""
+    return re.sub(r"\A(?:[ \t]*\n)+", "", "\n".join(_shown(_visible(text)))).rstrip()
+
+
+def plain(text: str) -> str:
+    """A text that is no Markdown, such as a log: only characters that nobody sees go."""
+    return _visible(_ESCAPE.sub("", text))
 
 
 def line(text: str, limit: int = 200) -> str:
     """The same for a title, a name or a branch: on one line, and short."""
-    return " ".join(clean(text).split())[:limit]
+    return " ".join(_visible(text).split())[:limit]
 
 
-def _without_attributes(found: re.Match[str]) -> str:
-    kept = "".join(f" {name}={value}" for name, value in _ADDRESS.findall(found.group(3)))
-    return f"<{found.group(1)}{found.group(2)}{kept}>"
+def _visible(text: str) -> str:
+    text = text.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    return _CONTROL.sub("", _INVISIBLE.sub("", text))
 
 
-def _shown_reference(found: re.Match[str]) -> str:
-    # [//]: # (words) is an old way of hiding words in Markdown.
-    label = found.group(0).strip()
-    return "" if label.startswith(("[//]:", "[comment]:", "[]:")) or ": #" in label else label
+def _shown(text: str) -> Iterator[str]:
+    for kind, part in sections(text):
+        if kind == "code":
+            yield part
+        elif kind == "html":
+            shown, ended = shown_block(part)
+            yield shown
+            if not ended:
+                return
+        elif kind == "aside":
+            yield from _references(part)
+        else:
+            yield shown_inline(part, cells=kind == "table")
+
+
+def _references(part: str) -> Iterator[str]:
+    """Where links lead that are named elsewhere in the text, without their titles; the rest is not on the page.
+
+    [//]: # (words) is an old way of hiding words in Markdown."""
+    after = False
+    for row in part.split("\n"):
+        found = _REFERENCE.match(row)
+        if found is None:
+            if not row.strip() or not after:
+                yield row
+            continue
+        after = True
+        before, label, address = found.groups()
+        if label not in _NO_LABELS and not address.startswith("#"):
+            yield f"{before}[{label}]: {address}"

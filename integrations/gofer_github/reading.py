@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gofer.errors import Malformed
@@ -17,6 +17,7 @@ from gofer_github.triggers import NOT_AT_ALL, spoken
 
 _COMMANDS = frozenset(command.name for command in COMMANDS)
 _LONGEST_QUOTE = 20_000
+_LONGEST_TITLE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,11 @@ class _Said:
 
     text: str
     external_id: str
+    title: str = ""
+    """Of an issue or a pull request: it is part of what is said, but no Markdown."""
     trigger: str = ""
     """label, assignment …: what addressed us if no words did."""
     facts: dict[str, Any] = field(default_factory=dict)
-    own: bool = True
-    """Whether the text is the sender's own."""
 
 
 def parse(request: Request, account: Account) -> Parsed:
@@ -80,7 +81,7 @@ def _message(kind: str, action: str, payload: Node, settings: Settings, delivery
     said = _said(kind, action, payload, settings, delivery)
     if isinstance(said, str):
         return said
-    if MARK in said.text:
+    if MARK in _titled(said.title, said.text):
         return "our own words"
     return _incoming(kind, payload, settings, repository, said)
 
@@ -97,7 +98,7 @@ def _errand(event: str, payload: Node, account: Account, settings: Settings) -> 
     issue = {**payload.node("issue").value, "body": errands.without_mark(body)}
     person = {"id": asked[0], "login": asked[1], "type": "User"}
     theirs = Node({**payload.value, "issue": issue, "sender": person})
-    said = _Said(_titled(Node(issue)), str(theirs.node("issue").must_number("number")), "errand")
+    said = replace(_opened(Node(issue)), trigger="errand")
     return _incoming("issues", theirs, settings, repository, said)
 
 
@@ -111,8 +112,7 @@ def _said(kind: str, action: str, payload: Node, settings: Settings, delivery: s
         return "text that is edited after it was said is not used"
     match kind, action:
         case (("issues" | "pull_request"), "opened"):
-            subject = _subject(payload)
-            return _Said(_titled(subject), f"{subject.must_number('number')}")
+            return _opened(_subject(payload))
         case "issue_comment", "created":
             return _comment(payload.node("comment"), "comment")
         case "pull_request_review", "submitted":
@@ -123,6 +123,10 @@ def _said(kind: str, action: str, payload: Node, settings: Settings, delivery: s
             return _gesture(action, payload, settings, delivery)
         case _:
             return "nothing is asked for"
+
+
+def _opened(subject: Node) -> _Said:
+    return _Said(subject.text("body"), str(subject.must_number("number")), subject.text("title"))
 
 
 def _comment(comment: Node, what: str) -> _Said:
@@ -150,15 +154,19 @@ def _gesture(action: str, payload: Node, settings: Settings, delivery: str) -> _
         return "a label or a person that is not ours"
     trigger = {"labeled": "label", "assigned": "assignment", "review_requested": "review_request"}[action]
     asks = "Please review this pull request." if trigger == "review_request" else "Please work on this."
-    return _Said(asks, f"{trigger}-{delivery}", trigger)
+    return _Said(asks, f"{trigger}-{delivery}", trigger=trigger)
 
 
 def _subject(payload: Node) -> Node:
     return payload.node("pull_request") or payload.node("issue")
 
 
-def _titled(subject: Node) -> str:
-    return f"{subject.text('title')}\n\n{subject.text('body')}".strip()
+def _titled(title: str, body: str) -> str:
+    return f"{title}\n\n{body}".strip("\n")
+
+
+def _as_seen(title: str, body: str) -> str:
+    return _titled(cleaning.line(title, _LONGEST_TITLE), cleaning.clean(body))
 
 
 def _incoming(kind: str, payload: Node, settings: Settings, repository: str, said: _Said) -> Incoming:
@@ -166,13 +174,13 @@ def _incoming(kind: str, payload: Node, settings: Settings, repository: str, sai
     number = subject.must_number("number")
     sender = payload.node("sender")
     pull = kind.startswith("pull_request") or bool(subject.node("pull_request"))
-    words = spoken(said.text, settings.handle) if not said.trigger else NOT_AT_ALL
+    words = spoken(_titled(said.title, said.text), settings.handle) if not said.trigger else NOT_AT_ALL
     trigger = said.trigger or words.trigger
     command = words.command if words.command in _COMMANDS else ""
     return Incoming(
         conversation=f"{repository}#{number}",
         author=Author(str(sender.must_number("id")), sender.text("login"), _is_bot(sender)),
-        text=cleaning.clean(said.text),
+        text=_as_seen(said.title, said.text),
         addressed=bool(trigger) and not command and trigger in settings.triggers,
         kind="pull" if pull else "issue",
         title=cleaning.line(subject.text("title")),
@@ -192,7 +200,7 @@ def _quoted(subject: Node, said: _Said) -> str:
     if said.external_id == str(subject.value.get("number")):
         return ""  # the request is the issue itself
     author = cleaning.line(subject.node("user").text("login"), 60)
-    return f"{author} wrote:\n{cleaning.clean(_titled(subject))}"[:_LONGEST_QUOTE]
+    return f"{author} wrote:\n{_as_seen(subject.text('title'), subject.text('body'))}"[:_LONGEST_QUOTE]
 
 
 def _facts(payload: Node, subject: Node, repository: str) -> dict[str, Any]:
@@ -206,6 +214,7 @@ def _facts(payload: Node, subject: Node, repository: str) -> dict[str, Any]:
         "head": head.text("ref"),
         "sha": head.text("sha"),
         "fork": bool(head) and head.node("repo").text("full_name") != base.node("repo").text("full_name"),
+        "title": cleaning.line(subject.text("title")),
         "body": hashlib.sha256(subject.text("body").encode("utf-8", "replace")).hexdigest(),
         "asked_at": _moment(payload) or subject.text("updated_at"),
     }

@@ -40,7 +40,7 @@ LONGEST_LOG = 8 * 1024 * 1024
 DEPTH = 50
 
 _ELSEWHERE = re.compile(r"[(\\-]*(?:repo|org|user|enterprise|project|is):", re.I)
-_LOG_NOISE = re.compile(r"^\ufeff?\d{4}-\d\d-\d\dT[\d:.]+Z |\x1b\[[0-9;]*m")
+_LOG_NOISE = re.compile(r"^\ufeff?\d{4}-\d\d-\d\dT[\d:.]+Z ")
 _THREADS = """query($owner: String!, $name: String!, $number: Int!) {
   repository(owner: $owner, name: $name) { pullRequest(number: $number) {
     reviewThreads(last: 100) { nodes { id comments(first: 1) { nodes { databaseId } } } } } } }"""
@@ -81,28 +81,43 @@ class Work:
         if "pull_request" in issue:
             comments += await client.pages(self.path(f"pulls/{number}/comments"), most=3)
         kind = "Pull request" if "pull_request" in issue else "Issue"
-        head = f"{kind} #{number} ({issue['state']}): {cleaning.line(issue['title'])}"
+        head = f"{kind} #{number} ({issue['state']}): {self._title(issue)}"
         labels = ", ".join(label["name"] for label in issue["labels"])
-        said = [self._said(issue, number == self.place.number)] + [self._said(one, False) for one in comments]
+        said = [self._said(one) for one in [issue, *comments]]
         text = "\n\n".join([head, f"Labels: {labels or 'none'}", *said])
         return ToolResult(text, untrusted=self._others([issue, *comments]))
 
-    def _said(self, one: dict[str, Any], subject: bool) -> str:
+    def _title(self, issue: dict[str, Any]) -> str:
+        """An issue's title; of the request's own, the one that it had then."""
+        title = cleaning.line(issue["title"])
+        if issue["number"] != self.place.number:
+            return "(changed after the request was made)" if self._late(issue) else title
+        then = str(self.message.facts.get("title", title))
+        if then == title or self._ours(issue):
+            return title
+        return f"{then} (as it was when the request was made)"
+
+    def _said(self, one: dict[str, Any]) -> str:
         """One entry, unless it was changed after the request was made."""
         who = cleaning.line(one["user"]["login"], 60) if one.get("user") else "somebody"
         where = f" on {cleaning.line(one['path'], 300)}" if one.get("path") else ""
-        body = one["body"] or ""
-        asked = moment(str(self.message.facts.get("asked_at", "")))
-        digest = hashlib.sha256(body.encode("utf-8", "replace")).hexdigest()
-        if subject:
-            late = self.message.facts.get("body", digest) != digest
-        else:
-            late = (
-                bool(asked) and one["updated_at"] != one["created_at"] and moment(one["updated_at"]) > asked
-            )
-        if late and not self.settings.wrote(one["user"]["login"]):
+        if self._late(one):
             return f"--- {who}{where}: (changed after the request was made, so it is not shown)"
-        return f"--- {who}{where}:\n{cleaning.clean(body.partition(MARK)[0])}"
+        return f"--- {who}{where}:\n{cleaning.clean((one['body'] or '').partition(MARK)[0])}"
+
+    def _late(self, one: dict[str, Any]) -> bool:
+        """Whether somebody else may have changed it since. Of the request's own issue we know how it was; another
+        entry tells when it was last touched."""
+        if self._ours(one):
+            return False
+        if one.get("number") == self.place.number:
+            digest = hashlib.sha256((one["body"] or "").encode("utf-8", "replace")).hexdigest()
+            return bool(self.message.facts.get("body", digest) != digest)
+        asked = moment(str(self.message.facts.get("asked_at", "")))
+        return bool(asked) and one["updated_at"] != one["created_at"] and moment(one["updated_at"]) > asked
+
+    def _ours(self, one: dict[str, Any]) -> bool:
+        return bool(one.get("user")) and self.settings.wrote(one["user"]["login"])
 
     def _others(self, entries: Sequence[dict[str, Any]]) -> bool:
         """Whether anybody but the requester and us wrote something of it."""
@@ -155,7 +170,7 @@ class Work:
         shown = "\n".join(_LOG_NOISE.sub("", line) for line in lines[-of.lines :])
         cut = max(0, len(lines) - of.lines)
         more = f"{cut} lines before these were left out; ask for more `lines`." if cut else ""
-        return ToolResult(cleaning.clean(shown), truncated=bool(cut), more=more, untrusted=True)
+        return ToolResult(cleaning.plain(shown), truncated=bool(cut), more=more, untrusted=True)
 
     async def search(self, words: Words, context: ToolContext) -> ToolResult:
         client = await self.access.to(self.account, self.place.repository, READ)
@@ -166,7 +181,7 @@ class Work:
         found = await client.get("/search/issues", q=query, per_page=20)
         here = f"/repos/{self.place.repository}".lower()
         lines = [
-            f"#{one['number']} ({one['state']}) {cleaning.line(one['title'])}"
+            f"#{one['number']} ({one['state']}) {self._title(one)}"
             for one in found["items"]
             if one["repository_url"].lower().endswith(here)
         ]

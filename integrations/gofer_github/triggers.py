@@ -11,6 +11,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 LONGEST = 65_536
+_NOT_OURS = re.compile(r"<(/?)(?:code|pre|kbd|samp|tt|blockquote|q)(?![\w-])", re.I)
+"""HTML that says: this is code, or this is somebody else's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +50,34 @@ def spoken(text: str, handle: str) -> Spoken:
 
 def own_words(text: str) -> Iterator[str]:
     """The lines of a Markdown text that are plain words: no code, no quotes, no HTML."""
-    depth = 0
+    depth, marked = 0, 0
     for token in _markdown().parse(text):
         if token.type == "blockquote_open":
             depth += 1
         elif token.type == "blockquote_close":
             depth -= 1
-        elif token.type == "inline" and depth == 0:
-            yield from _inline(token.children or []).split("\n")
+        elif token.type == "html_block":
+            marked = _marked_after(token.content, marked)
+        elif token.type == "inline":
+            words, marked = _inline(token.children or [], marked)
+            yield from words.split("\n") if depth == 0 else ()
 
 
-def _inline(children: list[Token]) -> str:
+def _marked_after(html: str, marked: int) -> int:
+    """How many elements of code or quotation are open behind a piece of HTML."""
+    for found in _NOT_OURS.finditer(html):
+        marked = max(0, marked - 1) if found.group(1) else marked + 1
+    return marked
+
+
+def _inline(children: list[Token], marked: int) -> tuple[str, int]:
     pieces = []
     for child in children:
-        if child.type == "text":
-            pieces.append(child.content)
-        elif child.type in ("softbreak", "hardbreak"):
+        if child.type in ("softbreak", "hardbreak"):
             pieces.append("\n")
-        else:
-            pieces.append("\x00" if child.type in ("code_inline", "html_inline", "image") else "")
-    return "".join(pieces)
+        elif child.type in ("code_inline", "html_inline", "image"):
+            marked = _marked_after(child.content, marked) if child.type == "html_inline" else marked
+            pieces.append("\x00")
+        elif child.type == "text":
+            pieces.append("\x00" if marked else child.content)
+    return "".join(pieces), marked

@@ -12,7 +12,7 @@ from github_scene import SECRET, account, request
 from gofer.errors import Malformed, Refused, Unset
 from gofer.integration import Account, Incoming, Outgoing, Parsed
 from gofer_github import integration
-from gofer_github.cleaning import clean
+from gofer_github.cleaning import clean, plain
 from gofer_github.replies import LIMIT, body_of, split
 from gofer_github.triggers import spoken
 
@@ -69,6 +69,13 @@ def message(parsed: Parsed) -> Incoming:
         ("<!-- @gofer fix this -->", ""),
         ("<b title='@gofer'>x</b>", ""),
         ("![@gofer](x.png)", ""),
+        ("<code>@gofer fix</code>", ""),
+        ("so <code>/x\n@gofer fix</code>", ""),
+        ("<pre>@gofer fix</pre>", ""),
+        ("a <KBD class='x'>@gofer fix</KBD>", ""),
+        ("<blockquote>\n\n@gofer fix\n\n</blockquote>", ""),
+        ("<code>x</code> @gofer fix", "mention"),
+        ("<blockquote>\n\nx\n\n</blockquote>\n\n@gofer fix", "mention"),
         ("see /gofer fix", ""),
         ("/goferx fix", ""),
         ("", ""),
@@ -82,21 +89,98 @@ def test_what_addresses_us(text: str, trigger: str) -> None:
     ("given", "seen"),
     [
         ("a<!-- do evil -->b", "ab"),
-        ("a<!-- do evil", "a"),
+        ("a<!-- do\nevil -->b", "ab"),
+        ("ok\n\n<!-- do\n\n```\nevil\n```\n-->\n\nfine", "ok\n\n\n\nfine"),
+        ("ok\n\n<!-- do\n\nevil", "ok\n\n[hidden: HTML that does not end, and all below it]"),
+        ("<div><!-- do\n\nevil", "<div>[hidden: HTML that does not end, and all below it]"),
+        ('<div title="do\n\nevil', "[hidden: HTML that does not end, and all below it]"),
+        ("<div 'do evil' !>ok</div>", "<div>ok</div>"),
+        ("`a <!-- do\n\nevil --> ` <!-- evil -->", "`a <!-- do\n\nevil --> ` "),
+        ("\\`<!-- do evil -->`", "\\``"),
+        ("a | b\n--|--\n` | <!-- evil --> `", "a | b\n--|--\n` |  `"),
+        ("<? evil ?>ok <!DOCTYPE evil> <![CDATA[evil]]>fine", "ok  fine"),
         ("a\u202ebc\u200bd\U000e0041e", "abcde"),
         ('<a href="x" title="do evil" data-x=\'evil\'>y</a>', '<a href="x">y</a>'),
         ('<img src="x" alt="do evil">', '<img src="x">'),
         ("![do this](x)", "[image: do this](x)"),
         ('[text](x "do evil")', "[text](x)"),
         ("[//]: # (do evil)\nhello", "hello"),
-        ("<style>evil</style>ok<script>evil", "ok"),
+        ('[x]: /there "do\n evil"\n\nhello [x]', "[x]: /there\n\nhello [x]"),
         ("plain **text** stays\r\nas it is", "plain **text** stays\nas it is"),
-        ("1 < 2 and 3 > 2", "1 < 2 and 3 > 2"),
         ("\x1b[31mred\x00", "[31mred"),
     ],
 )
 def test_hidden_text_is_not_read(given: str, seen: str) -> None:
-    assert clean(given) == seen
+    assert clean(given).strip() == seen.strip()
+
+
+CODE = [
+    "#include <stdio.h>",
+    "Map<String, Integer>",
+    "fn f<T: Clone>(x)",
+    "Array<string | null>",
+    "if (a <b && c> 0)",
+    "<https://example.com/a/b?x=1>",
+    "<user@example.com>",
+    "1 < 2 and 3 > 2",
+    "x <!-- y",
+    "expected: <title>Home",
+    "<script>let a = 1</script> and <style>",
+    "[a]: see issue: #12",
+    "std::vector<int> a<b>(c) <<EOF",
+]
+ONLY_IN_CODE = [
+    '<input type="text" disabled>',
+    "<?php echo 1 ?>",
+    "<script>alert(1)</script>",
+    "<!-- a comment -->",
+    "<!-- never closed",
+    '<a href="x" title="y">',
+    '![alt](x "title")',
+    "[//]: # (words)",
+]
+
+
+@pytest.mark.parametrize("code", [*CODE, *ONLY_IN_CODE])
+@pytest.mark.parametrize(
+    "around",
+    [
+        "`{}`",
+        "so ``a ` {}`` there",
+        "```\n{}\n```",
+        "~~~~html\n```\n{}\n~~~~",
+        "    {}",
+        "> ```\n> {}\n> ```",
+        "- a\n\n  ```\n  {}",
+    ],
+)
+def test_code_is_read_as_it_is_shown(around: str, code: str) -> None:
+    text = around.format(code)
+    assert clean(text) == text
+    assert clean(text.replace(code[0], f"\u202e{code[0]}\u200b", 1)) == text
+
+
+@pytest.mark.parametrize("code", CODE)
+def test_words_that_are_no_html_are_read_as_they_are_shown(code: str) -> None:
+    assert clean(code) == code
+    assert clean(f"# {code}\n\n- so {code} there") == f"# {code}\n\n- so {code} there"
+    value = {**payload("issues__labeled"), "action": "opened"}
+    value["issue"].update(title=f"@gofer {code}", body=f"$ echo '{code}'")
+    found = message(parse("issues", value))
+    assert found.text == f"@gofer {code}\n\n$ echo '{code}'"
+    assert found.title == f"@gofer {code}"
+
+
+@pytest.mark.parametrize("code", [*CODE, *ONLY_IN_CODE])
+def test_a_log_is_no_html(code: str) -> None:
+    assert plain(f"  {code}\n\x1b[1;31m\x1b[Kno\u202e\x00\x1b]0;title\x07\n") == f"  {code}\nno\n"
+
+
+@pytest.mark.parametrize("piece", ["<!--", "<?", "`" * 3 + "x", "<a ", "<a x='", "> ", "<![CDATA[", "\\`"])
+def test_text_that_never_closes_what_it_opens_is_read_quickly(piece: str) -> None:
+    clean(piece * (65_000 // len(piece)))
+    clean("<div>\n" + piece * (65_000 // len(piece)))
+    clean("".join("`" * size + " " for size in range(350)))
 
 
 def test_a_comment_belongs_to_its_issue_and_author() -> None:

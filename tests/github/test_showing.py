@@ -22,7 +22,7 @@ async def test_eyes_then_one_comment_that_becomes_the_answer(scene: Scene, tmp_p
     async with gofer(scene, tmp_path / "data", sandbox="bubblewrap") as running:
         issue = await scene.github.open_issue("ada", scene.repository, "Broken")
         asked = await scene.github.comment(
-            "ada", scene.repository, issue.number, "@gofer\n$ sleep 2; echo done"
+            "ada", scene.repository, issue.number, "@gofer\n$ sleep 2; echo 'Map<String, Integer>' done"
         )
         async with asyncio.timeout(30):
             while not scene.ours(issue.number):
@@ -30,7 +30,7 @@ async def test_eyes_then_one_comment_that_becomes_the_answer(scene: Scene, tmp_p
         assert "Working on it" in scene.ours(issue.number)[0].body
         await running.quiet()
     (reply,) = scene.ours(issue.number)
-    assert "done" in reply.body
+    assert "Map<String, Integer> done" in reply.body
     assert "Working on it" not in reply.body
     assert asked.reactions == [("gofer[bot]", "eyes")]
 
