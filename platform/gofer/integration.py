@@ -112,7 +112,7 @@ class Incoming:
     replaces: str = ""
     """The id at the service of the message it is a new version of; an unread one is replaced."""
     control: Literal["", "stop", "new"] = ""
-    """stop: cancel what the agents are doing here. new: begin a new epoch."""
+    """stop: cancel what the agents are doing here. new: that too, and begin a new epoch."""
     command: str = ""
     """A command without its slash. The platform answers it at once, beside whatever an agent is doing."""
     arguments: str = ""

@@ -149,7 +149,7 @@ async def test_a_new_epoch_forgets_and_the_history_stays(office: Office, eventua
     office.play(say("Noted."), say("Nothing."))
     await office.say("The code is swordfish.", "new")
     await eventually(lambda: office.told("new") == ["Noted."])
-    await office.say("/new", "new", event="command", command="new")
+    await office.say("/new", "new", event="command", command="new", control="new")
     await eventually(lambda: len(office.told("new")) == 2)
     await office.say("What is the code?", "new")
     await eventually(lambda: office.told("new")[-1] == "Nothing.")
@@ -159,6 +159,31 @@ async def test_a_new_epoch_forgets_and_the_history_stays(office: Office, eventua
         await office.world.count(messages, messages.c.conversation_id == kept, messages.c.event == "message")
         == 2
     )
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+async def test_new_ends_what_is_being_done_and_the_next_run_knows_nothing_of_it(
+    office: Office, eventually: Eventually, waiting: bool
+) -> None:
+    room = f"afresh {waiting}"
+    asking = calls(call("ask_user", question="Which swordfish?"))
+    office.play(asking if waiting else say("Never said."), say("Afresh."), gated=not waiting)
+    await office.say("Find the swordfish.", room)
+    await eventually(lambda: _in_state(office, room, "waiting") if waiting else office.model.received)
+    if not waiting:
+        await office.say("A large swordfish.", room)
+    await office.say("/new", room, event="command", command="new", control="new")
+    await office.say("Fresh topic.", room)
+    await eventually(lambda: "Stopped, as asked." in office.told(room))
+    office.model.gate.set()
+    await eventually(lambda: "Afresh." in office.told(room))
+    expected = ["A fresh start: what was said before is forgotten.", "Afresh.", "Stopped, as asked."]
+    assert sorted(office.told(room)[1 if waiting else 0 :]) == expected
+    assert len(office.model.received) == 2
+    seen = str(office.model.received[1]["messages"])
+    assert "Fresh topic." in seen
+    assert "swordfish" not in seen
+    assert "Stopped" not in seen
 
 
 async def test_a_refused_key_is_told_to_whoever_asked_and_ends_the_job(

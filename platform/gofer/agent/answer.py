@@ -28,7 +28,7 @@ from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.tools.registry import plugin_tools
 from gofer.crash import crash_point
 from gofer.errors import ConfigError, NotFound, Temporary
-from gofer.intake.admit import Admitter, Read, unread
+from gofer.intake.admit import Admitter, Read, covered, unread
 from gofer.integration import Job
 from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
@@ -293,6 +293,7 @@ def apology(connection: Connection, claim: Claim, reason: str) -> tuple[Draft, .
         messages.c.conversation_id == claim.conversation_id,
         messages.c.seq > claim.covers_from,
         messages.c.addressed,
+        covered(claim),
         messages.c.trust.in_((Trust.OWNER, Trust.MEMBER)),
     )
     asked = connection.execute(query.order_by(messages.c.seq.desc()).limit(1)).first()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, func, select, update
 
 from gofer.accounts import Accounts
 from gofer.errors import NotFound, Permanent
@@ -22,7 +22,7 @@ from gofer.store.clock import now
 from gofer.store.content import open_message, seal_message
 from gofer.store.database import Database
 from gofer.store.sealing import conversation_key
-from gofer.store.tables import ASIDE, Trust, conversations, identities, messages, principals
+from gofer.store.tables import ASIDE, Trust, conversations, identities, jobs, messages, principals
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
 
@@ -49,11 +49,17 @@ def unread(connection: Connection, vault: Vault, claim: Claim, after: int) -> li
         messages.c.conversation_id == claim.conversation_id,
         messages.c.seq > after,
         messages.c.event.not_in(ASIDE),
+        covered(claim),
     )
-    if claim.covers_to is not None:
-        query = query.where(messages.c.seq <= claim.covers_to)
     rows = connection.execute(query.order_by(messages.c.seq)).all()
     return [_read(connection, vault, row) for row in rows if row.sealed is not None]
+
+
+def covered(claim: Claim) -> ColumnElement[bool]:
+    """Whether a message is one that the job may end with: once somebody stopped it, nothing said later is."""
+    # As it is now, not as it was when the job was claimed: a run that is about to stop must take in nothing more.
+    to = select(jobs.c.covers_to).where(jobs.c.id == claim.id).scalar_subquery()
+    return messages.c.seq <= func.coalesce(to, messages.c.seq)
 
 
 def read_one(connection: Connection, vault: Vault, conversation_id: str, seq: int) -> Read | None:

@@ -19,7 +19,7 @@ from gofer.intake.joining import WHOLE_AFTER, late_edit, put_together
 from gofer.integration import Incoming, Parsed
 from gofer.jobs.conclude import RECEPTION, lock_conversation
 from gofer.jobs.queue import SERVICE, submit
-from gofer.jobs.steer import cancel_conversation, redrive, wake_participant
+from gofer.jobs.steer import begin_afresh, cancel_conversation, redrive, wake_participant
 from gofer.store import events as log
 from gofer.store import hot
 from gofer.store.clock import now
@@ -397,14 +397,17 @@ def _wake(
         stopped = cancel_conversation(connection, conversation_id, by=f"author:{message.author.id}")
         if not message.command:
             return stopped > 0
+    if message.control == "new" and _is_known(connection, arrival, message, conversation_id, seq):
+        # Not only when the command is answered: what is said next must not reach the old run.
+        ended = begin_afresh(connection, conversation_id, seq, by=f"author:{message.author.id}")
+        if not message.command:
+            return ended > 0
     if message.command:
         _to_reception(connection, arrival, conversation_id, {"seq": seq, "stopped": stopped})
         return True
     via = arrival.connection_id
     for route in _heard(connection, arrival, message, conversation_id):
         participant_id = route.participant_id or _take_part(connection, conversation_id, route, seq)
-        if message.control == "new":
-            _new_epoch(connection, participant_id, seq)
         if message.addressed and route.trigger in ("any", message.trigger):
             # More parts of it are about to come: an agent should read it whole.
             delay = WHOLE_AFTER if message.joins else 0
@@ -455,15 +458,31 @@ def _may_stop(
     connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str, seq: int
 ) -> bool:
     """Whoever is paired here, or asked for what is being done; nobody else's stop stops anything."""
-    author = {"who": message.author.id}
-    paired = connection.execute(
-        _PAIRED, {**author, "workspace": arrival.workspace_id, "service": arrival.integration}
-    ).first()
+    asked = {"who": message.author.id, "conversation": conversation_id, "stop": seq}
+    return _is_paired(connection, arrival, message) or connection.execute(_ASKED, asked).first() is not None
+
+
+def _is_known(
+    connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str, seq: int
+) -> bool:
+    """Whoever is paired here, or was found to be known when they asked for what is being done.
+
+    For all others it is found out when their command is answered.
+    """
+    asked = {"who": message.author.id, "conversation": conversation_id, "stop": seq}
     return (
-        paired is not None
-        or connection.execute(_ASKED, {**author, "conversation": conversation_id, "stop": seq}).first()
-        is not None
+        arrival.trust in _KNOWN
+        or _is_paired(connection, arrival, message)
+        or connection.execute(_ASKED.where(messages.c.trust.in_(_KNOWN)), asked).first() is not None
     )
+
+
+def _is_paired(connection: Connection, arrival: Arrival, message: Incoming) -> bool:
+    who = {"who": message.author.id, "workspace": arrival.workspace_id, "service": arrival.integration}
+    return connection.execute(_PAIRED, who).first() is not None
+
+
+_KNOWN = (Trust.OWNER, Trust.MEMBER)
 
 
 _PAIRED = select(identities.c.id).where(
@@ -550,10 +569,6 @@ def _take_part(connection: Connection, conversation_id: str, route: Any, seq: in
         )
     )
     return participant_id
-
-
-def _new_epoch(connection: Connection, participant_id: str, seq: int) -> None:
-    connection.execute(update(participants).where(participants.c.id == participant_id).values(epoch_seq=seq))
 
 
 def _plain(text: str) -> str:

@@ -28,6 +28,7 @@ from gofer.store.ids import new_id
 from gofer.store.sealing import conversation_key, seal
 from gofer.store.tables import (
     FINAL,
+    FORGOTTEN,
     IS_UNSENT,
     LIVE,
     JobState,
@@ -352,6 +353,8 @@ def _covers_to(connection: Connection, claim: Claim, outcome: Outcome, fixed: in
     if claim.participant_id is None:
         return fixed
     told = getattr(outcome, "included_to", None)
+    if isinstance(outcome, Cancel) and fixed is not None:
+        return max(fixed, told or 0)  # what was said before the stop is meant by it, read or not
     if told is not None or fixed is not None:
         return fixed if told is None else told
     query = select(conversations.c.last_seq).where(conversations.c.id == claim.conversation_id)
@@ -423,6 +426,8 @@ def _remember(connection: Connection, key: DataKey, claim: Claim, draft: Draft) 
     seq = int(connection.execute(_NEXT_SEQ, {"conversation": claim.conversation_id}).scalar_one())
     author = Author(agent_author(claim.agent_id), is_bot=True)
     event = "note" if draft.kind == "note" else "reply"
+    if hot.first(connection, _FORGOTTEN, {"job": claim.id}) is not None:
+        event = FORGOTTEN
     message = Incoming(
         conversation="", author=author, text="".join(draft.parts), addressed=False, event=event
     )
@@ -442,6 +447,12 @@ def _remember(connection: Connection, key: DataKey, claim: Claim, draft: Draft) 
     )
 
 
+# Said after a new epoch began, but about what was before it.
+_FORGOTTEN = (
+    select(jobs.c.id)
+    .join(participants, participants.c.id == jobs.c.participant_id)
+    .where(jobs.c.id == bindparam("job"), jobs.c.covers_to <= participants.c.epoch_seq)
+)
 _NEXT_SEQ = (
     update(conversations)
     .where(conversations.c.id == bindparam("conversation"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, select, update
 
 from gofer.errors import Conflict, NotFound
 from gofer.jobs.conclude import ANSWER, ensure_answer, ensure_job, live_state, lock_conversation
@@ -80,16 +80,34 @@ _LAST_SEQ = (
 
 def cancel_conversation(connection: Connection, conversation_id: str, *, by: str) -> int:
     """Ask every agent at work in a conversation to stop; returns how many were. The caller holds its lock."""
+    return _cancel_all(connection, jobs.c.conversation_id == conversation_id, by)
+
+
+def _cancel_all(connection: Connection, which: ColumnElement[bool], by: str) -> int:
     query = select(jobs.c.id).where(
-        jobs.c.conversation_id == conversation_id,
-        jobs.c.kind == ANSWER,
-        in_state(*LIVE, JobState.BLOCKED),
-        ~jobs.c.cancel_requested,
+        which, jobs.c.kind == ANSWER, in_state(*LIVE, JobState.BLOCKED), ~jobs.c.cancel_requested
     )
     ids = list(connection.execute(query).scalars())
     for job_id in ids:
         cancel(connection, job_id, by=by)
     return len(ids)
+
+
+def begin_afresh(connection: Connection, conversation_id: str, seq: int, *, by: str) -> int:
+    """Let the agents of a conversation forget what was said up to a message, and end what they do about it.
+
+    Returns how many were at work. What they have not answered ends with what they were doing. An agent that was
+    spoken to since is left at work: that is not meant. The caller holds the conversation's lock.
+    """
+    stopped = 0
+    remembering = (participants.c.conversation_id == conversation_id) & (participants.c.epoch_seq < seq)
+    for one in connection.execute(select(participants).where(remembering)).all():
+        values = {"epoch_seq": seq}
+        if one.wake_seq <= seq:
+            stopped += _cancel_all(connection, jobs.c.participant_id == one.id, by)
+            values |= {"read_seq": max(one.read_seq, seq)}
+        connection.execute(update(participants).where(participants.c.id == one.id).values(**values))
+    return stopped
 
 
 def redrive(connection: Connection, job_id: int, *, by: str) -> JobState:

@@ -10,7 +10,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import structlog
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, select
 
 from gofer.accounts import Accounts, Connected
 from gofer.agent.models.keys import ModelKeys
@@ -21,7 +21,7 @@ from gofer.jobs.conclude import lock_conversation
 from gofer.jobs.outcome import Done, Draft, Outcome, Retry, Snooze
 from gofer.jobs.queue import Claim
 from gofer.jobs.signals import JOBS, Signals
-from gofer.jobs.steer import answer
+from gofer.jobs.steer import answer, begin_afresh
 from gofer.jobs.worker import Run
 from gofer.people import TooManyGuesses, link, new_link, redeem
 from gofer.reception.commands import Asking, answer_to
@@ -30,7 +30,7 @@ from gofer.settings import Settings
 from gofer.store.clock import now
 from gofer.store.database import Database
 from gofer.store.sealing import conversation_key, unseal
-from gofer.store.tables import Trust, jobs, participants, questions
+from gofer.store.tables import Trust, jobs, questions
 from gofer.vault.envelope import Vault
 
 log = structlog.get_logger()
@@ -198,7 +198,8 @@ class Desk:
         if read.message.command == "stop":
             return NOTHING_TO_STOP
         if read.message.command == "new":
-            await self._database.write(partial(_new_epoch, claim=claim, seq=read.seq))
+            await self._database.write(partial(_begin_afresh, claim=claim, read=read))
+            self._signals.wake(JOBS)
             return FRESH
         if read.message.command == "link":
             return await self._new_link(claim, read)
@@ -296,12 +297,10 @@ def _choices(connection: Connection, vault: Vault, question: Any) -> list[str]:
     return [str(choice) for choice in unseal(key, question.choices, "choices", question.id)]
 
 
-def _new_epoch(connection: Connection, claim: Claim, seq: int) -> None:
-    connection.execute(
-        update(participants)
-        .where(participants.c.conversation_id == claim.conversation_id, participants.c.epoch_seq < seq)
-        .values(epoch_seq=seq)
-    )
+def _begin_afresh(connection: Connection, claim: Claim, read: Read) -> None:
+    where = str(claim.conversation_id)
+    lock_conversation(connection, where)
+    begin_afresh(connection, where, read.seq, by=f"author:{read.message.author.id}")
 
 
 def _wish_to_listen(connection: Connection, claim: Claim, read: Read) -> None:

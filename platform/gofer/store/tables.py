@@ -88,8 +88,11 @@ class ReplyState(StrEnum):
     """Will not be sent; `reason` says why."""
 
 
-ASIDE = ("command", "button", "place")
-"""Events of messages that the platform deals with itself: they are no part of what an agent reads."""
+FORGOTTEN = "forgotten"
+"""The event of what an agent said at the end of work that it was told to forget."""
+
+ASIDE = ("command", "button", "place", FORGOTTEN)
+"""Events of messages that are no part of what an agent reads; most of them the platform deals with itself."""
 
 SCHEDULE = "schedule"
 """The event of a message that a schedule says: nobody waits for its answer."""

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 from sqlalchemy import Connection, insert, select
 
+from gofer.intake.admit import unread as read_by_run
 from gofer.intake.record import event_matches
-from gofer.jobs.outcome import Dead, Done
+from gofer.jobs.outcome import Cancel, Dead, Done
 from gofer.jobs.steer import cancel_conversation
 from gofer.store.clock import now
 from gofer.store.content import open_message
@@ -254,10 +255,36 @@ async def test_a_stop_where_nothing_runs_starts_nothing(world: World) -> None:
     assert await world.answer_jobs() == []
 
 
-async def test_new_begins_an_epoch_and_is_answered(world: World) -> None:
+@pytest.mark.parametrize("work", ["none", "ready", "running", "answered meanwhile"])
+async def test_new_ends_what_was_begun_and_what_is_said_next_has_a_job_of_its_own(
+    world: World, work: str
+) -> None:
+    await pair(world, "ann")
     await world.say("old times")
-    assert (await world.say("/new", control="new")).seq == 2
-    assert (await world.participants())[0].epoch_seq == 2
+    claim = await world.claim_one() if work != "ready" else None
+    if work == "none":
+        await world.end(claim, Done(included_to=1))
+    await world.say("never read", addressed=work != "none")
+    await world.say("/new", control="new", command="new", event="command")
+    await world.say("/new", control="new", command="new", event="command", by="eve")
+    await world.say("fresh")
+    if claim is None:
+        claim = await world.claim_one()
+        assert claim.cancel_requested
+    if work != "none":
+        unread = await world.run(read_by_run, vault=world.vault, claim=claim, after=0)
+        assert [one.message.text for one in unread] == ["old times", "never read"]
+        await world.end(
+            claim, Done(included_to=1) if work == "answered meanwhile" else Cancel("cancelled", (), 1)
+        )
+    (participant,) = await world.participants()
+    assert participant.epoch_seq == 3, "nobody else's /new counts before it is known who they are"
+    fresh = await world.claim_one()
+    unread = await world.run(read_by_run, vault=world.vault, claim=fresh, after=fresh.covers_from)
+    assert [one.message.text for one in unread] == ["fresh"]
+    if work in ("ready", "running"):
+        (first, _) = await world.answer_jobs()
+        assert (first.state, first.covers_to) == ("cancelled", 3)
 
 
 async def test_text_that_a_database_would_refuse_is_stored(world: World) -> None:
