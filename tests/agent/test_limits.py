@@ -55,6 +55,36 @@ async def test_a_run_that_would_never_end_wraps_up_and_stops(
     assert spent == world.ledger.total
 
 
+def loud(request: Any) -> Reply:
+    """Has tools return as much as they may, so that the next request is far larger than the last."""
+    if request.get("tool_choice", {}).get("type") != "auto":
+        return say("This is how far I got.")
+    turn = len(request["messages"])
+    return calls(*(call("bash", command=f"yes {turn}-{n} | head -c 24000") for n in range(12)))
+
+
+@pytest.mark.parametrize("cap", [0.2, 0.26])
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("job_dollars", "budget.job"),
+        ("day_dollars", "budget.day"),
+        ("conversation_dollars", "budget.conversation"),
+    ],
+)
+async def test_there_is_money_for_a_last_answer_whatever_tools_return(
+    direct: Make, name: str, code: str, cap: float
+) -> None:
+    world, service = direct(loud, spec=with_limits(**{"job_dollars": 0, "day_dollars": 0, name: cap}))
+    outcome = await world.run()
+    assert isinstance(outcome, Stopped)
+    assert outcome.code == code
+    assert outcome.text == f"This is how far I got.\n\n{outcome.sentence}"
+    assert len(service.received) > 1
+    assert service.refused == []
+    assert fold(world.journal.events).spent == world.ledger.total <= cap * MICROS
+
+
 async def test_the_user_is_warned_and_the_model_is_told_before_the_end(direct: Make) -> None:
     world, service = direct(endless, spec=with_limits(steps=10))
     await world.run()

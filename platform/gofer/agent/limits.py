@@ -160,10 +160,13 @@ class JobLimits:
         over = self._over(state)
         tokens = min(self._settings.output_tokens, self._affordable(state, size, price))
         if over is None and tokens >= LEAST_TOKENS and not state.wrapping_up:
-            scope = await self._reserve(state, _next_turn(state), price.worst(size, tokens))
-            if scope is None:
-                return self._go(state, tokens, price.worst(size, tokens))
-            over = _scope_halt(scope, self._settings)
+            # Near the end of a cap that spans jobs, a shorter answer may still do.
+            for most in (tokens, min(tokens, WRAP_UP_TOKENS)):
+                amount, kept_back = price.worst(size, most), self._last_call(size, price)
+                scope = await self._reserve(state, _next_turn(state), amount, kept_back)
+                if scope is None:
+                    return self._go(state, most, amount)
+                over = _scope_halt(scope, self._settings)
         begun = Halt(**state.wrapping_up) if state.wrapping_up else None
         return await self._wrap_up(state, size, price, begun or over or self._job_halt(state))
 
@@ -183,7 +186,7 @@ class JobLimits:
         cap = self._job_cap(state)
         if cap and state.spent + state.reserved + amount + after > cap:
             return False
-        return await self._reserve(state, f"summary:{state.compactions + 1}", amount) is None
+        return await self._reserve(state, f"summary:{state.compactions + 1}", amount, after) is None
 
     def time_left(self, state: State) -> float:
         """Seconds of active time; what a tool may use at most."""
@@ -219,12 +222,18 @@ class JobLimits:
         if not cap or not price.output:
             return self._settings.output_tokens
         left = cap - state.spent - state.reserved
-        left -= price.worst(size, 0) + price.worst(size + self._settings.output_tokens, WRAP_UP_TOKENS)
+        left -= price.worst(size, 0) + self._last_call(size, price)
         return int(left / price.output)
 
-    async def _reserve(self, state: State, key: str, amount: int) -> Scope | None:
+    def _last_call(self, size: int, price: Price) -> int:
+        """What a wrap-up answer after this call can cost. Results of tools are not in it: if there is no money for
+        them then, they are cleared."""
+        return price.worst(size + self._settings.output_tokens, WRAP_UP_TOKENS)
+
+    async def _reserve(self, state: State, key: str, amount: int, kept_back: int = 0) -> Scope | None:
+        """Set aside this much for a call, if every cap leaves this much beside it."""
         background = state.background
-        caps = self._settings.caps(background=background)
+        caps = {scope: cap - kept_back for scope, cap in self._settings.caps(background=background).items()}
         return await self._ledger.reserve(key, amount, caps, background=background)
 
     async def _wrap_up(self, state: State, size: int, price: Price, why: Halt) -> Go | Halt:
