@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
+
+import pytest
 
 from agent.conftest import Make
 from agent.patience import stopwatch
 from agent.ports import ListInbox, ada, bob
+from gofer.agent.acting import WROTE_INSTEAD
 from gofer.agent.conversation import Answer
 from gofer.agent.outcome import Answered, Asked, Stopped
 from gofer.agent.state import fold
@@ -134,8 +138,27 @@ async def test_a_question_waits_without_holding_anything_and_survives(direct: Ma
     assert "answered:\nb" in service.received[1]["messages"][-1]["content"][0]["content"][0]["text"]
 
 
+@pytest.mark.parametrize(
+    ("choices", "wrote", "by", "result"),
+    [
+        ([], "Xavier", "Ada", "Ada, owner, answered:\nXavier"),
+        (["Yes", "No"], " yes ", "Ada", "Ada, owner, answered:\nYes"),
+        (["Yes", "No"], "Why?", "Ada", WROTE_INSTEAD),
+        (["Yes", "No"], "Yes", "Bob", WROTE_INSTEAD),
+    ],
+)
+async def test_an_answer_may_be_typed_by_whoever_was_asked(
+    direct: Make, choices: list[str], wrote: str, by: str, result: str
+) -> None:
+    world, service = direct(calls(call("ask_user", question="Well?", choices=choices)), say("Fine."))
+    await world.run()
+    world.inbox.messages.append(dataclasses.replace(ada(wrote, 2), author=by))
+    assert await world.run() == Answered("Fine.", included_to=2)
+    assert service.received[1]["messages"][-1]["content"][0]["content"][0]["text"] == result
+
+
 async def test_who_writes_instead_of_answering_is_heard(direct: Make) -> None:
-    world, service = direct(calls(call("ask_user", question="Which one?")), say("Fine."))
+    world, service = direct(calls(call("ask_user", question="Which one?", choices=["a"])), say("Fine."))
     await world.run()
     world.inbox.messages.append(ada("Forget it, stop asking.", 2))
     assert await world.run() == Answered("Fine.", included_to=2)

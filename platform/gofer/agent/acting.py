@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from itertools import groupby
 
-from gofer.agent.conversation import Answer, Inbox, Questions
+from gofer.agent.conversation import Answer, Inbox, Questions, Said
 from gofer.agent.outcome import Asked
 from gofer.agent.parts import Limits, Ran, Surroundings, Tools
 from gofer.agent.progress import call_sig, result_sig
@@ -100,8 +100,11 @@ class Acting:
         answer = await self._questions.answer(call.id)
         if answer is None:
             unread = await self._inbox.unread(state.included_to)
-            if all(said.background or quotes(said.trust, state.trust) for said in unread):
+            heard = [said for said in unread if not said.background and not quotes(said.trust, state.trust)]
+            if not heard:
                 return self._asked(call)
+            if state.background or heard[0].author == state.woken_by:
+                answer = _typed(call, heard[0])
         await self._finish(call, Ran(_answered(answer), "ok"), 0)
         return None
 
@@ -127,6 +130,16 @@ class Acting:
             "took_ms": took_ms,
         }
         await self._record("tool.finished", data, self._record.state.rounds[-1].event_id)
+
+
+def _typed(call: Call, said: Said) -> Answer | None:
+    """What somebody wrote, if it answers the question: anything an open one, one of its choices another."""
+    assert call.asked is not None
+    choices, wrote = call.asked["choices"], said.text.strip()
+    chosen = [choice for choice in choices if choice.strip().casefold() == wrote.casefold()]
+    if not wrote or (choices and not chosen):
+        return None
+    return Answer(chosen[0] if chosen else wrote, said.author, said.trust)
 
 
 def _unknown() -> Ran:

@@ -64,6 +64,8 @@ class State:
 
     begun: bool = False
     trust: Trust = "unknown"
+    woken_by: str = ""
+    """Whom it works for, by name."""
     background: bool = False
     """Nobody waits for it: the smaller budget applies."""
     history_after: int = 0
@@ -146,6 +148,7 @@ def _run_started(state: State, event: Event) -> None:
     data = event.data
     state.begun = True
     state.trust = data["trust"]
+    state.woken_by = data.get("woken_by", "")
     state.background = data.get("background", False)
     state.history_after, state.history_to = data["history_after"], data["history_to"]
     state.included_to = data["history_to"]
