@@ -172,7 +172,9 @@ async def test_a_photo_that_comes_after_its_album_was_read_belongs_to_it(
         )
         for caption in ("later still", ""):
             telegram.phones.send_photo(ann, chat, caption, media_group_id=album)
-        await house.took_in(5)
+        ran = tmp_path / "ran"
+        telegram.phones.edit(photos[0], f"$ touch {ran}")
+        await house.took_in(6)
         await house.settled()
         assert len(telegram.said(chat)) == 1, "it was answered with the others"
         telegram.phones.say(ann, chat, "and the last one?")
@@ -182,6 +184,7 @@ async def test_a_photo_that_comes_after_its_album_was_read_belongs_to_it(
         assert len({call.parameters["file_id"] for call in telegram.calls("getFile")}) == 5, (
             "what is asked next knows of them"
         )
+        assert not ran.exists(), "an edit of what was answered is no new order"
 
 
 async def test_a_group_that_becomes_a_supergroup_keeps_its_conversation(
