@@ -18,7 +18,9 @@ class Result:
     errors: str
     """Standard error when it was kept separate."""
     cwd: str
+    """Where the shell stands now."""
     duration: float
+    """Seconds since the command was given to the shell, whichever server that was."""
     timed_out: bool = False
     cancelled: bool = False
     killed: tuple[str, ...] = ()
@@ -28,7 +30,8 @@ class Result:
     recreated: bool = False
     """The whole sandbox was lost and made again from its files and snapshot."""
     state_lost: bool = False
-    """Variables, functions or options this command changed are lost; those from before it are kept."""
+    """Variables, functions or options this command changed are lost; those from before it are kept. When some were
+    too large to keep, `notes` says which."""
     background: tuple[str, ...] = ()
     """Command lines of what is still running."""
     background_lost: tuple[str, ...] = ()

@@ -72,6 +72,8 @@ class Session:
         self._shell = self._new_shell(self._box, snapshot)
         if not await self._shell.begin():
             raise StartFailed("the sandbox started, but no shell came up in it")
+        if self._shell.unkept:
+            self.news.notes.append(self._shell.unkept)
         await self._opened()
 
     async def take_over(self, box: Box, snapshot: bytes | None) -> bool:
@@ -143,8 +145,8 @@ class Session:
         return await self._result(outcome, began)
 
     async def resume(self) -> Result:
-        """See through the command that ran when this process took over."""
-        began = time.monotonic()
+        """See through the command that ran when this process took over; it began when its journal says."""
+        began = time.monotonic() - max(0.0, time.time() - self._journal.live.started)
         try:
             outcome = await self.shell.resume()
         finally:
@@ -255,3 +257,4 @@ class Session:
         await self._end_box()
         self._spec = replace(self._spec, previous=self.box.reference)
         await self.start(snapshot)
+        outcome.cwd = self.shell.cwd

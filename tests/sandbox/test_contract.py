@@ -79,9 +79,22 @@ async def test_state_persists_between_commands(sandbox: Sandbox) -> None:
     expected = 'd e v\n"q 2 3 v f f\nal\n1\n0027\ng\nr e\n2\nworkspace\n'
     assert (await sandbox.run(check)).output == expected
     assert (await sandbox.run("echo $#")).output == "2\n"
-    ended = await sandbox.run("exit 9")
+    ended = await sandbox.run("set -x; exit 9")
     assert (ended.exit_code, ended.restarted, ended.state_lost) == (9, True, False)
+    assert (ended.output.lstrip("+"), ended.cwd[-2:]) == (" exit 9\n", "/d"), "nothing of how it is done"
+    await sandbox.run("set +x")
     assert (await sandbox.run(check)).output == expected, "after the shell's death"
+
+
+async def test_state_that_is_too_large_is_told_and_the_rest_kept(sandbox: Sandbox) -> None:
+    await sandbox.run("A=1; f() { echo f; }; X=$(head -c 5000000 /dev/zero | tr '\\0' a); Y=2; cd /usr")
+    ended = await sandbox.run("readonly PATH=/nope; exit 0")
+    assert (ended.restarted, ended.state_lost, ended.cwd) == (True, True, "/usr")
+    assert ended.notes == ("the shell's state was too large to keep; not brought back: X",)
+    repaired = await sandbox.run("PATH=/usr/bin:/bin; echo $A $(f) ${#X} $Y; pwd; command -v ls")
+    assert repaired.output.startswith("1 f 0 2\n/usr\n/")
+    again = await sandbox.run("exit 0")
+    assert (again.state_lost, again.notes) == (False, ())
 
 
 async def test_a_result_says_everything(sandbox: Sandbox) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gofer_sandbox.bubblewrap import seccomp
 from gofer_sandbox.shell import frames
-from gofer_sandbox.shell.state import Snapshot
+from gofer_sandbox.shell.state import MAXIMUM, Snapshot, fitting
 
 VARIABLES = b"""declare -- A="one
 declare -x TMOUT=\\"5\\"
@@ -28,14 +28,14 @@ declare -- PS1=""
 def snapshot(**parts: bytes) -> bytes:
     values = {
         "cwd": b"/tmp",
-        "variables": b"",
-        "functions": b"",
-        "aliases": b"",
         "settings": b"",
         "options": b"",
+        "aliases": b"",
+        "functions": b"",
+        "variables": b"",
     }
     values |= parts
-    return b"S" + b"\0".join(values.values()) + b"\0E"
+    return b"T" + b"\0".join(values.values()) + b"\0E"
 
 
 def test_only_what_may_be_restored_is() -> None:
@@ -59,10 +59,72 @@ def test_options_that_would_end_the_next_shell_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"S", b"S/tmp\0", snapshot()[:-1], snapshot() + b"\0", b"X" + snapshot()[1:], b"\0" * 6]
+    "data", [b"", b"T", b"T/tmp\0", snapshot()[:-1], snapshot() + b"\0", b"X" + snapshot()[1:], b"\0" * 6]
 )
 def test_half_a_snapshot_is_none(data: bytes) -> None:
     assert Snapshot.parse(data) is None
+    assert data.startswith(b"T/") or fitting(data, snapshot()) is None
+
+
+LARGE = b"a" * MAXIMUM
+BEFORE = snapshot(functions=b"f () { old }\n", variables=b'declare -- B="1"\ndeclare -- Z="26"\n')
+WHOLE = snapshot(
+    cwd=b"/new",
+    functions=b"f () { new }\n",
+    variables=b'declare -- B="2"\ndeclare -- X="%b"\ndeclare -- Y="25"\n' % LARGE,
+)
+DECLARED = b'declare -- %b="%b"\n'
+
+
+@pytest.mark.parametrize(
+    ("data", "functions", "variables", "dropped"),
+    [
+        pytest.param(WHOLE, b"new", {b"B": b"2", b"Y": b"25"}, ("X",), id="too large"),
+        pytest.param(
+            WHOLE[:-100], b"new", {b"B": b"2", b"Z": b"26"}, ("further variables",), id="cut in a variable"
+        ),
+        pytest.param(
+            WHOLE[: WHOLE.index(b"new }")],
+            b"old",
+            {b"B": b"1", b"Z": b"26"},
+            ("functions", "further variables"),
+            id="cut in a function",
+        ),
+        pytest.param(
+            snapshot(cwd=b"/new", functions=b"new" + LARGE, variables=b'declare -- B="2"\n'),
+            b"",
+            {b"B": b"2"},
+            ("functions",),
+            id="too large a function",
+        ),
+    ],
+)
+def test_what_there_is_room_for_is_kept_and_the_rest_is_named(
+    data: bytes, functions: bytes, variables: dict[bytes, bytes], dropped: tuple[str, ...]
+) -> None:
+    kept = fitting(data, BEFORE)
+    assert kept
+    parsed = Snapshot.parse(kept)
+    assert parsed
+    assert parsed.cwd == b"/new"
+    assert functions in parsed.functions
+    assert parsed.variables == b"".join(DECLARED % one for one in variables.items())
+    assert parsed.dropped == dropped
+    assert fitting(kept, None) == kept
+
+
+def test_a_shell_can_be_repaired() -> None:
+    variables = b'declare -rx PATH="/nope"\ndeclare -r IFS="r"\ndeclare -r R="-r"\ndeclare -ar A=()\n'
+    parsed = Snapshot.parse(snapshot(variables=variables))
+    assert parsed
+    state = parsed.state("/")
+    for line in (
+        b'declare -x PATH="/nope"',
+        b'declare -- IFS="r"',
+        b'declare -r R="-r"',
+        b"declare -ar A=()",
+    ):
+        assert line + b"\n" in state
 
 
 @pytest.mark.parametrize(
@@ -76,6 +138,7 @@ def test_frames() -> None:
     assert frames.parse(b"D7 130 /a b\nc") == frames.Done(7, 130, "/a b\nc")
     assert frames.parse(b"X2 9 line") == frames.Died(2, 9, b"line")
     assert frames.parse(b"R12") == frames.Ready(12)
+    assert frames.parse(b"R12 /a b") == frames.Ready(12, "/a b")
     assert frames.parse(b"P1") == frames.Snapped("1")
 
 

@@ -150,6 +150,8 @@ async def test_shell_that_died_while_nobody_was_there_comes_back(base: Path, dir
     result = await sandbox.pending()
     assert result is not None
     assert (result.exit_code, result.output, result.restarted) == (5, "begin\n", True)
+    assert result.cwd == "/tmp"
+    assert result.duration > 0.2, "from its own beginning, not from the attach"
     assert (await sandbox.run("echo $A $B $(f 3) $PWD")).output == "1 2 f3 /tmp\n"
     await sandbox.close()
 

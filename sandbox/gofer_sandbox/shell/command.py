@@ -68,6 +68,7 @@ class Speaker(Protocol):
     snapshots: int
     owes_snapshot: bool
     unread: bool
+    unkept: str
     on_tick: Callable[[], None]
 
     def push(self, event: Event) -> None: ...
@@ -120,7 +121,7 @@ class Run:
             case frames.Snapped():
                 self._on_begun()
             case frames.Ready():
-                return self._on_ready_again()
+                return self._on_ready_again(event)
             case Lost():
                 outcome.lost = True
                 return True
@@ -149,7 +150,7 @@ class Run:
             self._died = self._outcome.restarted = True
             self._outcome.exit_code = None if self._silent >= _SILENT_TICKS else event.exit_code
 
-    def _on_ready_again(self) -> bool:
+    def _on_ready_again(self, event: frames.Ready) -> bool:
         """A new shell took over: the command ended with the old one, unless that had never read it."""
         shell, outcome = self._shell, self._outcome
         if not self._died:
@@ -159,7 +160,9 @@ class Run:
             shell.wire.finish()
             shell.submit(self._command)
             return False
-        outcome.state_lost = shell.snapshots == self._snapshots_before
+        outcome.cwd = event.cwd
+        outcome.state_lost = shell.snapshots == self._snapshots_before or bool(shell.unkept)
+        outcome.notes += [shell.unkept] if shell.unkept else []
         return True
 
     def _climb(self, at_least: Step) -> bool:

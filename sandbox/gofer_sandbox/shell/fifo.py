@@ -20,7 +20,7 @@ from pathlib import Path
 from gofer_sandbox.provider import Listener
 from gofer_sandbox.shell import scripts, slots
 from gofer_sandbox.shell.frames import SLOTS
-from gofer_sandbox.shell.state import MAXIMUM
+from gofer_sandbox.shell.state import MAXIMUM, ROOM
 
 _CHUNK = 128 * 1024
 _CHUNKS_AT_ONCE = 8
@@ -39,7 +39,7 @@ _EARLIER = 0
 # Windows has none of them, and imports this too.
 _SAFELY = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC"))
 _READ, _WRITE, _BOTH = os.O_RDONLY | _SAFELY, os.O_WRONLY | _SAFELY, os.O_RDWR | _SAFELY
-_FRAME = re.compile(rb"(?:D\d+ \d+ .*|X\d+ \d+ .*|R\d+|P[01ei])\Z", re.S)
+_FRAME = re.compile(rb"(?:D\d+ \d+ .*|X\d+ \d+ .*|R\d+(?: .*)?|P[01ei])\Z", re.S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,15 +353,23 @@ class FifoWire:
         return data[:-1] if data and data.endswith(b"\0") else b""
 
     def take_snapshot(self, slot: str) -> bytes | None:
-        """The file of a slot."""
-        return self._read_private(f"s{slot}", MAXIMUM)
+        """The file of a slot; when it is so large that the next might find no room, older ones go."""
+        data = self._read_private(f"s{slot}", ROOM)
+        if data and len(data) > MAXIMUM:
+            self._remove_older(f"s{slot}")
+        return data
+
+    def _remove_older(self, kept: str) -> None:
+        written = self._written_at(kept)
+        for name in _SNAPSHOTS:
+            if name != kept and self._written_at(name) < written:
+                with contextlib.suppress(OSError):
+                    os.unlink(name, dir_fd=self._private)
 
     def left_snapshots(self) -> list[bytes]:
         """The files of all slots by the time they were written."""
         found = [
-            (self._written_at(name), data)
-            for name in _SNAPSHOTS
-            if (data := self._read_private(name, MAXIMUM))
+            (self._written_at(name), data) for name in _SNAPSHOTS if (data := self._read_private(name, ROOM))
         ]
         return [data for _, data in sorted(found, reverse=True)]
 
@@ -383,9 +391,8 @@ class FifoWire:
         except OSError:
             return None
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return None
-            return os.read(fd, maximum)
+            found = os.fstat(fd)
+            return os.read(fd, min(found.st_size, maximum)) if stat.S_ISREG(found.st_mode) else None
         except OSError:
             return None
         finally:

@@ -25,9 +25,10 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A shell is ready; `pid` is what it calls itself."""
+    """A shell is ready; `pid` is what it calls itself, `cwd` where it stands."""
 
     pid: int
+    cwd: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ def parse(data: bytes) -> Frame | None:
             death, code, unread = rest.split(b" ", 2)
             return Died(int(death), int(code), unread)
         if kind == b"R":
-            return Ready(int(rest))
+            pid, _, cwd = rest.partition(b" ")
+            return Ready(int(pid), cwd.decode("utf-8", "replace"))
     except ValueError:
         return None
     return Snapped(rest.decode()) if kind == b"P" and rest in SLOTS else None

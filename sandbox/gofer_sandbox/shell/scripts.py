@@ -81,17 +81,20 @@ def enter(entrances: Sequence[int]) -> str:
 
 
 def rc(control: str = INSIDE) -> str:
-    """What every user shell begins with; options come last, for `set -e` must not see the lines above."""
+    """What every user shell begins with; options come last, for `set -e` must not see the lines above.
+
+    The traps run amid a command, whose `set -x` must not print them.
+    """
     return f"""
 PS1= PS2= PS0=
 unset PROMPT_COMMAND MAILCHECK TMOUT HISTFILE
 set +o history +H
 shopt -u checkwinsize
 [ -r {control}/state ] && . {control}/state
-\\builtin trap '\\builtin kill -INT $$' USR2
-\\builtin trap '\\builtin . {control}/x e' EXIT
+\\builtin trap '{{ \\builtin kill -INT $$; }} 2>/dev/null' USR2
+\\builtin trap '{{ \\builtin . {control}/x e; }} 2>/dev/null' EXIT
 FUNCNEST=2000
-\\builtin printf 'R%s\\0' "$$" >{control}/st
+\\builtin printf 'R%s %s\\0' "$$" "$PWD" >{control}/st
 \\builtin . {control}/options
 """
 
@@ -123,19 +126,20 @@ def done(control: str = INSIDE, private: str = PRIVATE) -> str:
 
 
 SNAPSHOT = r"""
-\builtin printf 'S%s\0' "$PWD"
-\builtin declare -p
-\builtin printf '\0'
-\builtin declare -f
-\builtin printf '\0'
-\builtin alias -p
-\builtin printf '\0'
+\builtin printf 'T%s\0' "$PWD"
 \builtin shopt -p
 \builtin umask -p
 \builtin printf '\0'
 \builtin set +o
+\builtin printf '\0'
+\builtin alias -p
+\builtin printf '\0'
+\builtin declare -f
+\builtin printf '\0'
+\builtin declare -p
 \builtin printf '\0E'
 """
+"""What can be largest comes last: where there is no room for all, the rest is whole."""
 
 
 def snapshot(control: str = INSIDE, private: str = PRIVATE) -> str:

@@ -17,7 +17,7 @@ from gofer_sandbox.provider import Box, Process
 from gofer_sandbox.shell import frames
 from gofer_sandbox.shell.command import TICK, Event, Lost, Outcome, Run, Stop, Tick
 from gofer_sandbox.shell.ladder import Ladder, Step
-from gofer_sandbox.shell.state import Snapshot
+from gofer_sandbox.shell.state import Snapshot, fitting
 
 OnOutput = Callable[[int, bytes], None]
 
@@ -47,6 +47,10 @@ class Shell:
         """Whether the shell is still busy with the snapshot after its last command: it has not begun the next."""
         self.unread = False
         """Whether the last shell died without having read the command it was given."""
+        self.cwd = ""
+        """Where the shell stood when it came up."""
+        self.unkept = ""
+        """What the shell that is coming up, or came up last, could not be given of its predecessor's state."""
         self.ended_alone = False
         """Whether the command we took over had ended before, when nobody read or kept what it printed."""
         self.background_log = BackgroundLog(directory / "output", limits.spool)
@@ -59,6 +63,9 @@ class Shell:
         self._ready = False
         self._ended_at = 0.0
         self._snapshot_slow = False
+        self._snapshot_failed = False
+        self._given: int | None = None
+        """After which death a shell was given state, until it is ready."""
         self._snapshot_asked = False
         self._later: asyncio.TimerHandle | None = None
         self._saving: asyncio.TimerHandle | None = None
@@ -92,7 +99,8 @@ class Shell:
         live = self._journal.live
         self.process = self.box.shell(live.shell) if live.shell else None
         self._ready = self.process is not None
-        self._copy_out(next(filter(Snapshot.parse, self.wire.left_snapshots()), None))
+        left = (fitting(data, self.snapshot) for data in self.wire.left_snapshots())
+        self._copy_out(next(filter(None, left), None))
         self.wire.adopt(live.running)
         if not live.running:
             return False
@@ -138,6 +146,8 @@ class Shell:
 
     def _on_ready(self, event: frames.Ready) -> None:
         self._ready = True
+        self._snapshot_failed, self._given = False, None
+        self.cwd = event.cwd
         self.process = self.box.shell(event.pid)
         self._journal.live.shell = event.pid
         self._journal.write()
@@ -146,16 +156,18 @@ class Shell:
         """Give the keeper the state for the next shell; if the last did not even come up, none."""
         if event.unread:
             self.unread = self.unread or b"</dev/null 1<>" in event.unread
-        else:
-            if not self._ready and event.death > 1:
-                self.snapshot = None
+        elif event.death != self._given:
+            if self._given is not None:
+                self.snapshot, self._snapshot_failed = None, True
             self._put_state()
+            self._given = event.death
         self._ready = self.owes_snapshot = False
         self.process = None
         self.wire.go(event.death)
 
     def _put_state(self) -> None:
         snapshot = Snapshot.parse(self.snapshot) if self.snapshot else None
+        self.unkept = _unkept(snapshot, self._snapshot_failed)
         if snapshot:
             self.wire.put_state(snapshot.state(self._home), snapshot.option_lines())
         else:
@@ -166,10 +178,12 @@ class Shell:
         self.snapshots += 1
         self.owes_snapshot = False
         self._snapshot_slow = time.monotonic() - self._ended_at > _SLOW_SNAPSHOT
-        self._copy_out(self.wire.take_snapshot(slot))
+        whole = fitting(self.wire.take_snapshot(slot) or b"", self.snapshot)
+        self._snapshot_failed = whole is None
+        self._copy_out(whole)
 
     def _copy_out(self, data: bytes | None) -> None:
-        if data and data != self.snapshot and Snapshot.parse(data):
+        if data and data != self.snapshot:
             self.snapshot = data
             due = self._saved_at + _SAVE_EVERY
             if self._loop.time() >= due:
@@ -315,3 +329,12 @@ class Shell:
         for capture in self.captures:
             capture.release()
         self.wire.close()
+
+
+def _unkept(snapshot: Snapshot | None, failed: bool) -> str:
+    """What to tell of state that a new shell does not get."""
+    if failed:
+        return "the shell's state could not be kept; what is older than its last command is back, if anything"
+    if snapshot and snapshot.dropped:
+        return f"the shell's state was too large to keep; not brought back: {', '.join(snapshot.dropped)}"
+    return ""

@@ -7,16 +7,20 @@ inside again.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gofer_sandbox.shell.frames import SLOTS
 
 MAXIMUM = 4 * 1024 * 1024
+"""What is kept of one."""
 ROOM = len(SLOTS) * MAXIMUM
 """The size of the tmpfs it is written to."""
 
-_VALUE = rb"""(?:[^"'$\n]|"(?:\\.|[^"\\])*"|\$'(?:\\.|[^'\\])*'|'[^']*'|\$)*"""
-_DECLARATION = re.compile(rb"declare -\S+ (\w+)(?:=" + _VALUE + rb")?\n", re.S)
+_VALUE = rb"""(?:[^"'$\n]++|"(?:[^"\\]++|\\.)*+"|\$'(?:[^'\\]++|\\.)*+'|'[^']*+'|\$)*+"""
+_DECLARATION = re.compile(rb"declare -(\S+) (\w+)(?:=" + _VALUE + rb")?\n", re.S)
+
+_ALL_FUNCTIONS, _MORE_VARIABLES = "functions", "further variables"
+_NAMED = 10
 
 # bash sets these itself, or they would break the next shell (a prompt command, a time-out, a history file).
 _NOT_RESTORED = re.compile(
@@ -24,6 +28,8 @@ _NOT_RESTORED = re.compile(
     rb"|EPOCH\w*|HIST\w*|COMP_\w*|SHLVL|PS[0124]|PROMPT_COMMAND|TMOUT|MAILCHECK|HOSTNAME|HOSTTYPE|MACHTYPE"
     rb"|OSTYPE|COLUMNS|LINES|PWD|OLDPWD|FUNCNEST)"
 )
+# Read-only, and wrong, they would leave every later shell as unusable.
+_WRITABLE = (b"PATH", b"HOME", b"IFS", b"OLDPWD")
 _OPTIONS_NOT_RESTORED = re.compile(
     rb"set [-+]o (?:history|histexpand|monitor|noexec|onecmd|privileged|emacs|vi)$"
 )
@@ -34,19 +40,26 @@ class Snapshot:
     """What `declare`, `alias`, `shopt`, `umask` and `set` said, and where the shell stood."""
 
     cwd: bytes
-    variables: bytes
-    functions: bytes
-    aliases: bytes
     settings: bytes
     options: bytes
+    aliases: bytes
+    functions: bytes
+    variables: bytes
+    dropped: tuple[str, ...] = ()
+    """What there was no room for, in words."""
 
     @classmethod
     def parse(cls, data: bytes) -> Snapshot | None:
         """A whole snapshot, or None for anything else (a full tmpfs, a shell killed half-way, a forgery)."""
         parts = data.split(b"\0")
-        if len(parts) != 7 or not parts[0].startswith(b"S") or parts[6] != b"E":
+        if len(parts) != 7 or not parts[0].startswith(b"T") or not parts[6].startswith(b"E"):
             return None
-        return cls(parts[0][1:], *parts[1:6])
+        return cls(parts[0][1:], *parts[1:6], dropped=_words(parts[6][1:]))
+
+    def data(self) -> bytes:
+        """What `parse` reads."""
+        parts = (self.cwd, self.settings, self.options, self.aliases, self.functions, self.variables)
+        return b"T" + b"\0".join(parts) + b"\0E" + "\n".join(self.dropped).encode()
 
     def state(self, home: str) -> bytes:
         """A script that brings all of it back, but for the options, which must come last."""
@@ -55,11 +68,11 @@ class Snapshot:
         return b"".join(
             [
                 self.settings,
-                *(m.group(0) for m in declarations if _wanted(m.group(1))),
+                *(_declaration(m) for m in declarations if _wanted(m.group(2))),
                 self.functions,
                 self.aliases,
                 b"\\builtin cd -- %s 2>/dev/null || \\builtin cd -- %s\n" % (cwd, fallback),
-                *(b"\\builtin " + m.group(0) for m in declarations if m.group(1) == b"OLDPWD"),
+                *(b"\\builtin " + _declaration(m) for m in declarations if m.group(2) == b"OLDPWD"),
             ]
         )
 
@@ -75,3 +88,68 @@ def _wanted(name: bytes) -> bool:
 
 def _quoted(text: bytes) -> bytes:
     return b"'" + text.replace(b"'", b"'\\''") + b"'"
+
+
+def _declaration(found: re.Match[bytes]) -> bytes:
+    """A variable as it was, but that a shell can be repaired."""
+    flags, name = found.group(1, 2)
+    if name not in _WRITABLE:
+        return found.group(0)
+    return found.group(0).replace(b"-" + flags, b"-" + (flags.replace(b"r", b"") or b"-"), 1)
+
+
+def _words(data: bytes) -> tuple[str, ...]:
+    """What was dropped; whoever is inside may have written it, so it is held to something printable."""
+    lines = data.decode("utf-8", "replace").splitlines()[: _NAMED + 2]
+    return tuple("".join(filter(str.isprintable, line))[:80] for line in lines)
+
+
+def fitting(data: bytes, before: bytes | None) -> bytes | None:
+    """A snapshot that is whole and not too large, made of one that may be neither; None when it is none at all.
+
+    What is largest is left out and named. What a full tmpfs cut off is taken from the snapshot before.
+    """
+    if len(data) <= MAXIMUM and Snapshot.parse(data):
+        return data
+    parts = data.split(b"\0")
+    whole = parts[:-1]  # the last was cut off, or is the end's mark
+    if not data.startswith(b"T") or not 5 <= len(parts) <= 7:
+        return None
+    older = Snapshot.parse(before or b"") or Snapshot(b"", b"", b"", b"", b"", b"")
+    functions = whole[4] if len(whole) > 4 else older.functions
+    dropped = [] if len(whole) > 4 else [_ALL_FUNCTIONS]
+    cut = len(whole) < 6
+    found = _declared(parts[5] if len(parts) > 5 else b"", cut)
+    if cut:
+        dropped.append(_MORE_VARIABLES)
+        found = _declared(older.variables, False) | found
+    return _reduced(Snapshot(whole[0][1:], *whole[1:4], functions, b""), found, dropped)
+
+
+def _declared(variables: bytes, cut: bool) -> dict[bytes, bytes]:
+    """Each variable's declaration; of text that was cut off, only up to there."""
+    found: dict[bytes, bytes] = {}
+    end = 0
+    for match in _DECLARATION.finditer(variables):
+        if cut and match.start() != end:
+            break
+        end = match.end()
+        found[match.group(2)] = match.group(0)
+    return found
+
+
+def _reduced(rest: Snapshot, variables: dict[bytes, bytes], dropped: list[str]) -> bytes | None:
+    """Leave out the largest until the rest has room."""
+    if len(rest.data()) > MAXIMUM:
+        rest, dropped = replace(rest, functions=b""), [_ALL_FUNCTIONS, *dropped]
+    room = MAXIMUM - len(rest.data()) - sum(map(len, variables.values()))
+    names = []
+    for name in sorted(variables, key=lambda name: -len(variables[name])):
+        if room >= 0:
+            break
+        room += len(variables.pop(name))
+        names.append(name.decode()[:80])
+    more = [_MORE_VARIABLES] if len(names) > _NAMED and _MORE_VARIABLES not in dropped else []
+    told = (*names[:_NAMED], *dropped, *more)
+    whole = replace(rest, variables=b"".join(variables.values()), dropped=told).data()
+    return whole if Snapshot.parse(whole) else None
