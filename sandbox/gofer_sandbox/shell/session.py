@@ -99,8 +99,8 @@ class Shell:
         live = self._journal.live
         self.process = self.box.shell(live.shell) if live.shell else None
         self._ready = self.process is not None
-        left = (fitting(data, self.snapshot) for data in self.wire.left_snapshots())
-        self._copy_out(next(filter(None, left), None))
+        snapshots = (fitting(data, self.snapshot) for data in self.wire.left_snapshots())
+        self._copy_out(next(filter(None, snapshots), None))
         self.wire.adopt(live.running)
         if not live.running:
             return False

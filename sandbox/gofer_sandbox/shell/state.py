@@ -54,7 +54,8 @@ class Snapshot:
         parts = data.split(b"\0")
         if len(parts) != 7 or not parts[0].startswith(b"T") or not parts[6].startswith(b"E"):
             return None
-        return cls(parts[0][1:], *parts[1:6], dropped=_words(parts[6][1:]))
+        cwd, settings, options, aliases, functions, variables, end = parts
+        return cls(cwd[1:], settings, options, aliases, functions, variables, _words(end[1:]))
 
     def data(self) -> bytes:
         """What `parse` reads."""
@@ -100,6 +101,8 @@ def _declaration(found: re.Match[bytes]) -> bytes:
 
 def _words(data: bytes) -> tuple[str, ...]:
     """What was dropped; whoever is inside may have written it, so it is held to something printable."""
+    if not data:
+        return ()
     lines = data.decode("utf-8", "replace").splitlines()[: _NAMED + 2]
     return tuple("".join(filter(str.isprintable, line))[:80] for line in lines)
 
@@ -123,7 +126,8 @@ def fitting(data: bytes, before: bytes | None) -> bytes | None:
     if cut:
         dropped.append(_MORE_VARIABLES)
         found = _declared(older.variables, False) | found
-    return _reduced(Snapshot(whole[0][1:], *whole[1:4], functions, b""), found, dropped)
+    cwd, settings, options, aliases = whole[:4]
+    return _reduced(Snapshot(cwd[1:], settings, options, aliases, functions, b""), found, dropped)
 
 
 def _declared(variables: bytes, cut: bool) -> dict[bytes, bytes]:
