@@ -153,6 +153,7 @@ class FifoWire:
         self._listener: Listener | None = None
         self._closed = False
         self._command = os.open(control / "c", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._command_size = -1
 
     def open(self, listener: Listener) -> None:
         """Begin to deliver frames."""
@@ -164,11 +165,20 @@ class FifoWire:
     def submit(self, number: int, command: bytes, separate: bool, snapshot: bool) -> None:
         """Put the command in its file, open its output, and give the shell its three short lines."""
         self._junk = 0
-        os.ftruncate(self._command, 0)
-        os.lseek(self._command, 0, os.SEEK_SET)
-        write_all(self._command, command)
+        self._put_command(command)
         names = self._open_streams(number, separate, create=True)
         os.write(self._input, scripts.lines(number, names, snapshot, self._inside).encode())
+
+    def _put_command(self, command: bytes) -> None:
+        """Over the one before, which costs less than to empty the file first."""
+        before, self._command_size = self._command_size, -1  # not known, should a write fail half-way
+        written = os.pwrite(self._command, command, 0)
+        if written < len(command):
+            os.lseek(self._command, written, os.SEEK_SET)
+            write_all(self._command, command[written:])
+        if len(command) != before:
+            os.ftruncate(self._command, len(command))
+        self._command_size = len(command)
 
     def resume(self, number: int, separate: bool) -> None:
         """Read on where another process stopped."""
