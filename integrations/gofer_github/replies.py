@@ -8,6 +8,7 @@ from typing import Any
 
 from gofer.errors import Permanent
 from gofer.integration import Account, Incoming, Outgoing, Progress
+from gofer_github import fences
 from gofer_github.access import CHECKS, READ, WRITE, Access
 from gofer_github.client import Client, is_missing
 from gofer_github.place import MARK, Place
@@ -16,6 +17,7 @@ from gofer_github.settings import Settings
 LIMIT = 65_536
 ROOM = 8_000
 """Characters kept free for the mark, the plan and the notes around a text."""
+LONGEST = LIMIT - ROOM
 LONGEST_PLAN = 30
 FOLD_AFTER = 12_000
 LOOK_BACK = 5
@@ -26,12 +28,11 @@ CHECK_NAME = "Gofer"
 
 def split(text: str) -> list[str]:
     """As many comments as it takes, each within the limit, broken at line ends where there are some."""
-    most, parts = LIMIT - ROOM, []
+    most, parts = LONGEST - fences.ROOM, []
     while len(text) > most:
         cut = text.rfind("\n", most // 2, most)
-        cut = cut + 1 if cut > 0 else most
-        parts.append(text[:cut])
-        text = text[cut:]
+        part, text = fences.parted(text, cut + 1 if cut > 0 else most)
+        parts.append(part)
     return [*parts, text] if text.strip() or not parts else parts
 
 
@@ -74,16 +75,15 @@ def _clock(seconds: float) -> str:
 def _fitted(text: str) -> str:
     # What looks like our mark in the text must not be taken for it.
     text = text.replace(MARK, "<!-- ").strip() or "(nothing to say)"
-    text = text[: LIMIT - ROOM]
+    text = fences.closed(text[:LONGEST])
     return _folded(text) if len(text) > FOLD_AFTER else text
 
 
 def _folded(text: str) -> str:
     cut = text.rfind("\n", 0, FOLD_AFTER // 4)
-    head, rest = (text[:cut], text[cut:]) if cut > 0 else (text[:2000], text[2000:])
-    fence = "\n```" if head.count("```") % 2 else ""
-    opening = "```\n" if fence else ""
-    return f"{head}{fence}\n\n<details><summary>The rest</summary>\n\n{opening}{rest.lstrip()}\n\n</details>"
+    head, rest = fences.parted(text, cut if cut > 0 else 2000)
+    rest = rest.lstrip("\n")
+    return f"{head}\n\n<details><summary>The rest</summary>\n\n{rest}\n\n</details>"
 
 
 def _mark(id_: str, *more: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 
 from github_scene import SECRET, account, request
 from gofer.errors import Malformed, Refused, Unset
@@ -333,3 +334,50 @@ def test_every_comment_is_within_githubs_limit_and_ends_with_one_mark(text: str)
         assert len(body) <= LIMIT
         assert body.count("<!-- gofer:") == 1
         assert body.rstrip().rpartition("\n")[2].startswith("<!-- gofer: gofer-1-final-1 ")
+
+
+ROWS = "".join(f"row {number} of the code\n" for number in range(6_000))
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing", "prefix"),
+    [
+        ("```py", "```", ""),
+        ("````md title=x", "````", ""),
+        ("~~~", "~~~~", ""),
+        ("1. so\n\n    ```sh", "    ```", "    "),
+        ("- ```", "  ```", "  "),
+        ("> ```rs", "> ```", "> "),
+        ("```py", "", ""),
+    ],
+)
+def test_a_fence_that_is_cut_is_closed_and_opened_again(opening: str, closing: str, prefix: str) -> None:
+    rows = "".join(f"{prefix}{row}\n" for row in ROWS.splitlines())
+    inner = f"{prefix}~~\n{prefix}``` x\n" if opening != "- ```" else ""
+    text = f"Look:\n\n{opening}\n{inner}{rows}{closing}\n\nThat is *all*."
+    parts = [body_of(Outgoing("gofer-1-final-1", "a/b#1", part)) for part in split(text)]
+    assert len(parts) > 2
+    assert all(len(part) <= LIMIT for part in parts)
+    code, fences = "", []
+    for part in parts:
+        tokens = MarkdownIt("commonmark").parse(part)
+        found = [token for token in tokens if token.type in ("fence", "code_block")]
+        assert {token.type for token in found} == {"fence"}
+        assert tokens[-1].type == "html_block", "the mark is outside"
+        assert part.count("</details>") == sum(
+            token.content.count("</details>") for token in tokens if token.type == "html_block"
+        )
+        code += "".join(token.content for token in found)
+        fences += found
+    assert [row for row in code.splitlines() if row.startswith("row")] == ROWS.splitlines()
+    assert len({(token.markup, token.info) for token in fences}) == 1
+    words = "".join(token.content for token in tokens if token.type == "inline")
+    assert ("That is *all*." in words) == bool(closing)
+
+
+@pytest.mark.parametrize(
+    "line", ["`" * 70_000, "~" * 70_000, "```" + "x" * 70_000, "> " * 40_000 + "```", "```\n" + "x" * 200_000]
+)
+def test_a_fence_of_any_size_stays_within_the_limit(line: str) -> None:
+    for part in split(f"{line}\n{ROWS}"):
+        assert len(body_of(Outgoing("gofer-1-final-1", "a/b#1", part))) <= LIMIT
