@@ -26,14 +26,20 @@ def owner(house: House) -> Browser:
         (
             "/schedules",
             {
-                "kind": "poll",
+                "kind": "catch_up",
                 "payload": '{"a": 1}',
                 "name": "mornings",
                 "cron": "every day",
                 "missed": "skip",
             },
             "every day",
-            ['value="mornings"', 'value="every day"', 'value="{"a": 1}"', '"skip" selected', 'value="poll"'],
+            [
+                'value="mornings"',
+                'value="every day"',
+                'value="{"a": 1}"',
+                '"skip" selected',
+                'value="catch_up"',
+            ],
         ),
         ("/secrets", {"name": "Not A Name!", "value": VALUE}, "name", ['value="Not A Name!"']),
         (
@@ -83,7 +89,7 @@ def test_a_long_message_is_cut_and_its_first_words_name_the_conversation_everywh
     assert f"{place}/messages/{said.json()['seq']}" in page
     assert (whole.text, whole.headers["content-type"]) == (text, "text/plain; charset=utf-8")
     assert owner.get(f"{place}/messages/999").status_code == 404
-    assert owner.get("/chat", params={"agent": "default"}).status_code == 303
+    assert owner.post("/chat", csrf=csrf_for(owner.cookie)).status_code == 303
     listed = house.api(house.token(house.owner())).get("/conversations").json()["conversations"]
     assert [each["title"] for each in listed] == [TITLE]
     for path in ("/conversations", place, "/schedules", "/runs"):
