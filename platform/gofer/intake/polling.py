@@ -50,7 +50,7 @@ class Poller:
 
     async def poll(self, run: Run) -> Outcome:
         """Ask for updates again and again; each batch is stored before the next is asked for."""
-        connection_id = str(run.claim.payload["connection_id"])
+        connection_id = str(run.claim.payload.get("connection_id", ""))
         run.endless = True
         last = await self._database.read(partial(last_delivery, connection_id=connection_id))
         try:
@@ -77,7 +77,7 @@ class Poller:
 
     async def catch_up(self, run: Run) -> Outcome:
         """Fetch what was missed; repeats are deduped like any other delivery."""
-        connection_id = str(run.claim.payload["connection_id"])
+        connection_id = str(run.claim.payload.get("connection_id", ""))
         try:
             connected = await self._accounts.get(connection_id)
             if connected.enabled and connected.integration.can_catch_up:
@@ -90,7 +90,7 @@ class Poller:
 
     async def set_up(self, run: Run) -> Outcome:
         """Prepare the service once at start: our address may have changed since."""
-        connection_id = str(run.claim.payload["connection_id"])
+        connection_id = str(run.claim.payload.get("connection_id", ""))
         try:
             health = await set_up_connection(self._database, self._accounts, connection_id)
         except Temporary as error:

@@ -65,7 +65,7 @@ def known_kind(kind: str) -> str:
 class New(Times):
     """A schedule that makes a job."""
 
-    kind: str = Field(min_length=1, max_length=100)
+    kind: str = Field(max_length=100, json_schema_extra={"enum": [*SCHEDULABLE]})
     payload: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("kind")

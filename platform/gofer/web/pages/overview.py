@@ -36,8 +36,8 @@ async def show(request: Request) -> Response:
     for state in ("running", "dead"):
         found[state] = await with_titles(platform, found[state])
     connections = await checks.connections()
-    refused = sum(platform.refusals.counts.values())
-    return render(request, "overview.html", **found, connections=connections, refused=refused)
+    turned_away = sum(platform.refusals.counts.values())
+    return render(request, "overview.html", **found, connections=connections, turned_away=turned_away)
 
 
 def read(connection: Connection, vault: Vault, timezone: str) -> dict[str, Any]:
