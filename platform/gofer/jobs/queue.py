@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Connection,
@@ -38,8 +37,7 @@ AGENT, SERVICE = "agent", "service"
 """The two pools of slots."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """A job in the hands of one worker. Every write the run makes carries its owner and fence."""
 
     id: int
@@ -236,7 +234,7 @@ CLAIM_COLUMNS = (
 
 def claim_of(row: Any) -> Claim:
     """A row that begins with `CLAIM_COLUMNS`, which are a Claim's fields in their order."""
-    return Claim(*row[: len(CLAIM_COLUMNS)])
+    return Claim._make(row[: len(CLAIM_COLUMNS)])
 
 
 _READY = (

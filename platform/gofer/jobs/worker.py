@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import structlog
 
 from gofer.crash import crash_point
-from gofer.errors import Fenced, StoreError, StoreUnavailable
+from gofer.errors import Fenced, StoreError
 from gofer.jobs import lease, queue, upkeep
 from gofer.jobs.conclude import Apology, Concluded, Ending, conclude_all
 from gofer.jobs.cron import tick
@@ -73,14 +73,6 @@ class Capacity:
     keep_finished: float = 30 * 86400
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ending:
-    """A run that is over and waits for its end to be written."""
-
-    ending: Ending
-    concluded: asyncio.Future[Concluded]
-
-
 class Worker:
     """Runs jobs until it is told to stop."""
 
@@ -109,7 +101,7 @@ class Worker:
         """When jobs were last asked for: their leases count from there."""
         self._loops: list[asyncio.Task[None]] = []
         self._freed = signals.subscribe(JOBS)
-        self._endings: list[_Ending] = []
+        self._endings: list[Ending] = []
         self._enders: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -134,6 +126,8 @@ class Worker:
         if tasks:
             await asyncio.wait(tasks, timeout=self._capacity.stop_within)
         await _cancel([task for _, task, _ in self._running.values()])
+        while self._enders:
+            await asyncio.wait(self._enders)
         await _cancel(self._loops)
         self._signals.unsubscribe(JOBS, self._freed)
 
@@ -209,22 +203,19 @@ class Worker:
     async def _run(self, run: Run) -> None:
         claim = run.claim
         lease.current.set(run.lease)
-        bound = {"job": claim.id, "attempt": claim.fence, "kind": claim.kind}
-        with structlog.contextvars.bound_contextvars(**bound):
-            try:
-                outcome, apology = await self._outcome(run)
-                crash_point("job.concluding")
-                await self._conclude(run, outcome, apology)
-                crash_point("job.concluded")
-            except Fenced:
-                log.warning("job.fenced")
-            except StoreError as error:
-                # The lease runs out and another worker, or this one, takes it up from its journal.
-                log.warning("job.not_concluded", error=str(error))
-            except Exception:
-                log.exception("job.not_concluded")
-            finally:
-                self._free(claim)
+        structlog.contextvars.bind_contextvars(**_named(claim))  # of this task alone, so they end with it
+        try:
+            outcome, apology = await self._outcome(run)
+        except (Fenced, StoreError) as error:
+            _not_concluded(claim, error)
+            self._free(claim)
+            return
+        crash_point("job.concluding")
+        run.over = True
+        self._freed.set()
+        self._endings.append(Ending(claim, outcome, apology))
+        if len(self._enders) < ENDERS:
+            self._enders.add(asyncio.create_task(self._end_together(), name="endings"))
 
     def _free(self, claim: Claim) -> None:
         """Give a run's slot to another."""
@@ -254,24 +245,6 @@ class Worker:
             log.exception("job.failed", error=type(error).__name__)
             return Retry("internal"), self._apology
 
-    async def _conclude(self, run: Run, outcome: Outcome, apology: Apology | None) -> None:
-        claim = run.claim
-        run.over = True
-        self._freed.set()
-        ending = _Ending(Ending(claim, outcome, apology), asyncio.get_running_loop().create_future())
-        ending.concluded.add_done_callback(_seen)
-        self._endings.append(ending)
-        if len(self._enders) < ENDERS:
-            ender = asyncio.create_task(self._end_together(), name="endings")
-            self._enders.add(ender)
-        try:
-            concluded = await asyncio.shield(ending.concluded)
-        except asyncio.CancelledError:
-            # A shutdown must not tear the end off a run that is done, and a second cancel not what is shared.
-            await asyncio.wait([ending.concluded])
-            concluded = ending.concluded.result()
-        log.info("job.concluded", state=concluded.state, outcome=type(outcome).__name__.lower())
-
     async def _end_together(self) -> None:
         """Write the ends of all runs that are over, in one transaction; more gather while it commits."""
         try:
@@ -282,29 +255,23 @@ class Worker:
             # In the same step as the last look: an ending that comes now must find that nobody is at it.
             self._enders.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
-    async def _end(self, batch: list[_Ending]) -> None:
+    async def _end(self, batch: list[Ending]) -> None:
         try:
-            concluded = await self._database.write(
-                partial(conclude_all, vault=self._vault, endings=[end.ending for end in batch])
-            )
-        except asyncio.CancelledError:
-            for end in batch:
-                end.concluded.set_exception(StoreUnavailable("The process ends."))
-            raise
-        except Exception as error:  # noqa: BLE001 - handed to whoever waits for it
+            concluded = await self._database.write(partial(conclude_all, vault=self._vault, endings=batch))
+        except Exception as error:  # noqa: BLE001 - told where a single one is written
             if len(batch) == 1:
-                batch[0].concluded.set_exception(error)
+                _not_concluded(batch[0].claim, error)
+                self._free(batch[0].claim)
                 return
-            for end in batch:
-                await self._end([end])
+            for ending in batch:
+                await self._end([ending])
             return
-        for end, result in zip(batch, concluded, strict=True):
-            # Here and not when its task comes round: the next claim should see every slot of the batch.
-            self._free(end.ending.claim)
+        for ending, result in zip(batch, concluded, strict=True):
+            self._free(ending.claim)
             if result is None:
-                end.concluded.set_exception(Fenced())
+                _not_concluded(ending.claim, Fenced())
             else:
-                end.concluded.set_result(result)
+                _concluded(ending, result)
         if any(result is not None and result.woke for result in concluded):
             self._signals.wake(JOBS)
         self._signals.wake(EVENTS)
@@ -408,7 +375,7 @@ async def _handled(handler: Handler, run: Run) -> Outcome:
     """What a handler answers. One that does not end when it is cancelled is left behind; the fence stops its writes."""
     working = asyncio.ensure_future(handler(run))
     try:
-        await asyncio.wait([working])
+        return await asyncio.shield(working)
     except asyncio.CancelledError:
         working.cancel()
         await asyncio.wait([working], timeout=STUBBORN_AFTER)
@@ -418,10 +385,25 @@ async def _handled(handler: Handler, run: Run) -> Outcome:
     return working.result()
 
 
-def _seen(concluded: asyncio.Future[Concluded]) -> None:
-    """A run that was cancelled twice does not wait for its end; that it was fenced is no news then."""
-    if not concluded.cancelled():
-        concluded.exception()
+def _concluded(ending: Ending, result: Concluded) -> None:
+    crash_point("job.concluded")
+    how = type(ending.outcome).__name__.lower()
+    log.info("job.concluded", state=result.state, outcome=how, **_named(ending.claim))
+
+
+def _not_concluded(claim: Claim, error: Exception) -> None:
+    """The lease runs out and another worker, or this one, takes the job up from its journal."""
+    if isinstance(error, Fenced):
+        log.warning("job.fenced", **_named(claim))
+    elif isinstance(error, StoreError):
+        log.warning("job.not_concluded", error=str(error), **_named(claim))
+    else:
+        log.error("job.not_concluded", exc_info=error, **_named(claim))
+
+
+def _named(claim: Claim) -> dict[str, Any]:
+    """How a run is told from others in the log."""
+    return {"job": claim.id, "attempt": claim.fence, "kind": claim.kind}
 
 
 def _no_words(connection: object, claim: Claim, reason: str) -> tuple[Draft, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,13 +68,13 @@ class Cursor:
 
 def record(connection: Connection, kind: str, workspace_id: str, **fields: Any) -> None:
     """Append one event that belongs to no job's own numbering."""
-    values = {**_BLANK, "kind": kind, "workspace_id": workspace_id, **fields}
+    values = {"kind": kind, "workspace_id": workspace_id, **fields}
     hot.fetch(connection, _INSERT[connection.dialect.name], values)
 
 
-def record_many(connection: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
+def record_many(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Append several events at once."""
-    hot.many(connection, _INSERT[connection.dialect.name], [{**_BLANK, **row} for row in rows])
+    hot.many(connection, _INSERT[connection.dialect.name], rows)
 
 
 _BLANK: dict[str, Any] = {
@@ -89,7 +89,8 @@ _BLANK: dict[str, Any] = {
     "data": {},
     "sealed": None,
 }
-_COLUMNS: dict[str, Any] = {name: bindparam(name) for name in ("workspace_id", "kind", *_BLANK)}
+_COLUMNS: dict[str, Any] = {"workspace_id": bindparam("workspace_id"), "kind": bindparam("kind")}
+_COLUMNS |= {name: bindparam(name, value, type_=events.c[name].type) for name, value in _BLANK.items()}
 TX: Any = literal_column("pg_current_xact_id()::text::bigint")
 _INSERT = {
     "sqlite": insert(events).values(**_COLUMNS, at=now(), tx=0),
@@ -132,7 +133,6 @@ def append(
     if row is None:
         raise Fenced
     values = {
-        **_BLANK,
         "workspace_id": row.workspace_id,
         "conversation_id": row.conversation_id,
         "kind": kind,

@@ -7,7 +7,9 @@ message. A statement given here is a constant of its module; values are bound by
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import ARRAY, JSON, Connection, Insert, any_, bindparam, func, select
@@ -28,7 +30,7 @@ def fetch(connection: Connection, statement: Any, values: Values = _NOTHING) -> 
     else:
         found = pooled.dbapi_connection.execute(compiled.sql, arguments).fetchall()
     # For an insert SQLAlchemy may add a RETURNING of its own, which nobody asked for.
-    return [compiled.row(values) for values in found] if compiled.returns else []
+    return compiled.rows(found) if compiled.returns else []
 
 
 def first(connection: Connection, statement: Any, values: Values = _NOTHING) -> Any:
@@ -71,12 +73,11 @@ class _Compiled:
         compiled = statement.compile(dialect=dialect, column_keys=keys)
         assert not compiled.post_compile_params, "a hot statement has no lists to expand"
         self.sql: str = compiled.string
-        self._names: list[str] = list(compiled.positiontup)
-        binds = [compiled.binds[name] for name in self._names]
+        names: list[str] = list(compiled.positiontup)
+        binds = [compiled.binds[name] for name in names]
+        self._pick = _picking(names)
         self._given = {
-            name: bind.effective_value
-            for name, bind in zip(self._names, binds, strict=True)
-            if not bind.required
+            name: bind.effective_value for name, bind in zip(names, binds, strict=True) if not bind.required
         }
         self._given |= {column.key: column.default.arg for column in compiled.insert_prefetch}
         writers = [bind.type.dialect_impl(dialect).bind_processor(dialect) for bind in binds]
@@ -84,26 +85,37 @@ class _Compiled:
         columns = list(statement.exported_columns.items())
         self.returns = bool(columns)
         row: Any = namedtuple("Row", [name for name, _ in columns], rename=True)  # type: ignore[misc]
-        self._make = row._make
+        # What `_make` does, without the look at the length: the driver gives what was asked for.
+        self._make = partial(tuple.__new__, row)
         readers = [column.type.dialect_impl(dialect).result_processor(dialect, None) for _, column in columns]
         self._readers = [(place, reader) for place, reader in enumerate(readers) if reader is not None]
 
-    def arguments(self, values: Values) -> list[Any]:
+    def arguments(self, values: Values) -> Sequence[Any]:
         """The values in the order of the text."""
-        complete = {**self._given, **values} if self._given else values
-        ordered = [complete[name] for name in self._names]
+        picked = self._pick({**self._given, **values} if self._given else values)
+        if not self._writers:
+            return picked
+        ordered = list(picked)
         for place, writer in self._writers:
             ordered[place] = writer(ordered[place])
         return ordered
 
-    def row(self, values: Sequence[Any]) -> Any:
-        """A named tuple of what the driver returned."""
-        if not self._readers:
-            return self._make(values)
+    def rows(self, found: Sequence[Sequence[Any]]) -> list[Any]:
+        """Named tuples of what the driver returned."""
+        return [self._make(self._read(values) if self._readers else values) for values in found]
+
+    def _read(self, values: Sequence[Any]) -> list[Any]:
         read = list(values)
         for place, reader in self._readers:
             read[place] = reader(read[place])
-        return self._make(read)
+        return read
+
+
+def _picking(names: list[str]) -> Callable[[Values], Sequence[Any]]:
+    """Takes the named values out of a mapping, in order."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda values: [values[name] for name in names]
 
 
 _cache: dict[Any, dict[Any, _Compiled]] = {}

@@ -16,6 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from gofer.errors import ConfigError, StoreUnavailable
+from gofer.store import json_text
 from gofer.store.address import driver_arguments
 from gofer.store.database import Dialect
 
@@ -45,6 +46,8 @@ class PostgresDatabase:
             pool_pre_ping=False,
             # BEGIN and COMMIT are ours, since hot statements pass SQLAlchemy by.
             isolation_level="AUTOCOMMIT",
+            json_serializer=json_text.write,
+            json_deserializer=json_text.read,
         )
 
     async def start(self) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, select
 
 from gofer.errors import NotFound
-from gofer.store import hot
+from gofer.store import hot, json_text
 from gofer.store.tables import conversations
 from gofer.vault.envelope import DataKey, Vault, aad
 
@@ -42,14 +41,9 @@ _DATA_KEY = select(conversations.c.data_key).where(conversations.c.id == bindpar
 
 def seal(key: DataKey, value: Any, *place: str | int) -> bytes:
     """Seal a JSON value for one place (table, row …)."""
-    try:
-        plain = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:
-        # Half a surrogate pair, which a model may say; escaped, it comes back as it was.
-        plain = json.dumps(value, separators=(",", ":")).encode()
-    return key.seal(plain, aad(*place))
+    return key.seal(json_text.encode(value), aad(*place))
 
 
 def unseal(key: DataKey, sealed: bytes, *place: str | int) -> Any:
     """Open what `seal` made for the same place."""
-    return json.loads(key.open(sealed, aad(*place)))
+    return json_text.read(key.open(sealed, aad(*place)))

@@ -26,6 +26,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
 from gofer.errors import StoreBusy, StoreError, StoreUnavailable
+from gofer.store import json_text
 from gofer.store.database import Dialect
 
 T = TypeVar("T")
@@ -117,10 +118,10 @@ class SqliteDatabase:
     def _read(self, verb: Callable[[Connection], T]) -> T:
         connection: Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            connection = self._local.connection = _engine(self.path, writes=False).connect()
+            connection = self._local.connection = _connect(self.path, writes=False)
             self._opened.append(connection)
         try:
-            connection.exec_driver_sql("BEGIN")
+            _driver(connection).execute("BEGIN")
             return verb(connection)
         except (DBAPIError, sqlite3.Error) as error:
             reason = getattr(error, "orig", error)
@@ -137,7 +138,7 @@ class SqliteDatabase:
 
     def _run(self, ready: Future[None]) -> None:
         try:
-            connection = _engine(self.path, writes=True).connect()
+            connection = _connect(self.path, writes=True)
         except (OperationalError, sqlite3.Error) as error:
             ready.set_exception(
                 StoreError(
@@ -173,11 +174,10 @@ def _commit_together(connection: Connection, batch: list[_Operation]) -> None:
     """Run a batch in one transaction, a savepoint each, so that one failure does not spoil the others."""
     driver = _driver(connection)
     try:
-        # Through SQLAlchemy, which must know that it is inside a transaction: a migration would begin its own.
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        driver.execute("BEGIN IMMEDIATE")
         for operation in batch:
             _run_one(connection, driver, operation, alone=len(batch) == 1)
-        connection.exec_driver_sql("COMMIT")
+        driver.execute("COMMIT")
     except BaseException as error:  # noqa: BLE001 - handed to the caller
         _rollback(connection)
         if len(batch) == 1:
@@ -233,8 +233,16 @@ def _driver(connection: Connection) -> sqlite3.Connection:
 
 
 def _rollback(connection: Connection) -> None:
-    if _driver(connection).in_transaction:
-        connection.exec_driver_sql("ROLLBACK")
+    driver = _driver(connection)
+    if driver.in_transaction:
+        driver.execute("ROLLBACK")
+
+
+def _connect(path: Path, *, writes: bool) -> Connection:
+    connection = _engine(path, writes=writes).connect()
+    # SQLAlchemy, too, must believe that it is inside a transaction: a migration would begin its own.
+    connection.begin()
+    return connection
 
 
 def _engine(path: Path, *, writes: bool) -> Engine:
@@ -243,6 +251,8 @@ def _engine(path: Path, *, writes: bool) -> Engine:
         f"sqlite:///{path}",
         poolclass=NullPool,
         isolation_level="AUTOCOMMIT",
+        json_serializer=json_text.write,
+        json_deserializer=json_text.read,
         connect_args={"check_same_thread": False, "timeout": 30},
     )
 

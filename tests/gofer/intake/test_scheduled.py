@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -139,7 +138,7 @@ async def test_nothing_is_said_for_whom_that_is_no_longer_right(world: World) ->
     claim = await _claimed(world)
 
     async def outcome(change: Any = None, back: Any = None, **payload: str) -> Any:
-        changed = dataclasses.replace(claim, payload={**claim.payload, **payload})
+        changed = claim._replace(payload={**claim.payload, **payload})
         if change is not None:
             await world.run(lambda c: c.execute(change))
         ended = await sayer(world).handle(Run(changed))

@@ -64,7 +64,7 @@ class Steps:
         if name in FILE_STEPS and (name != "open" or "master.key" in str(args[0])):
             self.step(name)
 
-    def statement(self, _1: Any, _2: Any, statement: str, *_: Any) -> None:
+    def statement(self, statement: str) -> None:
         if not statement.startswith("SELECT"):
             self.step(statement.split()[0])
 
@@ -153,7 +153,7 @@ def main(data_dir: Path) -> None:
     asyncio.run(prepare(data_dir))
     steps = Steps()
     sys.addaudithook(steps.audit)
-    event.listen(Engine, "before_cursor_execute", steps.statement)
+    event.listen(Engine, "connect", lambda driver, _: driver.set_trace_callback(steps.statement))
     kills: list[str] = []
     unreadable: list[str] = []
     unfinished: list[str] = []
