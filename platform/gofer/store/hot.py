@@ -7,8 +7,9 @@ message. A statement given here is a constant of its module; values are bound by
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -18,6 +19,7 @@ from sqlalchemy.util import await_only
 Values = Mapping[str, Any]
 
 _NOTHING: Values = {}
+MOST_ROWS = 64
 
 
 def fetch(connection: Connection, statement: Any, values: Values = _NOTHING) -> list[Any]:
@@ -54,8 +56,20 @@ def many(connection: Connection, statement: Any, rows: Sequence[Values]) -> None
     driver: Any = connection.connection.driver_connection
     if connection.dialect.name == "postgresql":
         await_only(driver.executemany(compiled.sql, arguments))
+    elif isinstance(statement, Insert):
+        for some in _portions(arguments):
+            driver.execute(compiled.for_rows(len(some)), list(chain.from_iterable(some)))
     else:
         driver.executemany(compiled.sql, arguments)
+
+
+def _portions(rows: list[Any]) -> Iterator[list[Any]]:
+    """Rows by the powers of two, so that few texts do for any number of them."""
+    begin = 0
+    while left := len(rows) - begin:
+        size = min(1 << (left.bit_length() - 1), MOST_ROWS)
+        yield rows[begin : begin + size]
+        begin += size
 
 
 def among(dialect: str, column: Any, name: str) -> Any:
@@ -73,6 +87,7 @@ class _Compiled:
         compiled = statement.compile(dialect=dialect, column_keys=keys)
         assert not compiled.post_compile_params, "a hot statement has no lists to expand"
         self.sql: str = compiled.string
+        self._longer: dict[int, str] = {}
         names: list[str] = list(compiled.positiontup)
         binds = [compiled.binds[name] for name in names]
         self._pick = _picking(names)
@@ -89,6 +104,14 @@ class _Compiled:
         self._make = partial(tuple.__new__, row)
         readers = [column.type.dialect_impl(dialect).result_processor(dialect, None) for _, column in columns]
         self._readers = [(place, reader) for place, reader in enumerate(readers) if reader is not None]
+
+    def for_rows(self, count: int) -> str:
+        """The text of an insert of several rows: one step of SQLite's, in which another thread may run."""
+        if count not in self._longer:
+            into, values, row = self.sql.partition(" VALUES ")
+            assert row.endswith(")"), "an insert of many has nothing behind its values"
+            self._longer[count] = into + values + ", ".join([row] * count)
+        return self._longer[count]
 
     def arguments(self, values: Values) -> Sequence[Any]:
         """The values in the order of the text."""

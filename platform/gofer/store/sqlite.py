@@ -66,7 +66,9 @@ class SqliteDatabase:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._queue: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
+        self._gathered: list[_Operation] = []
+        """What one round of the event loop asks for; it goes to the thread together."""
+        self._queue: queue.SimpleQueue[list[_Operation] | None] = queue.SimpleQueue()
         self._lock: int | None = None
         self._thread: threading.Thread | None = None
         self._readers: ThreadPoolExecutor | None = None
@@ -88,6 +90,7 @@ class SqliteDatabase:
 
     async def close(self) -> None:
         if self._thread is not None:
+            self._send()
             self._queue.put(None)
             await asyncio.to_thread(self._thread.join)
             self._thread = None
@@ -103,9 +106,16 @@ class SqliteDatabase:
         if self._thread is None:
             raise StoreUnavailable("The store is closed.")
         operation = _Operation(verb)
-        self._queue.put(operation)
+        self._gathered.append(operation)
+        if len(self._gathered) == 1:
+            operation.loop.call_soon(self._send)
         result: T = await operation.future
         return result
+
+    def _send(self) -> None:
+        if self._gathered:
+            self._queue.put(self._gathered)
+            self._gathered = []
 
     async def write_one(self, verb: Callable[[Connection], T]) -> T:
         return await self.write(verb)
@@ -154,19 +164,16 @@ class SqliteDatabase:
 
     def _next_batch(self) -> list[_Operation] | None:
         """Whatever is queued now, waiting for the first; None when it is time to end."""
-        first = self._queue.get()
-        if first is None:
-            return None
-        batch = [first]
-        while len(batch) < MOST_PER_COMMIT:
+        batch = self._queue.get()
+        while batch is not None and len(batch) < MOST_PER_COMMIT:
             try:
-                operation = self._queue.get_nowait()
+                more = self._queue.get_nowait()
             except queue.Empty:
                 break
-            if operation is None:
+            if more is None:
                 self._queue.put(None)
                 break
-            batch.append(operation)
+            batch += more
         return batch
 
 
