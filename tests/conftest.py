@@ -18,12 +18,22 @@ from gofer.store.database import Database
 from gofer.store.open import database_for, migrate
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
+from lasting import collect_seldom, log_plainly, share_compiled_statements
 from servers import Server, shared, turn
 from world import World
 
 T = TypeVar("T")
 
 TEMPLATE = "gofer_template"
+
+
+def pytest_configure() -> None:
+    share_compiled_statements()
+    log_plainly()
+
+
+def pytest_collection_finish() -> None:
+    collect_seldom()
 
 
 def now_and_here(work: Callable[[], Awaitable[T]]) -> T:

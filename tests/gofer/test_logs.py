@@ -13,6 +13,7 @@ from gofer.logs import set_up_logs
 from gofer.settings import Settings
 from gofer.vault.redaction import Redactor
 from gofer.vault.secret import Secret
+from lasting import log_plainly
 
 CANARY = "canary-in-the-log"
 
@@ -23,7 +24,7 @@ def _clean() -> Iterator[None]:
     yield
     logging.getLogger().handlers[:] = handlers
     logging.getLogger().setLevel(level)
-    structlog.reset_defaults()
+    log_plainly()
 
 
 @pytest.mark.usefixtures("_clean")

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from commandline import Hello, Process, Terminal, environment
+from lasting import log_plainly
 
 
 @pytest.fixture
@@ -47,4 +47,4 @@ def terminal(
     handlers = logging.getLogger().handlers[:]
     yield Terminal(capsys, monkeypatch)
     logging.getLogger().handlers[:] = handlers
-    structlog.reset_defaults()
+    log_plainly()
