@@ -48,7 +48,7 @@ check: $(VENV)/.dev ## ruff, mypy strict, import contracts
 
 test: check ## everything CI runs
 	@sh scripts/browser >/dev/null || true
-	@$(BIN)/pytest -n 4 --dist worksteal -m "not chaos and not peer" $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 4 --dist worksteal -m "not chaos and not peer" $(ARGS)
 
 format: $(VENV)/.dev ## apply ruff's fixes and formatting
 	@$(BIN)/ruff check --fix --quiet

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 import structlog
@@ -27,7 +28,7 @@ class Registry:
     @classmethod
     def installed(cls) -> Registry:
         """Everything installed in this environment."""
-        return cls(entry_points(group=GROUP))
+        return cls(_announced())
 
     def get(self, name: str) -> Integration:
         """An integration by name; raises NotFound saying what there is."""
@@ -53,3 +54,9 @@ class Registry:
             log.error("integration.broken", integration=entry.name, error=self.broken[entry.name])
         else:
             self.integrations[entry.name] = integration
+
+
+@cache
+def _announced() -> tuple[EntryPoint, ...]:
+    """Looked up once: it means reading about every package there is, and what is installed later needs a restart."""
+    return tuple(entry_points(group=GROUP))

@@ -72,6 +72,8 @@ class SqliteDatabase:
         self._lock: int | None = None
         self._thread: threading.Thread | None = None
         self._readers: ThreadPoolExecutor | None = None
+        # One for all of them: an engine keeps the statements it has compiled.
+        self._reading = _engine(path, writes=False)
         self._local = threading.local()
         self._opened: list[Connection] = []
 
@@ -128,7 +130,7 @@ class SqliteDatabase:
     def _read(self, verb: Callable[[Connection], T]) -> T:
         connection: Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            connection = self._local.connection = _connect(self.path, writes=False)
+            connection = self._local.connection = _connect(self._reading)
             self._opened.append(connection)
         try:
             _driver(connection).execute("BEGIN")
@@ -148,7 +150,7 @@ class SqliteDatabase:
 
     def _run(self, ready: Future[None]) -> None:
         try:
-            connection = _connect(self.path, writes=True)
+            connection = _connect(_engine(self.path, writes=True))
         except (OperationalError, sqlite3.Error) as error:
             ready.set_exception(
                 StoreError(
@@ -245,8 +247,8 @@ def _rollback(connection: Connection) -> None:
         driver.execute("ROLLBACK")
 
 
-def _connect(path: Path, *, writes: bool) -> Connection:
-    connection = _engine(path, writes=writes).connect()
+def _connect(engine: Engine) -> Connection:
+    connection = engine.connect()
     # SQLAlchemy, too, must believe that it is inside a transaction: a migration would begin its own.
     connection.begin()
     return connection
