@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -28,7 +29,7 @@ class Registry:
     @classmethod
     def installed(cls) -> Registry:
         """Everything installed in this environment."""
-        return cls(_announced())
+        return cls(_announced(tuple(sys.path)))
 
     def get(self, name: str) -> Integration:
         """An integration by name; raises NotFound saying what there is."""
@@ -57,6 +58,6 @@ class Registry:
 
 
 @cache
-def _announced() -> tuple[EntryPoint, ...]:
-    """Looked up once: it means reading about every package there is, and what is installed later needs a restart."""
+def _announced(_: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """What the packages on this path announce. Asked once: it means reading about every package there is."""
     return tuple(entry_points(group=GROUP))

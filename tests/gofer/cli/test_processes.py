@@ -15,6 +15,7 @@ import pytest
 
 from commandline import SIGNING_KEY, Hello, Process, Terminal, control, gofer, until
 from gofer.rehearsal.hello import Fault
+from gofer.web.unix_socket import reachable
 
 Start = Callable[..., Process]
 
@@ -78,20 +79,17 @@ def test_a_second_signal_ends_it_at_once(start: Start, connect: Callable[[], str
     assert server.stop() == 130
 
 
-def test_a_taken_port_is_one_clear_line(data_dir: Path) -> None:
+def test_a_taken_port_is_one_clear_line(terminal: Terminal) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = gofer(data_dir, "serve", "--port", str(port))
-    assert done.returncode == 78
-    (line,) = done.stderr.splitlines()
+        line = terminal("serve", "--port", str(port), fails=78)
     assert f"127.0.0.1:{port}" in line
     assert f"--port {port + 1}" in line
 
 
 def test_the_socket_is_for_its_user_alone_and_a_stale_one_is_replaced(start: Start, data_dir: Path) -> None:
-    killed = start().wait_until_ready()
-    killed.stop(signal.SIGKILL)
-    assert (data_dir / "gofer.sock").exists()
+    with reachable(data_dir / "gofer.sock") as name, socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(name)  # and never removed, as by a process that was killed
     server = start().wait_until_ready()
     assert stat.S_IMODE((data_dir / "gofer.sock").stat().st_mode) == 0o600
     assert control(data_dir, "/status")["pid"] == server.process.pid
