@@ -33,18 +33,8 @@ def rerun(name: str, only: str = "") -> None:
         "LC_ALL": "C.UTF-8",
         "PYTHONPATH": os.pathsep.join(map(str, roots)),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
-    command = [
-        _python(environment),
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "pytest_asyncio.plugin",
-    ]
+    command = [_python(environment), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += ["-c", str(ROOT / "pyproject.toml"), "-o", "asyncio_default_fixture_loop_scope=function"]
     # The suite's own conftest is the platform's, which this user's path does not have.
     command += ["--confcutdir", str(Path(__file__).parent), "-k", only, str(Path(__file__).parent / name)]
