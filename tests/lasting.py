@@ -16,14 +16,14 @@ def share_compiled_statements() -> None:
     Every test opens a store of its own, and SQLAlchemy keeps what it compiled with the store's engine and dialect:
     a sixth of a run's time went into compiling the same few hundred statements anew.
     """
-    kept: dict[type, tuple[Any, LRUCache[Any, Any]]] = {}
+    kept: dict[tuple[Any, ...], tuple[Any, LRUCache[Any, Any]]] = {}
 
     @event.listens_for(Engine, "engine_connect")
     def _share(connection: Connection) -> None:
-        dialect, compiled = kept.setdefault(
-            type(connection.dialect), (connection.dialect, LRUCache[Any, Any](2000))
-        )
-        connection.dialect = dialect
+        dialect: Any = connection.dialect
+        # What a compiled statement takes from its dialect besides the language: how JSON is written and read.
+        kind = (type(dialect), dialect._json_serializer, dialect._json_deserializer)
+        connection.dialect, compiled = kept.setdefault(kind, (dialect, LRUCache[Any, Any](2000)))
         connection.execution_options(compiled_cache=compiled)
 
 
