@@ -31,11 +31,12 @@ from gofer.intake.scheduled import Sayer
 from gofer.jobs.conclude import ANSWER, APPROVAL, DELIVER, RECEPTION
 from gofer.jobs.following import Follower
 from gofer.jobs.lease import only_while_held
+from gofer.jobs.outcome import Outcome
 from gofer.jobs.queue import AGENT, SERVICE, Claim, waiting
 from gofer.jobs.sayings import SAY
 from gofer.jobs.signals import EVENTS, LocalSignals, PostgresSignals, RedisSignals, Signals
 from gofer.jobs.upkeep import expire_all_leases
-from gofer.jobs.worker import Capacity, Worker
+from gofer.jobs.worker import Capacity, Handler, Run, Worker
 from gofer.live import Live, SharedLive
 from gofer.outbox.deliver import Outbox
 from gofer.outbox.presence import Presence
@@ -226,7 +227,7 @@ def make_worker(platform: Platform, shells: Shells, presence: Presence, lending:
         vault=vault,
         signals=platform.signals,
         handlers={
-            ANSWER: presence.around(answerer.handle),
+            ANSWER: presence.around(_heard_out(platform, answerer.handle)),
             RECEPTION: desk.handle,
             APPROVAL: approvals.handle,
             DELIVER: outbox.handle,
@@ -256,6 +257,18 @@ def _listener(platform: Platform, claim: Claim) -> Listener:
             platform.signals.wake(EVENTS)
 
     return listen
+
+
+def _heard_out(platform: Platform, handler: Handler) -> Handler:
+    """The handler, with what its run was saying let go when it ends, however it ends."""
+
+    async def heard_out(run: Run) -> Outcome:
+        try:
+            return await handler(run)
+        finally:
+            platform.live.over(str(run.claim.conversation_id), run.claim.id)
+
+    return heard_out
 
 
 def _announce(connection: Connection, owner: str, roles: frozenset[str]) -> None:

@@ -9,9 +9,18 @@ from pathlib import Path
 import pytest
 
 from gofer.jobs.signals import LocalSignals
-from gofer.live import MOST_PARCELS, MOST_SHARED, PAUSE, Live, SharedLive, Watcher
+from gofer.live import SharedLive, Watcher
+from gofer.live.between import MOST_PARCELS, MOST_SHARED
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
+
+SOON = 0.15
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send more often, so that nobody here waits long."""
+    monkeypatch.setattr("gofer.live.between.PAUSE", 0.05)
 
 
 class Wire(LocalSignals):
@@ -21,47 +30,110 @@ class Wire(LocalSignals):
         super().__init__()
         self.takers: list[Callable[[str], None]] = []
         self.sendings: list[Sequence[str]] = []
+        self.broken = False
 
     def on_parcel(self, take: Callable[[str], None]) -> None:
         self.takers.append(take)
 
     def post(self, parcels: Sequence[str]) -> None:
         self.sendings.append(parcels)
-        for parcel in parcels:
+        for parcel in parcels if not self.broken else ():
             for take in self.takers:
                 take(parcel)
 
 
-def two(vault: Vault) -> tuple[Wire, Live, Live]:
+def two(vault: Vault) -> tuple[Wire, SharedLive, SharedLive]:
     wire = Wire()
     return wire, SharedLive(wire, vault, "proc_here"), SharedLive(wire, vault, "proc_there")
 
 
 async def all_of(watcher: Watcher) -> list[tuple[str, str]]:
-    """What came, a kind and its words, after everything was sent."""
-    await asyncio.sleep(PAUSE * 2)
-    return [(piece.kind, piece.data["text"]) for piece in await watcher.wait(5)]
+    """What came, a call and its words, after everything was sent."""
+    await asyncio.sleep(SOON)
+    return [(fresh.call_id, fresh.text) for fresh in watcher.fresh({1}) if fresh.text]
 
 
-async def test_what_is_said_is_joined_between_events_and_keeps_its_order(vault: Vault) -> None:
+async def test_what_is_said_is_joined_and_seen_once_at_once_here_and_soon_elsewhere(vault: Vault) -> None:
     wire, here, there = two(vault)
     with (
         there.watching("conv_a") as watcher,
         there.watching("conv_b") as other,
         here.watching("conv_a") as near,
     ):
+        asked = len(wire.sendings)
         for word in "what a day":
             here.tell("conv_a", 1, "text.delta", {"text": word})
-        here.tell("conv_a", 1, "turn.finished", {"content": ["what a day"]})
         for word in ("one\n", "two\n"):
             here.tell("conv_a", 1, "tool.delta", {"call_id": "c", "text": word})
             here.tell("conv_a", 1, "thinking.delta", {"text": "hm"})
-        came = await all_of(watcher)
-        assert came == [("text.delta", "what a day"), ("turn.finished", ""), ("tool.delta", "one\ntwo\n")]
-        assert await other.wait(0) == []
-        assert len(await near.wait(5)) == 15
-    assert len(wire.sendings) == 1
+        for each in (near, watcher):
+            assert await all_of(each) == [("", "what a day"), ("c", "one\ntwo\n")]
+            assert not await each.wait(1), "there is nothing new in the log"
+            assert each.fresh({1}) == []
+        here.tell("conv_a", 1, "text.delta", {"text": ", today"})
+        here.tell("conv_a", 1, "turn.finished", {"content": [], "stop": "end"})
+        for each in (near, watcher):
+            assert await all_of(each) == [("", ", today")]
+            assert await each.wait(1), "there is something new in the log"
+        assert other.fresh({1}) == []
+    assert len(wire.sendings) == asked + 2
     assert not any("day" in parcel for parcels in wire.sendings for parcel in parcels)
+
+
+async def test_who_comes_late_gets_the_beginning_and_what_is_in_the_log_is_not_told(vault: Vault) -> None:
+    _, here, there = two(vault)
+    here.tell("conv_a", 1, "turn.started", {})
+    here.tell("conv_a", 1, "text.delta", {"text": "It was " * 2000})
+    await asyncio.sleep(SOON)
+    with there.watching("conv_a") as watcher, here.watching("conv_a") as near:
+        for each in (watcher, near):
+            assert await all_of(each) == [("", "It was " * 2000)]
+        here.tell("conv_a", 1, "turn.failed", {})
+        here.tell("conv_a", 1, "text.delta", {"text": "Again"})
+        for each in (watcher, near):
+            assert await all_of(each) == [("", "Again")]
+            each.forget(1)
+            assert await all_of(each) == [("", "Again")], "it was wiped off, and goes on"
+        here.tell("conv_a", 1, "turn.finished", {"content": [], "stop": "max_tokens"})
+        here.tell("conv_a", 1, "turn.started", {})
+        here.tell("conv_a", 1, "text.delta", {"text": " and on"})
+        for each in (watcher, near):
+            assert await all_of(each) == [("", " and on")]
+        here.over("conv_a", 1)
+        await all_of(watcher)
+        for each in (watcher, near):
+            each.forget(1)
+            assert await all_of(each) == []
+    with there.watching("conv_a") as watcher:
+        assert await all_of(watcher) == []
+
+
+async def test_what_gets_lost_on_the_way_is_asked_for(vault: Vault) -> None:
+    wire, here, there = two(vault)
+    with there.watching("conv_a") as watcher:
+        here.tell("conv_a", 1, "text.delta", {"text": "one "})
+        assert await all_of(watcher) == [("", "one ")]
+        wire.broken = True
+        here.tell("conv_a", 1, "text.delta", {"text": "two "})
+        assert await all_of(watcher) == []
+        wire.broken = False
+        here.tell("conv_a", 1, "text.delta", {"text": "three"})
+        await asyncio.sleep(SOON)
+        assert await all_of(watcher) == [("", "two three")]
+
+
+async def test_what_is_over_is_let_go(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gofer.live.here.AFTERGLOW", 0.1)
+    _, here, there = two(vault)
+    with there.watching("conv_a") as watcher:
+        here.tell("conv_a", 1, "tool.delta", {"call_id": "c", "text": "printed"})
+        assert await all_of(watcher) == [("c", "printed")]
+        here.over("conv_a", 1)
+        await all_of(watcher)
+        assert not here._said
+    assert not there._said
+    assert not here._sent
+    assert not there._sent
 
 
 @pytest.mark.parametrize("character", ["x", "\x01", "😀", "\udc80", "\\"])
@@ -89,7 +161,7 @@ async def test_a_parcel_that_is_none_of_ours_is_nothing(vault: Vault, tmp_path: 
         for nonsense in ("", "a b", "proc_x conv_a !!! !!!", "proc_x conv_a AAAA AAAA"):
             wire.post([nonsense])
         here.tell("conv_a", 1, "text.delta", {"text": "ours"})
-        assert await all_of(watcher) == [("text.delta", "ours")]
+        assert await all_of(watcher) == [("", "ours")]
         # A parcel of one conversation is not shown in another.
         wire.post([wire.sendings[-1][0].replace("conv_a", "conv_b")])
-        assert await elsewhere.wait(0) == []
+        assert elsewhere.fresh({1}) == []

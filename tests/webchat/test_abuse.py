@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from gofer import live
+from gofer.live import here
+from gofer.live.said import MOST_OUTPUT
 from gofer.web.access.sessions import end_session
-from gofer.web.chat import following
 from gofer.web.chat import socket as chat_socket
 from web_house import House
 from webchat.visiting import Line, Visit
@@ -150,8 +150,7 @@ def test_who_does_not_read_is_cut_off_and_others_do_not_wait(
 ) -> None:
     monkeypatch.setattr(chat_socket, "PATIENCE", 0.3)
     # More than the kernel holds for a reader that does not read.
-    monkeypatch.setattr(following, "MOST_OUTPUT", 10_000_000)
-    monkeypatch.setattr(live, "MOST_CHARACTERS", 10_000_000)
+    monkeypatch.setattr(here, "MOST_OUTPUT", 10_000_000)
     with visit.line() as line, deaf(visit):
         line.say(
             "$ for i in $(seq 60); do head -c 100000 /dev/zero | tr '\\0' x; echo; sleep 0.02; done; echo over"
@@ -192,7 +191,7 @@ def test_what_prints_without_end_floods_nobody(visit: Visit) -> None:
         line.answers()
         sizes = [len(frame["text"]) for frame in line.frames if frame["type"] == "output"]
     assert sizes
-    assert max(sizes) <= following.MOST_OUTPUT
+    assert max(sizes) <= MOST_OUTPUT
     assert len(sizes) < 100
 
 

@@ -30,11 +30,14 @@ def redis_url(request: pytest.FixtureRequest) -> Iterator[str]:
     valkey.leave()
 
 
+WORDS = " ".join(["One word after the other, all of them from afar."] * 12)
+
+
 def script(request: Mapping[str, Any]) -> Reply:
     """A command that runs until it is stopped, or words that come one by one."""
     if "wait" in str(request["messages"][-1]):
         return calls(call("bash", command="echo from afar, and more to come; sleep 600"))
-    return say("One word after the other, all of them from afar.", delay=0.1)
+    return say(WORDS, delay=0.2)
 
 
 @contextlib.contextmanager
@@ -75,14 +78,19 @@ def test_a_run_in_another_process_is_seen_as_it_goes_and_all_of_it_is_in_the_log
             assert line.state == "working"
             line.say("/stop")
             line.until(lambda: line.state == "idle" and line.of("reply"))
+            place, seen = line.cursor, set(line.items)
             line.say("Speak")
             line.until(lambda: "One word" in said(line, "text"))
             assert line.state == "working"
-            line.answers(2)
-            place, seen = line.cursor, set(line.items)
-            line.say("Speak")
-            line.answers(3)
-            everything = set(line.items)
+        # Nobody is there for a moment: what was said until then must come from the other process once more.
+        with visit.line(line.cursor) as late:
+            late.until(lambda: late.saying)
+            assert WORDS.startswith(first := min(late.saying.values()))
+            assert first.startswith("One word")
+            late.answers()
+            assert WORDS.startswith(min(late.saying.values()))
+            assert len(min(late.saying.values())) > len(first)
+            everything = set(line.items) | set(late.items)
         with visit.line(place) as line:
             line.answers()
             # What was seen may be told anew with what has become of it; nothing else twice, and nothing left out.

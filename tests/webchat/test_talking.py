@@ -28,7 +28,6 @@ def test_a_message_takes_the_same_path_as_any_and_is_answered_once(house: House,
         assert "one" in answer
         (card,) = line.of("call")
         assert "exit 3" in card
-        assert [frame["type"] for frame in line.frames if frame["type"] == "text"]
     assert count(house, deliveries, conversation_id=visit.room) == 1
     assert count(house, jobs, conversation_id=visit.room, kind="answer") == 1
     assert count(house, replies, conversation_id=visit.room, state="sent") == 1

@@ -25,6 +25,8 @@ class Line:
         self.connection = connection
         self.frames: list[dict[str, Any]] = []
         self.items: dict[str, str] = {}
+        self.saying: dict[int, str] = {}
+        """What runs are saying, as the page shows it."""
         self.cursor = ""
         self.state = ""
 
@@ -51,6 +53,9 @@ class Line:
         if frame["type"] == "news":
             self.cursor, self.state = frame["cursor"], frame["state"]
             self.items.update({item["id"]: item["html"] for item in frame["items"]})
+        elif frame["type"] == "text":
+            before = "" if frame["whole"] else self.saying.get(frame["job"], "")
+            self.saying[frame["job"]] = before + frame["text"]
 
     def of(self, kind: str) -> list[str]:
         """The items of a kind so far."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
 
 from gofer.jobs.following import Wanted
-from gofer.live import Piece, Watcher
+from gofer.live import Fresh, Watcher
 from gofer.platform import Platform
 from gofer.store.events import Cursor
 from gofer.web.chat.timeline import Reader, Timeline
@@ -20,9 +20,7 @@ from gofer.web.pages.inert import inert
 LOOK_ANYWAY = 15.0
 """Seconds after which a follower looks at the log although nobody woke it."""
 BREATH = 0.05
-"""Seconds in which pieces are gathered, so that a fast model or a chatty command makes few frames."""
-MOST_OUTPUT = 16_000
-"""Characters of one call's output in a frame: what is printed faster is shown when the call ends."""
+"""Seconds in which words are gathered, so that a fast model or a chatty command makes few frames."""
 
 
 async def follow(platform: Platform, conversation_id: str, cursor: Cursor) -> AsyncIterator[Any]:
@@ -32,8 +30,6 @@ async def follow(platform: Platform, conversation_id: str, cursor: Cursor) -> As
         platform.live.watching(conversation_id) as watcher,
         _woken_by_log(platform, conversation_id, watcher),
     ):
-        outputs: list[dict[str, Any]] = []
-        answered: set[int] = set()
         while True:
             news = await platform.database.read(
                 partial(read_news, platform=platform, conversation_id=conversation_id, cursor=cursor)
@@ -41,22 +37,16 @@ async def follow(platform: Platform, conversation_id: str, cursor: Cursor) -> As
             if news.items or news.state != state:
                 state = news.state
                 yield news
-            answered |= _answered(news)
-            more, cursor = news.cursor != cursor, news.cursor
-            for frame in outputs:
-                yield frame
-            outputs = []
-            while not more:
-                pieces = await watcher.wait(LOOK_ANYWAY)
-                for frame in _texts(pieces, answered):
-                    yield frame
-                outputs += _outputs(pieces)
-                if not pieces or not all(piece.is_delta for piece in pieces):
-                    break
-                for frame in outputs:
-                    yield frame
-                outputs = []
-                await asyncio.sleep(BREATH)
+            for job_id in _spoken(news):
+                watcher.forget(job_id)
+            look, cursor = news.cursor != cursor, news.cursor
+            while not look:
+                for fresh in watcher.fresh(news.at_work.jobs):
+                    if (frame := _frame(fresh)) is not None:
+                        yield frame
+                look = await watcher.wait(LOOK_ANYWAY)
+                if not look:
+                    await asyncio.sleep(BREATH)
 
 
 @contextlib.contextmanager
@@ -80,38 +70,16 @@ def read_news(connection: Connection, platform: Platform, conversation_id: str, 
     return Reader(connection, platform.vault, platform.redactor, conversation_id).news(cursor)
 
 
-def _answered(news: Timeline) -> set[int]:
-    return {item["job"] for item in news.items if item["kind"] == "reply" and not item["question"]}
+def _spoken(news: Timeline) -> set[int]:
+    """The jobs of which something stands there now in place of what they were saying: a page wipes that."""
+    return {item["job"] for item in news.items if item["kind"] in ("reply", "aside")}
 
 
-def _texts(pieces: Iterable[Piece], answered: set[int]) -> Iterator[dict[str, Any]]:
-    """What the model says, joined; and where it begins again. Words that come after their answer are late."""
-    said: dict[str, Any] | None = None
-    for piece in pieces:
-        if piece.kind == "turn.started":
-            answered.discard(piece.job_id)
-        if piece.kind == "text.delta" and piece.job_id not in answered:
-            if said is None:
-                said = {"type": "text", "job": piece.job_id, "text": ""}
-            said["text"] += inert(piece.data["text"])
-        elif piece.kind in ("turn.started", "turn.failed"):
-            if said is not None:
-                yield said
-            said = None
-            yield {"type": "again", "job": piece.job_id}
-    if said is not None and said["text"]:
-        yield said
-
-
-def _outputs(pieces: Iterable[Piece]) -> list[dict[str, Any]]:
-    """What tools print, joined by call."""
-    found: dict[tuple[int, str], str] = {}
-    for piece in pieces:
-        if piece.kind == "tool.delta":
-            place = (piece.job_id, str(piece.data["call_id"]))
-            found[place] = found.get(place, "") + piece.data["text"]
-    return [
-        {"type": "output", "item": f"call-{job_id}-{call_id}", "text": inert(text[-MOST_OUTPUT:])}
-        for (job_id, call_id), text in found.items()
-        if text
-    ]
+def _frame(fresh: Fresh) -> dict[str, Any] | None:
+    if not fresh.text and not fresh.whole:
+        return None
+    if fresh.call_id:
+        place: dict[str, Any] = {"type": "output", "item": f"call-{fresh.job_id}-{fresh.call_id}"}
+    else:
+        place = {"type": "text", "job": fresh.job_id}
+    return {**place, "text": inert(fresh.text), "whole": fresh.whole}

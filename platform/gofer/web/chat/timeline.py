@@ -42,15 +42,29 @@ _OF_RUNS = ("turn.finished", "tool.started", "tool.finished")
 
 
 @dataclass(frozen=True, slots=True)
+class AtWork:
+    """What the agent is at."""
+
+    state: str
+    """idle, queued, working, waiting or retrying."""
+    jobs: frozenset[int]
+    """The runs that are not over: of no other one there are words to come."""
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline:
     """Items in order, and the place in the log after them."""
 
     items: list[dict[str, Any]]
     cursor: Cursor
-    state: str
-    """idle, queued, working, waiting or retrying."""
+    at_work: AtWork
     earlier: int | None = None
     """The number of the message before which there are more; None when there are none."""
+
+    @property
+    def state(self) -> str:
+        """What the agent is at."""
+        return self.at_work.state
 
 
 @dataclass(slots=True)
@@ -85,31 +99,32 @@ class Reader:
         answers = self._replies(replies.c.created_at >= since, replies.c.created_at < until)
         done = [step for step in self._steps(self._jobs(since, until)) if since <= step["at"] < until]
         items = sorted([*said, *answers, *done], key=lambda item: item["place"])
-        return Timeline(items, cursor, self.state(), earlier)
+        return Timeline(items, cursor, self._at_work(), earlier)
 
     def news(self, cursor: Cursor) -> Timeline:
         """What changed after a place in the log."""
         rows = self._rows_after(cursor)
         if not rows:
-            return Timeline([], cursor, self.state())
+            return Timeline([], cursor, self._at_work())
         changed = _changes(rows)
         items = [*self._said(messages.c.seq.in_(changed.seqs)), *self._steps(changed.jobs)]
         items += self._replies(replies.c.id.in_(changed.replies) | replies.c.job_id.in_(changed.asking))
         items.sort(key=lambda item: item["place"])
-        return Timeline(items, Cursor(rows[-1].tx, rows[-1].id), self.state())
+        return Timeline(items, Cursor(rows[-1].tx, rows[-1].id), self._at_work())
 
-    def state(self) -> str:
-        """What the agent is at."""
-        query = select(jobs.c.state).where(
+    def _at_work(self) -> AtWork:
+        query = select(jobs.c.id, jobs.c.state).where(
             jobs.c.conversation_id == self._conversation_id,
             jobs.c.kind == ANSWER,
             in_state(*LIVE, JobState.BLOCKED),
         )
-        states = set(self._connection.execute(query).scalars())
+        found = self._connection.execute(query).all()
+        states = {row.state for row in found}
         known = {"running": "working", "waiting": "waiting", "scheduled": "retrying"}
-        return next(
+        state = next(
             (word for state, word in known.items() if state in states), "queued" if states else "idle"
         )
+        return AtWork(state, frozenset(row.id for row in found))
 
     # The log.
 

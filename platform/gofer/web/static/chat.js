@@ -86,16 +86,19 @@
     },
     text(frame) {
       keeping(() => {
-        if (speaking !== frame.job) { quiet(); speaking = frame.job; }
+        // The whole of it comes at a beginning, and to who comes in the middle; what follows is added.
+        if (frame.whole || speaking !== frame.job) quiet();
+        if (!frame.text) return;
+        speaking = frame.job;
         streaming.hidden = false;
         streaming.firstElementChild.textContent += frame.text;
       });
     },
-    again() { quiet(); },
     output(frame) {
-      const output = document.getElementById(frame.item)?.querySelector(".output");
-      if (!output) early.set(frame.item, ((early.get(frame.item) || "") + frame.text).slice(-LONGEST_OUTPUT));
-      else keeping(() => print(output, frame.text));
+      const card = document.getElementById(frame.item), output = card?.querySelector(".output");
+      if (!card) early.set(frame.item, ((frame.whole ? "" : early.get(frame.item) || "") + frame.text).slice(-LONGEST_OUTPUT));
+      // What has ended shows all it printed; words that come later are among them.
+      else if (card.querySelector(".live")) keeping(() => { if (frame.whole) output.textContent = ""; print(output, frame.text); });
     },
     taken(frame) { written.delete(frame.id); keep(); },
     refused(frame) {
