@@ -22,6 +22,8 @@ HOSTILE = (
     "[click](javascript:alert(1)) ![](https://example.org/spy.png) \x1b[31mred\x1b[0m\x1b]0;title\x07 \u202egnp.exe"
 )
 """What a stranger might write, and a command might print."""
+RECITED = " ".join(f"Verse {number} of a long poem." for number in range(60))
+"""What takes a while to say."""
 ODD = 'a "b'
 """The name of a folder."""
 KEY = "rehearsal-key-of-the-pages"
@@ -35,6 +37,8 @@ def script(request: Mapping[str, Any]) -> Reply:
         if turn == 0:
             return calls(call("ask_user", question="Which port shall I use?", choices=["8080", "9090"]))
         return say("Thank you, I shall use that one.")
+    if "recite" in told:
+        return slowly(RECITED)
     if "slowly" in told:
         return (
             say("Working on it.", delay=0.3) if turn else calls(call("bash", command="sleep 2; echo slept"))
@@ -46,6 +50,13 @@ def script(request: Mapping[str, Any]) -> Reply:
     return say(
         "Here is what I **found**:\n\n```python\nprint('hello')\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |"
     )
+
+
+def slowly(text: str) -> Reply:
+    """An answer that takes two seconds and more, in some sixty pieces."""
+    size = len(text) // 12 + 1
+    parts = [{"type": "text", "text": text[start : start + size]} for start in range(0, len(text), size)]
+    return Reply(tuple(parts), delay=0.03)
 
 
 class Service:

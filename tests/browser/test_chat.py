@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, BrowserContext, FilePayload, Page, Rout
 from agent.pictures import PNG
 from web_house import House
 
+from .furnishing import RECITED
 from .looking import PHONE, SHOTS, objections
 
 SLOW = 20_000
@@ -77,6 +78,24 @@ def test_output_comes_as_it_is_printed_and_is_all_there_after_a_reload(chat: Pag
     chat.reload()
     assert without_times(chat.locator("[data-items]").inner_text()) == without_times(before)
     expect(chat.locator(".rooms a[aria-current]")).to_contain_text("$ echo printed")
+
+
+def test_a_reload_in_the_middle_of_an_answer_shows_all_of_it(page: Page) -> None:
+    page.goto("/chat")
+    say(page, "Please recite")
+    spoken = page.locator("[data-streaming]")
+    expect(spoken).to_contain_text("Verse 8 of")
+    page.reload()
+    expect(spoken).to_contain_text("Verse 8 of")
+    first = spoken.inner_text().strip()
+    assert RECITED.startswith(first)
+    page.wait_for_function(
+        "n => document.querySelector('[data-streaming]').innerText.trim().length > n", arg=len(first)
+    )
+    assert RECITED.startswith(spoken.inner_text().strip())
+    answered(page)
+    expect(spoken).to_be_hidden()
+    assert page.locator("[data-items]").inner_text().count("Verse 8 of") == 1
 
 
 def without_times(text: str) -> list[str]:

@@ -11,10 +11,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from browser.furnishing import KEY, Service
+from browser.furnishing import KEY, Service, slowly
 from gofer.assembly import open_platform
 from gofer.jobs.signals import PARCELS
-from gofer.rehearsal.anthropic import Reply, call, calls, say
+from gofer.rehearsal.anthropic import Reply, call, calls
 from servers import Server
 from web_house import House
 from webchat.visiting import Line, Visit
@@ -37,7 +37,7 @@ def script(request: Mapping[str, Any]) -> Reply:
     """A command that runs until it is stopped, or words that come one by one."""
     if "wait" in str(request["messages"][-1]):
         return calls(call("bash", command="echo from afar, and more to come; sleep 600"))
-    return say(WORDS, delay=0.2)
+    return slowly(WORDS)
 
 
 @contextlib.contextmanager

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from browser.furnishing import KEY, Service
-from gofer.rehearsal.anthropic import Reply, call, calls, say
+from browser.furnishing import KEY, Service, slowly
+from gofer.rehearsal.anthropic import Reply, call, calls
 from web_house import House
 from webchat.visiting import Line, Visit
 
@@ -21,7 +21,7 @@ def script(request: Mapping[str, Any]) -> Reply:
     """A word before a command that prints slowly, then a long answer, slowly."""
     last = str(request["messages"][-1])
     if "printed" in last or "at once" in last:
-        return say(ANSWER, delay=0.02)
+        return slowly(ANSWER)
     return calls(call("bash", command="for i in 1 2 3 4 5 6; do echo printed $i; sleep 0.2; done"))
 
 
