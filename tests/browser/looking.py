@@ -15,6 +15,7 @@ PHONE = ViewportSize(width=390, height=844)
 def objections(page: Page) -> list[str]:
     """What axe-core objects to; run outside the page's own policy, which would refuse it."""
     SHOTS.mkdir(parents=True, exist_ok=True)
-    page.evaluate(AXE.read_text("utf-8"))
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE.read_text("utf-8"))
     found: Any = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found["violations"]]

@@ -30,7 +30,7 @@ def axe() -> str:
 
 
 @pytest.fixture
-def watched(page: Page, lived: Lived) -> Iterator[Page]:
+def watched(page: Page, lived: Lived, axe: str) -> Iterator[Page]:
     """A page on which nothing may go wrong behind the scenes."""
     seen: list[str] = []
     page.on("pageerror", lambda error: seen.append(str(error)))
@@ -39,6 +39,7 @@ def watched(page: Page, lived: Lived) -> Iterator[Page]:
         "request",
         lambda sent: None if sent.url.startswith((lived.house.url, "data:")) else seen.append(sent.url),
     )
+    page.add_init_script(axe)  # outside the page's own policy, which would refuse it
     yield page
     expected = "the server responded with a status of 404"  # the page that is not there, and the stream's
     assert [each for each in seen if expected not in each] == []
@@ -46,37 +47,39 @@ def watched(page: Page, lived: Lived) -> Iterator[Page]:
 
 def objections(page: Page, name: str, within: str = "html") -> Iterator[str]:
     """What is wrong with the page as it is: to axe-core in the light, its colours in the dark, its width on a phone."""
-    for theme, rules in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
-        page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
-        options = {"resultTypes": ["violations"], "selectors": False, **rules}
-        found: Any = page.evaluate("([within, options]) => axe.run(within, options)", [within, options])
-        if theme == "light" or name in SHOWN:
-            page.screenshot(path=SHOTS / f"{name}-{theme}.jpeg", quality=70)
-        yield from (
-            f"{theme}: {each['id']}: {each['nodes'][0]['html'][:200]}" for each in found["violations"]
-        )
+    yield from violations(page, "light", within)
+    page.screenshot(path=SHOTS / f"{name}-light.jpeg", quality=70)
+    page.emulate_media(color_scheme="dark")
+    if name in SHOWN:
+        page.screenshot(path=SHOTS / f"{name}-dark.jpeg", quality=70)
     page.set_viewport_size(PHONE)
+    yield from violations(page, "dark", within, runOnly=["color-contrast"])
     width = page.evaluate("document.documentElement.scrollWidth")
     if name in SHOWN:
         page.screenshot(path=SHOTS / f"{name}-phone.jpeg", quality=70)
     page.set_viewport_size(DESK)
+    page.emulate_media(color_scheme="light")
     if width > PHONE["width"]:
         yield f"{width} pixels wide on a phone"
 
 
+def violations(page: Page, theme: str, within: str, **rules: Any) -> Iterator[str]:
+    options = {"resultTypes": ["violations"], "selectors": False, **rules}
+    found: Any = page.evaluate("([within, options]) => axe.run(within, options)", [within, options])
+    yield from (f"{theme}: {each['id']}: {each['nodes'][0]['html'][:200]}" for each in found["violations"])
+
+
 @pytest.mark.parametrize("half", [0, 1])
-def test_every_page_reads_well_in_both_themes_and_on_a_phone(
-    watched: Page, lived: Lived, axe: str, half: int
-) -> None:
+def test_every_page_reads_well_in_both_themes_and_on_a_phone(watched: Page, lived: Lived, half: int) -> None:
     wrong = {}
     watched.set_viewport_size(DESK)
+    watched.emulate_media(color_scheme="light")
     for name, path in list(places(lived).items())[half::2]:
         answer = watched.goto(path)
         assert answer is not None
         assert answer.status == (404 if name == "missing" else 200), path
         if name == "shell":
             watched.get_by_text("In use now").wait_for()
-        watched.evaluate(axe)
         if found := list(objections(watched, name)):
             wrong[path] = found
     assert wrong == {}
@@ -85,12 +88,12 @@ def test_every_page_reads_well_in_both_themes_and_on_a_phone(
 def test_who_is_not_signed_in_is_not_received_worse(browser: Browser, lived: Lived, axe: str) -> None:
     """The door, the link, the API's page and what is not there."""
     context = browser.new_context(base_url=lived.house.url, viewport=DESK)
+    context.add_init_script(axe)
     page = context.new_page()
     link = f"/link/{lived.house.link(lived.house.owner())}"
     wrong = {}
     for name, path in {"login": "/login", "link": link, "api": "/api/v1/docs", "lost": "/nowhere"}.items():
         page.goto(path)
-        page.evaluate(axe)
         # One noun of the API looks like the other.
         if found := list(objections(page, name, "#connections" if name == "api" else "html")):
             wrong[name] = found

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gofer.assembly import open_platform
 from gofer.platform import Platform
 from gofer.settings import Settings
+from gofer.web.access import passwords
 from web_house import House
+
+
+@pytest.fixture(scope="package", autouse=True)
+def real_cost() -> Iterator[dict[str, Any]]:
+    """Hashes that take no time, but for the test of what they must cost: it is told what was put aside."""
+    real = {"MEMORY": passwords.MEMORY, "NOBODY": passwords.NOBODY}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passwords, "MEMORY", 64)
+        patch.setattr(passwords, "NOBODY", real["NOBODY"].replace(f"m={real['MEMORY']}", "m=64"))
+        yield real
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -15,7 +16,7 @@ from sqlalchemy import Connection, select, update
 
 from gofer.store.clock import now
 from gofer.store.tables import api_tokens, members, sign_in_delays, sign_in_links, web_sessions
-from gofer.web.access import delays
+from gofer.web.access import delays, passwords
 from gofer.web.access.sessions import csrf_for
 from web_house import PASSWORD, Browser, House
 
@@ -104,6 +105,19 @@ def test_no_value_that_signs_in_is_stored(house: House, browser: Browser, ada: s
 
 
 # Passwords.
+
+
+async def test_a_stored_password_costs_whoever_guesses(
+    real_cost: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in real_cost.items():
+        monkeypatch.setattr(passwords, name, value)
+    cost = "$argon2id$v=19$m=32768,t=2,p=1$"
+    stored = await passwords.Passwords().hashed(PASSWORD)
+    assert stored.startswith(cost)
+    assert passwords.NOBODY.startswith(cost), "a name that is unknown takes as long"
+    assert await passwords.Passwords().fits(PASSWORD, stored)
+    assert not await passwords.Passwords().fits(PASSWORD, "")
 
 
 def test_a_wrong_password_and_a_wrong_name_look_the_same(house: House, ada: str) -> None:
