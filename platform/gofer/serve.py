@@ -22,7 +22,7 @@ from gofer.doctor import LOOPBACK, another_place
 from gofer.errors import ConfigError
 from gofer.logs import RecentLines, set_up_logs
 from gofer.platform import Platform
-from gofer.settings import Settings
+from gofer.settings import Settings, unknown_variables
 from gofer.vault.redaction import Redactor
 from gofer.web.access.members import first_owner, new_link, owner_has_password, somebody_signed_in
 from gofer.web.access.settling import settle_owner
@@ -59,6 +59,8 @@ async def serve(settings: Settings, roles: frozenset[str]) -> None:
     redactor = Redactor()
     recent = RecentLines()
     set_up_logs(settings, redactor, recent)
+    for name, near in unknown_variables().items():
+        log.warning("settings.unknown", variable=name, nearest=near or None)
     stopping = _stop_on_signals()
     door = _listen(settings) if WEB in roles else None
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from difflib import get_close_matches
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal
@@ -267,6 +268,20 @@ def load_settings(**overrides: Any) -> Settings:
         # Our own messages go on from the variable's name; pydantic's are sentences of their own.
         between = ": " if message[:1].isupper() else " "
         raise ConfigError((f"{name}{between}{message}" if name else message) + ".") from None
+
+
+_OTHERS = ("CRASH_AT", "TOKEN", "CHROMIUM", "BROWSER_TESTS")
+"""Variables that are ours but no settings: for tests and scripts, and the token in an example."""
+
+
+def unknown_variables() -> dict[str, str]:
+    """`GOFER_*` variables that mean nothing, each with the known name nearest to it, if any is near."""
+    known = {name.upper() for name in Settings.model_fields}
+    known |= {f"{name}_FILE" for name in known} | set(_OTHERS)
+    given = {name.removeprefix(PREFIX) for name in os.environ if name.startswith(PREFIX)}
+    unknown = sorted(name for name in given - known if not name.startswith("TEST_"))
+    near = {name: get_close_matches(name, sorted(known), n=1) for name in unknown}
+    return {PREFIX + name: PREFIX + found[0] if found else "" for name, found in near.items()}
 
 
 ANOTHER_DIRECTORY = "It is not Gofer's alone: choose another directory with GOFER_DATA_DIR."

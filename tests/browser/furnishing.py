@@ -151,7 +151,13 @@ def _furnish(lived: Lived) -> None:
     lived.ask(
         "POST",
         "/schedules",
-        json={"name": "nightly", "cron": "30 3 * * *", "kind": "set_up", "timezone": "Europe/Berlin"},
+        json={
+            "name": "nightly",
+            "cron": "30 3 * * *",
+            "kind": "set_up",
+            "payload": {"connection_id": lived.connection},
+            "timezone": "Europe/Berlin",
+        },
     )
     lived.say("m1", "What is on this machine?")
     lived.say("m2", f"Look at this: {HOSTILE}", room="<b>attic</b>")

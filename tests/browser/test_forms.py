@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from typing import Any
 
@@ -248,7 +249,7 @@ def test_a_schedule_is_told_in_words_and_run_at_once(owner: Visitor, lived: Live
         name="mornings",
         cron="0 9 * * 1-5",
         kind="set_up",
-        payload="{}",
+        payload=json.dumps({"connection_id": lived.connection}),
         missed="skip",
         timezone="UTC",
     )
@@ -258,6 +259,9 @@ def test_a_schedule_is_told_in_words_and_run_at_once(owner: Visitor, lived: Live
     assert "switched off" in owner.does(f"/schedules/{schedule}/switch", enabled="off")
     assert "mornings is removed." in owner.does(f"/schedules/{schedule}/remove")
     assert owner.post("/schedules", name="x", cron="never", kind="set_up", missed="once").status_code == 422
+    aimless = owner.post("/schedules", name="x", cron="* * * * *", kind="set_up", missed="once")
+    assert aimless.status_code == 422
+    assert "must name a connection" in aimless.text
     assert (
         "catch_up, set_up"
         in owner.post("/schedules", name="x", cron="* * * * *", kind="y", missed="once").text

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gofer import __version__
 from gofer.doctor.finding import Finding, Severity
-from gofer.settings import ANOTHER_DIRECTORY, Settings, may_be_closed
+from gofer.settings import ANOTHER_DIRECTORY, Settings, may_be_closed, unknown_variables
 
 OLDEST_PYTHON = (3, 11)
 LEAST_DISK = 500 * 1024 * 1024
@@ -29,6 +29,20 @@ def look_around(settings: Settings, *, serving: bool) -> list[Finding]:
         _disk(settings),
         _port(settings, serving=serving),
         _openness(settings),
+        *_unknown(),
+    ]
+
+
+def _unknown() -> list[Finding]:
+    """Misspelt, a variable would be passed over without a word."""
+    return [
+        Finding(
+            "settings",
+            "warning",
+            f"{name} means nothing to this version.",
+            f"If you meant {near}, rename it; else: unset {name}" if near else f"unset {name}",
+        )
+        for name, near in unknown_variables().items()
     ]
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import structlog
 from sqlalchemy import ColumnElement, Connection, and_, select, update
 
 from gofer.accounts import Accounts, Connected
 from gofer.connecting import set_up_connection
-from gofer.errors import NotFound, Permanent, Refused, Temporary
+from gofer.errors import ConfigError, NotFound, Permanent, Refused, Temporary
 from gofer.intake.receive import Intake, polled
 from gofer.jobs.outcome import Dead, Done, Outcome, Retry, Snooze
 from gofer.jobs.queue import SERVICE, lock_lane, submit
@@ -35,6 +37,18 @@ CATCH_UP = "catch_up"
 
 SCHEDULABLE = (CATCH_UP, SET_UP)
 """The kinds of job a schedule may make. Polling never ends by itself, and a token has one poller."""
+
+
+def check_schedulable(connection: Connection, payload: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless a job of such a kind names a connection there is: it would only die."""
+    named = payload.get("connection_id")
+    query = select(connections.c.id).where(connections.c.id == str(named))
+    if not isinstance(named, str) or connection.execute(query).first() is None:
+        raise ConfigError(
+            'payload: must name a connection there is, as {"connection_id": "…"}. '
+            "`gofer connections list` shows them."
+        )
+
 
 MOST_MISSED = 3 * 86400.0
 """Seconds back that a first catch-up looks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -88,7 +89,9 @@ def test_the_life_of_a_connection_and_its_messages(
     assert SIGNING_KEY not in terminal.shown
 
 
-def test_secrets_keys_schedules_and_the_rest(server: Process | None, terminal: Terminal) -> None:
+def test_secrets_keys_schedules_and_the_rest(
+    server: Process | None, terminal: Terminal, key_file: Path
+) -> None:
     terminal("secrets", "put", "anthropic_key", stdin="sk-a-value-never-shown\n")
     assert [each["name"] for each in terminal.json("secrets", "list")["secrets"]] == ["anthropic_key"]
     before = terminal.json("key", "show")["in_use"]
@@ -98,8 +101,14 @@ def test_secrets_keys_schedules_and_the_rest(server: Process | None, terminal: T
     terminal("secrets", "delete", "anthropic_key")
     terminal("secrets", "delete", "anthropic_key", fails=3)
 
-    terminal("schedules", "add", "nightly", "0 3 * * *", "--kind", "catch_up", "--timezone", "Europe/Berlin")
-    terminal("schedules", "add", "nightly", "0 3 * * *", "--kind", "catch_up", fails=4)
+    made = terminal.json(
+        *("connections", "add", "hello", "--set", "reply_url=http://127.0.0.1:9"),
+        *("--secret-file", f"signing_key={key_file}"),
+    )
+    aim = json.dumps({"connection_id": made["connection"]["id"]})
+    nightly = ("schedules", "add", "nightly", "0 3 * * *", "--kind", "catch_up", "--payload", aim)
+    terminal(*nightly, "--timezone", "Europe/Berlin")
+    terminal(*nightly, fails=4)
     assert "Europe/Berlin" in terminal("schedules", "list")
     terminal("schedules", "remove", "nightly")
     terminal("schedules", "remove", "nightly", fails=3)

@@ -37,6 +37,23 @@ def test_looking_makes_nothing(terminal: Terminal, tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "none").exists()
 
 
+def test_a_misspelt_variable_is_named_with_what_was_meant(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "settings" not in findings(terminal)
+    monkeypatch.setenv("GOFER_PROT", "80")
+    found = findings(terminal)["settings"]
+    assert found["severity"] == "warning"
+    assert "GOFER_PROT means nothing" in found["line"]
+    assert "GOFER_PORT" in found["fix"]
+    monkeypatch.delenv("GOFER_PROT")
+    monkeypatch.setenv("GOFER_ZZZZZZZ", "1")
+    assert findings(terminal)["settings"]["fix"] == "unset GOFER_ZZZZZZZ"
+    monkeypatch.delenv("GOFER_ZZZZZZZ")
+    monkeypatch.setenv("GOFER_PORT_FILE", "")
+    assert "settings" not in findings(terminal)
+
+
 def test_an_open_data_directory(terminal: Terminal, data_dir: Path) -> None:
     data_dir.chmod(0o777)
     found = findings(terminal, fails=1)

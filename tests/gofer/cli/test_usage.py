@@ -63,6 +63,7 @@ def test_help_imports_nothing_heavy() -> None:
         (("schedules", "add", "x", "* * * * *", "--kind", "catch_up", "--timezone", "Mars"), 2, "Mars"),
         (("schedules", "add", "x", "* * * * *", "--kind", "catch_up", "--missed", "maybe"), 2, "missed"),
         (("schedules", "add", "x", "* * * * *", "--kind", "catch_up", "--payload", "["), 2, "JSON"),
+        (("schedules", "add", "x", "* * * * *", "--kind", "catch_up"), 2, "must name a connection"),
         (("schedules", "add", "x", "* * * * *", "--say", "hello"), 2, "agent"),
         (("schedules", "add", "x", "* * * * *"), 2, "kind"),
         (("schedules", "add", "x", "* * * * *", "--kind", "nonsense"), 2, "It can be: catch_up, set_up"),

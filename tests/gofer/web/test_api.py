@@ -190,8 +190,13 @@ def test_one_unreadable_file_is_one_row_with_a_problem(house: House, api: httpx2
         assert api.delete("/agents/fine").status_code == 200
 
 
-def test_schedules_are_added_changed_run_and_removed(api: httpx2.Client) -> None:
+def test_schedules_are_added_changed_run_and_removed(api: httpx2.Client, connection: str) -> None:
     wish = {"name": "mornings", "cron": "0 9 * * mon", "kind": "catch_up", "timezone": "Europe/Berlin"}
+    for nothing in ({}, {"connection_id": "hello_none"}, {"connection_id": 1}, {"connection": connection}):
+        refused = api.post("/schedules", json={**wish, "payload": nothing})
+        assert refused.status_code == 422, "it would make jobs that die"
+        assert "connection_id" in refused.json()["detail"]
+    wish["payload"] = {"connection_id": connection}  # type: ignore[assignment]
     unknown = api.post("/schedules", json={**wish, "kind": "nothing"})
     assert unknown.status_code == 400
     assert "catch_up, set_up" in unknown.json()["detail"]
@@ -205,6 +210,7 @@ def test_schedules_are_added_changed_run_and_removed(api: httpx2.Client) -> None
     assert changed.json()["next_at"] != shown.json()["next_at"]
     assert api.patch(path, json={"enabled": False}, headers={"if-match": seen}).status_code == 412
     assert api.patch(path, json={"cron": "nonsense"}).status_code == 422
+    assert api.patch(path, json={"payload": {}}).status_code == 422
     assert api.patch(path, json={"timezone": "Mars/Olympus"}).status_code == 422
     ran = api.post(f"{path}/run")
     assert ran.status_code == 202

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import Conflict, NotFound
-from gofer.intake.polling import SCHEDULABLE
+from gofer.intake.polling import SCHEDULABLE, check_schedulable
 from gofer.jobs.cron import Missed, add_schedule, next_tick, ticks
 from gofer.jobs.queue import SERVICE, submit
 from gofer.jobs.sayings import SAY, Saying, add_saying, sealed_saying, told
@@ -147,8 +147,15 @@ def find_schedule(connection: Connection, named: str, *, to_change: bool = False
 async def add(request: Request) -> Response:
     """Add a schedule that makes a job."""
     new = await asked(request, New)
-    verb = partial(add_schedule, workspace_id=WORKSPACE, kind=new.kind, payload=new.payload)
+    verb = partial(add_job, workspace_id=WORKSPACE, kind=new.kind, payload=new.payload)
     return await _add(request, new, verb)
+
+
+def add_job(connection: Connection, *, payload: dict[str, Any], **given: Any) -> str:
+    """Add a schedule that makes a job; raises ConfigError when its line, or its job, would come to nothing."""
+    schedule_id = add_schedule(connection, payload=payload, **given)
+    check_schedulable(connection, payload)
+    return schedule_id
 
 
 async def say(request: Request) -> Response:
@@ -197,6 +204,8 @@ def _change(connection: Connection, request: Request, named: str, wish: Change) 
     given = {name: value for name, value in wish.model_dump().items() if value is not None}
     if ("payload" if row["kind"] == SAY else "say") in given:
         raise Conflict("A schedule that says something has `say` to change, any other has `payload`.")
+    if "payload" in given:
+        check_schedulable(connection, given["payload"])
     if "say" in given:
         given["payload"] = _said_anew(connection, request, row, given.pop("say"))
     merged = {**row, **given}

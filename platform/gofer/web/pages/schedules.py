@@ -21,12 +21,12 @@ from starlette.responses import Response
 from gofer.errors import Conflict, Malformed
 from gofer.intake.polling import SCHEDULABLE
 from gofer.jobs import sayings
-from gofer.jobs.cron import add_schedule, ticks
+from gofer.jobs.cron import ticks
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import conversations, schedules
 from gofer.vault.envelope import Vault
 from gofer.web.access import visitor_of
-from gofer.web.control.schedules import LONGEST, find_schedule, known_kind, run_schedule
+from gofer.web.control.schedules import LONGEST, add_job, find_schedule, known_kind, run_schedule
 from gofer.web.pages.rendering import go, platform_of, render
 from gofer.web.pages.serving import agent_names, form_of, page, rows, text_of, wake
 from gofer.web.titles import with_titles
@@ -114,7 +114,7 @@ def _job(form: FormData) -> Callable[..., str]:
         known_kind(kind)
     except ValueError as error:
         raise Malformed(f"kind: {error}.") from None
-    return partial(add_schedule, kind=kind, payload=_payload(text_of(form, "payload")))
+    return partial(add_job, kind=kind, payload=_payload(text_of(form, "payload")))
 
 
 def _payload(text: str) -> dict[str, Any]:
