@@ -8,9 +8,9 @@ import time
 import pytest
 from sqlalchemy import func, select
 
-from gofer.store.tables import deliveries, events, jobs, messages, participants, replies
+from gofer.store.tables import conversations, deliveries, events, jobs, messages, participants, replies
 from gofer.web.chat import timeline
-from web_house import House
+from web_house import House, csrf_in
 from webchat.visiting import Line, Visit
 
 
@@ -160,7 +160,22 @@ def test_no_agent_is_made_up_from_the_address(visit: Visit) -> None:
         answer = visit.browser.get(path)
         assert answer.status_code == 404
         assert "no agent called" in answer.text
-    assert visit.browser.get("/chat?agent=gofer").status_code == 303
+    assert visit.browser.get("/chat?agent=gofer").status_code == 200
+
+
+def test_looking_makes_nothing_and_the_first_message_makes_the_room(house: House) -> None:
+    newcomer = house.browser()
+    newcomer.follow(house.link(house.member("nora", "operator", password="")))
+    before = count(house, conversations)
+    for path in ("/chat", "/chat", "/chat?agent=gofer"):
+        page = newcomer.get(path)
+        assert (page.status_code, 'action="/chat"' in page.text) == (200, True)
+    assert count(house, conversations) == before
+    begun = newcomer.post("/chat", csrf=csrf_in(page.text), id="form-00000001", text="/help")
+    assert begun.status_code == 303
+    assert "/help" in newcomer.get(begun.headers["location"]).text
+    assert newcomer.get("/chat").headers["location"] == begun.headers["location"]
+    assert count(house, conversations) == before + 1
 
 
 def test_a_broken_file_leaves_the_agent_at_work_and_a_hopeless_one_says_whom_to_ask(

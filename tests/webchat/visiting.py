@@ -15,6 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 from web_house import Browser, House
 
 WITHIN = 30.0
+CSRF = r'name="gofer-csrf" content="([^"]+)"'
 _numbers = itertools.count(1)
 
 
@@ -85,9 +86,12 @@ class Visit:
         self.browser: Browser = house.browser()
         assert self.browser.follow(house.link(member_id)).status_code == 303
         self.page = self.browser.get(f"/chat/{room}" if room else "/chat", follow_redirects=True).text
+        if 'data-room=""' in self.page:
+            begun = self.browser.post("/chat", csrf=_found(CSRF, self.page)).headers["location"]
+            self.page = self.browser.get(begun).text
         self.room = _found(r'data-room="([^"]+)"', self.page)
         self.cursor = _found(r'data-cursor="([^"]+)"', self.page)
-        self.csrf = _found(r'name="gofer-csrf" content="([^"]+)"', self.page)
+        self.csrf = _found(CSRF, self.page)
 
     def new_room(self) -> Visit:
         """The same member, elsewhere."""

@@ -18,7 +18,7 @@ from web_house import House
 @pytest.fixture(scope="package", autouse=True)
 def real_cost() -> Iterator[dict[str, Any]]:
     """Hashes that take no time, but for the test of what they must cost: it is told what was put aside."""
-    real = {"MEMORY": passwords.MEMORY, "NOBODY": passwords.NOBODY}
+    real: dict[str, Any] = {"MEMORY": passwords.MEMORY, "NOBODY": passwords.NOBODY}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(passwords, "MEMORY", 64)
         patch.setattr(passwords, "NOBODY", real["NOBODY"].replace(f"m={real['MEMORY']}", "m=64"))

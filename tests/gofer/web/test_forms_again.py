@@ -76,7 +76,7 @@ def test_connections_are_called_as_their_makers_call_them(owner: Browser) -> Non
 def test_a_long_message_is_cut_and_its_first_words_name_the_conversation_everywhere(
     house: House, owner: Browser
 ) -> None:
-    room = owner.get("/chat").headers["location"]
+    room = owner.post("/chat", csrf=csrf_for(owner.cookie)).headers["location"]
     text = f"<b>{'long ' * 5_000}the end"
     token = {"x-gofer-csrf": csrf_for(owner.cookie)}
     said = owner.client.post(f"{room}/say", json={"id": "one-message", "text": text}, headers=token)

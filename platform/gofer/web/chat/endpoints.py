@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
-from urllib.parse import quote
 
 from sqlalchemy import Connection
 from starlette.requests import Request
@@ -14,6 +13,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from gofer.errors import Malformed
 from gofer.platform import Platform
+from gofer.store.events import Cursor
 from gofer.store.ids import new_id
 from gofer.strict_json import load_json
 from gofer.web.access import Visitor, require, visitor_of
@@ -35,7 +35,7 @@ def routes(platform: Platform) -> list[BaseRoute]:
     sockets = Sockets(platform)
     return [
         Route("/chat", enter, methods=["GET"]),
-        Route("/chat", begin, methods=["POST"]),
+        Route("/chat", begin, methods=["POST"], max_body_size=MOST_TEXT),
         Route("/chat/{id}", show, methods=["GET"]),
         # One address, two ways: the browser asks to upgrade, or for an event stream.
         WebSocketRoute("/chat/{id}/live", sockets.socket),
@@ -48,7 +48,7 @@ def routes(platform: Platform) -> list[BaseRoute]:
 
 @require("operator")
 async def enter(request: Request) -> Response:
-    """To the room used last, or to a new one."""
+    """To the room used last; before there is one, or with an agent to try, a page for the first message of another."""
     platform, visitor = platform_of(request), visitor_of(request)
     found = await _rooms(platform, visitor)
     agent = request.query_params.get("agent", "")
@@ -56,16 +56,14 @@ async def enter(request: Request) -> Response:
         return RedirectResponse(f"/chat/{found[0].id}", 303)
     if agent:
         await rooms.check_agent(platform, agent)
-    return await _begun(platform, visitor, agent)
+    return await _page(request, platform, found, wanted=agent)
 
 
 @require("operator")
 async def begin(request: Request) -> Response:
-    """A new room."""
-    return await _begun(platform_of(request), visitor_of(request), "")
-
-
-async def _begun(platform: Platform, visitor: Visitor, agent: str) -> Response:
+    """A new room: for a script its name, for a form with a first message the room with that in it."""
+    platform, visitor = platform_of(request), visitor_of(request)
+    value = await _form(request)
     connection = await rooms.connected(platform)
     made = await platform.database.write(
         partial(
@@ -75,11 +73,18 @@ async def _begun(platform: Platform, visitor: Visitor, agent: str) -> Response:
             member_id=visitor.member_id,
         )
     )
-    return RedirectResponse(f"/chat/{made}" + (f"?agent={quote(agent)}" if agent else ""), 303)
+    if "application/json" in request.headers.get("accept", ""):
+        return JSONResponse({"room": made}, 201)
+    if value["text"].strip():
+        find = partial(rooms.find_room, conversation_id=made, member_id=visitor.member_id)
+        await take(platform, visitor, await platform.database.read(find), said(value))
+    return RedirectResponse(f"/chat/{made}", 303)
 
 
 async def _rooms(platform: Platform, visitor: Visitor) -> list[rooms.Listed]:
-    connection = await rooms.connected(platform)
+    connection = await rooms.found(platform)
+    if connection is None:
+        return []
     return await platform.database.read(
         partial(
             rooms.list_rooms,
@@ -122,19 +127,33 @@ async def show(request: Request, platform: Platform, room: Room) -> Response:
         partial(_read, platform=platform, room=room, before=int(before) if before else None)
     )
     listed = await _rooms(platform, visitor_of(request))
+    return await _page(request, platform, listed, room, timeline, wanted=wanted, older=bool(before))
+
+
+async def _page(
+    request: Request,
+    platform: Platform,
+    listed: list[rooms.Listed],
+    room: Room | None = None,
+    timeline: Timeline | None = None,
+    *,
+    wanted: str = "",
+    older: bool = False,
+) -> Response:
+    """A room, or a page on which the first message makes one."""
     return render(
         request,
         "chat/page.html",
-        room=room.id,
-        agent=room.agent,
+        room=room.id if room is not None else "",
+        agent=room.agent if room is not None else "",
         wanted=wanted,
         agents=await rooms.choosable(platform),
         rooms=[{"id": each.id, "title": each.title, "at": each.at} for each in listed],
-        items=timeline.items,
-        cursor=str(timeline.cursor),
-        state=timeline.state,
-        earlier=timeline.earlier,
-        older=bool(before),
+        items=timeline.items if timeline is not None else [],
+        cursor=str(timeline.cursor if timeline is not None else Cursor()),
+        state=timeline.state if timeline is not None else "idle",
+        earlier=timeline.earlier if timeline is not None else None,
+        older=older,
         fresh=new_id("form").replace("_", "-"),
     )
 

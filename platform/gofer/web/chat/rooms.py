@@ -61,17 +61,26 @@ class Listed:
 
 
 async def connected(platform: Platform) -> Connected:
-    """The page's own connection, made when it is needed first; raises Conflict while it is switched off."""
-    found = await platform.database.read(_connection)
-    if found is None:
-        integration = platform.registry.get(INTEGRATION)
-        found = await platform.database.write(
-            partial(_ensure_connection, vault=platform.vault, integration=integration)
-        )
-        await platform.secrets_changed()
-    account = await platform.accounts.get(found)
+    """The page's own connection, made when something is said first; raises Conflict while it is switched off."""
+    there = await found(platform)
+    if there is not None:
+        return there
+    integration = platform.registry.get(INTEGRATION)
+    made = await platform.database.write(
+        partial(_ensure_connection, vault=platform.vault, integration=integration)
+    )
+    await platform.secrets_changed()
+    return await platform.accounts.get(made)
+
+
+async def found(platform: Platform) -> Connected | None:
+    """The page's own connection, if there is one yet; raises Conflict while it is switched off."""
+    there = await platform.database.read(_connection)
+    if there is None:
+        return None
+    account = await platform.accounts.get(there)
     if not account.enabled:
-        raise Conflict(f"The web chat is switched off. Run: gofer connections enable {found}")
+        raise Conflict(f"The web chat is switched off. Run: gofer connections enable {there}")
     return account
 
 

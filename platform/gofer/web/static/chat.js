@@ -5,8 +5,7 @@
   const chat = document.querySelector("[data-chat]");
   if (!chat) return;
   const $ = (selector) => chat.querySelector(selector);
-  const room = chat.dataset.room;
-  const base = `/chat/${room}`;
+  let room = chat.dataset.room, base = `/chat/${room}`, entering = null;
   const csrf = document.querySelector("meta[name=gofer-csrf]").content;
   const list = $("[data-items]"), scroller = $("[data-scroller]"), empty = $("[data-empty]");
   const streaming = $("[data-streaming]"), trouble = $("[data-trouble]"), status = $("[data-status]");
@@ -118,9 +117,9 @@
   function complain(words) { trouble.textContent = words; trouble.hidden = !words; }
 
   // What was written and is not yet known to have arrived; kept over a reload.
-  const KEY = `gofer-unsent-${room}`;
-  const written = new Map(JSON.parse(sessionStorage.getItem(KEY) || "[]"));
-  function keep() { sessionStorage.setItem(KEY, JSON.stringify([...written])); }
+  const key = () => `gofer-unsent-${room}`;
+  const written = new Map(JSON.parse(sessionStorage.getItem(key()) || "[]"));
+  function keep() { sessionStorage.setItem(key(), JSON.stringify([...written])); }
   const pending = new Map();
   function settle(id) { pending.get(id)?.remove(); pending.delete(id); }
   function show(id, message) {
@@ -148,7 +147,22 @@
     show(id, message);
     deliver(id, message);
   }
+  // A conversation is made when the first thing happens in it; what was written goes there once there is a line.
+  function enter() { entering ??= made().catch(missed); return entering; }
+  function missed() { entering = null; offline(); setTimeout(() => written.size && enter(), 3000); }
+  async function made() {
+    const answer = await fetch("/chat", {method: "POST", headers: {accept: "application/json", "x-gofer-csrf": csrf}});
+    if (answer.redirected) return location.reload();
+    const result = await answer.json();
+    if (!answer.ok) { entering = null; return complain(result.detail); }
+    sessionStorage.removeItem(key());
+    room = result.room; base = `/chat/${room}`;
+    keep();
+    history.replaceState(null, "", base);
+    connect();
+  }
   function deliver(id, message) {
+    if (!room) return enter();
     if (link instanceof WebSocket && link.readyState === WebSocket.OPEN) link.send(JSON.stringify({id, ...message}));
     else if (fallen) post(id, message);
   }
@@ -256,6 +270,8 @@
     }));
   }
   async function attach(given) {
+    if (!room) await enter();
+    if (!room) return;
     for (const file of given) {
       hint.textContent = `Uploading ${file.name} …`;
       const form = new FormData();
@@ -280,5 +296,6 @@
   toEnd();
   if (matchMedia("(min-width: 801px)").matches) text.focus();
   else $(".roomlist").removeAttribute("open");
-  connect();
+  if (room) connect();
+  else for (const [id, message] of written) { show(id, message); deliver(id, message); }
 })();
