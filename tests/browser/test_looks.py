@@ -18,6 +18,9 @@ AXE_SHA256 = "20c09fe157a8a34a30e241aaa1fcdade657734f08ab379ecfbeb7d45cc46e878"
 SHOTS = Path(__file__).parents[2] / ".artefacts" / "screenshots"
 SHOWN = ("overview", "runs", "run", "inbox", "connection", "costs")
 """Pages of which there is also a picture in the dark and on a phone."""
+CUT_OFF = """[...document.querySelectorAll(".panel, .figures")].filter((each) => each.scrollWidth > each.clientWidth)
+    .map((each) => each.textContent.trim().slice(0, 40))"""
+"""Panels that hide the end of what stands in them."""
 PHONE, DESK = ViewportSize(width=390, height=844), ViewportSize(width=1280, height=900)
 
 
@@ -48,12 +51,14 @@ def watched(page: Page, lived: Lived, axe: str) -> Iterator[Page]:
 def objections(page: Page, name: str, within: str = "html") -> Iterator[str]:
     """What is wrong with the page as it is: to axe-core in the light, its colours in the dark, its width on a phone."""
     yield from violations(page, "light", within)
+    yield from (f"cut off: {each}" for each in page.evaluate(CUT_OFF))
     page.screenshot(path=SHOTS / f"{name}-light.jpeg", quality=70)
     page.emulate_media(color_scheme="dark")
     if name in SHOWN:
         page.screenshot(path=SHOTS / f"{name}-dark.jpeg", quality=70)
     page.set_viewport_size(PHONE)
     yield from violations(page, "dark", within, runOnly=["color-contrast"])
+    yield from (f"cut off on a phone: {each}" for each in page.evaluate(CUT_OFF))
     width = page.evaluate("document.documentElement.scrollWidth")
     if name in SHOWN:
         page.screenshot(path=SHOTS / f"{name}-phone.jpeg", quality=70)

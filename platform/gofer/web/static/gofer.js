@@ -140,6 +140,9 @@
   let resized = null;
   addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(drawCharts, 150); });
 
+  // A chart has the colours it was drawn in.
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCharts);
+
   showTheme(document.documentElement.dataset.theme || "system");
   // The phone's menu stays closed until asked for; on a wide screen it is always open.
   const menu = $(".menu");
