@@ -145,9 +145,14 @@ def test_a_long_path_is_no_obstacle_and_systemd_is_told(
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     data_dir = tmp_path_factory.mktemp("standing") / "data"
     data_dir.mkdir(mode=0o700)
-    server = Process(data_dir)
+    server = Process(data_dir, prot="80")
     yield server.wait_until_ready()
     server.close()
+
+
+def test_a_misspelt_variable_is_in_the_log(standing: Process) -> None:
+    (line,) = _lines(standing, "settings.unknown")
+    assert (line["variable"], line["nearest"]) == ("GOFER_PROT", "GOFER_PORT")
 
 
 def test_a_second_process_on_the_file_is_refused(standing: Process) -> None:
