@@ -31,6 +31,7 @@ class LocalBox:
         self._callback: Callable[[], None] | None = None
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(self._handle, self._on_end)
+        self._couple: processes.Couple | None = None
 
     def _on_end(self) -> None:
         self._loop.remove_reader(self._handle)
@@ -63,9 +64,23 @@ class LocalBox:
 
     def background(self, shell: Process | None) -> list[Process]:
         """Two small reads tell that there is nothing, which is the usual case."""
-        if shell and processes.is_alone(self.reference.pid, shell.pid):
+        if shell and self._alone(shell):
             return []
         return [process for process in self.processes() if shell is None or process.pid != shell.pid]
+
+    def _alone(self, shell: Process) -> bool:
+        if self._couple is None or self._couple.child is not shell:
+            self._look_no_more()
+            try:
+                self._couple = processes.Couple(self.reference.pid, shell)
+            except OSError:
+                return False
+        return self._couple.alone()
+
+    def _look_no_more(self) -> None:
+        couple, self._couple = self._couple, None
+        if couple:
+            couple.close()
 
     def shell(self, inner: int) -> Process | None:
         """The child of the keeper that has that number inside."""
@@ -124,7 +139,8 @@ class LocalBox:
                 await asyncio.sleep(0.0005)
 
     def detach(self) -> None:
-        """Close the descriptor."""
+        """Close the descriptors."""
+        self._look_no_more()
         if self._handle >= 0:
             self._loop.remove_reader(self._handle)
             os.close(self._handle)

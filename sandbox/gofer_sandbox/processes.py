@@ -27,7 +27,7 @@ def clock() -> int:
 
 
 def _read(path: str) -> bytes:
-    """A small file of the kernel's; it is read with every command, so without ceremony."""
+    """A small file of the kernel's, read without ceremony."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(fd, 4096)
@@ -89,14 +89,31 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def is_alone(parent: int, child: int) -> bool:
-    """Whether a process of one thread has that one child, of one thread too, and that none."""
-    try:
-        return _read(f"/proc/{parent}/task/{parent}/children").split() == [b"%d" % child] and not _read(
-            f"/proc/{child}/task/{child}/children"
-        )
-    except OSError:
-        return False
+class Couple:
+    """A process of one thread and a child of its, of one thread too, looked at with every command: so their files
+    stay open, which are theirs alone even when their numbers are used again."""
+
+    def __init__(self, parent: int, child: Process) -> None:
+        self.child = child
+        self._alone = b"%d " % child.pid
+        self._above = os.open(f"/proc/{parent}/task/{parent}/children", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._below = os.open(f"/proc/{child.pid}/task/{child.pid}/children", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            os.close(self._above)
+            raise
+
+    def alone(self) -> bool:
+        """Whether the one has no other child, and the other none at all."""
+        try:
+            return os.pread(self._above, 64, 0) == self._alone and not os.pread(self._below, 64, 0)
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close the files."""
+        os.close(self._above)
+        os.close(self._below)
 
 
 def waits_outside(pid: int, path: str) -> bool:

@@ -135,8 +135,8 @@ class Session:
     async def run(self, command: bytes, timeout: float, separate: bool, on_output: OnOutput | None) -> Result:
         """Run a command, within the limits."""
         began = time.monotonic()
-        await self._watch_no_more()
-        if self.background:
+        if self.background or self._clearing:
+            await self._watch_no_more()
             await self._relieve()
         try:
             outcome = await self.shell.run(command, timeout, separate, on_output)
@@ -194,6 +194,9 @@ class Session:
         """What runs besides the shell; `before` leaves out what a command that still runs has started, `ended`
         what was just killed and may take an instant to go."""
         found = self.box.background(self.shell.process)
+        if not found:
+            self.background, self.shell.spared = [], set()
+            return
         gone = {(process.pid, process.start) for process in ended}
         self.background = [
             process

@@ -28,14 +28,14 @@ declare -- PS1=""
 def snapshot(**parts: bytes) -> bytes:
     values = {
         "cwd": b"/tmp",
-        "settings": b"",
         "options": b"",
+        "settings": b"",
         "aliases": b"",
         "functions": b"",
         "variables": b"",
     }
     values |= parts
-    return b"T" + b"\0".join(values.values()) + b"\0E"
+    return b"U" + b"\0".join(values.values()) + b"\0E"
 
 
 def test_only_what_may_be_restored_is() -> None:
@@ -52,18 +52,27 @@ def test_only_what_may_be_restored_is() -> None:
 
 
 def test_options_that_would_end_the_next_shell_are_left_out() -> None:
-    options = b"set -o errexit\nset -o onecmd\nset +o posix\nset -o noexec\nset -o monitor\nrm -rf /\n"
-    parsed = Snapshot.parse(snapshot(options=options))
+    parsed = Snapshot.parse(snapshot(options=b"errexit:hashall:onecmd:noexec:monitor:rm -rf /:interactive-comments"))
     assert parsed
-    assert parsed.option_lines() == b"\\builtin set -o errexit\n\\builtin set +o posix\n"
+    assert parsed.option_lines() == (
+        b"\\builtin set +o braceexpand\n\\builtin set -o errexit\n\\builtin set -o hashall\n"
+        b"\\builtin set -o interactive-comments\n"
+    )
+
+
+def test_a_forged_mask_or_option_is_no_script() -> None:
+    parsed = Snapshot.parse(snapshot(settings=b"extglob:a;b:$(c):nullglob\n0022; rm -rf /\n"))
+    assert parsed
+    assert b"shopt -s extglob nullglob 2>/dev/null\n" in parsed.state("/")
+    assert b"umask" not in parsed.state("/")
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"T", b"T/tmp\0", snapshot()[:-1], snapshot() + b"\0", b"X" + snapshot()[1:], b"\0" * 6]
+    "data", [b"", b"U", b"U/tmp\0", snapshot()[:-1], snapshot() + b"\0", b"X" + snapshot()[1:], b"\0" * 6]
 )
 def test_half_a_snapshot_is_none(data: bytes) -> None:
     assert Snapshot.parse(data) is None
-    assert data.startswith(b"T/") or fitting(data, snapshot()) is None
+    assert data.startswith(b"U/") or fitting(data, snapshot()) is None
 
 
 LARGE = b"a" * MAXIMUM

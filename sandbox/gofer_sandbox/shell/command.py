@@ -107,7 +107,7 @@ class Run:
     async def _loop_until_end(self) -> None:
         while not self.act(await self._shell.next()):
             pass
-        if not self._outcome.lost:
+        if self._ladder.step and not self._outcome.lost:
             await self._ladder.clear()
 
     def act(self, event: Event) -> bool:
@@ -188,7 +188,10 @@ class Run:
         return ended
 
     def _look_at_shell(self) -> None:
-        """A shell that waits without running the command and without having reported: replace it."""
+        """A shell that waits without running the command and without having reported: replace it. One that an
+        earlier server had heard may leave its report only now."""
+        if self._command is None and isinstance(left := frames.parse(self._shell.wire.status()), frames.Done):
+            self._shell.push(left)
         process = self._shell.process
         waits = process is not None and self._shell.box.waits(process)
         self._silent = self._silent + 1 if waits else 0

@@ -103,10 +103,18 @@ class _Stream:
     hold: int = -1
     held: bool = False
     wide: bool = False
+    heard: bool = False
+    """Whether the loop tells us when there is something to read."""
 
     @classmethod
     def open(cls, path: str, slot: int, number: int) -> _Stream:
-        return cls(path, slot, number, os.open(path, _READ), os.open(path, _WRITE))
+        stream = cls(path, slot, number, os.open(path, _READ))
+        stream.take_hold()
+        return stream
+
+    def take_hold(self) -> None:
+        if self.hold < 0:
+            self.hold = os.open(self.path, _WRITE)
 
     def widen(self) -> None:
         """Give the FIFO more room; worth its cost only for a lot of output."""
@@ -149,6 +157,8 @@ class FifoWire:
         self._paused = False
         self._slots = slots.Slots(control)
         self._streams: list[_Stream] = []
+        self._spare: _Stream | None = None
+        """The output of the command before, which nothing holds, for the next."""
         self._background: set[_Stream] = set()
         self._listener: Listener | None = None
         self._closed = False
@@ -166,8 +176,11 @@ class FifoWire:
         """Put the command in its file, open its output, and give the shell its three short lines."""
         self._junk = 0
         self._put_command(command)
-        names = self._open_streams(number, separate, create=True)
-        os.write(self._input, scripts.lines(number, names, snapshot, self._inside).encode())
+        if self._spare and not separate:
+            names = self._use_spare(self._spare, number)
+        else:
+            names = self._open_streams(number, separate, create=True)
+        os.write(self._input, scripts.lines(number, names, snapshot, self._inside))
 
     def _put_command(self, command: bytes) -> None:
         """Over the one before, which costs less than to empty the file first."""
@@ -218,7 +231,17 @@ class FifoWire:
             self._listener.background(stream.number, data)
         return False
 
+    def _use_spare(self, stream: _Stream, number: int) -> list[str]:
+        self._spare = None
+        stream.number = number
+        stream.take_hold()
+        self._streams = [stream]
+        if not stream.heard:
+            self._hear(1, stream)
+        return [slots.names(stream.slot)[0]]
+
     def _open_streams(self, number: int, separate: bool, create: bool) -> list[str]:
+        self._drop_spare()
         if create:
             self._slots.settle()
         slot = self._slots.current
@@ -229,13 +252,25 @@ class FifoWire:
                     self._owner.fifo(self._control / name)
         self._streams = [_Stream.open(f"{self._control}/{name}", slot, number) for name in names]
         for index, stream in enumerate(self._streams, 1):
-            self._loop.add_reader(stream.reader, self._on_output, index, stream)
+            self._hear(index, stream)
         return list(names)
+
+    def _hear(self, index: int, stream: _Stream) -> None:
+        stream.heard = True
+        self._loop.add_reader(stream.reader, self._on_output, index, stream)
+
+    def _ignore(self, stream: _Stream) -> None:
+        if stream.heard:
+            stream.heard = False
+            self._loop.remove_reader(stream.reader)
 
     # Output
 
     def _on_output(self, index: int, stream: _Stream) -> None:
         assert self._listener is not None
+        if stream is self._spare:  # somebody found its name: it waits until the next command
+            self._ignore(stream)
+            return
         for _ in range(_CHUNKS_AT_ONCE):
             try:
                 data = os.read(stream.reader, _CHUNK)
@@ -254,19 +289,37 @@ class FifoWire:
 
     def finish(self) -> bool:
         """Everything the command wrote before its status is in the FIFO by now."""
+        streams, self._streams = self._streams, []
         held = False
-        for index, stream in enumerate(self._streams, 1):
-            self._loop.remove_reader(stream.reader)
+        for index, stream in enumerate(streams, 1):
             stream.release()
             stream.held = not self._drained(index, stream)
             held = held or stream.held
-        for stream in self._streams:
+        for stream in streams:
             if stream.held:
+                self._ignore(stream)
                 self._leave_open(stream)
+            elif len(streams) == 1 and stream.heard and slots.kept(stream.slot):
+                self._keep(stream)
             else:
+                self._ignore(stream)
                 stream.close()
-        self._streams = []
         return held
+
+    def _keep(self, stream: _Stream) -> None:
+        """For the next command, which then opens nothing; it is made ready while nobody waits for us."""
+        self._spare = stream
+        self._loop.call_soon(self._ready_spare)
+
+    def _ready_spare(self) -> None:
+        if self._spare:
+            self._spare.take_hold()
+
+    def _drop_spare(self) -> None:
+        stream, self._spare = self._spare, None
+        if stream:
+            self._ignore(stream)
+            stream.close()
 
     def _drained(self, index: int, stream: _Stream) -> bool:
         """Whether the stream came to its end; at most what the FIFO can hold is read to find out."""
@@ -319,7 +372,7 @@ class FifoWire:
     def _on_status(self) -> None:
         began = time.monotonic()
         try:
-            data = self._partial + os.read(self._status, _CHUNK)
+            data = self._partial + os.read(self._status, _FRAME_MAXIMUM)
         except BlockingIOError:
             return
         *frames, self._partial = data.split(b"\0")
@@ -432,6 +485,7 @@ class FifoWire:
             return
         self._closed = True
         self._loop.remove_reader(self._status)
+        self._drop_spare()
         for stream in (*self._streams, *self._background):
             self._loop.remove_reader(stream.reader)
             stream.close()

@@ -101,8 +101,6 @@ class Ladder:
     async def clear(self) -> None:
         """After the command's end: what it left in the background was asked to end with it, and is made to when
         its grace is over; all at once, for something that forks and ends is gone before it is seen or hit."""
-        if self.step is None:
-            return
         await self._gone(GRACE[Step.ASK])
         if self._box.background(self._shell()):
             ended = await self._box.sweep(self._spare())

@@ -99,7 +99,7 @@ FUNCNEST=2000
 """
 
 
-def lines(number: int, fifos: Sequence[str], snapshot: bool, control: str = INSIDE) -> str:
+def lines(number: int, fifos: Sequence[str], snapshot: bool, control: str = INSIDE) -> bytes:
     """What the shell reads for one command: run it, report, leave a snapshot.
 
     They are lines of their own because an error or an interrupt in an interactive bash returns to the next
@@ -109,7 +109,7 @@ def lines(number: int, fifos: Sequence[str], snapshot: bool, control: str = INSI
     errors = f"2<>{control}/{fifos[1]}" if len(fifos) > 1 else "2>&1"
     run = f"\\. {control}/c </dev/null 1<>{control}/{fifos[0]} {errors}\n"
     leave = snapshot_line(str(number % 2), control) if snapshot else ""
-    return run + f'\\. {control}/d {number} "$?"\n' + leave
+    return (run + f'\\. {control}/d {number} "$?"\n' + leave).encode()
 
 
 def snapshot_line(slot: str, control: str = INSIDE) -> str:
@@ -118,19 +118,17 @@ def snapshot_line(slot: str, control: str = INSIDE) -> str:
 
 
 def done(control: str = INSIDE, private: str = PRIVATE) -> str:
-    """Called with the command's number and status: leave the status in a file, then wake the server."""
+    """Called with the command's number and status: tell the server, then leave the status in a file, for the one
+    that takes over when this one has read it and dies."""
     return f"""
-\\builtin printf 'D%s %s %s\\0' "$1" "$2" "$PWD" >|{private}/d
 \\builtin printf 'D%s %s %s\\0' "$1" "$2" "$PWD" >{control}/st
+\\builtin printf 'D%s %s %s\\0' "$1" "$2" "$PWD" >|{private}/d
 """
 
 
 SNAPSHOT = r"""
-\builtin printf 'T%s\0' "$PWD"
-\builtin shopt -p
-\builtin umask -p
-\builtin printf '\0'
-\builtin set +o
+\builtin printf 'U%s\0%s\0%s\n' "$PWD" "$SHELLOPTS" "$BASHOPTS"
+\builtin umask
 \builtin printf '\0'
 \builtin alias -p
 \builtin printf '\0'
@@ -139,7 +137,8 @@ SNAPSHOT = r"""
 \builtin declare -p
 \builtin printf '\0E'
 """
-"""What can be largest comes last: where there is no room for all, the rest is whole."""
+"""What can be largest comes last: where there is no room for all, the rest is whole. bash writes each line on its
+own, so options are taken as the list of those that are set."""
 
 
 def snapshot(control: str = INSIDE, private: str = PRIVATE) -> str:

@@ -231,21 +231,23 @@ class Shell:
         self.captures = []
         if not self.box.alive() or not (self._ready or await self._until_ready()):
             return Outcome(live.number, lost=True)
-        self._open_captures(live.number, separate)
-        self._on_output = on_output
-        live.clock = await self._clock_after_background()
+        if self.spared:
+            await self._outlast_background()
+        live.clock = self.box.clock()
         live.running, live.separate, live.started = True, separate, time.time()
         live.deadline = live.started + timeout
         self._journal.write()
         self.submit(command)
+        # From here on the shell is at work, and what we do costs the caller nothing.
+        self._open_captures(live.number, separate)
+        self._on_output = on_output
         return await self._see_through(timeout, command)
 
-    async def _clock_after_background(self) -> int:
-        """Now, once what runs in the background is older than that: who takes over tells by the clock alone what
+    async def _outlast_background(self) -> None:
+        """Wait until what runs in the background is older than the clock: who takes over tells by that alone what
         the command started, and its ticks are long."""
         if any(start >= self.box.clock() for _, start in self.spared):
             await asyncio.sleep(_TICK)
-        return self.box.clock()
 
     def submit(self, command: bytes) -> None:
         """Hand the command that the journal says runs to the shell."""
@@ -276,8 +278,10 @@ class Shell:
         may well run on."""
         if self.closed:
             return
-        with contextlib.suppress(OSError):
+        try:
             self.wire.finish()
+        except OSError:  # noqa: SIM105 a context manager costs more than all it does, with every command
+            pass
         self._on_output = None
         self._journal.live.running = False
         self._journal.write()

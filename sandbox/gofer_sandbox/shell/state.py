@@ -30,18 +30,24 @@ _NOT_RESTORED = re.compile(
 )
 # Read-only, and wrong, they would leave every later shell as unusable.
 _WRITABLE = (b"PATH", b"HOME", b"IFS", b"OLDPWD")
-_OPTIONS_NOT_RESTORED = re.compile(
-    rb"set [-+]o (?:history|histexpand|monitor|noexec|onecmd|privileged|emacs|vi)$"
-)
+_OPTION = re.compile(rb"[a-z][a-z0-9_-]*")
+_OPTIONS_NOT_RESTORED = {
+    *(b"history", b"histexpand", b"monitor", b"noexec", b"onecmd", b"privileged", b"emacs", b"vi")
+}
+_SET_AT_FIRST = (b"braceexpand", b"hashall", b"interactive-comments")
+"""Of those that are restored, what every shell begins with."""
+_UMASK = re.compile(rb"[0-7]{1,4}")
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What `declare`, `alias`, `shopt`, `umask` and `set` said, and where the shell stood."""
+    """What `declare`, `alias` and `umask` said, which options were set, and where the shell stood."""
 
     cwd: bytes
-    settings: bytes
     options: bytes
+    """SHELLOPTS."""
+    settings: bytes
+    """BASHOPTS and, on a line of its own, the umask."""
     aliases: bytes
     functions: bytes
     variables: bytes
@@ -52,15 +58,15 @@ class Snapshot:
     def parse(cls, data: bytes) -> Snapshot | None:
         """A whole snapshot, or None for anything else (a full tmpfs, a shell killed half-way, a forgery)."""
         parts = data.split(b"\0")
-        if len(parts) != 7 or not parts[0].startswith(b"T") or not parts[6].startswith(b"E"):
+        if len(parts) != 7 or not parts[0].startswith(b"U") or not parts[6].startswith(b"E"):
             return None
-        cwd, settings, options, aliases, functions, variables, end = parts
-        return cls(cwd[1:], settings, options, aliases, functions, variables, _words(end[1:]))
+        cwd, options, settings, aliases, functions, variables, end = parts
+        return cls(cwd[1:], options, settings, aliases, functions, variables, _words(end[1:]))
 
     def data(self) -> bytes:
         """What `parse` reads."""
-        parts = (self.cwd, self.settings, self.options, self.aliases, self.functions, self.variables)
-        return b"T" + b"\0".join(parts) + b"\0E" + "\n".join(self.dropped).encode()
+        parts = (self.cwd, self.options, self.settings, self.aliases, self.functions, self.variables)
+        return b"U" + b"\0".join(parts) + b"\0E" + "\n".join(self.dropped).encode()
 
     def state(self, home: str) -> bytes:
         """A script that brings all of it back, but for the options, which must come last."""
@@ -68,7 +74,7 @@ class Snapshot:
         cwd, fallback = _quoted(self.cwd), _quoted(home.encode())
         return b"".join(
             [
-                self.settings,
+                self._setting_lines(),
                 *(_declaration(m) for m in declarations if _wanted(m.group(2))),
                 self.functions,
                 self.aliases,
@@ -77,10 +83,29 @@ class Snapshot:
             ]
         )
 
+    def _setting_lines(self) -> bytes:
+        """What a shell begins with goes first, for it may have been unset since."""
+        shopt, _, mask = self.settings.partition(b"\n")
+        mask = mask.strip()
+        return b"".join(
+            [
+                b"shopt -u ${BASHOPTS//:/ } 2>/dev/null\n",
+                b"shopt -s %b 2>/dev/null\n" % b" ".join(_options(shopt)),
+                b"umask %b\n" % mask if _UMASK.fullmatch(mask) else b"",
+            ]
+        )
+
     def option_lines(self) -> bytes:
         """A script that sets the options again."""
-        lines = (line for line in self.options.splitlines() if not _OPTIONS_NOT_RESTORED.match(line))
-        return b"".join(b"\\builtin " + line + b"\n" for line in lines if line.startswith(b"set "))
+        wanted = [name for name in _options(self.options) if name not in _OPTIONS_NOT_RESTORED]
+        unset = [name for name in _SET_AT_FIRST if name not in wanted]
+        lines = [*(b"set +o " + name for name in unset), *(b"set -o " + name for name in wanted)]
+        return b"".join(b"\\builtin " + line + b"\n" for line in lines)
+
+
+def _options(listed: bytes) -> list[bytes]:
+    """The names in a list as bash keeps it."""
+    return [name for name in listed.split(b":") if _OPTION.fullmatch(name)]
 
 
 def _wanted(name: bytes) -> bool:
@@ -116,7 +141,7 @@ def fitting(data: bytes, before: bytes | None) -> bytes | None:
         return data
     parts = data.split(b"\0")
     whole = parts[:-1]  # the last was cut off, or is the end's mark
-    if not data.startswith(b"T") or not 5 <= len(parts) <= 7:
+    if not data.startswith(b"U") or not 5 <= len(parts) <= 7:
         return None
     older = Snapshot.parse(before or b"") or Snapshot(b"", b"", b"", b"", b"", b"")
     functions = whole[4] if len(whole) > 4 else older.functions
@@ -126,8 +151,8 @@ def fitting(data: bytes, before: bytes | None) -> bytes | None:
     if cut:
         dropped.append(_MORE_VARIABLES)
         found = _declared(older.variables, False) | found
-    cwd, settings, options, aliases = whole[:4]
-    return _reduced(Snapshot(cwd[1:], settings, options, aliases, functions, b""), found, dropped)
+    cwd, options, settings, aliases = whole[:4]
+    return _reduced(Snapshot(cwd[1:], options, settings, aliases, functions, b""), found, dropped)
 
 
 def _declared(variables: bytes, cut: bool) -> dict[bytes, bytes]:
