@@ -77,6 +77,8 @@ class Capture:
 
     def text(self) -> str:
         """Beginning and end, with a line between them that says what is missing."""
+        if not self.total:
+            return ""
         tail = bytes(self._tail[-self._half :])
         if not self.dropped:
             return (bytes(self._head) + tail).decode("utf-8", "replace")
@@ -92,6 +94,8 @@ class Capture:
 
     def close(self) -> Path | None:
         """Stop writing; the file is kept only when the text does not say everything."""
+        if not self.total:
+            return None
         self.release()
         if self.dropped:
             return Path(self.path)

@@ -157,14 +157,14 @@ class Session:
         if self._closed:
             raise SandboxClosed("the sandbox was closed or detached while the command ran")
         captures = self.shell.captures
-        full = [capture.close() for capture in captures]
+        full = next(filter(None, [capture.close() for capture in captures]), None)
         if outcome.lost:
             await self._make_again(outcome)
         else:
             self._note_background()
             if outcome.exit_code or self.background:
                 await self._relieve()
-        if any(full):
+        if full:
             self.shell.prune_outputs()
         if self.background:
             self._disk.begin(self._clear_background)
@@ -184,9 +184,9 @@ class Session:
             state_lost=outcome.state_lost,
             background=tuple(process.command for process in self.background),
             background_lost=tuple(news.background_lost),
-            kept=sum(capture.kept for capture in captures),
-            dropped=sum(capture.dropped for capture in captures),
-            full_output=next((path for path in full if path), None),
+            kept=sum([capture.kept for capture in captures]),
+            dropped=sum([capture.dropped for capture in captures]) if full else 0,
+            full_output=full,
             notes=tuple(outcome.notes + news.notes),
         )
 

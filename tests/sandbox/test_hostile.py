@@ -148,8 +148,8 @@ ROWS = [
     Row("broken pipe", "yes | head -n 1", 0, exactly="y\n"),
     Row("full device", "echo x >/dev/full", 1, has="No space left"),
     # The protocol
-    Row("printed frames", r"printf 'D1 0 /\0X1 0 \0R1\0P\0'", 0),
-    Row("forged status", r"printf 'D999 77 /\0D1 77 /\0' >/run/s/st", 0),
+    Row("printed frames", r"printf 'D1 / 0\0X1 0 \0R1\0P\0'", 0),
+    Row("forged status", r"printf 'D999 / 77\0D1 / 77\0' >/run/s/st", 0),
     Row("junk in the status", "head -c 300000 /dev/urandom >/run/s/st", 0),
     Row("control directory",
         "rm -rf /run/s/*; echo x >/run/s/c; ln -s / /run/s/x; ls /run/s/in", 0, has="Read-only"),

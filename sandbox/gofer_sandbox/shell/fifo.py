@@ -39,7 +39,7 @@ _EARLIER = 0
 # Windows has none of them, and imports this too.
 _SAFELY = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC"))
 _READ, _WRITE, _BOTH = os.O_RDONLY | _SAFELY, os.O_WRONLY | _SAFELY, os.O_RDWR | _SAFELY
-_FRAME = re.compile(rb"(?:D\d+ \d+ .*|X\d+ \d+ .*|R\d+(?: .*)?|P[01ei])\Z", re.S)
+_FRAME = re.compile(rb"(?:D\d+ .*|X\d+ \d+ .*|R\d+(?: .*)?|P[01ei])\Z", re.S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def prepare(control: Path, keeper: str, owner: Ownership, inside: str, private: 
     files = {
         "keeper": keeper,
         "rc": scripts.rc(inside),
-        "d": scripts.done(inside, private),
+        "d": scripts.done(private),
         "s": scripts.SNAPSHOT,
         "x": scripts.snapshot(inside, private),
         "c": "",
@@ -108,13 +108,7 @@ class _Stream:
 
     @classmethod
     def open(cls, path: str, slot: int, number: int) -> _Stream:
-        stream = cls(path, slot, number, os.open(path, _READ))
-        stream.take_hold()
-        return stream
-
-    def take_hold(self) -> None:
-        if self.hold < 0:
-            self.hold = os.open(self.path, _WRITE)
+        return cls(path, slot, number, os.open(path, _READ), os.open(path, _WRITE))
 
     def widen(self) -> None:
         """Give the FIFO more room; worth its cost only for a lot of output."""
@@ -234,11 +228,10 @@ class FifoWire:
     def _use_spare(self, stream: _Stream, number: int) -> list[str]:
         self._spare = None
         stream.number = number
-        stream.take_hold()
         self._streams = [stream]
         if not stream.heard:
             self._hear(1, stream)
-        return [slots.names(stream.slot)[0]]
+        return [f"o{stream.slot}"]
 
     def _open_streams(self, number: int, separate: bool, create: bool) -> list[str]:
         self._drop_spare()
@@ -300,20 +293,12 @@ class FifoWire:
                 self._ignore(stream)
                 self._leave_open(stream)
             elif len(streams) == 1 and stream.heard and slots.kept(stream.slot):
-                self._keep(stream)
+                stream.hold = os.open(stream.path, _WRITE)
+                self._spare = stream
             else:
                 self._ignore(stream)
                 stream.close()
         return held
-
-    def _keep(self, stream: _Stream) -> None:
-        """For the next command, which then opens nothing; it is made ready while nobody waits for us."""
-        self._spare = stream
-        self._loop.call_soon(self._ready_spare)
-
-    def _ready_spare(self) -> None:
-        if self._spare:
-            self._spare.take_hold()
 
     def _drop_spare(self) -> None:
         stream, self._spare = self._spare, None
@@ -498,4 +483,4 @@ class FifoWire:
 def _understood(frames: list[bytes]) -> list[bytes]:
     """Those that are frames, each once where it came last: saying a thing again says nothing new."""
     found = [match.group(0) for frame in frames if (match := _FRAME.search(frame))]
-    return list(dict.fromkeys(reversed(found)))[::-1]
+    return list(dict.fromkeys(reversed(found)))[::-1] if len(found) > 1 else found

@@ -49,7 +49,8 @@ def parse(data: bytes) -> Frame | None:
     kind, rest = data[:1], data[1:]
     try:
         if kind == b"D":
-            number, code, cwd = rest.split(b" ", 2)
+            number, _, said = rest.partition(b" ")
+            cwd, code = said.rsplit(b" ", 1)
             return Done(int(number), int(code), cwd.decode("utf-8", "replace"))
         if kind == b"X":
             death, code, unread = rest.split(b" ", 2)

@@ -25,6 +25,8 @@ _READY_WITHIN = 10.0
 _SLOW_SNAPSHOT = 0.02
 _SNAPSHOT_AFTER = 1.0
 _SAVE_EVERY = 0.2
+_INPUT_PATIENCE = 1.0
+_INPUT_LOOK = 0.005
 _TICK = 1.1 / processes.TICKS
 
 
@@ -68,6 +70,7 @@ class Shell:
         """After which death a shell was given state, until it is ready."""
         self._snapshot_asked = False
         self._later: asyncio.TimerHandle | None = None
+        self._submitting: asyncio.TimerHandle | None = None
         self._saving: asyncio.TimerHandle | None = None
         self._saved_at = -_SAVE_EVERY
         self._on_output: OnOutput | None = None
@@ -257,6 +260,14 @@ class Shell:
         try:
             self.wire.submit(live.number, command, live.separate, snapshot=self._snapshot_asked)
         except BlockingIOError:
+            self._submit_later(command)
+
+    def _submit_later(self, command: bytes) -> None:
+        """Somebody inside filled the shell's input: it reads that first, unless it takes too long."""
+        self.wire.finish()
+        if time.time() < self._journal.live.started + _INPUT_PATIENCE:
+            self._submitting = self._loop.call_later(_INPUT_LOOK, self.submit, command)
+        else:
             self.stop("the shell's input was full of something else", Step.REPLACE)
 
     async def resume(self) -> Outcome:
@@ -276,6 +287,8 @@ class Shell:
     def _end(self, outcome: Outcome) -> None:
         """Take the rest of the output, and put down that nothing runs; unless we have let go of it, and it
         may well run on."""
+        if self._submitting:
+            self._submitting.cancel()
         if self.closed:
             return
         try:
@@ -325,8 +338,9 @@ class Shell:
         """Let go of the wire and the files; who waits for a command learns that it is out of our hands."""
         self.closed = True
         self.push(Lost())
-        if self._later:
-            self._later.cancel()
+        for timer in (self._later, self._submitting):
+            if timer:
+                timer.cancel()
         if self._saving:
             self._saving.cancel()
             self._save()
