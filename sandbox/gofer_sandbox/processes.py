@@ -83,7 +83,8 @@ def children(pid: int) -> list[int]:
     try:
         threads = os.listdir(f"/proc/{pid}/task")
         for thread in threads:
-            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())
+            with open(f"/proc/{pid}/task/{thread}/children", "rb", 0) as file:
+                found += map(int, file.read().split())
     except (OSError, ValueError):
         pass
     return found
@@ -148,12 +149,10 @@ def below(pid: int) -> list[Process]:
 def inner_pid(pid: int) -> int | None:
     """What a process is called in the innermost pid namespace it is in."""
     try:
-        for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
-            if line.startswith(b"NSpid:"):
-                return int(line.split()[-1])
+        _, found, rest = _read(f"/proc/{pid}/status").partition(b"\nNSpid:")
     except OSError:
-        pass
-    return None
+        return None
+    return int(rest.partition(b"\n")[0].split()[-1]) if found else None
 
 
 def send(processes: Iterable[Process], number: int) -> None:

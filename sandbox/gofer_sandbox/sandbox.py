@@ -22,7 +22,7 @@ from gofer_sandbox.journal import Journal, Live
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.output import page
-from gofer_sandbox.provider import Capabilities, Files, Gate, Provider, Spec
+from gofer_sandbox.provider import Box, Capabilities, Files, Gate, Provider, Spec
 from gofer_sandbox.record import Record, Reference
 from gofer_sandbox.result import Page, Result
 from gofer_sandbox.search import find_command, grep_command
@@ -109,14 +109,17 @@ class Sandbox:
         ahead = Reference(boot=processes.boot_id(), control=str(base / self._id))
         records.put(base, self._record(ahead, Level.NONE, ()))
         try:
-            await session.start(snapshot)
+            await session.start(snapshot, self._put_record)
         except BaseException:
             await session.destroy()
             records.remove(base, self._id)
             self._let_go()
             raise
         self._session = session
-        records.put(base, self.record)
+
+    def _put_record(self, box: Box) -> None:
+        """For a reaper to find that box."""
+        records.put(self._provider.base, self._record(box.reference, box.capabilities.level, ()))
 
     @classmethod
     async def attach(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from gofer_sandbox.disk import DiskWatch
@@ -66,11 +66,15 @@ class Session:
 
     # Lifecycle
 
-    async def start(self, snapshot: bytes | None) -> None:
-        """Make the box, bring up a shell with that state, and open the gate to the network."""
+    async def start(self, snapshot: bytes | None, made: Callable[[Box], None] | None = None) -> None:
+        """Make the box, bring up a shell with that state, and open the gate to the network. `made` is called with
+        the box while the shell comes up."""
         self._box = await self._provider.start(self._spec)
         self._shell = self._new_shell(self._box, snapshot)
-        if not await self._shell.begin():
+        self._shell.begin()
+        if made:
+            made(self._box)
+        if not await self._shell.until_ready():
             raise StartFailed("the sandbox started, but no shell came up in it")
         if self._shell.unkept:
             self.news.notes.append(self._shell.unkept)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import delete
@@ -72,3 +75,26 @@ async def test_a_run_that_lost_its_job_does_not_keep_the_shell_from_the_next(
     async with shells.lend(holder, Trust.OWNER) as shell:
         assert shell is not None
         assert (await shell.run("echo hi", timeout=20)).output == b"hi\n"
+
+
+async def test_a_shell_let_go_of_amid_a_command_that_nobody_waits_for_leaves_no_complaint(
+    world: World, shells: Shells
+) -> None:
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+    await world.say("$ sleep")
+    begun = asyncio.Event()
+    async with shells.lend(await world.claim_one(), Trust.OWNER) as shell:
+        assert shell is not None
+        command = shell.run("echo begun; sleep 60", timeout=90, on_output=lambda _: begun.set())
+        running = asyncio.create_task(command)
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        del command, running
+    await shells.stop()
+    await asyncio.sleep(0)
+    shell = None
+    gc.collect()
+    assert not complaints

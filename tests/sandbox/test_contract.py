@@ -70,13 +70,15 @@ async def test_state_persists_between_commands(sandbox: Sandbox) -> None:
     await sandbox.run(
         "mkdir d; cd d; export E=e; V='v\n\"q'; A=(1 '2 3'); declare -A M=([k]=v); f() { echo f; }; "
         "alias al='echo al'; set -o pipefail; shopt -s extglob; umask 027; set -- p q; declare -r R=r; "
-        "declare -i I=5; declare -n N=E; g() { [[ $1 == @(a|b) ]] && echo g; }; export -f f"
+        "declare -i I=5; declare -n N=E; g() { [[ $1 == @(a|b) ]] && echo g; }; export -f f; "
+        "set +B; shopt -u sourcepath"
     )
     check = (
         'echo "${PWD##*/} $E $V ${A[1]} ${M[k]} $(f) $(bash -c f)"; al; false | true; echo $?; umask; '
-        'g a; echo $R $N; I=1+1; echo $I; cd - >/dev/null; echo "${PWD##*/}"; cd - >/dev/null'
+        'g a; echo $R $N; I=1+1; echo $I; cd - >/dev/null; echo "${PWD##*/}"; cd - >/dev/null; '
+        "echo {1,2}; shopt -q sourcepath || echo unset"
     )
-    expected = 'd e v\n"q 2 3 v f f\nal\n1\n0027\ng\nr e\n2\nworkspace\n'
+    expected = 'd e v\n"q 2 3 v f f\nal\n1\n0027\ng\nr e\n2\nworkspace\n{1,2}\nunset\n'
     assert (await sandbox.run(check)).output == expected
     assert (await sandbox.run("echo $#")).output == "2\n"
     ended = await sandbox.run("set -x; exit 9")

@@ -52,7 +52,9 @@ def test_only_what_may_be_restored_is() -> None:
 
 
 def test_options_that_would_end_the_next_shell_are_left_out() -> None:
-    parsed = Snapshot.parse(snapshot(options=b"errexit:hashall:onecmd:noexec:monitor:rm -rf /:interactive-comments"))
+    parsed = Snapshot.parse(
+        snapshot(options=b"errexit:hashall:onecmd:noexec:monitor:rm -rf /:interactive-comments")
+    )
     assert parsed
     assert parsed.option_lines() == (
         b"\\builtin set +o braceexpand\n\\builtin set -o errexit\n\\builtin set -o hashall\n"

@@ -248,6 +248,27 @@ async def test_detach_leaves_it_running(directory: Path) -> None:
         await Sandbox.attach(record, provider)
 
 
+async def test_a_status_whose_news_went_to_a_server_that_died_is_found_once_the_shell_has_left_it(
+    directory: Path,
+) -> None:
+    provider = Bubblewrap()
+    first = Sandbox(provider, directory=directory)
+    await first.start()
+    begun = asyncio.Event()
+    running = asyncio.create_task(first.run("echo begun; sleep 60", on_output=lambda *_: begun.set()))
+    await begun.wait()
+    record = first.record
+    await first.detach()
+    with pytest.raises(SandboxClosed):
+        await running
+    second = await Sandbox.attach(record, provider)
+    Path(f"/proc/{record.reference.pid}/root/run/p/d").write_bytes(b"D1 /tmp 7\0")
+    result = await second.pending()
+    assert result is not None
+    assert (result.exit_code, result.cwd, result.output) == (7, "/tmp", "begun\n")
+    await second.close()
+
+
 async def test_detach_and_close_in_the_middle_of_a_command(directory: Path) -> None:
     provider = Bubblewrap()
     first = Sandbox(provider, directory=directory)

@@ -93,6 +93,7 @@ class ConversationShell:
         self._tag_file.write_text(tag)
         heard = (lambda _stream, data: on_output(data)) if on_output is not None else None
         task = asyncio.create_task(self._granted(sandbox.run(command, timeout, on_output=heard)))
+        task.add_done_callback(_known)
         self._latest = (tag, task)
         # The command is the shell's, not the run's: a run that is handed on leaves it to be recovered.
         result = await asyncio.shield(task)
@@ -145,6 +146,12 @@ class ConversationShell:
             return ""
         await self._equip(sandbox)
         return await self.mirrors.seed(self.equipping.connection_id, *kept, sandbox)
+
+
+def _known(task: asyncio.Task[Result]) -> None:
+    """A command that its run no longer waits for fails unheard when the shell is let go of; that is no news."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _whole(sandbox: Sandbox, number: int) -> tuple[bytes, int]:

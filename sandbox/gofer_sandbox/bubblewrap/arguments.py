@@ -18,13 +18,15 @@ ENVIRONMENT = {
     "USER": "agent",
     "LOGNAME": "agent",
     "SHELL": "/bin/bash",
-    "LANG": "C.UTF-8",
     "TERM": "dumb",
     "PAGER": "cat",
     "GIT_PAGER": "cat",
     "GIT_TERMINAL_PROMPT": "0",
     "DEBIAN_FRONTEND": "noninteractive",
 }
+
+LOCALE = {"LANG": "C.UTF-8"}
+"""For the shell alone, which the keeper gives it."""
 
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 

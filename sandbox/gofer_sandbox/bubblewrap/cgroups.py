@@ -114,26 +114,29 @@ async def _remove(places: list[Path]) -> None:
     """A group can only go once the kernel has let go of its last process, which takes an instant."""
     for place in places:
         for attempt in range(50):
-            try:
-                place.rmdir()
+            if _gone(place):
                 break
-            except FileNotFoundError:
-                break
-            except OSError:
-                await asyncio.sleep(0.002 * (attempt + 1))
+            await asyncio.sleep(0.002 * (attempt + 1))
 
 
 def _discard(places: list[Path]) -> None:
     """At once, or within the instant that the kernel takes to let go."""
     for place in places:
         for _ in range(20):
-            try:
-                place.rmdir()
+            if _gone(place):
                 break
-            except FileNotFoundError:
-                break
-            except OSError:
-                time.sleep(0.002)
+            time.sleep(0.002)
+
+
+def _gone(place: Path) -> bool:
+    """Remove a group, unless something is still in it."""
+    try:
+        place.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _outside(place: Path, pid: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 
 from gofer_sandbox import processes, runtime
@@ -140,36 +141,59 @@ def _start(probe: Probe, spec: Spec, control: Path, uid: int, gid: int) -> Spawn
     """Everything that blocks: make the groups, fill the control directory, hand over the workspace, spawn."""
     assert probe.bwrap is not None
     assert probe.etc is not None
-    entrances = probe.groups.make(spec.id, spec.limits).entrances() if probe.groups else []
-    _fill(control, spec, fifo.Ownership(uid, gid), entrances)
-    workspace, prefix = _reachable(spec.workspace, control / "w", uid)
+    given: list[int] = []
+    try:
+        _fill(control, spec, fifo.Ownership(uid, gid), probe.groups, given)
+        workspace, prefix = _reachable(spec.workspace, control / "w", uid)
+    except BaseException:
+        for fd in given:
+            os.close(fd)
+        raise
     options = arguments.session(probe.etc, workspace, control, spec.limits, spec.environment, spec.readonly)
     bwrap = [*prefix, str(probe.bwrap), *options]
-    return spawn(bwrap, arguments.keeper(), seccomp.program(), entrances)
+    user = uid if os.geteuid() == 0 and not prefix else None
+    return spawn(bwrap, arguments.keeper(), seccomp.program(), given, user=user)
 
 
 def _reachable(workspace: Path, staging: Path, uid: int) -> tuple[Path, list[str]]:
-    """Where the session's user finds the workspace, and what makes it so and becomes that user."""
+    """Where the session's user finds the workspace, and what makes it so, if anything has to, and then becomes
+    that user."""
     if os.geteuid() != 0:
         return workspace, []
     if workspace.stat().st_uid != uid:
         users.hand_over(workspace, uid)
     if binary.reachable_by_others(workspace):
-        return workspace, as_user(uid)
+        return workspace, []
     staging.mkdir(mode=0o755)
     return staging, [*through_mount(workspace, staging), *as_user(uid)]
 
 
-def _fill(control: Path, spec: Spec, owner: fifo.Ownership, entrances: list[int]) -> None:
-    """Where there are groups they count processes and memory, and the limits of each process stand behind."""
+def _fill(
+    control: Path, spec: Spec, owner: fifo.Ownership, groups: cgroups.Groups | None, given: list[int]
+) -> None:
+    """Make the groups and what is in the control directory; `given` gets the descriptors the keeper inherits.
+
+    Where there are groups they count processes and memory, and the limits of each process stand behind."""
     limits = spec.limits
+    entrances = groups.make(spec.id, limits).entrances() if groups else []
+    given += entrances
+    fifo.make_fifos(control, owner)
+    held = fifo.reading_ends(control)
+    given += held
     keeper = scripts.keeper(
         limits,
         processes=limits.processes * (4 if entrances else 1) if _counts_by_namespace() else None,
         address_space=None if entrances else limits.memory,
         entrances=entrances,
+        held=held,
+        locale=" ".join(f"{name}={value}" for name, value in _locale(spec.environment).items()),
     )
-    fifo.prepare(control, keeper, owner, scripts.INSIDE, scripts.PRIVATE)
+    fifo.put_scripts(control, keeper, owner, scripts.INSIDE, scripts.PRIVATE)
+
+
+def _locale(environment: Mapping[str, str]) -> dict[str, str]:
+    """Ours, where the caller has not given another."""
+    return {name: value for name, value in arguments.LOCALE.items() if name not in environment}
 
 
 def _counts_by_namespace() -> bool:

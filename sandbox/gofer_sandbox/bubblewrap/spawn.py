@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gofer_sandbox.errors import StartFailed
+from gofer_sandbox.files.identity import starting_as
 
 _WITHIN = 20.0
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -43,9 +44,11 @@ def spawn(
     inherited: Sequence[int] = (),
     streams: tuple[int, int, int] | None = None,
     environment: Mapping[str, str] | None = None,
+    user: int | None = None,
 ) -> Spawned:
     """Start bubblewrap, given with its options and what goes before it, and learn its child's pid. `inherited`
-    are descriptors for the command, which are closed here; `streams` its standard ones, if not nothing."""
+    are descriptors for the command, which are closed here; `streams` its standard ones, if not nothing; `user`
+    whom to become, when not who we are."""
     said = streams[2] if streams else memory_file("said")
     info, info_end = os.pipe2(os.O_CLOEXEC)
     passed = [info_end, *inherited]
@@ -55,7 +58,8 @@ def spawn(
         arguments += ["--seccomp", str(passed[-1])]
     try:
         standard = streams or (subprocess.DEVNULL, subprocess.DEVNULL, said)
-        process = _popen([*arguments, *command], passed, standard, environment or {})
+        with contextlib.nullcontext() if user is None else starting_as(user, user):
+            process = _popen([*arguments, *command], passed, standard, environment or {})
         for fd in passed:
             os.close(fd)
         passed = []
@@ -124,5 +128,5 @@ def through_mount(workspace: Path, staging: Path) -> list[str]:
 
 
 def as_user(uid: int) -> list[str]:
-    """A prefix that becomes another user, by the quickest program that every Linux has."""
+    """A prefix that becomes another user, after what only root can do."""
     return [shutil.which("chroot", path=_PATH) or "chroot", f"--userspec=+{uid}:+{uid}", "--groups=", "/"]

@@ -117,7 +117,13 @@ def _run(bwrap: Path, etc: Path, group: cgroups.Group | None, port: int, trial: 
     ]
     try:
         spawned = spawn.spawn(
-            _options(bwrap, etc), look, seccomp.program(), entrances, (waits, said, words), _CANARY
+            _options(bwrap, etc),
+            look,
+            seccomp.program(),
+            entrances,
+            (waits, said, words),
+            _CANARY,
+            _NOBODY if os.geteuid() == 0 else None,
         )
         os.close(said)
         said = -1
@@ -136,10 +142,9 @@ def _run(bwrap: Path, etc: Path, group: cgroups.Group | None, port: int, trial: 
 
 
 def _options(bwrap: Path, etc: Path) -> list[str]:
-    prefix = spawn.as_user(_NOBODY) if os.geteuid() == 0 else []
     options = [*arguments.isolation(), *arguments.system(etc), *arguments.devices(LIMITS)]
     path = ["--setenv", "PATH", arguments.ENVIRONMENT["PATH"]]
-    return [*prefix, str(bwrap), *options, *path, "--remount-ro", "/dev", "--remount-ro", "/"]
+    return [str(bwrap), *options, *path, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
 def _calls() -> str:

@@ -1,4 +1,4 @@
-"""Acting as the session's user for the length of one file operation."""
+"""Acting as the session's user for the length of one file operation, or to start a program."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gofer_sandbox.files.kernel import set_thread_fsgid, set_thread_fsuid, set_thread_groups
+from gofer_sandbox.files.kernel import (
+    drop_thread_ambient,
+    set_thread_fsgid,
+    set_thread_fsuid,
+    set_thread_gid,
+    set_thread_groups,
+    set_thread_uid,
+)
 
 
 @contextmanager
@@ -27,4 +34,24 @@ def acting_as(uid: int, gid: int) -> Iterator[None]:
     finally:
         set_thread_fsuid(0)
         set_thread_fsgid(os.getegid())
+        set_thread_groups(groups)
+
+
+@contextmanager
+def starting_as(uid: int, gid: int) -> Iterator[None]:
+    """Have what this thread starts be another user's from its first instruction; only root may ask.
+
+    The thread keeps root as its saved user, and comes back. A program cannot: executing it makes the effective
+    user the saved one, and takes away every capability.
+    """
+    groups = os.getgroups()
+    try:
+        drop_thread_ambient()
+        set_thread_groups([])
+        set_thread_gid(gid)
+        set_thread_uid(uid)
+        yield
+    finally:
+        set_thread_uid(0)
+        set_thread_gid(0)
         set_thread_groups(groups)

@@ -1,4 +1,4 @@
-"""The four system calls that Python does not offer, through ctypes."""
+"""The system calls that Python does not offer, or not for one thread alone, through ctypes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ RESOLVE_IN_ROOT = 0x10
 PROC_SUPER_MAGIC = 0x9FA0
 
 _SYS_OPENAT2 = 437  # the same on every architecture
-# glibc's setgroups changes every thread of the process; only the bare call changes this one alone.
+# glibc changes every thread of the process; only the bare calls change this one alone.
+_SYS_SETRESUID = {"x86_64": 117, "aarch64": 147, "riscv64": 147, "ppc64le": 164, "s390x": 208}
+_SYS_SETRESGID = {"x86_64": 119, "aarch64": 149, "riscv64": 149, "ppc64le": 169, "s390x": 210}
 _SYS_SETGROUPS = {"x86_64": 116, "aarch64": 159, "riscv64": 159, "ppc64le": 81, "s390x": 206}
+
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
 
 _AT_EMPTY_PATH = 0x1000
 _STATX_MNT_ID = 0x1000
@@ -87,8 +92,30 @@ def set_thread_fsgid(gid: int) -> None:
 
 def set_thread_groups(groups: list[int]) -> None:
     """Replace the supplementary groups of this thread only."""
-    number = _SYS_SETGROUPS.get(platform.machine())
-    if number is None:
-        raise OSError(f"changing groups is not known for the processor {platform.machine()}")
     array = (ctypes.c_uint * len(groups))(*groups)
-    _checked(_libc.syscall(ctypes.c_long(number), ctypes.c_size_t(len(groups)), array), "setgroups")
+    number = _call(_SYS_SETGROUPS, "groups")
+    _checked(_libc.syscall(number, ctypes.c_size_t(len(groups)), array), "setgroups")
+
+
+def set_thread_gid(gid: int) -> None:
+    """Make this thread's real and effective group that one; the saved one stays, to come back with."""
+    number = _call(_SYS_SETRESGID, "groups")
+    _checked(_libc.syscall(number, *map(ctypes.c_uint, (gid, gid, _NO_ID))), "setresgid")
+
+
+def set_thread_uid(uid: int) -> None:
+    """Make this thread's real and effective user that one; the saved one stays, to come back with."""
+    number = _call(_SYS_SETRESUID, "users")
+    _checked(_libc.syscall(number, *map(ctypes.c_uint, (uid, uid, _NO_ID))), "setresuid")
+
+
+def drop_thread_ambient() -> None:
+    """Take this thread's ambient capabilities, which alone would outlive a change of user and an exec."""
+    _checked(_libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "prctl")
+
+
+def _call(numbers: dict[str, int], what: str) -> ctypes.c_long:
+    number = numbers.get(platform.machine())
+    if number is None:
+        raise OSError(f"changing {what} is not known for the processor {platform.machine()}")
+    return ctypes.c_long(number)

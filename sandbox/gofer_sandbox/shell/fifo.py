@@ -76,8 +76,31 @@ def write_all(fd: int, data: bytes) -> None:
 
 def prepare(control: Path, keeper: str, owner: Ownership, inside: str, private: str) -> None:
     """Fill a new control directory."""
+    make_fifos(control, owner)
+    put_scripts(control, keeper, owner, inside, private)
+
+
+def make_fifos(control: Path, owner: Ownership) -> None:
+    """What everything goes through."""
     for name in ("in", "st", *scripts.OUTPUTS):
         owner.fifo(f"{control}/{name}")
+
+
+def reading_ends(control: Path) -> list[int]:
+    """Of every output, for the keeper to hold."""
+    found: list[int] = []
+    try:
+        for name in scripts.OUTPUTS:
+            found.append(os.open(f"{control}/{name}", _READ))
+    except OSError:
+        for fd in found:
+            os.close(fd)
+        raise
+    return found
+
+
+def put_scripts(control: Path, keeper: str, owner: Ownership, inside: str, private: str) -> None:
+    """What runs inside, beside those files that the server fills later."""
     files = {
         "keeper": keeper,
         "rc": scripts.rc(inside),

@@ -31,6 +31,8 @@ def keeper(
     address_space: int | None,
     control: str = INSIDE,
     entrances: Sequence[int] = (),
+    held: Sequence[int] = (),
+    locale: str = "",
 ) -> str:
     """PID 1: it sets limits nobody inside can raise, then starts a shell whenever the server says so.
 
@@ -39,6 +41,8 @@ def keeper(
     With the news goes each line the dead shell had not read, which tells whether it ever began its command.
     A keeper that never heard from a server ends: its server died before it could record it.
     The answer is a line that would do nothing in a shell, should it ever reach one.
+    `held` are those of the outputs, where it was given them; else it opens them itself. `locale` is an assignment
+    for shells alone: bash takes long to load one, and the keeper needs none.
     It holds the reading ends of outputs, or what a command printed would vanish when it ends while no server is
     there; only the reading ends, so that a server still sees when nobody writes any more.
     It repeats the news of a shell's death until it gets the matching `go`: neither a server that dies between
@@ -51,9 +55,13 @@ def keeper(
         *([f"-u {processes}"] if processes else []),
         *([f"-v {address_space // 1024}"] if address_space else []),
     ]
-    held = dict(enumerate(OUTPUTS, _FIRST))
-    holding = "\n".join(f"exec 9<>{control}/{name} {fd}<{control}/{name} 9>&-" for fd, name in held.items())
+    holding = ""
+    if not held:
+        held = range(_FIRST, _FIRST + len(OUTPUTS))
+        opening = zip(held, OUTPUTS, strict=True)
+        holding = "\n".join(f"exec 9<>{control}/{name} {fd}<{control}/{name} 9>&-" for fd, name in opening)
     closing = " ".join(f"{fd}<&-" for fd in held)
+    shell = f'{locale} "$BASH"'.strip()
     return f"""
 exec >/dev/null 2>&1
 {enter(entrances)}
@@ -67,7 +75,7 @@ while :; do
     ((death || ++waited < 60)) || exit
     printf 'X%s %s %s\\0' "$death" "$status" "$answer" >&8
   done
-  bash --noprofile --rcfile {control}/rc --noediting -i 8>&- {closing}
+  {shell} --noprofile --rcfile {control}/rc --noediting -i 8>&- {closing}
   status=$?
   death=$((death + 1))
   printf 'X%s %s \\0' "$death" "$status" >&8
@@ -109,7 +117,7 @@ def lines(number: int, fifos: Sequence[str], snapshot: bool, control: str = INSI
     """
     errors = f"2<>{control}/{fifos[1]}" if len(fifos) > 1 else "2>&1"
     run = f"\\. {control}/c </dev/null 1<>{control}/{fifos[0]} {errors}\n"
-    tell = f"\\builtin printf 'D{number} %s %s\\0' \"$PWD\" \"$?\" >{control}/st\n"
+    tell = f'\\builtin printf \'D{number} %s %s\\0\' "$PWD" "$?" >{control}/st\n'
     leave = snapshot_line(str(number % 2), control) if snapshot else ""
     return (run + tell + f'\\. {control}/d {number} "$_"\n' + leave).encode()
 

@@ -80,13 +80,13 @@ class Shell:
 
     # Coming up
 
-    async def begin(self) -> bool:
-        """Start the first shell, with the state of an earlier one if there is any."""
-        self._put_state()
+    def begin(self) -> None:
+        """Have the first shell start, with the state of an earlier one if there is any."""
+        if self.snapshot:
+            self._put_state()
         self.wire.go(0)
-        return await self._until_ready()
 
-    async def _until_ready(self) -> bool:
+    async def until_ready(self) -> bool:
         """Wait for a shell; False when the box is lost or nothing came up."""
         timer = self._loop.call_later(_READY_WITHIN, self.push, TICK)
         try:
@@ -232,7 +232,7 @@ class Shell:
         live = self._journal.live
         live.number += 1
         self.captures = []
-        if not self.box.alive() or not (self._ready or await self._until_ready()):
+        if not self.box.alive() or not (self._ready or await self.until_ready()):
             return Outcome(live.number, lost=True)
         if self.spared:
             await self._outlast_background()
