@@ -88,6 +88,13 @@ async def test_state_persists_between_commands(sandbox: Sandbox) -> None:
     assert (await sandbox.run(check)).output == expected, "after the shell's death"
 
 
+async def test_state_is_kept_by_a_shell_that_came_after_another(sandbox: Sandbox) -> None:
+    await sandbox.run("exit 3")
+    await sandbox.run("A=1")
+    assert (await sandbox.run("kill -9 $$")).restarted
+    assert (await sandbox.run("echo $A")).output == "1\n"
+
+
 async def test_state_that_is_too_large_is_told_and_the_rest_kept(sandbox: Sandbox) -> None:
     await sandbox.run("A=1; f() { echo f; }; X=$(head -c 5000000 /dev/zero | tr '\\0' a); Y=2; cd /usr")
     ended = await sandbox.run("readonly PATH=/nope; exit 0")

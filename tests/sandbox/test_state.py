@@ -139,14 +139,14 @@ def test_a_shell_can_be_repaired() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"D", b"D1", b"D1 / x", b"Dx / 1", b"X1", b"Rx", b"P", b"P2", b"Pex", b"Q", b"D1 2"]
+    "data", [b"", b"D", b"D1", b"D1 x /", b"Dx 1 /", b"X1", b"Rx", b"P", b"P2", b"Pex", b"Q", b"D1 2"]
 )
 def test_garbage_is_no_frame(data: bytes) -> None:
     assert frames.parse(data) is None
 
 
 def test_frames() -> None:
-    assert frames.parse(b"D7 /a b\nc 130") == frames.Done(7, 130, "/a b\nc")
+    assert frames.parse(b"D7 130 /a b\nc") == frames.Done(7, 130, "/a b\nc")
     assert frames.parse(b"X2 9 line") == frames.Died(2, 9, b"line")
     assert frames.parse(b"R12") == frames.Ready(12)
     assert frames.parse(b"R12 /a b") == frames.Ready(12, "/a b")

@@ -255,14 +255,14 @@ async def test_a_status_whose_news_went_to_a_server_that_died_is_found_once_the_
     first = Sandbox(provider, directory=directory)
     await first.start()
     begun = asyncio.Event()
-    running = asyncio.create_task(first.run("echo begun; sleep 60", on_output=lambda *_: begun.set()))
+    leaving = r"(sleep 0.5; printf 'D1 7 /tmp\0' >|/run/p/d) & echo begun; sleep 60"
+    running = asyncio.create_task(first.run(leaving, on_output=lambda *_: begun.set()))
     await begun.wait()
     record = first.record
     await first.detach()
     with pytest.raises(SandboxClosed):
         await running
     second = await Sandbox.attach(record, provider)
-    Path(f"/proc/{record.reference.pid}/root/run/p/d").write_bytes(b"D1 /tmp 7\0")
     result = await second.pending()
     assert result is not None
     assert (result.exit_code, result.cwd, result.output) == (7, "/tmp", "begun\n")

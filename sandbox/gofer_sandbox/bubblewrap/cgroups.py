@@ -91,13 +91,14 @@ def _opened(paths: Iterable[Path]) -> list[int]:
     return found
 
 
-def _number(path: Path, key: str) -> int:
+def _number(path: Path, key: bytes) -> int:
     """A counter from a file of `key value` lines."""
     try:
-        for line in path.read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name == key:
-                return int(value)
+        with open(path, "rb", 0) as file:
+            for line in file.read().splitlines():
+                name, _, value = line.partition(b" ")
+                if name == key:
+                    return int(value)
     except (OSError, ValueError):
         pass
     return 0
@@ -195,8 +196,8 @@ class GroupV1:
     def pressure(self) -> Pressure | None:
         """From the pids and memory hierarchies."""
         return Pressure(
-            processes=_number(self.places["pids"] / "pids.events", "max"),
-            memory=_number(self.places["memory"] / "memory.oom_control", "oom_kill"),
+            processes=_number(self.places["pids"] / "pids.events", b"max"),
+            memory=_number(self.places["memory"] / "memory.oom_control", b"oom_kill"),
         )
 
     def shortfall(self, pid: int, limits: Limits) -> str:
@@ -272,13 +273,13 @@ class GroupV2:
 
     def frozen(self) -> bool:
         """Whether everything has stopped."""
-        return _number(self.place / "cgroup.events", "frozen") == 1
+        return _number(self.place / "cgroup.events", b"frozen") == 1
 
     def pressure(self) -> Pressure | None:
         """From the group's event counters."""
         return Pressure(
-            processes=_number(self.place / "pids.events", "max"),
-            memory=_number(self.place / "memory.events", "oom_kill"),
+            processes=_number(self.place / "pids.events", b"max"),
+            memory=_number(self.place / "memory.events", b"oom_kill"),
         )
 
     def shortfall(self, pid: int, limits: Limits) -> str:

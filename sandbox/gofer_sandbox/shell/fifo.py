@@ -39,7 +39,7 @@ _EARLIER = 0
 # Windows has none of them, and imports this too.
 _SAFELY = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC"))
 _READ, _WRITE, _BOTH = os.O_RDONLY | _SAFELY, os.O_WRONLY | _SAFELY, os.O_RDWR | _SAFELY
-_FRAME = re.compile(rb"(?:D\d+ .*|X\d+ \d+ .*|R\d+(?: .*)?|P[01ei])\Z", re.S)
+_FRAME = re.compile(rb"(?:D\d+ \d+ .*|X\d+ \d+ .*|R\d+(?: .*)?|P[01ei])\Z", re.S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def put_scripts(control: Path, keeper: str, owner: Ownership, inside: str, priva
     files = {
         "keeper": keeper,
         "rc": scripts.rc(inside),
-        "d": scripts.done(private),
+        "d": scripts.done(inside, private),
         "s": scripts.SNAPSHOT,
         "x": scripts.snapshot(inside, private),
         "c": "",
@@ -471,7 +471,6 @@ class FifoWire:
 
     def put_state(self, state: bytes, options: bytes) -> None:
         """Both files are whole before the keeper is told to go on."""
-        self._tidy()
         self._owner.write(self._control / "state", state)
         self._owner.write(self._control / "options", options)
 
@@ -484,6 +483,7 @@ class FifoWire:
 
     def go(self, death: int) -> None:
         """The keeper takes what the dead shell left unread, then this."""
+        self._tidy()
         with contextlib.suppress(BlockingIOError):  # full of junk: the keeper empties it and asks again
             os.write(self._input, b": %d\n" % death)
 

@@ -40,6 +40,7 @@ class Snapped:
 
 SLOTS = (b"0", b"1", b"e", b"i")
 """Of commands with even and odd numbers, of a shell that ends, of one that is idle."""
+AT_EXIT = "e"
 
 Frame = Done | Died | Ready | Snapped
 
@@ -49,8 +50,7 @@ def parse(data: bytes) -> Frame | None:
     kind, rest = data[:1], data[1:]
     try:
         if kind == b"D":
-            number, _, said = rest.partition(b" ")
-            cwd, code = said.rsplit(b" ", 1)
+            number, code, cwd = rest.split(b" ", 2)
             return Done(int(number), int(code), cwd.decode("utf-8", "replace"))
         if kind == b"X":
             death, code, unread = rest.split(b" ", 2)

@@ -108,30 +108,30 @@ FUNCNEST=2000
 
 
 def lines(number: int, fifos: Sequence[str], snapshot: bool, control: str = INSIDE) -> bytes:
-    """What the shell reads for one command: run it, report, leave the report in a file, leave a snapshot.
+    """What the shell reads for one command: run it, report, leave a snapshot.
 
-    Only the first two are waited for, so the report comes without a file of its own to read; its last word is the
-    status, which bash then knows as `$_`. They are lines of their own because an error or an interrupt in an interactive bash returns to the next
-    line. The output's FIFOs are opened for both directions, so that a writer waits for a server that is away
-    instead of dying.
+    They are lines of their own because an error or an interrupt in an interactive bash returns to the next
+    line. The report is sourced as the command is: a shell that has lost the word for that runs no command, and
+    must not report one. The output's FIFOs are opened for both directions, so that a writer waits for a server
+    that is away instead of dying.
     """
     errors = f"2<>{control}/{fifos[1]}" if len(fifos) > 1 else "2>&1"
-    run = f"\\. {control}/c </dev/null 1<>{control}/{fifos[0]} {errors}\n"
-    tell = f'\\builtin printf \'D{number} %s %s\\0\' "$PWD" "$?" >{control}/st\n'
+    run = f"\\builtin . {control}/c </dev/null 1<>{control}/{fifos[0]} {errors}\n"
     leave = snapshot_line(str(number % 2), control) if snapshot else ""
-    return (run + tell + f'\\. {control}/d {number} "$_"\n' + leave).encode()
+    return (run + f'\\builtin . {control}/d {number} "$?"\n' + leave).encode()
 
 
 def snapshot_line(slot: str, control: str = INSIDE) -> str:
     """The line that leaves a snapshot."""
-    return f"\\. {control}/x {slot}\n"
+    return f"\\builtin . {control}/x {slot}\n"
 
 
-def done(private: str = PRIVATE) -> str:
-    """Called with the command's number and status: leave them in a file, for the server that takes over when this
-    one has read the frame and dies."""
+def done(control: str = INSIDE, private: str = PRIVATE) -> str:
+    """Called with the command's number and status: tell the server, then leave the same in a file, for the one that
+    takes over when this one has read it and dies."""
     return f"""
-\\builtin printf 'D%s %s %s\\0' "$1" "$PWD" "$2" >|{private}/d
+\\builtin printf 'D%s %s %s\\0' "$1" "$2" "$PWD" >{control}/st
+\\builtin printf 'D%s %s %s\\0' "$1" "$2" "$PWD" >|{private}/d
 """
 
 

@@ -68,6 +68,8 @@ class Shell:
         self._snapshot_failed = False
         self._given: int | None = None
         """After which death a shell was given state, until it is ready."""
+        self._prepared: bytes | None = None
+        """The snapshot that the files for the next shell were made of."""
         self._snapshot_asked = False
         self._later: asyncio.TimerHandle | None = None
         self._submitting: asyncio.TimerHandle | None = None
@@ -162,7 +164,8 @@ class Shell:
         elif event.death != self._given:
             if self._given is not None:
                 self.snapshot, self._snapshot_failed = None, True
-            self._put_state()
+            if self._snapshot_failed or self._prepared is None or self._prepared is not self.snapshot:
+                self._put_state()
             self._given = event.death
         self._ready = self.owes_snapshot = False
         self.process = None
@@ -175,15 +178,19 @@ class Shell:
             self.wire.put_state(snapshot.state(self._home), snapshot.option_lines())
         else:
             self.wire.put_state(b"", b"")
+        self._prepared = self.snapshot
 
     def _take_snapshot(self, slot: str) -> None:
         """Copy it out: it is in a tmpfs that ends with PID 1."""
         self.snapshots += 1
         self.owes_snapshot = False
-        self._snapshot_slow = time.monotonic() - self._ended_at > _SLOW_SNAPSHOT
+        if slot != frames.AT_EXIT:  # which comes amid a command, however long that has run
+            self._snapshot_slow = time.monotonic() - self._ended_at > _SLOW_SNAPSHOT
         whole = fitting(self.wire.take_snapshot(slot) or b"", self.snapshot)
         self._snapshot_failed = whole is None
         self._copy_out(whole)
+        if slot == frames.AT_EXIT and whole:  # its successor's state is ready by the time the shell has ended
+            self._put_state()
 
     def _copy_out(self, data: bytes | None) -> None:
         if data and data != self.snapshot:
@@ -291,10 +298,8 @@ class Shell:
             self._submitting.cancel()
         if self.closed:
             return
-        try:
+        with contextlib.suppress(OSError):
             self.wire.finish()
-        except OSError:  # noqa: SIM105 a context manager costs more than all it does, with every command
-            pass
         self._on_output = None
         self._journal.live.running = False
         self._journal.write()
