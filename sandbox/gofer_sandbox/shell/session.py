@@ -129,6 +129,7 @@ class Shell:
             self._take_snapshot(event.slot)
         elif isinstance(event, frames.Done):
             self.owes_snapshot = self._snapshot_asked
+            self._ended_at = time.monotonic()
         elif isinstance(event, frames.Died):
             self._on_death(event)
         elif isinstance(event, frames.Ready):
@@ -303,7 +304,6 @@ class Shell:
         self._on_output = None
         self._journal.live.running = False
         self._journal.write()
-        self._ended_at = time.monotonic()
         if self._snapshot_slow and self._ready:
             self._later = self._loop.call_later(_SNAPSHOT_AFTER, self._ask_snapshot)
 
