@@ -143,8 +143,8 @@ class Wire(Protocol):
     def open(self, listener: Listener) -> None:
         """Begin to deliver."""
 
-    def submit(self, number: int, command: bytes, separate: bool, snapshot: bool) -> None:
-        """Hand one command to the shell, and have it leave a snapshot after the status."""
+    def submit(self, number: int, command: bytes, separate: bool, snapshot: str) -> None:
+        """Hand one command to the shell, and have it leave a snapshot in a slot first, if one is named."""
 
     def resume(self, number: int, separate: bool) -> None:
         """Go on reading the output of a command that another process submitted."""
@@ -168,8 +168,8 @@ class Wire(Protocol):
     def left_snapshots(self) -> list[bytes]:
         """What is in all of them, the latest first."""
 
-    def ask_snapshot(self) -> None:
-        """Have an idle shell leave a snapshot."""
+    def ask_snapshot(self, slot: str) -> None:
+        """Have an idle shell leave a snapshot in a slot."""
 
     def put_state(self, state: bytes, options: bytes) -> None:
         """What the next shell shall begin with, and the options it sets last."""

@@ -137,6 +137,7 @@ class Run:
         """The shell is done with what came before: the command's time counts from here."""
         if self._was_behind and not (self._outcome.timed_out or self._outcome.stopped):
             self._deadline = self._loop.time() + self._timeout
+            self._snapshots_before = self._shell.snapshots
         self._behind = self._was_behind = False
 
     def _on_done(self, event: frames.Done) -> bool:

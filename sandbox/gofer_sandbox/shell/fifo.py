@@ -189,7 +189,7 @@ class FifoWire:
 
     # Commands
 
-    def submit(self, number: int, command: bytes, separate: bool, snapshot: bool) -> None:
+    def submit(self, number: int, command: bytes, separate: bool, snapshot: str) -> None:
         """Put the command in its file, open its output, and give the shell its three short lines."""
         self._junk = 0
         self._put_command(command)
@@ -450,9 +450,9 @@ class FifoWire:
         except OSError:
             return 0
 
-    def ask_snapshot(self) -> None:
+    def ask_snapshot(self, slot: str) -> None:
         """Let an idle shell leave one."""
-        os.write(self._input, scripts.snapshot_line("i", self._inside).encode())
+        os.write(self._input, scripts.snapshot_line(slot, self._inside).encode())
 
     def _read_private(self, name: str, maximum: int) -> bytes | None:
         try:

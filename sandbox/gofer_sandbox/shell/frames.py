@@ -40,7 +40,7 @@ class Snapped:
 
 SLOTS = (b"0", b"1", b"e", b"i")
 """Of commands with even and odd numbers, of a shell that ends, of one that is idle."""
-AT_EXIT = "e"
+AT_EXIT, IDLE = "e", "i"
 
 Frame = Done | Died | Ready | Snapped
 

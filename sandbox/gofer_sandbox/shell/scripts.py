@@ -107,8 +107,8 @@ FUNCNEST=2000
 """
 
 
-def lines(number: int, fifos: Sequence[str], snapshot: bool, control: str = INSIDE) -> bytes:
-    """What the shell reads for one command: run it, report, leave a snapshot.
+def lines(number: int, fifos: Sequence[str], snapshot: str, control: str = INSIDE) -> bytes:
+    """What the shell reads for one command: leave a snapshot in a slot, if one is named; run it; report.
 
     They are lines of their own because an error or an interrupt in an interactive bash returns to the next
     line. The report is sourced as the command is: a shell that has lost the word for that runs no command, and
@@ -117,8 +117,8 @@ def lines(number: int, fifos: Sequence[str], snapshot: bool, control: str = INSI
     """
     errors = f"2<>{control}/{fifos[1]}" if len(fifos) > 1 else "2>&1"
     run = f"\\builtin . {control}/c </dev/null 1<>{control}/{fifos[0]} {errors}\n"
-    leave = snapshot_line(str(number % 2), control) if snapshot else ""
-    return (run + f'\\builtin . {control}/d {number} "$?"\n' + leave).encode()
+    leave = snapshot_line(snapshot, control) if snapshot else ""
+    return (leave + run + f'\\builtin . {control}/d {number} "$?"\n').encode()
 
 
 def snapshot_line(slot: str, control: str = INSIDE) -> str:

@@ -23,6 +23,8 @@ OnOutput = Callable[[int, bytes], None]
 
 _READY_WITHIN = 10.0
 _SLOW_SNAPSHOT = 0.02
+_SMALL_SNAPSHOT = 32 * 1024
+"""Below this it is the machine that is slow."""
 _SNAPSHOT_AFTER = 1.0
 _SAVE_EVERY = 0.2
 _INPUT_PATIENCE = 1.0
@@ -63,15 +65,15 @@ class Shell:
         self._waiter: asyncio.Future[None] | None = None
         self.closed = False
         self._ready = False
-        self._ended_at = 0.0
+        self._asked_at = 0.0
         self._snapshot_slow = False
         self._snapshot_failed = False
         self._given: int | None = None
         """After which death a shell was given state, until it is ready."""
         self._prepared: bytes | None = None
         """The snapshot that the files for the next shell were made of."""
-        self._snapshot_asked = False
-        self._later: asyncio.TimerHandle | None = None
+        self._later: asyncio.Handle | None = None
+        """Asks for the snapshot after the last command, which has not left one yet."""
         self._submitting: asyncio.TimerHandle | None = None
         self._saving: asyncio.TimerHandle | None = None
         self._saved_at = -_SAVE_EVERY
@@ -108,6 +110,8 @@ class Shell:
         self._copy_out(next(filter(None, snapshots), None))
         self.wire.adopt(live.running)
         if not live.running:
+            if self._ready:
+                self._ask_soon()  # the server before may have died before it asked
             return False
         self._open_captures(live.number, live.separate)
         for capture in self.captures:
@@ -127,9 +131,6 @@ class Shell:
         event = frames.parse(frame)
         if isinstance(event, frames.Snapped):
             self._take_snapshot(event.slot)
-        elif isinstance(event, frames.Done):
-            self.owes_snapshot = self._snapshot_asked
-            self._ended_at = time.monotonic()
         elif isinstance(event, frames.Died):
             self._on_death(event)
         elif isinstance(event, frames.Ready):
@@ -169,6 +170,7 @@ class Shell:
                 self._put_state()
             self._given = event.death
         self._ready = self.owes_snapshot = False
+        self._cancel_asking()
         self.process = None
         self.wire.go(event.death)
 
@@ -185,9 +187,11 @@ class Shell:
         """Copy it out: it is in a tmpfs that ends with PID 1."""
         self.snapshots += 1
         self.owes_snapshot = False
-        if slot != frames.AT_EXIT:  # which comes amid a command, however long that has run
-            self._snapshot_slow = time.monotonic() - self._ended_at > _SLOW_SNAPSHOT
-        whole = fitting(self.wire.take_snapshot(slot) or b"", self.snapshot)
+        data = self.wire.take_snapshot(slot) or b""
+        if slot != frames.AT_EXIT:  # which nobody asked for
+            took = time.monotonic() - self._asked_at
+            self._snapshot_slow = len(data) > _SMALL_SNAPSHOT and took > _SLOW_SNAPSHOT
+        whole = fitting(data, self.snapshot)
         self._snapshot_failed = whole is None
         self._copy_out(whole)
         if slot == frames.AT_EXIT and whole:  # its successor's state is ready by the time the shell has ended
@@ -234,8 +238,6 @@ class Shell:
         self, command: bytes, timeout: float, separate: bool, on_output: OnOutput | None
     ) -> Outcome:
         """Submit a command and see it through."""
-        if self._later:
-            self._later.cancel()
         self._events.clear()
         live = self._journal.live
         live.number += 1
@@ -264,11 +266,13 @@ class Shell:
         """Hand the command that the journal says runs to the shell."""
         self.unread = False
         live = self._journal.live
-        self._snapshot_asked = not self._snapshot_slow
+        owed = _slot(live.number - 1) if self._cancel_asking() and not self._snapshot_slow else ""
         try:
-            self.wire.submit(live.number, command, live.separate, snapshot=self._snapshot_asked)
+            self.wire.submit(live.number, command, live.separate, owed)
         except BlockingIOError:
             self._submit_later(command)
+        if owed:
+            self._note_asked()
 
     def _submit_later(self, command: bytes) -> None:
         """Somebody inside filled the shell's input: it reads that first, unless it takes too long."""
@@ -304,8 +308,8 @@ class Shell:
         self._on_output = None
         self._journal.live.running = False
         self._journal.write()
-        if self._snapshot_slow and self._ready:
-            self._later = self._loop.call_later(_SNAPSHOT_AFTER, self._ask_snapshot)
+        if self._ready:
+            self._ask_soon()
 
     def stop(self, reason: str, step: Step = Step.ASK) -> None:
         """Have the running command ended."""
@@ -316,16 +320,38 @@ class Shell:
         cap, spool = self._limits.output // len(names), self._limits.spool // len(names)
         self.captures = [Capture(self._outputs + name, cap, spool) for name in names]
 
-    def _ask_snapshot(self) -> None:
-        self._ended_at = time.monotonic()
+    def _ask_soon(self) -> None:
+        """Have the shell leave a snapshot once the caller has its result: bash would go on to that with the result
+        still on its way, on the very processor the server is woken on. The next command waits for it."""
+        slot = _slot(self._journal.live.number)
+        if self._snapshot_slow:
+            self._later = self._loop.call_later(_SNAPSHOT_AFTER, self._ask_snapshot, slot)
+        else:
+            self._later = self._loop.call_soon(self._ask_snapshot, slot)
+
+    def _cancel_asking(self) -> bool:
+        """Whether a snapshot was still to be asked for."""
+        later, self._later = self._later, None
+        if later:
+            later.cancel()
+        return later is not None
+
+    def _ask_snapshot(self, slot: str) -> None:
+        self._later = None
+        self._note_asked()
         with contextlib.suppress(OSError):
-            self.wire.ask_snapshot()
+            self.wire.ask_snapshot(slot)
+
+    def _note_asked(self) -> None:
+        self._asked_at = time.monotonic()
+        self.owes_snapshot = True
 
     async def take_snapshot(self) -> bytes | None:
         """A snapshot as of now; the last one when the shell gives none."""
         seen = self.snapshots
         self._events.clear()
-        self._ask_snapshot()
+        self._cancel_asking()
+        self._ask_snapshot(frames.IDLE)
         timer = self._loop.call_later(_READY_WITHIN, self.push, TICK)
         try:
             while self.snapshots == seen:
@@ -343,15 +369,21 @@ class Shell:
         """Let go of the wire and the files; who waits for a command learns that it is out of our hands."""
         self.closed = True
         self.push(Lost())
-        for timer in (self._later, self._submitting):
-            if timer:
-                timer.cancel()
+        if self._cancel_asking():  # for whoever takes over
+            self._ask_snapshot(_slot(self._journal.live.number))
+        if self._submitting:
+            self._submitting.cancel()
         if self._saving:
             self._saving.cancel()
             self._save()
         for capture in self.captures:
             capture.release()
         self.wire.close()
+
+
+def _slot(number: int) -> str:
+    """Where the snapshot after a command goes; the shell may be at the next while the server reads it."""
+    return str(number % 2)
 
 
 def _unkept(snapshot: Snapshot | None, failed: bool) -> str:
