@@ -113,7 +113,7 @@ class Shell:
             if self._ready:
                 self._ask_soon()  # the server before may have died before it asked
             return False
-        self._open_captures(live.number, live.separate)
+        self._open_captures()
         for capture in self.captures:
             capture.recover()
         with contextlib.suppress(FileNotFoundError):
@@ -252,7 +252,7 @@ class Shell:
         self._journal.write()
         self.submit(command)
         # From here on the shell is at work, and what we do costs the caller nothing.
-        self._open_captures(live.number, separate)
+        self._open_captures()
         self._on_output = on_output
         return await self._see_through(timeout, command)
 
@@ -262,23 +262,26 @@ class Shell:
         if any(start >= self.box.clock() for _, start in self.spared):
             await asyncio.sleep(_TICK)
 
-    def submit(self, command: bytes) -> None:
-        """Hand the command that the journal says runs to the shell."""
+    def submit(self, command: bytes, owed: str = "") -> None:
+        """Hand the command that the journal says runs to the shell, behind the snapshot it owes."""
         self.unread = False
         live = self._journal.live
-        owed = _slot(live.number - 1) if self._cancel_asking() and not self._snapshot_slow else ""
+        if self._cancel_asking() and not self._snapshot_slow:
+            owed = _slot(live.number - 1)
         try:
             self.wire.submit(live.number, command, live.separate, owed)
         except BlockingIOError:
-            self._submit_later(command)
+            self._submit_later(command, owed)
+            return
         if owed:
             self._note_asked()
 
-    def _submit_later(self, command: bytes) -> None:
+    def _submit_later(self, command: bytes, owed: str) -> None:
         """Somebody inside filled the shell's input: it reads that first, unless it takes too long."""
+        self._open_captures()
         self.wire.finish()
         if time.time() < self._journal.live.started + _INPUT_PATIENCE:
-            self._submitting = self._loop.call_later(_INPUT_LOOK, self.submit, command)
+            self._submitting = self._loop.call_later(_INPUT_LOOK, self.submit, command, owed)
         else:
             self.stop("the shell's input was full of something else", Step.REPLACE)
 
@@ -315,8 +318,12 @@ class Shell:
         """Have the running command ended."""
         self.push(Stop(reason, step))
 
-    def _open_captures(self, number: int, separate: bool) -> None:
-        names = [f"{number}.out", f"{number}.err"][: 2 if separate else 1]
+    def _open_captures(self) -> None:
+        """For the output of the command that the journal says runs, unless they are there."""
+        if self.captures:
+            return
+        live = self._journal.live
+        names = [f"{live.number}.out", f"{live.number}.err"][: 2 if live.separate else 1]
         cap, spool = self._limits.output // len(names), self._limits.spool // len(names)
         self.captures = [Capture(self._outputs + name, cap, spool) for name in names]
 
@@ -338,9 +345,9 @@ class Shell:
 
     def _ask_snapshot(self, slot: str) -> None:
         self._later = None
-        self._note_asked()
         with contextlib.suppress(OSError):
             self.wire.ask_snapshot(slot)
+            self._note_asked()
 
     def _note_asked(self) -> None:
         self._asked_at = time.monotonic()
