@@ -135,9 +135,10 @@ class Run:
 
     def _on_begun(self) -> None:
         """The shell is done with what came before: the command's time counts from here."""
-        if self._was_behind and not (self._outcome.timed_out or self._outcome.stopped):
-            self._deadline = self._loop.time() + self._timeout
-            self._snapshots_before = self._shell.snapshots
+        if self._was_behind:
+            self._snapshots_before += 1
+            if not (self._outcome.timed_out or self._outcome.stopped):
+                self._deadline = self._loop.time() + self._timeout
         self._behind = self._was_behind = False
 
     def _on_done(self, event: frames.Done) -> bool:
@@ -152,11 +153,14 @@ class Run:
             self._outcome.exit_code = None if self._silent >= _SILENT_TICKS else event.exit_code
 
     def _on_ready_again(self, event: frames.Ready) -> bool:
-        """A new shell took over: the command ended with the old one, unless that had never read it."""
+        """A new shell took over: the command ended with the old one, unless that had never read it, or not come to
+        it from the snapshot before."""
         shell, outcome = self._shell, self._outcome
         if not self._died:
             return False
-        if shell.unread and self._command is not None and not (outcome.timed_out or outcome.stopped):
+        not_begun = shell.unread or self._was_behind
+        if not_begun and self._command is not None and not (outcome.timed_out or outcome.stopped):
+            self._behind = self._was_behind = False
             self._died, outcome.exit_code = False, None
             shell.wire.finish()
             shell.submit(self._command)
