@@ -172,6 +172,8 @@ class FifoWire:
         self._frames: deque[bytes] = deque()
         self._junk = 0
         self._paused = False
+        self._asked = False
+        """Whether a snapshot was asked for since a command was last heard."""
         self._slots = slots.Slots(control)
         self._streams: list[_Stream] = []
         self._spare: _Stream | None = None
@@ -198,6 +200,7 @@ class FifoWire:
         else:
             names = self._open_streams(number, separate, create=True)
         os.write(self._input, scripts.lines(number, names, snapshot, self._inside))
+        self._asked = self._asked or bool(snapshot)
 
     def _put_command(self, command: bytes) -> None:
         """Over the one before, which costs less than to empty the file first."""
@@ -287,6 +290,9 @@ class FifoWire:
         if stream is self._spare:  # somebody found its name: it waits until the next command
             self._ignore(stream)
             return
+        if self._asked and not self._paused:
+            self._asked = False
+            self._on_status()  # the state before a command is safe before anything of it is heard
         for _ in range(_CHUNKS_AT_ONCE):
             try:
                 data = os.read(stream.reader, _CHUNK)
@@ -453,6 +459,7 @@ class FifoWire:
     def ask_snapshot(self, slot: str) -> None:
         """Let an idle shell leave one."""
         os.write(self._input, scripts.snapshot_line(slot, self._inside).encode())
+        self._asked = True
 
     def _read_private(self, name: str, maximum: int) -> bytes | None:
         try:
