@@ -82,8 +82,10 @@ class Scene:
 
     @property
     def settings(self) -> dict[str, Any]:
+        """An Enterprise Server's address is all that has to be told of it."""
+        apart = {} if self.github.api_url == f"{self.github.url}/api/v3" else {"api_url": self.github.api_url}
         return {
-            "api_url": self.github.api_url,
+            **apart,
             "web_url": self.github.url,
             "app_id": self.app.id,
             "handle": self.app.slug,
@@ -110,9 +112,10 @@ def _key() -> tuple[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def open_scene() -> AsyncIterator[Scene]:
-    """acme/widgets, where ada may write, olga administers, rita reads and mallory is nobody."""
-    async with GitHubService().open() as github:
+async def open_scene(*, public: bool = False) -> AsyncIterator[Scene]:
+    """acme/widgets, where ada may write, olga administers, rita reads and mallory is nobody; on an Enterprise
+    Server unless it shall be the public GitHub."""
+    async with GitHubService(public=public).open() as github:
         app, key = github.create_app(key=_key())
         people = {"ada": "write", "olga": "admin", "rita": "read"}
         repository = github.create_repository("acme/widgets", {"README.md": README}, **people)
