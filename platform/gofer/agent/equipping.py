@@ -102,7 +102,7 @@ def _rule(equipment: Equipment | None, one: EgressRule) -> Rule:
 
 def _lending(user: str, ask: Callable[[], Awaitable[str]]) -> Callable[[], Awaitable[Credential]]:
     async def lend() -> Credential:
-        with _as_silence("The credential cannot be had now"):
+        with _as_silence("the credential cannot be had now"):
             return Credential.basic(user, await ask())
 
     return lend
@@ -114,7 +114,7 @@ def _objecting(one: EgressRule) -> Callable[[Sequence[str]], Awaitable[Mapping[s
         return None
 
     async def objections(refs: Sequence[str]) -> Mapping[str, str]:
-        with _as_silence("Whether this may be pushed cannot be found out now"):
+        with _as_silence("whether it may be pushed to cannot be found out now"):
             return await ask(refs)
 
     return objections

@@ -179,7 +179,7 @@ def _make_conversation(connection: Connection, vault: Vault, arrival: Arrival, m
             conversation_id=conversation_id,
             connection_id=arrival.connection_id,
             ref=message.conversation,
-            lasting=message.lasting or None,
+            **({"lasting": message.lasting} if message.lasting else {}),
         )
         .on_conflict_do_nothing(index_elements=["connection_id", "ref"])
         .returning(bindings.c.id)

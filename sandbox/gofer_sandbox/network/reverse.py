@@ -237,10 +237,15 @@ def _headers_out(rule: Rule, request: h11.Request) -> Headers:
 
 
 async def _more_objections(push: git.PushHead, access: GitAccess) -> dict[str, str]:
-    """What whoever made the rule knows about these refs."""
+    """What whoever made the rule knows about these refs; while they do not say, none may be changed."""
     if access.objections is None:
         return {}
-    return dict(await access.objections([update.ref for update in push.updates]))
+    refs = [update.ref for update in push.updates]
+    try:
+        found = await access.objections(refs)
+    except Unanswered as silence:
+        found = dict.fromkeys(refs, str(silence))
+    return {ref: " ".join(reason.split()) for ref, reason in found.items()}
 
 
 async def _push_head(client: Peer, request: h11.Request) -> git.PushHead:
