@@ -60,13 +60,17 @@ def tool(name: str, **arguments: Any) -> str:
     return f"$tool {name} {json.dumps(arguments)}"
 
 
+OPEN_PULL = tool(
+    "github_open_pull", title="Fix the widget", changed="It says something.", why="It said nothing.",
+    tested="Looked at it.", uncertain="Whether it says enough.",
+)  # fmt: skip
 FIX = "\n".join(
     [
         "@gofer please fix this",
         tool("github_checkout"),
         "$ cd ~/repo && echo fixed >> README.md && git commit -qam 'Fix the widget'",
         "$ cd ~/repo && git push -q origin HEAD 2>&1; echo pushed $?",
-        tool("github_open_pull", title="Fix the widget", body="It said nothing; now it does."),
+        OPEN_PULL,
     ]
 )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from github_scene import FIX, README, Running, Scene, gofer, tool
+from github_scene import FIX, OPEN_PULL, README, Running, Scene, gofer, tool
 from gofer.agent.ports import load_events
 from gofer.rehearsal.github import Fault, git
 
@@ -44,7 +44,8 @@ async def test_an_issue_becomes_a_draft_pull_request(
     assert "Opened the draft" in reply.body, reply.body
     (pull,) = [one for one in repository.issues.values() if one.head]
     assert (pull.draft, pull.base, pull.head) == (True, "main", f"gofer/{issue.number}")
-    assert f"Fixes #{issue.number}" in pull.body
+    told = ("It says something.", "**Why:** It said", "**Tested:** Looked", "**Uncertain:** Whether")
+    assert [one for one in (*told, f"Fixes #{issue.number}") if one not in pull.body] == []
     assert git.run(repository.path, "show", f"{pull.head}:README.md") == f"{README}fixed"
     author, message = git.run(repository.path, "log", "-1", "--format=%an %ae|%B", pull.head).split("|", 1)
     assert author == f"gofer[bot] {scene.app.user.id}+gofer[bot]@users.noreply.127.0.0.1"
@@ -227,7 +228,7 @@ async def test_a_workflow_that_only_comments_cannot_push(scene: Scene, tmp_path:
     asked = [
         "/gofer explain this", tool("github_checkout"),
         "$ cd ~/repo && git commit -q --allow-empty -m x; git push origin HEAD 2>&1",
-        tool("github_open_pull", title="No", body="No"),
+        OPEN_PULL,
     ]  # fmt: skip
     async with gofer(scene, tmp_path / "data", **SHELL) as running:
         await scene.github.open_issue("ada", scene.repository, "Try", "\n".join(asked))
