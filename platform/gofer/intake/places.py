@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, Row, bindparam, select, update
 
 from gofer.integration import Incoming
 from gofer.store import events as log
+from gofer.store import hot
 from gofer.store.tables import bindings
 
 
@@ -19,8 +20,13 @@ def is_settled(connection: Connection, connection_id: str, message: Incoming) ->
     """Whether the name still means the place that it meant, or the place has nothing but its name."""
     if not message.lasting:
         return True
-    here = (bindings.c.connection_id == connection_id, bindings.c.ref == message.conversation)
-    return connection.execute(select(bindings.c.lasting).where(*here)).scalar() == message.lasting
+    here = {"via": connection_id, "at": message.conversation}
+    return bool(hot.scalar(connection, _LASTING, here) == message.lasting)
+
+
+_LASTING = select(bindings.c.lasting).where(
+    bindings.c.connection_id == bindparam("via"), bindings.c.ref == bindparam("at")
+)
 
 
 def settle(connection: Connection, workspace_id: str, connection_id: str, message: Incoming) -> None:

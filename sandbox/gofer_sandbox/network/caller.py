@@ -31,13 +31,16 @@ class Callers:
 
     shell: Callable[[], Process | None]
     """The user's shell, as long as there is one."""
-    since: int
-    """On the clock of processes' start times."""
+    before: frozenset[tuple[int, int]]
+    """What ran at that moment, by pid and start. Start times alone would not do: they count in hundredths of a
+    second, in which a shell can end one command and begin the next."""
 
     @classmethod
     def from_now(cls, shell: Callable[[], Process | None]) -> Callers:
         """What the shell starts from here on."""
-        return cls(shell, processes.clock())
+        found = shell()
+        pids = processes.descendants(found.parent) if found else ()
+        return cls(shell, frozenset((pid, start) for pid in pids if (start := processes.start_time(pid))))
 
     def made(self, port: int) -> bool:
         """Whether they alone hold that port of the sandbox's loopback."""
@@ -50,7 +53,7 @@ class Callers:
     def _is_one(self, pid: int, shell: Process) -> bool:
         while pid != shell.pid:
             found = processes.stat(pid)
-            if found is None or found[1] < self.since or pid == shell.parent:
+            if found is None or (pid, found[1]) in self.before or pid == shell.parent:
                 return False
             pid = found[0]
         return processes.start_time(pid) == shell.start
