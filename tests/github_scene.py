@@ -169,10 +169,12 @@ async def gofer(
     token: str = "",
     workflows: str = "",
     submodules: bool = False,
+    repositories: tuple[str, ...] = (),
     **given: Any,
 ) -> AsyncIterator[Running]:
     """Gofer with web and worker; the App's webhook points to it. With a plain token it is not the App's."""
     settings = {**scene.settings, "poll_every": poll_every, "workflows": workflows, "submodules": submodules}
+    settings["repositories"] = list(repositories)
     key = {"private_key": Secret(scene.private_key)}
     if token:
         settings |= {"app_id": None, "login": "ada"}

@@ -31,6 +31,7 @@ EVENTS = {
     "pull_request_review": "hear what a review says",
     "pull_request_review_comment": "hear remarks on single lines, and answer there",
     "check_suite": "hear when the checks on its own branches fail",
+    "repository": "hear when a repository gets another name",
 }
 """What the App listens to, and why."""
 

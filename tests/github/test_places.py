@@ -8,7 +8,7 @@ from sqlalchemy import select, update
 
 from github_scene import Running, Scene, gofer
 from gofer.rehearsal.github.world import Repository
-from gofer.store.tables import bindings, conversations, deliveries, events
+from gofer.store.tables import bindings, connections, conversations, deliveries, events
 
 
 def made_again(scene: Scene, full_name: str) -> Repository:
@@ -35,15 +35,18 @@ async def told(scene: Scene, running: Running, repository: Repository, text: str
 
 async def test_a_conversation_follows_its_repository_and_not_its_name(scene: Scene, tmp_path: Path) -> None:
     github, ours = scene.github, scene.repository
-    async with gofer(scene, tmp_path / "data") as running:
+    listed = ("acme/widgets", "acme/*", "globex/*")
+    async with gofer(scene, tmp_path / "data", repositories=listed) as running:
         first = await told(scene, running, ours, "one")
         # As everybody has it who spoke with us before places were known by more than their name.
         await running.platform.database.write(lambda c: c.execute(update(bindings).values(lasting=None)))
         assert await told(scene, running, ours, "two") == first
 
-        github.rename_repository(ours, "acme/gizmos")
+        await github.rename_repository("olga", ours, "acme/gizmos")
         assert await told(scene, running, ours, "three") == first
         assert await refs(running) == ["acme/gizmos#1"]
+        (connected,) = await running.rows(select(connections.c.settings))
+        assert connected.settings["repositories"] == ["acme/gizmos", *listed[1:]]
 
         other = made_again(scene, "acme/widgets")
         second = await told(scene, running, other, "four")
@@ -60,9 +63,9 @@ async def test_a_conversation_follows_its_repository_and_not_its_name(scene: Sce
             "acme/gizmos#1", f"acme/gizmos#1 (was {other.owner}/{ours.id}#1)", "acme/widgets#1",
         ]  # fmt: skip
 
-        other.owner = github.world.user("globex").id
-        github.rename_repository(other, "globex/widgets")
-        assert await told(scene, running, other, "seven") not in (first, second, third), (
+        assert await told(scene, running, other, "seven") == second
+        await github.rename_repository("olga", other, "globex/widgets")
+        assert await told(scene, running, other, "eight") not in (first, second, third), (
             "other people write there"
         )
         moved = await running.rows(select(events.c.id).where(events.c.kind == "conversation.moved"))

@@ -50,6 +50,7 @@ PERMISSIONS = {
 }  # fmt: skip
 EVENTS = [
     "issues", "issue_comment", "pull_request", "pull_request_review", "pull_request_review_comment", "check_suite",
+    "repository",
 ]  # fmt: skip
 
 
@@ -228,14 +229,18 @@ class GitHubService:
         self.world.repositories[full_name] = made
         return made
 
-    def rename_repository(self, of: Repository, full_name: str) -> None:
-        """Everybody who knows it calls it so from now on; its old name is free."""
+    async def rename_repository(self, login: str, of: Repository, full_name: str) -> None:
+        """Everybody who knows it calls it so from now on, with its owner if that is another; its old name is free."""
+        owner, _, name = of.full_name.partition("/")
         del self.world.repositories[of.full_name]
         for place in self.world.installations.values():
             if of.full_name in place.repositories:
                 place.repositories = place.repositories - {of.full_name} | {full_name}
-        of.full_name = full_name
+        of.full_name, of.owner = full_name, self.world.user(full_name.partition("/")[0]).id
         self.world.repositories[full_name] = of
+        if full_name.startswith(f"{owner}/"):
+            changes = {"repository": {"name": {"from": name}}}
+            await self.deliver("repository", {"action": "renamed", "changes": changes}, of, login)
 
     # What people do.
 
