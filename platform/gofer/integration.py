@@ -144,7 +144,8 @@ class Parsed:
     note: str = ""
     """Why there is no message: known but unhandled is said, not dropped."""
     moved: tuple[str, str] | None = None
-    """The conversation called by the first reference is called by the second from now on."""
+    """What is called by the first reference is called by the second from now on: the conversation, and those whose
+    references go on with a `#`."""
 
 
 class Job:

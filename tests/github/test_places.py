@@ -42,11 +42,15 @@ async def test_a_conversation_follows_its_repository_and_not_its_name(scene: Sce
         await running.platform.database.write(lambda c: c.execute(update(bindings).values(lasting=None)))
         assert await told(scene, running, ours, "two") == first
 
+        await github.rename_repository("olga", ours, "acme/things")
+        await running.quiet()
+        assert await refs(running) == ["acme/things#1"], "before anything is said there"
+        scene.app.events.remove("repository")
         await github.rename_repository("olga", ours, "acme/gizmos")
         assert await told(scene, running, ours, "three") == first
         assert await refs(running) == ["acme/gizmos#1"]
         (connected,) = await running.rows(select(connections.c.settings))
-        assert connected.settings["repositories"] == ["acme/gizmos", *listed[1:]]
+        assert connected.settings["repositories"] == ["acme/things", *listed[1:]]
 
         other = made_again(scene, "acme/widgets")
         second = await told(scene, running, other, "four")
@@ -69,7 +73,7 @@ async def test_a_conversation_follows_its_repository_and_not_its_name(scene: Sce
             "other people write there"
         )
         moved = await running.rows(select(events.c.id).where(events.c.kind == "conversation.moved"))
-        assert len(moved) == 2
+        assert len(moved) == 3
         assert len(await running.rows(select(conversations.c.id))) == 4
 
 

@@ -47,6 +47,19 @@ def settle(connection: Connection, workspace_id: str, connection_id: str, messag
         _call(connection, workspace_id, moved, message.conversation)
 
 
+def move_within(connection: Connection, workspace_id: str, connection_id: str, old: str, new: str) -> None:
+    """Have the places within one that moved go with it, where nobody is in their way."""
+    of_connection = bindings.c.connection_id == connection_id
+    below = select(bindings).where(of_connection, bindings.c.ref.startswith(f"{old}#", autoescape=True))
+    for binding in connection.execute(below).all():
+        ref = new + binding.ref.removeprefix(old)
+        if (
+            connection.execute(select(bindings.c.id).where(of_connection, bindings.c.ref == ref)).first()
+            is None
+        ):
+            _call(connection, workspace_id, binding, ref)
+
+
 def _call(connection: Connection, workspace_id: str, binding: Row[Any], ref: str) -> None:
     """Give a binding another name, unless somebody did in the same instant."""
     still = (bindings.c.id == binding.id, bindings.c.ref == binding.ref)

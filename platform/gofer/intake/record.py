@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.crash import crash_point
 from gofer.intake.joining import WHOLE_AFTER, late_edit, put_together
-from gofer.intake.places import is_settled, settle
+from gofer.intake.places import is_settled, move_within, settle
 from gofer.integration import Incoming, Parsed
 from gofer.jobs.conclude import RECEPTION, lock_conversation
 from gofer.jobs.queue import SERVICE, submit
@@ -255,6 +255,7 @@ def _move(connection: Connection, arrival: Arrival, old: str, new: str) -> None:
     if arrival.settings is not None:
         of_connection = connections.c.id == arrival.connection_id
         connection.execute(update(connections).where(of_connection).values(settings=dict(arrival.settings)))
+    move_within(connection, arrival.workspace_id, arrival.connection_id, old, new)
     conversation_id = _bound(connection, arrival.connection_id, old)
     if conversation_id is None:
         return
