@@ -60,13 +60,17 @@ def tool(name: str, **arguments: Any) -> str:
     return f"$tool {name} {json.dumps(arguments)}"
 
 
+OPEN_PULL = tool(
+    "github_open_pull", title="Fix the widget", changed="It says something.", why="It said nothing.",
+    tested="Looked at it.", uncertain="Whether it says enough.",
+)  # fmt: skip
 FIX = "\n".join(
     [
         "@gofer please fix this",
         tool("github_checkout"),
         "$ cd ~/repo && echo fixed >> README.md && git commit -qam 'Fix the widget'",
         "$ cd ~/repo && git push -q origin HEAD 2>&1; echo pushed $?",
-        tool("github_open_pull", title="Fix the widget", body="It said nothing; now it does."),
+        OPEN_PULL,
     ]
 )
 
@@ -82,8 +86,10 @@ class Scene:
 
     @property
     def settings(self) -> dict[str, Any]:
+        """An Enterprise Server's address is all that has to be told of it."""
+        apart = {} if self.github.api_url == f"{self.github.url}/api/v3" else {"api_url": self.github.api_url}
         return {
-            "api_url": self.github.api_url,
+            **apart,
             "web_url": self.github.url,
             "app_id": self.app.id,
             "handle": self.app.slug,
@@ -110,9 +116,10 @@ def _key() -> tuple[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def open_scene() -> AsyncIterator[Scene]:
-    """acme/widgets, where ada may write, olga administers, rita reads and mallory is nobody."""
-    async with GitHubService().open() as github:
+async def open_scene(*, public: bool = False) -> AsyncIterator[Scene]:
+    """acme/widgets, where ada may write, olga administers, rita reads and mallory is nobody; on an Enterprise
+    Server unless it shall be the public GitHub."""
+    async with GitHubService(public=public).open() as github:
         app, key = github.create_app(key=_key())
         people = {"ada": "write", "olga": "admin", "rita": "read"}
         repository = github.create_repository("acme/widgets", {"README.md": README}, **people)
@@ -162,10 +169,12 @@ async def gofer(
     token: str = "",
     workflows: str = "",
     submodules: bool = False,
+    repositories: tuple[str, ...] = (),
     **given: Any,
 ) -> AsyncIterator[Running]:
     """Gofer with web and worker; the App's webhook points to it. With a plain token it is not the App's."""
     settings = {**scene.settings, "poll_every": poll_every, "workflows": workflows, "submodules": submodules}
+    settings["repositories"] = list(repositories)
     key = {"private_key": Secret(scene.private_key)}
     if token:
         settings |= {"app_id": None, "login": "ada"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import math
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +18,7 @@ from gofer.errors import Permanent, ServiceError, Unset
 from gofer.integration import Account, Job
 from gofer_github.client import Client
 from gofer_github.settings import Settings
-from gofer_github.tokens import Tokens
+from gofer_github.tokens import Token, Tokens
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
@@ -116,7 +117,7 @@ class Access:
         """A client that can see what an installation consists of now, and no more."""
         from github.Auth import Token as TokenAuth
 
-        token = await _minted(self.as_app(account), installation, {"permissions": dict(LOOK)})
+        token = (await _minted(self.as_app(account), installation, {"permissions": dict(LOOK)})).value
         try:
             yield Client(Settings.model_validate(account.settings).api_url, TokenAuth(token))
         finally:
@@ -175,7 +176,7 @@ class Access:
         except Unset as error:
             raise Permanent(f"Neither app_id nor token is set: {error}", reason="credentials") from None
 
-    async def _mint(self, account: Account, repository: str, permissions: Permissions) -> str:
+    async def _mint(self, account: Account, repository: str, permissions: Permissions) -> Token:
         app = self.as_app(account)
         wanted = {"repositories": [repository.partition("/")[2]], "permissions": dict(permissions)}
         known = self._installations.get((account.id, repository))
@@ -196,8 +197,9 @@ class Access:
         await Client(api_url, TokenAuth(token)).request("DELETE", "/installation/token")
 
 
-async def _minted(app: Client, installation: int, wanted: dict[str, Any]) -> str:
-    return str((await app.post(f"/app/installations/{installation}/access_tokens", wanted))["token"])
+async def _minted(app: Client, installation: int, wanted: dict[str, Any]) -> Token:
+    made = await app.post(f"/app/installations/{installation}/access_tokens", wanted)
+    return Token(str(made["token"]), moment(str(made.get("expires_at", ""))) or math.inf)
 
 
 def moment(text: str) -> float:

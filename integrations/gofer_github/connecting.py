@@ -31,6 +31,7 @@ EVENTS = {
     "pull_request_review": "hear what a review says",
     "pull_request_review_comment": "hear remarks on single lines, and answer there",
     "check_suite": "hear when the checks on its own branches fail",
+    "repository": "hear when a repository gets another name",
 }
 """What the App listens to, and why."""
 
@@ -132,7 +133,9 @@ def _missing(granted: dict[str, str]) -> list[str]:
 async def _installed(access: Access, account: Account, app: dict[str, Any]) -> Health:
     """Where the App is installed, on which repositories, and whether what it asks for was accepted there."""
     settings = Settings.model_validate(account.settings)
-    pages = f"{settings.web_url}/apps/{app['slug']}/installations/new"
+    # An Enterprise Server has it elsewhere than the public one, and says where.
+    page = app.get("html_url") or f"{settings.web_url}/apps/{app['slug']}"
+    pages = f"{page}/installations/new"
     found = await access.as_app(account).pages("/app/installations", most=1)
     if not found:
         return Health(True, f"The App {app['slug']} is installed nowhere yet.", f"Install it: {pages}")

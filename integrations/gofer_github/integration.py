@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from gofer.errors import Refused
 from gofer.integration import (
     Account,
     Admission,
@@ -65,10 +63,7 @@ class GitHub(Integration):
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     def verify(self, request: Request, account: Account) -> None:
-        key = account.secret("webhook_secret").encode()
-        expected = b"sha256=" + hmac.digest(key, request.body, "sha256").hex().encode()
-        if not hmac.compare_digest(request.header(SIGNATURE) or b"", expected):
-            raise Refused("The signature does not match the body.")
+        request.check_hmac(SIGNATURE, account.secret("webhook_secret"), prefix="sha256=")
 
     def parse(self, request: Request, account: Account) -> Parsed:
         return reading.parse(request, account)

@@ -192,7 +192,15 @@ def _incoming(kind: str, payload: Node, settings: Settings, repository: str, sai
         arguments=words.arguments if command else "",
         quoted=_quoted(subject, said) if trigger else "",
         facts={**_facts(payload, subject, repository), "word": words.command, **said.facts},
+        lasting=_lasting(payload, number),
     )
+
+
+def _lasting(payload: Node, number: int) -> str:
+    """By the numbers of repository and owner: a renamed one is the same, one made again under its name is not, nor
+    is one that another owner has, since who may write to it is other people."""
+    repository = payload.node("repository")
+    return f"{repository.node('owner').must_number('id')}/{repository.must_number('id')}#{number}"
 
 
 def _quoted(subject: Node, said: _Said) -> str:
@@ -245,4 +253,5 @@ def _failing(payload: Node, settings: Settings, repository: str) -> Incoming | s
         trigger="check",
         external_id=f"check_suite-{suite.must_number('id')}",
         facts={"repository": repository, "number": number, "head": branch, "sha": sha, "fork": False},
+        lasting=_lasting(payload, number),
     )

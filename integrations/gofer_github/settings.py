@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Trigger = Literal["mention", "command", "label", "assignment", "review_request", "check", "errand"]
 TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 PUBLIC = "https://github.com"
+PUBLIC_API = "https://api.github.com"
 
 
 class Settings(BaseModel):
@@ -17,10 +19,10 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    api_url: str = "https://api.github.com"
-    """Where the API is; GitHub Enterprise Server has it at https://HOST/api/v3."""
     web_url: str = PUBLIC
-    """Where people and git go."""
+    """Where people and git go: the address of a GitHub Enterprise, if it is one."""
+    api_url: str = ""
+    """Where the API is; unless set, where a GitHub at that address has it."""
     app_id: int | None = None
     """The App's id; None when a plain token is used."""
     handle: str = Field(default="gofer", pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9-]{0,38})$")
@@ -44,6 +46,15 @@ class Settings(BaseModel):
     permissions: dict[str, str] = Field(default_factory=dict)
     """What the App was granted when it was set up, as learned then."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _both_addresses(cls, given: Any) -> Any:
+        """Who set one of the two meant both: no request about one GitHub may go to another."""
+        if not isinstance(given, Mapping):
+            return given
+        web, api = (str(given.get(name) or "").rstrip("/") for name in ("web_url", "api_url"))
+        return {**given, "web_url": web or _beside(api), "api_url": api or _below(web)}
+
     @field_validator("api_url", "web_url")
     @classmethod
     def _an_address(cls, value: str) -> str:
@@ -51,6 +62,13 @@ class Settings(BaseModel):
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ValueError("must be an http or https address")
         return value.rstrip("/")
+
+    @field_validator("web_url")
+    @classmethod
+    def _of_a_host(cls, value: str) -> str:
+        if urlsplit(value).path:
+            raise ValueError("must be scheme and host only, such as https://github.example.com")
+        return value
 
     def hears(self, repository: str) -> bool:
         """Whether a repository is among those listened to."""
@@ -65,3 +83,18 @@ class Settings(BaseModel):
     def wrote(self, login: str) -> bool:
         """Whether what a login wrote may be ours; with a plain token a person has the same login."""
         return login.lower() == self.login.lower() if self.login else self.is_us(login)
+
+
+def _below(web_url: str) -> str:
+    """Where the GitHub at an address has its API: on a host of its own, or below /api on an Enterprise Server."""
+    if not web_url or web_url == PUBLIC:
+        return PUBLIC_API
+    scheme, _, host = web_url.partition("://")
+    return f"{scheme}://api.{host}" if host.endswith(".ghe.com") else f"{web_url}/api/v3"
+
+
+def _beside(api_url: str) -> str:
+    """Where the GitHub with such an API has everything else."""
+    if not api_url or api_url == PUBLIC_API:
+        return PUBLIC
+    return api_url.removesuffix("/api/v3").replace("://api.", "://", 1)

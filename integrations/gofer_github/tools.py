@@ -278,7 +278,9 @@ class Work:
         closes = f"\n\nFixes #{self.place.number}" if self.message.kind == "issue" else ""
         login = self.message.facts.get("login")
         asked = f"\n\nAsked for by @{login}." if login else ""
-        return f"{wanted.body.replace(MARK, '<!-- ')}{closes}{asked}\n\n{MARK} pull -->"
+        parts = {"Why": wanted.why, "Tested": wanted.tested, "Uncertain": wanted.uncertain}
+        body = "\n\n".join([wanted.changed, *(f"**{title}:** {text}" for title, text in parts.items())])
+        return f"{body.replace(MARK, '<!-- ')}{closes}{asked}\n\n{MARK} pull -->"
 
     async def _own_pull(self) -> dict[str, Any] | None:
         found = await branches(self.access, self.account, self.message)

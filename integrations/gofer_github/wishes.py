@@ -76,9 +76,14 @@ class Pull(Arguments):
     """A pull request."""
 
     title: str = Field(min_length=1, max_length=256)
-    body: str = Field(
+    changed: str = Field(min_length=1, max_length=30_000, description="What changed.")
+    why: str = Field(min_length=1, max_length=10_000, description="Why it changed, and why so.")
+    tested: str = Field(
         min_length=1,
-        max_length=50_000,
-        description="What changed, why, how it was tested, and what is uncertain.",
+        max_length=10_000,
+        description="How it was tested and what came of it, or that it was not.",
+    )
+    uncertain: str = Field(
+        min_length=1, max_length=5_000, description="What is uncertain or left open, or that nothing is."
     )
     branch: str = Field(default="", max_length=200, description="Default: this conversation's own branch.")

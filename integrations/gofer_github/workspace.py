@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
+from gofer.errors import Permanent
 from gofer.integration import Account, EgressRule, Equipment, Incoming
 from gofer_github.access import GIT, GIT_READ, READ, Access
+from gofer_github.client import Client, is_missing
 from gofer_github.place import Place
 from gofer_github.settings import PUBLIC, Settings
 from gofer_github.submodules import allowed
@@ -72,19 +75,21 @@ async def branches(access: Access, account: Account, message: Incoming) -> Branc
 
 
 async def equip(access: Access, account: Account, message: Incoming) -> Equipment:
-    """The way to the repository for one job, with a token minted for it alone."""
+    """The way to the repository for one job, with tokens minted for it alone."""
     found = await branches(access, account, message)
     if found is None:
         return Equipment()
     place = Place.of(message.conversation)
     settings = Settings.model_validate(account.settings)
     pushes = chosen(message, settings).may_push
-    token = await access.token(account, place.repository, GIT if pushes else GIT_READ)
+    token = partial(access.token, account, place.repository, GIT if pushes else GIT_READ)
+    await token()  # a repository that is closed to us says so now, not to git
     rule = EgressRule(
         name=RULE,
         upstream=settings.web_url,
         paths=(f"/{place.repository}",),
         git_push=tuple(f"refs/heads/{name}" for name in found.allowed) if pushes else (),
+        git_objections=partial(_closed, access, account, place.repository),
         # Who set another address than GitHub's own meant it, wherever it is.
         allow_private=settings.web_url != PUBLIC,
         # By its number: another repository that has its name one day is another.
@@ -97,14 +102,45 @@ async def equip(access: Access, account: Account, message: Incoming) -> Equipmen
     return Equipment(rules, "x-access-token", token, files, f"chmod -f +x ~/{HOOKS}/* || true")
 
 
+async def _closed(
+    access: Access, account: Account, repository: str, refs: Sequence[str]
+) -> Mapping[str, str]:
+    """Which of these a push may not change although they lie below our prefix, and why: as GitHub has it now."""
+    client = await access.to(account, repository, READ)
+    default = str((await client.get(f"/repos/{repository}"))["default_branch"])
+    names = {ref: ref.removeprefix("refs/heads/") for ref in refs}
+    found = {ref: "it is the default branch" for ref, name in names.items() if name == default}
+    for ref, name in names.items():
+        if ref not in found and await _is_protected(client, repository, name):
+            found[ref] = "it is a protected branch"
+    return found
+
+
+async def _is_protected(client: Client, repository: str, branch: str) -> bool:
+    try:
+        return bool((await client.get(f"/repos/{repository}/branches/{quote(branch)}"))["protected"])
+    except Permanent as error:
+        if is_missing(error):
+            return False  # it is made by this push; a rule that forbids that is GitHub's to apply
+        raise
+
+
 async def _modules(
     access: Access, account: Account, message: Incoming, rule: EgressRule
 ) -> tuple[EgressRule, ...]:
     """Ways to the submodules, where they are allowed: for reading alone, each with a token that can do no more."""
     found = await allowed(access, account, message)
-    tokens = [await access.token(account, name, GIT_READ) for name in found]
+    tokens = [partial(access.token, account, name, GIT_READ) for name in found]
     return tuple(
-        replace(rule, name=f"{RULE}-{n}", paths=(f"/{name}",), git_push=(), keep="", password=token)
+        replace(
+            rule,
+            name=f"{RULE}-{n}",
+            paths=(f"/{name}",),
+            git_push=(),
+            git_objections=None,
+            keep="",
+            password=token,
+        )
         for n, (name, token) in enumerate(zip(found, tokens, strict=True))
     )
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from gofer.errors import Permanent, Refused, Temporary
+from gofer.errors import Permanent, Temporary
 from gofer.integration import (
     Account,
     Admission,
@@ -64,9 +64,7 @@ class WebChat(Integration):
     secret_headers = frozenset({SIGNATURE})
 
     def verify(self, request: Request, account: Account) -> None:
-        expected = sign(request.body, account).encode()
-        if not hmac.compare_digest(request.header(SIGNATURE) or b"", expected):
-            raise Refused("The signature does not match the body.")
+        request.check_hmac(SIGNATURE, account.secret("signing_key"))
 
     def parse(self, request: Request, account: Account) -> Parsed:
         return read(request.json())

@@ -12,11 +12,10 @@ What is pure (`verify`, `parse`, `split`) must touch no network, clock or databa
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import structlog
 from pydantic import BaseModel, ConfigDict
@@ -61,7 +60,7 @@ class Request:
 
     def check_hmac(self, header: str, key: str, *, prefix: str = "") -> None:
         """Return when a header carries the HMAC-SHA256 of the raw body in hex; raises Refused."""
-        expected = prefix.encode() + hmac.new(key.encode(), self.body, hashlib.sha256).hexdigest().encode()
+        expected = prefix.encode() + hmac.digest(key.encode(), self.body, "sha256").hex().encode()
         if not hmac.compare_digest(self.header(header) or b"", expected):
             raise Refused("The signature does not match the body.")
 
@@ -129,6 +128,9 @@ class Incoming:
     attachments: tuple[Attachment, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     """JSON of the integration's own, handed back to `admit` and `place`."""
+    lasting: str = ""
+    """What the place is for ever, where `conversation` is a name that it may lose and another may get: the
+    conversation goes with this. Empty where the reference itself lasts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,8 @@ class Parsed:
     note: str = ""
     """Why there is no message: known but unhandled is said, not dropped."""
     moved: tuple[str, str] | None = None
-    """The conversation called by the first reference is called by the second from now on."""
+    """What is called by the first reference is called by the second from now on: the conversation, and those whose
+    references go on with a `#`."""
 
 
 class Job:
@@ -290,6 +293,10 @@ class Outgoing:
     """How the run went, with its answer, where the integration `tells_work`. The same over every retry."""
 
 
+Password: TypeAlias = str | Callable[[], Awaitable[str]]
+"""A secret, or how to get it: asked for with every request, where it does not last as long as a job may."""
+
+
 @dataclass(frozen=True, slots=True)
 class EgressRule:
     """A way out of a shell, as data: open only while a tool of the job that brought it runs."""
@@ -303,12 +310,17 @@ class EgressRule:
     methods: tuple[str, ...] = ("GET", "HEAD")
     git_push: tuple[str, ...] | None = None
     """Patterns of full ref names that may be pushed, where git is spoken; None where it is not."""
+    git_objections: Callable[[Sequence[str]], Awaitable[Mapping[str, str]]] | None = field(
+        default=None, repr=False
+    )
+    """Asked about the full ref names of each push that is allowed otherwise: why those that may not be changed
+    are not. While it raises, nothing is pushed."""
     allow_private: bool = False
     """Whether the upstream may be on a private network."""
     keep: str = ""
     """With git: what its first repository is kept under for later clones by jobs of the same connection. It names
     the repository for ever, not as it is called now; empty for not at all."""
-    password: str = field(default="", repr=False)
+    password: Password = field(default="", repr=False)
     """Instead of the equipment's, where one way out may do less than another. Never enters the shell."""
 
 
@@ -318,7 +330,7 @@ class Equipment:
 
     rules: tuple[EgressRule, ...] = ()
     user: str = ""
-    password: str = field(default="", repr=False)
+    password: Password = field(default="", repr=False)
     """Never enters the shell."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """By path below the shell's home."""

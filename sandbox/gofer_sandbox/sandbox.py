@@ -22,7 +22,7 @@ from gofer_sandbox.journal import Journal, Live
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.output import page
-from gofer_sandbox.provider import Box, Capabilities, Files, Gate, Provider, Spec
+from gofer_sandbox.provider import Box, Capabilities, Files, Gate, Process, Provider, Spec
 from gofer_sandbox.record import Record, Reference
 from gofer_sandbox.result import Page, Result
 from gofer_sandbox.search import find_command, grep_command
@@ -250,6 +250,11 @@ class Sandbox:
     def capabilities(self) -> Capabilities:
         """What this sandbox can do."""
         return self._alive().box.capabilities
+
+    @property
+    def shell(self) -> Process | None:
+        """The user's shell, as this machine numbers it; None while there is none."""
+        return self._session.shell.process if self._session else None
 
     @property
     def workspace(self) -> Path:

@@ -33,7 +33,7 @@ from web_house import Browser, csrf_in
 
 async def test_an_app_is_made_from_a_manifest_with_a_code_that_works_once(scene: Scene) -> None:
     code = scene.github.manifest_code("gofer-acme")
-    settings = Settings(api_url=scene.github.api_url, web_url=scene.github.url)
+    settings = Settings(web_url=scene.github.url)
     learned, secrets = await convert(settings, code)
     account = Account(
         "new", "new", {**settings.model_dump(), **learned}, {k: Secret(v) for k, v in secrets.items()}
@@ -62,7 +62,7 @@ def press_the_button(address: str) -> httpx2.Response:
 
 async def test_signing_up_makes_an_app_and_its_connection_in_one_click(scene: Scene, tmp_path: Path) -> None:
     github, data = scene.github, tmp_path / "data"
-    given = [f"api_url={github.api_url}", f"web_url={github.url}"]
+    given = [f"web_url={github.url}"]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "gofer", "connections", "sign-up", "github", "--name", "my-gofer", "--owner", "acme",
         *(word for one in given for word in ("--set", one)), "--json",
@@ -82,11 +82,12 @@ async def test_signing_up_makes_an_app_and_its_connection_in_one_click(scene: Sc
     assert connection["settings"]["handle"] == "my-gofer"
     assert app.hook_url == f"https://gofer.test/hooks/{connection['id']}"
     assert made["secrets"] == ["private_key", "webhook_secret"]
-    assert made["health"]["fix"] == f"Install it: {github.url}/apps/my-gofer/installations/new"
+    assert made["health"]["fix"] == f"Install it: {github.url}/github-apps/my-gofer/installations/new"
     kept = b"".join(path.read_bytes() for path in data.rglob("*") if path.is_file())
     for secret in (app.webhook_secret, "PRIVATE KEY"):
         assert secret.encode() not in kept + out + problem
     assert ("POST", "/organizations/acme/settings/apps/new", 302) in github.calls
+    assert ("GET", "/app", 200) in github.calls
 
 
 async def test_a_sign_up_is_finished_once_with_a_state_of_our_own(scene: Scene, tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def _pressed(here: str, owner: Browser, other: Browser, github: GitHubService) -
     page = "/connections/sign-up/github"
     assert f'href="{page}"' in owner.get("/welcome").text
     assert f'href="{page}"' in owner.get("/connections").text
-    given = {"name": "from-the-page", "setting.api_url": github.api_url, "setting.web_url": github.url}
+    given = {"name": "from-the-page", "setting.web_url": github.url}
     csrf = csrf_in(owner.get(page).text)
     assert owner.client.post(page, data=given).status_code == 403, "not without the page's own token"
     shown = owner.client.post(page, data={**given, "csrf": csrf})
@@ -211,7 +212,7 @@ async def test_a_wrong_key_is_said_to_be_wrong(scene: Scene) -> None:
 
 async def test_a_plain_token_works_without_an_app(scene: Scene) -> None:
     token = scene.github.world.token(user=scene.github.world.user("ada")).value
-    settings = {"api_url": scene.github.api_url, "web_url": scene.github.url}
+    settings = {"web_url": scene.github.url}
     account = Account("plain", "plain", settings, {"token": Secret(token), "webhook_secret": Secret("s")})
     health = await integration.set_up(account)
     assert health.ok

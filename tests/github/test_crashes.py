@@ -15,6 +15,8 @@ from github_scene import FIX, Scene, gofer
 from gofer.crash import EXIT_CODE
 from gofer.rehearsal.github import git
 from gofer.rehearsal.github.world import Issue
+from gofer_sandbox import Bubblewrap
+from gofer_sandbox.reaper import reap
 
 
 @dataclass
@@ -32,6 +34,9 @@ class Doomed:
     async def __aexit__(self, *_: object) -> None:
         for process in self.started:
             process.kill()
+        # A shell that the last of them had no use for lives on.
+        if self.sandbox == "bubblewrap":
+            await reap(Bubblewrap(), (), within=self.data_dir / "shells")
 
     async def start(self, crash_at: str = "") -> Gofer:
         given = {

@@ -19,7 +19,7 @@ import pytest
 from benchmarks.node_peers import NODE, NotInstalled, install
 
 from e2e.process import free_port
-from github_scene import SECRET, Scene, gofer, tool
+from github_scene import OPEN_PULL, SECRET, Scene, gofer, tool
 from gofer.rehearsal.github import EVENTS, PERMISSIONS, GitHubService
 from gofer.rehearsal.github.apps import new_key
 from gofer.rehearsal.github.world import App, Repository
@@ -94,7 +94,7 @@ async def test_an_issue_becomes_a_draft_pull_request_with_one_comment_and_a_chec
     wish = [
         "@gofer please fix this",
         tool("github_read"),
-        tool("github_open_pull", title="Fix the widget", body="It said nothing; now it does."),
+        OPEN_PULL,
     ]
     async with gofer(scene, tmp_path / "data") as running, emulate(scene) as ada:
         await push(ada, "gofer/1")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from sqlalchemy import select
 
 from github_scene import FIX, Scene, asked, gofer, tool, use
@@ -67,22 +65,26 @@ def _forced(repository: Repository) -> None:
     )
 
 
-@pytest.mark.parametrize("change", [_renamed, _forced])
-async def test_a_base_that_moved_is_worked_on_where_it_is(
-    scene: Scene, tmp_path: Path, change: Callable[[Repository], None]
-) -> None:
+async def test_a_base_that_moved_is_worked_on_where_it_is(scene: Scene, tmp_path: Path) -> None:
+    """Two at once: one whose default branch is called otherwise, one whose history is another."""
+    github, other = (
+        scene.github,
+        scene.github.create_repository("acme/other", {"README.md": "# O\n"}, ada="write"),
+    )
+    next(iter(github.world.installations.values())).repositories.add("acme/other")
     async with gofer(scene, tmp_path / "data", sandbox="bubblewrap") as running:
-        issue = await scene.github.open_issue("ada", scene.repository, "Broken")
-        await scene.github.comment(
-            "ada", scene.repository, issue.number, f"@gofer\n{tool('github_checkout')}"
-        )
+        for of in (scene.repository, other):
+            await github.open_issue("ada", of, "Broken", f"@gofer\n{tool('github_checkout')}")
         await running.quiet()
-        change(scene.repository)
-        await scene.github.comment("ada", scene.repository, issue.number, FIX)
+        _renamed(scene.repository)
+        _forced(other)
+        for of in (scene.repository, other):
+            await github.comment("ada", of, 1, FIX)
         await running.quiet()
-    assert "Opened the draft" in scene.ours(issue.number)[-1].body
-    (pull,) = [one for one in scene.repository.issues.values() if one.head]
-    assert pull.base == scene.repository.default_branch
+    for of in (scene.repository, other):
+        assert "Opened the draft" in list(of.comments.values())[-1].body
+        (pull,) = [one for one in of.issues.values() if one.head]
+        assert pull.base == of.default_branch
 
 
 async def test_a_huge_diff_is_cut_and_said_to_be(scene: Scene) -> None:

@@ -53,7 +53,8 @@ async def test_a_review_thread_gets_one_reply_however_often_it_is_tried(scene: S
     assert diff.untrusted
 
 
-async def test_a_review_thread_is_resolved(scene: Scene) -> None:
+async def test_a_review_thread_is_resolved(either_scene: Scene) -> None:
+    scene = either_scene
     git.commit(scene.repository.path, {"a.txt": "a"}, "change", "A change")
     pull = await scene.github.open_pull("ada", scene.repository, "change")
     other = await scene.github.review_comment("ada", scene.repository, pull.number, "a.txt", "Fine.")
@@ -65,7 +66,8 @@ async def test_a_review_thread_is_resolved(scene: Scene) -> None:
     assert (await use(scene, await latest(scene), "github_resolve")).is_error
 
 
-async def test_the_end_of_a_workflows_log_is_read_where_it_is_kept(scene: Scene) -> None:
+async def test_the_end_of_a_workflows_log_is_read_where_it_is_kept(either_scene: Scene) -> None:
+    scene = either_scene
     git.commit(scene.repository.path, {"a.txt": "a"}, "gofer/9", "A change")
     pull = await scene.github.open_pull("ada", scene.repository, "gofer/9")
     written = [

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from github_scene import FIX, README, Running, Scene, gofer, tool
+from github_scene import FIX, OPEN_PULL, README, Running, Scene, gofer, tool
 from gofer.agent.ports import load_events
-from gofer.rehearsal.github import git
+from gofer.rehearsal.github import Fault, git
 
+Eventually = Callable[..., Awaitable[Any]]
 SHELL: dict[str, Any] = {"sandbox": "bubblewrap"}
 
 
@@ -42,7 +44,8 @@ async def test_an_issue_becomes_a_draft_pull_request(
     assert "Opened the draft" in reply.body, reply.body
     (pull,) = [one for one in repository.issues.values() if one.head]
     assert (pull.draft, pull.base, pull.head) == (True, "main", f"gofer/{issue.number}")
-    assert f"Fixes #{issue.number}" in pull.body
+    told = ("It says something.", "**Why:** It said", "**Tested:** Looked", "**Uncertain:** Whether")
+    assert [one for one in (*told, f"Fixes #{issue.number}") if one not in pull.body] == []
     assert git.run(repository.path, "show", f"{pull.head}:README.md") == f"{README}fixed"
     author, message = git.run(repository.path, "log", "-1", "--format=%an %ae|%B", pull.head).split("|", 1)
     assert author == f"gofer[bot] {scene.app.user.id}+gofer[bot]@users.noreply.127.0.0.1"
@@ -80,12 +83,16 @@ def no_secret_in(scene: Scene, *places: bytes) -> None:
     assert all(one.repositories == {"acme/widgets"} for one in minted)
 
 
+PROTECTED, TRUNK = "gofer/1-release", "gofer/1-trunk"
 ELSEWHERE = {
     "git push origin HEAD:main": "refs/heads/main",
     "git tag v1 && git push origin v1": "refs/tags/v1",
     "git push origin HEAD:gofer/99": "refs/heads/gofer/99",
     "git push origin HEAD:refs/pull/9/head": "refs/pull/9/head",
+    f"git push -f origin HEAD:gofer/1-new HEAD:{PROTECTED}": f"refs/heads/{PROTECTED}",
+    f"git push -f origin HEAD:{TRUNK}": f"refs/heads/{TRUNK}",
 }
+UNANSWERED = "git push origin HEAD:gofer/1-unknown"
 
 
 async def test_other_branches_repositories_and_workflows_are_out_of_reach(
@@ -93,10 +100,15 @@ async def test_other_branches_repositories_and_workflows_are_out_of_reach(
 ) -> None:
     other = scene.github.create_repository("acme/secret", {"plan.txt": "the plan"}, ada="admin")
     next(iter(scene.github.world.installations.values())).repositories.add("acme/secret")
+    for branch in (PROTECTED, TRUNK):
+        git.commit(scene.repository.path, {"a.txt": branch}, branch, "Below our own prefix, and not ours")
+    scene.repository.protected.add(PROTECTED)
+    scene.repository.default_branch = TRUNK
+    scene.github.faults.append(Fault("broken", "GET /branches/gofer/1-unknown"))
     before = git.run(scene.repository.path, "for-each-ref")
     asked = [
         "@gofer", tool("github_checkout"), "$ cd ~/repo && git commit -q --allow-empty -m x",
-        *(f"$ cd ~/repo; {command} 2>&1" for command in ELSEWHERE),
+        *(f"$ cd ~/repo; {command} 2>&1" for command in (*ELSEWHERE, UNANSWERED)),
         f"$ git clone {scene.github.url}/acme/secret.git 2>&1; cat secret/plan.txt",
         "$ curl -s http://127.0.0.1:3129/github/acme/secret.git/info/refs?service=git-upload-pack",
         "$ cd ~/repo && mkdir -p .github/workflows && echo x > .github/workflows/x.yml && git add -A"
@@ -109,14 +121,75 @@ async def test_other_branches_repositories_and_workflows_are_out_of_reach(
     for what in ELSEWHERE.values():
         short = re.sub("refs/(heads|tags)/", "", what)
         assert re.search(rf"rejected\] +\S+ -> {short}", reply.body), reply.body
+    assert "it is a protected branch" in reply.body
+    assert "it is the default branch" in reply.body
+    assert "cannot be found out now" in reply.body
     assert "the plan" not in reply.body
     assert "without `workflows` permission" in reply.body
     assert git.run(scene.repository.path, "for-each-ref") == before
     assert other.comments == {}
 
 
-async def test_a_review_comment_becomes_a_commit_and_a_reply(scene: Scene, tmp_path: Path) -> None:
-    repository = scene.repository
+LOOP = (
+    "until [ -e ~/later ]; do sleep 0.05; done;"
+    " while :; do git -C ~/repo push origin HEAD:gofer/1-{0}; sleep 0.1; done > ~/{0} 2>&1"
+)
+"""What a run leaves behind, in the hope of a later one."""
+
+
+async def test_what_an_earlier_run_left_behind_cannot_use_a_later_runs_way_out(
+    scene: Scene, tmp_path: Path
+) -> None:
+    first = [
+        "@gofer", tool("github_checkout"), "$ cd ~/repo && git commit -q --allow-empty -m x",
+        f"$ ({LOOP.format('stays')}) & (setsid bash -c '{LOOP.format('leaves')}' &)",
+    ]  # fmt: skip
+    later = [
+        "@gofer", "$ touch ~/later; until grep -q 403 ~/stays && grep -q 403 ~/leaves; do sleep 0.05; done",
+        "$ cd ~/repo && (git push -q origin HEAD:gofer/1-child & wait); git push -q origin HEAD 2>&1; echo done $?",
+        "$ pgrep -fc 'gofer/1-[s]tays'; cat ~/stays",
+    ]  # fmt: skip
+    async with gofer(scene, tmp_path / "data", **SHELL) as running:
+        await scene.github.open_issue("ada", scene.repository, "Try", "\n".join(first))
+        await running.quiet()
+        await scene.github.comment("ada", scene.repository, 1, "\n".join(later))
+        await running.quiet()
+    said = scene.ours(1)[-1].body
+    assert "done 0" in said, said
+    assert "was not started by the commands that it is open for" in said
+    assert git.run(scene.repository.path, "for-each-ref", "--format=%(refname)").split() == [
+        "refs/heads/gofer/1", "refs/heads/gofer/1-child", "refs/heads/main",
+    ]  # fmt: skip
+
+
+async def test_git_outlives_the_token_it_began_with(
+    scene: Scene, tmp_path: Path, eventually: Eventually
+) -> None:
+    """GitHub ends a token after an hour, whoever is at work."""
+    world, data = scene.github.world, tmp_path / "data"
+    world.token_seconds = 240
+    asked = [
+        "@gofer", tool("github_checkout"), "$ cd ~/repo && git commit -q --allow-empty -m x",
+        "$ cd ~/repo; touch ~/at; until [ -e ~/on ]; do sleep 0.05; done; git push -q origin HEAD 2>&1; echo done $?",
+    ]  # fmt: skip
+    async with gofer(scene, data, **SHELL) as running:
+        await scene.github.open_issue("ada", scene.repository, "Try", "\n".join(asked))
+        at = await eventually(lambda: next(data.glob("shells/*/workspace/at"), None))
+        first = [one for one in world.minted if one.permissions.get("contents") == "write"]
+        for one in world.minted:
+            one.until = 0
+        at.with_name("on").touch()
+        await running.quiet()
+    assert "done 0" in scene.ours(1)[-1].body, scene.ours(1)[-1].body
+    writing = [one for one in world.minted if one.permissions.get("contents") == "write"]
+    assert len(writing) > len(first) > 0
+    assert not [one for one in writing if one.value in world.tokens and one.until], (
+        "the new ones end with the run"
+    )
+
+
+async def test_a_review_comment_becomes_a_commit_and_a_reply(public_scene: Scene, tmp_path: Path) -> None:
+    scene, repository = public_scene, public_scene.repository
     git.commit(repository.path, {"a.txt": "wrong"}, "gofer/9", "A change")
     asked = [
         "@gofer please spell it right", tool("github_checkout"),
@@ -155,7 +228,7 @@ async def test_a_workflow_that_only_comments_cannot_push(scene: Scene, tmp_path:
     asked = [
         "/gofer explain this", tool("github_checkout"),
         "$ cd ~/repo && git commit -q --allow-empty -m x; git push origin HEAD 2>&1",
-        tool("github_open_pull", title="No", body="No"),
+        OPEN_PULL,
     ]  # fmt: skip
     async with gofer(scene, tmp_path / "data", **SHELL) as running:
         await scene.github.open_issue("ada", scene.repository, "Try", "\n".join(asked))

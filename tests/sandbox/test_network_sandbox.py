@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gofer_sandbox import Bubblewrap, GateBlocked, Record, Sandbox
-from gofer_sandbox.network import AllowedHost, Credential, Egress, GitAccess, Rule
+from gofer_sandbox.network import AllowedHost, Callers, Credential, Egress, GitAccess, Rule, Unanswered
 from sandbox.upstream import PASSWORD, USER, Upstream, seed_repositories, upstream
 
 
@@ -142,6 +142,32 @@ async def test_git_works_with_the_configuration_we_give_and_a_grant(server: Upst
     assert "work/late" not in server.git("for-each-ref")
     assert [r.host for r in gate.refusals] == ["code", "git.test", "code"]
     shutil.rmtree(server.repositories, ignore_errors=True)
+
+
+async def test_a_grant_may_be_for_what_the_shell_starts_from_then_on(server: Upstream) -> None:
+    server.pages["/page"] = (200, {}, b"hello")
+    upstream = f"http://git.test:{server.port}"
+    lent: list[str] = []
+
+    async def lend() -> Credential:
+        if len(lent) == 2:
+            raise Unanswered("nobody is there")
+        lent.append(PASSWORD)
+        return Credential.basic(USER, PASSWORD)
+
+    rule = Rule("api", upstream, ("/",), allow_private=True, lender=lend)
+    gate = gate_for(server)
+    get = f"curl -s {gate.url(rule, '/page')}"
+    async with Sandbox(Bubblewrap(), gate=gate) as sandbox:
+        before = f"until [ -e go ]; do sleep 0.02; done; {get} > $0; touch $0.done"
+        await sandbox.run(f"bash -c '{before}' stays & (setsid bash -c '{before}' leaves &)")
+        async with gate.grant(rule, Callers.from_now(lambda: sandbox.shell)):
+            assert (await sandbox.run(f"bash -c '{get}'; ({get} & wait)")).output == "hellohello"
+            waited = "touch go; until [ -e stays.done -a -e leaves.done ]; do sleep 0.02; done"
+            said = await sandbox.run(f"{waited}; cat stays leaves")
+            assert said.output.count("Refused by the sandbox: this program was not started by") == 2
+            assert "nobody is there" in (await sandbox.run(get)).output
+    assert len(lent) == 2
 
 
 async def test_a_credential_that_comes_back_in_odd_places_does_not_enter(server: Upstream) -> None:

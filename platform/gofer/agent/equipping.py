@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
+from gofer.errors import ServiceError
 from gofer.integration import EgressRule, Equipment
 from gofer_sandbox import Sandbox
-from gofer_sandbox.network import Credential, Egress, GitAccess, Rule
+from gofer_sandbox.network import Callers, Credential, Egress, GitAccess, Rule, Unanswered
 
 GIT_CONFIG = ".config/git/gofer"
 """Where git's way through the proxy is written, for an integration's own configuration to include."""
@@ -29,6 +30,7 @@ class Equipping:
         self._equipment: Equipment | None = None
         self._rules: tuple[Rule, ...] = ()
         self._put_in = False
+        self._callers: Callers | None = None
         self.connection_id = connection_id
 
     async def get(self) -> Equipment | None:
@@ -64,12 +66,14 @@ class Equipping:
             self._put_in = True
 
     @contextlib.asynccontextmanager
-    async def granted(self, gate: Egress) -> AsyncIterator[None]:
-        """The ways out are open within this block."""
+    async def granted(self, gate: Egress, sandbox: Sandbox) -> AsyncIterator[None]:
+        """The ways out are open within this block to what the job's commands start; not to what earlier jobs left
+        behind in the shell."""
         await self.get()
+        self._callers = self._callers or Callers.from_now(lambda: sandbox.shell)
         async with contextlib.AsyncExitStack() as stack:
             for rule in self._rules:
-                await stack.enter_async_context(gate.grant(rule))
+                await stack.enter_async_context(gate.grant(rule, self._callers))
             yield
 
     def close(self) -> None:
@@ -83,13 +87,43 @@ def _rules_of(equipment: Equipment | None) -> tuple[EgressRule, ...]:
 
 def _rule(equipment: Equipment | None, one: EgressRule) -> Rule:
     assert equipment is not None
-    password = one.password or equipment.password
+    user, password = equipment.user, one.password or equipment.password
     return Rule(
         name=one.name,
         upstream=one.upstream,
         paths=one.paths,
         methods=one.methods,
-        credential=Credential.basic(equipment.user, password) if password else None,
-        git=None if one.git_push is None else GitAccess(push=one.git_push),
+        credential=Credential.basic(user, password) if password and isinstance(password, str) else None,
+        git=None if one.git_push is None else GitAccess(push=one.git_push, objections=_objecting(one)),
         allow_private=one.allow_private,
+        lender=None if isinstance(password, str) else _lending(user, password),
     )
+
+
+def _lending(user: str, ask: Callable[[], Awaitable[str]]) -> Callable[[], Awaitable[Credential]]:
+    async def lend() -> Credential:
+        with _as_silence("the credential cannot be had now"):
+            return Credential.basic(user, await ask())
+
+    return lend
+
+
+def _objecting(one: EgressRule) -> Callable[[Sequence[str]], Awaitable[Mapping[str, str]]] | None:
+    ask = one.git_objections
+    if ask is None:
+        return None
+
+    async def objections(refs: Sequence[str]) -> Mapping[str, str]:
+        with _as_silence("whether it may be pushed to cannot be found out now"):
+            return await ask(refs)
+
+    return objections
+
+
+@contextlib.contextmanager
+def _as_silence(told: str) -> Iterator[None]:
+    """A service's failure, in the sandbox's words. What is not known is not open."""
+    try:
+        yield
+    except ServiceError as error:
+        raise Unanswered(f"{told}: {error}") from error

@@ -109,7 +109,7 @@ class ConversationShell:
         """The job's ways out are open for as long as its command runs, and no longer."""
         if self.equipping is None or self.gate is None:
             return await command
-        async with self.equipping.granted(self.gate):
+        async with self.equipping.granted(self.gate, await self._sandbox()):
             return await command
 
     async def recover(self, tag: str) -> CommandResult | None:

@@ -16,6 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.crash import crash_point
 from gofer.intake.joining import WHOLE_AFTER, late_edit, put_together
+from gofer.intake.places import is_settled, move_within, settle
 from gofer.integration import Incoming, Parsed
 from gofer.jobs.conclude import RECEPTION, lock_conversation
 from gofer.jobs.queue import SERVICE, submit
@@ -86,6 +87,10 @@ def take_in(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
     message = arrival.parsed.message
     if message is None:
         return _note(connection, vault, arrival)
+    if not is_settled(connection, arrival.connection_id, message):
+        if (repeat := _repeat(connection, arrival)) is not None:
+            return repeat  # what came before speaks of names as they were then
+        settle(connection, arrival.workspace_id, arrival.connection_id, message)
     place = _place(connection, vault, arrival, message)
     conversation_id = place.id
     if arrival.same_body_window and (repeat := _repeat(connection, arrival)) is not None:
@@ -174,6 +179,7 @@ def _make_conversation(connection: Connection, vault: Vault, arrival: Arrival, m
             conversation_id=conversation_id,
             connection_id=arrival.connection_id,
             ref=message.conversation,
+            **({"lasting": message.lasting} if message.lasting else {}),
         )
         .on_conflict_do_nothing(index_elements=["connection_id", "ref"])
         .returning(bindings.c.id)
@@ -249,6 +255,7 @@ def _move(connection: Connection, arrival: Arrival, old: str, new: str) -> None:
     if arrival.settings is not None:
         of_connection = connections.c.id == arrival.connection_id
         connection.execute(update(connections).where(of_connection).values(settings=dict(arrival.settings)))
+    move_within(connection, arrival.workspace_id, arrival.connection_id, old, new)
     conversation_id = _bound(connection, arrival.connection_id, old)
     if conversation_id is None:
         return

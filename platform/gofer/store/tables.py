@@ -417,13 +417,18 @@ class Conversation(SQLModel, table=True):
 class Binding(SQLModel, table=True):
     """Where a Conversation meets the outside."""
 
-    __table_args__ = (Index("binding_by_ref", "connection_id", "ref", unique=True),)
+    __table_args__ = (
+        Index("binding_by_ref", "connection_id", "ref", unique=True),
+        Index("binding_by_lasting", "connection_id", "lasting", **_where("lasting IS NOT NULL")),
+    )
 
     id: str = Field(primary_key=True)
     conversation_id: str = Field(foreign_key="conversation.id", index=True, ondelete="CASCADE")
     connection_id: str = Field(foreign_key="connection.id")
     ref: str
     """The service's reference: a chat and topic, a repository and number."""
+    lasting: str | None = None
+    """What the place is for ever, where its reference is a name that another may get."""
 
 
 class Delivery(SQLModel, table=True):

@@ -1,14 +1,16 @@
 """A sandbox's network: closed, but for what its caller allows."""
 
+from gofer_sandbox.network.caller import Callers
 from gofer_sandbox.network.credential import Credential
 from gofer_sandbox.network.egress import Egress
-from gofer_sandbox.network.errors import EgressUnavailable
+from gofer_sandbox.network.errors import EgressUnavailable, Unanswered
 from gofer_sandbox.network.limits import EgressLimits
 from gofer_sandbox.network.refusals import Refusal
 from gofer_sandbox.network.rules import AllowedHost, GitAccess, Rule
 
 __all__ = [
     "AllowedHost",
+    "Callers",
     "Credential",
     "Egress",
     "EgressLimits",
@@ -16,4 +18,5 @@ __all__ = [
     "GitAccess",
     "Refusal",
     "Rule",
+    "Unanswered",
 ]

@@ -1,11 +1,13 @@
-"""Which program inside made a connection, so that a refusal can name it."""
+"""Which program inside made a connection: a refusal names it, and a grant may be for certain ones alone."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from gofer_sandbox import processes
+from gofer_sandbox.provider import Process
 
 _LINKS_READ = 20_000  # a session may hold more open files than are worth searching
 
@@ -15,15 +17,58 @@ def command_behind(keeper: int, port: int) -> str:
 
     It waits for our answer meanwhile, so it is still there to be found.
     """
+    pid = next(_holders(keeper, port), None)
+    return "" if pid is None else processes.command_line(pid)
+
+
+@dataclass(frozen=True, slots=True)
+class Callers:
+    """What a sandbox's shell started since some moment, and all that this started in turn.
+
+    What ran before is not among them, nor what it starts now; nor what has left its parents, since nobody can
+    say any more where it came from. A program that was told to can still carry messages for others.
+    """
+
+    shell: Callable[[], Process | None]
+    """The user's shell, as long as there is one."""
+    before: frozenset[tuple[int, int]]
+    """What ran at that moment, by pid and start. Start times alone would not do: they count in hundredths of a
+    second, in which a shell can end one command and begin the next."""
+
+    @classmethod
+    def from_now(cls, shell: Callable[[], Process | None]) -> Callers:
+        """What the shell starts from here on."""
+        found = shell()
+        pids = processes.descendants(found.parent) if found else ()
+        return cls(shell, frozenset((pid, start) for pid in pids if (start := processes.start_time(pid))))
+
+    def made(self, port: int) -> bool:
+        """Whether they alone hold that port of the sandbox's loopback."""
+        shell = self.shell()
+        if shell is None:
+            return False
+        pids = set(_holders(shell.parent, port))
+        return bool(pids) and all(self._is_one(pid, shell) for pid in pids)
+
+    def _is_one(self, pid: int, shell: Process) -> bool:
+        while pid != shell.pid:
+            found = processes.stat(pid)
+            if found is None or (pid, found[1]) in self.before or pid == shell.parent:
+                return False
+            pid = found[0]
+        return processes.start_time(pid) == shell.start
+
+
+def _holders(keeper: int, port: int) -> Iterator[int]:
+    """The processes that hold the connected socket with that local port, as far as they are worth searching for."""
     socket = _socket_at(keeper, port)
     if socket is None:
-        return ""
+        return
     for count, (pid, target) in enumerate(_open_files(keeper)):
         if target == socket:
-            return processes.command_line(pid)
+            yield pid
         if count > _LINKS_READ:
-            break
-    return ""
+            return
 
 
 def _socket_at(keeper: int, port: int) -> str | None:

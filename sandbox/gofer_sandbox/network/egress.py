@@ -6,6 +6,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+from gofer_sandbox.network.caller import Callers
 from gofer_sandbox.network.dial import Dialer, Resolve, SystemResolver
 from gofer_sandbox.network.forward import ForwardProxy
 from gofer_sandbox.network.limits import EgressLimits, Meter
@@ -64,9 +65,10 @@ class Egress:
             await service.close()
 
     @asynccontextmanager
-    async def grant(self, rule: Rule) -> AsyncIterator[None]:
-        """Open a rule for the length of the block; its end cuts off what is under way."""
-        async with self._reverse.grant(rule):
+    async def grant(self, rule: Rule, callers: Callers | None = None) -> AsyncIterator[None]:
+        """Open a rule for the length of the block, to certain programs if they are given; its end cuts off what is
+        under way."""
+        async with self._reverse.grant(rule, callers):
             yield
 
     @property

@@ -13,6 +13,11 @@ class PortTaken(EgressUnavailable, GateBlocked):
     """A process in the sandbox listens where the proxy should."""
 
 
+class Unanswered(Exception):
+    """Whoever was asked for a credential, or about a push, cannot say now. Raised by those who are asked; the
+    message goes to the program inside."""
+
+
 class Refused(Exception):
     """One request is refused: the status and the sentence its program gets, and the caller's report.
 

@@ -12,9 +12,10 @@ import h11
 
 from gofer_sandbox.errors import InvalidInput
 from gofer_sandbox.network import git
+from gofer_sandbox.network.caller import Callers
 from gofer_sandbox.network.credential import Mask
 from gofer_sandbox.network.dial import Dialer
-from gofer_sandbox.network.errors import Refused
+from gofer_sandbox.network.errors import Refused, Unanswered
 from gofer_sandbox.network.exchange import closing, exchange, request_head
 from gofer_sandbox.network.http import BodyCutOff, Headers, Peer, end_to_end, framing, relay_body
 from gofer_sandbox.network.paths import decoded, git_service, permitted, split_target
@@ -34,6 +35,7 @@ class Grant:
     """A rule that is open, and what is under way through it."""
 
     rule: Rule
+    callers: Callers | None = None
     holders: int = 0
     under_way: set[asyncio.Timeout] = field(default_factory=set)
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
@@ -75,10 +77,10 @@ class ReverseProxy:
         self._grants: dict[str, Grant] = {}
 
     @asynccontextmanager
-    async def grant(self, rule: Rule) -> AsyncIterator[None]:
+    async def grant(self, rule: Rule, callers: Callers | None) -> AsyncIterator[None]:
         """Open the rule for the length of the block; what is under way at its end is cut off."""
-        grant = self._grants.setdefault(rule.name, Grant(rule))
-        if grant.rule != rule:
+        grant = self._grants.setdefault(rule.name, Grant(rule, callers))
+        if (grant.rule, grant.callers) != (rule, callers):
             raise InvalidInput(f"another rule named {rule.name!r} is open")
         grant.holders += 1
         try:
@@ -97,7 +99,11 @@ class ReverseProxy:
             raise Refused(f"no access named {name!r} is open now", host=name, path=path)
         try:
             async with grant.passing():
-                await self._serve(grant.rule, client, request, path, query)
+                if grant.callers is not None and not await asyncio.to_thread(grant.callers.made, client.port):
+                    raise Refused("this program was not started by the commands that it is open for")
+                await self._serve(await grant.rule.as_of_now(), client, request, path, query)
+        except Unanswered as silence:
+            raise Refused(str(silence), status=502, host=grant.rule.host, path=path) from None
         except Refused as refusal:
             refusal.host, refusal.port, refusal.path = grant.rule.host, grant.rule.port, path
             raise
@@ -108,7 +114,7 @@ class ReverseProxy:
         early = b""
         if service == "git-receive-pack" and request.method == b"POST" and rule.git is not None:
             push = await _push_head(client, request)
-            reasons = git.objections(push, rule.git)
+            reasons = git.objections(push, rule.git) or await _more_objections(push, rule.git)
             if reasons:
                 told = "; ".join(f"push to {ref}: {reason}" for ref, reason in reasons.items())
                 raise Refused(told, report=git.rejection(push, reasons))
@@ -228,6 +234,18 @@ def _headers_out(rule: Rule, request: h11.Request) -> Headers:
     if credential is not None:
         headers.append((credential.header.encode(), credential.reveal()))
     return headers
+
+
+async def _more_objections(push: git.PushHead, access: GitAccess) -> dict[str, str]:
+    """What whoever made the rule knows about these refs; while they do not say, none may be changed."""
+    if access.objections is None:
+        return {}
+    refs = [update.ref for update in push.updates]
+    try:
+        found = await access.objections(refs)
+    except Unanswered as silence:
+        found = dict.fromkeys(refs, str(silence))
+    return {ref: " ".join(reason.split()) for ref, reason in found.items()}
 
 
 async def _push_head(client: Peer, request: h11.Request) -> git.PushHead:

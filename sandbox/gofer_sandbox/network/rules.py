@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from gofer_sandbox.errors import InvalidInput
@@ -56,7 +57,8 @@ class GitAccess:
     """What git may do with a repository.
 
     `push` are patterns of full ref names; `*` stands for anything, slashes included. Whether a push is forced
-    cannot be seen in it: protect such branches at the upstream.
+    cannot be seen in it: protect such branches at the upstream. `objections` is asked about the refs of every
+    push that is allowed otherwise, and says why each that may not be changed is not; it may raise Unanswered.
     """
 
     fetch: bool = True
@@ -64,6 +66,7 @@ class GitAccess:
     deletes: bool = False
     tags: bool = False
     push_options: bool = False
+    objections: Callable[[Sequence[str]], Awaitable[Mapping[str, str]]] | None = None
 
     def __post_init__(self) -> None:
         for pattern in self.push:
@@ -77,7 +80,8 @@ class Rule:
 
     `paths` are allowed with everything below them. With `git` given, only git's smart HTTP is spoken, the
     paths are repositories (with or without `.git`), and `methods` follow from it. `allow_private` permits
-    private and loopback upstreams: for tests and development.
+    private and loopback upstreams: for tests and development. `lender` is asked for the credential whenever a
+    request needs it, where one does not last as long as the rule; it may raise Unanswered.
     """
 
     name: str
@@ -87,6 +91,7 @@ class Rule:
     credential: Credential | None = None
     git: GitAccess | None = None
     allow_private: bool = False
+    lender: Callable[[], Awaitable[Credential]] | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -102,6 +107,10 @@ class Rule:
         for method in self.methods:
             if not _METHOD.fullmatch(method) or method in _NEVER:
                 raise InvalidInput(f"method {method!r} cannot be allowed")
+
+    async def as_of_now(self) -> Rule:
+        """The rule with the credential that its lender gives now."""
+        return self if self.lender is None else replace(self, credential=await self.lender(), lender=None)
 
     @property
     def host(self) -> str:

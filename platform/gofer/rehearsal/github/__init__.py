@@ -50,38 +50,59 @@ PERMISSIONS = {
 }  # fmt: skip
 EVENTS = [
     "issues", "issue_comment", "pull_request", "pull_request_review", "pull_request_review_comment", "check_suite",
+    "repository",
 ]  # fmt: skip
 
 
 class GitHubService:
-    """GitHub, as far as we use it. People act through its methods; programs through its API."""
+    """GitHub, as far as we use it. People act through its methods; programs through its API.
 
-    def __init__(self) -> None:
+    By default it is laid out as GitHub Enterprise Server: one host, with the API below /api. As the public
+    GitHub, its API has a host of its own. Neither answers where the other would.
+    """
+
+    def __init__(self, *, public: bool = False) -> None:
         self.world = World()
+        self._public = public
         self.faults: deque[Fault] = deque()
         self.calls: list[tuple[str, str, int]] = []
         """Method, path and status of every request to the API."""
         self.url = ""
+        """Where people and git go."""
+        self.api_url = ""
         self.hook_timeout = 10.0
         self._folder: Path | None = None
         self.limits = Limits()
         self._telling: set[asyncio.Task[Any]] = set()
-        self._apps = Apps(self.world, self._redeliver)
+        self._apps = Apps(self.world, self._redeliver, self.app_page)
         self._across = Across(self.world)
 
-    @property
-    def api_url(self) -> str:
-        return f"{self.url}/api/v3"
+    def app_page(self, slug: str) -> str:
+        """Where people see an App."""
+        return f"{self.url}/{'apps' if self._public else 'github-apps'}/{slug}"
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[GitHubService]:
         """Listen on loopback, with a folder for repositories that goes with it."""
         with tempfile.TemporaryDirectory(prefix="gofer-github-") as folder:
             self._folder = Path(folder)
-            async with serve(self._app()) as self.url:
+            async with contextlib.AsyncExitStack() as stack:
+                api = (
+                    []
+                    if self._public
+                    else [self._graphql("/api/graphql"), Mount("/api/v3", routes=self._api())]
+                )
+                self.url = await stack.enter_async_context(serve(Starlette(routes=[*api, *self._site()])))
+                self.api_url = f"{self.url}/api/v3"
+                if self._public:
+                    beside = Starlette(routes=[self._graphql("/graphql"), *self._api()])
+                    self.api_url = await stack.enter_async_context(serve(beside))
                 yield self
 
-    def _app(self) -> Starlette:
+    def _graphql(self, path: str) -> Route:
+        return Route(path, self._plain(self._across.graphql), methods=["POST"])
+
+    def _api(self) -> list[Route]:
         routes = [
             Route(path, self._guarded(handler, permission, level), methods=[method])
             for method, path, permission, level, handler in api.ROUTES
@@ -103,22 +124,22 @@ class GitHubService:
             ("GET", "/app/hook/deliveries/{id:int}", apps.delivery),
             ("POST", "/app/hook/deliveries/{id:int}/attempts", apps.redeliver),
         ]
-        routes = [Route(path, self._plain(handler), methods=[m]) for m, path, handler in plain] + routes
+        return [Route(path, self._plain(handler), methods=[m]) for m, path, handler in plain] + routes
+
+    def _site(self) -> list[Route]:
+        """What is not the API: pages, git, and where logs are kept."""
 
         async def smart_http(request: Request) -> Response:
             return await git.serve(self.world, request)
 
         backend = Route("/{owner}/{name}/{rest:path}", smart_http, methods=["GET", "POST"])
-        create = self._plain(apps.create)
+        create = self._plain(self._apps.create, limited=False)
         pages = [
             Route(path, create, methods=["POST"])
             for path in ("/settings/apps/new", "/organizations/{org}/settings/apps/new")
         ]
-        beside = [
-            Route("/api/graphql", self._plain(self._across.graphql), methods=["POST"]),
-            Route("/storage/{owner}/{name}/{id:int}", self._plain(self._across.stored)),
-        ]
-        return Starlette(routes=[Mount("/api/v3", routes=routes), *beside, *pages, backend])
+        storage = Route("/storage/{owner}/{name}/{id:int}", self._plain(self._across.stored, limited=False))
+        return [storage, *pages, backend]
 
     def _guarded(
         self, handler: api.Handler, permission: str, level: str
@@ -134,7 +155,7 @@ class GitHubService:
         return self._plain(answer)
 
     def _plain(
-        self, handler: Callable[[Request], Awaitable[Response]]
+        self, handler: Callable[[Request], Awaitable[Response]], *, limited: bool = True
     ) -> Callable[[Request], Awaitable[Response]]:
         """With the faults asked for, and refusals in GitHub's words."""
 
@@ -144,7 +165,7 @@ class GitHubService:
             try:
                 if fault is not None:
                     await _go_wrong(fault)
-                if request.url.path.startswith("/api/"):
+                if limited:
                     self.limits.count(request.method, request.url.path)
                 response = await handler(request)
                 response.headers.update(self.limits.headers())
@@ -204,8 +225,22 @@ class GitHubService:
         for login in people:
             self.world.user(login)
         made = Repository(number, full_name, path, permissions=dict(people))
+        made.owner = self.world.user(full_name.partition("/")[0]).id
         self.world.repositories[full_name] = made
         return made
+
+    async def rename_repository(self, login: str, of: Repository, full_name: str) -> None:
+        """Everybody who knows it calls it so from now on, with its owner if that is another; its old name is free."""
+        owner, _, name = of.full_name.partition("/")
+        del self.world.repositories[of.full_name]
+        for place in self.world.installations.values():
+            if of.full_name in place.repositories:
+                place.repositories = place.repositories - {of.full_name} | {full_name}
+        of.full_name, of.owner = full_name, self.world.user(full_name.partition("/")[0]).id
+        self.world.repositories[full_name] = of
+        if full_name.startswith(f"{owner}/"):
+            changes = {"repository": {"name": {"from": name}}}
+            await self.deliver("repository", {"action": "renamed", "changes": changes}, of, login)
 
     # What people do.
 

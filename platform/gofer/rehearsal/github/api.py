@@ -79,6 +79,15 @@ async def get_repository(asked: Asked) -> Response:
     return JSONResponse(shapes.repository(asked.of, asked.base))
 
 
+async def get_branch(asked: Asked) -> Response:
+    name = asked.request.path_params["branch"]
+    sha = git.sha_of(asked.of, name)
+    if not sha:
+        raise Refusal(404, "Branch not found")
+    shown = {"name": name, "commit": {"sha": sha}, "protected": name in asked.of.protected}
+    return JSONResponse(shown)
+
+
 async def permission(asked: Asked) -> Response:
     login = asked.request.path_params["login"]
     user = asked.world.users.get(login)
@@ -330,6 +339,7 @@ async def job_logs(asked: Asked) -> Response:
 R = "/repos/{owner}/{name}"
 ROUTES: tuple[tuple[str, str, str, str, Handler], ...] = (
     ("GET", R, "metadata", "read", get_repository),
+    ("GET", f"{R}/branches/{{branch:path}}", "contents", "read", get_branch),
     ("GET", f"{R}/collaborators/{{login}}/permission", "metadata", "read", permission),
     ("POST", f"{R}/issues", "issues", "write", create_issue),
     ("GET", f"{R}/issues/{{number:int}}", "issues", "read", get_issue),

@@ -41,8 +41,14 @@ def new_key() -> tuple[str, str]:
 class Apps:
     """Answers what Apps ask about themselves."""
 
-    def __init__(self, world: World, redeliver: Callable[[App, Delivery], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        world: World,
+        redeliver: Callable[[App, Delivery], Awaitable[None]],
+        page: Callable[[str], str],
+    ) -> None:
         self._world = world
+        self._page = page
         self._redeliver = redeliver
         self.keys: dict[int, str] = {}
         """Private keys that a manifest's conversion gives out."""
@@ -87,14 +93,17 @@ class Apps:
         if app is None:
             raise Refusal(404, "Not Found")
         answer = {
-            **shapes.app(self._world, app.id),
+            **self._shown(app),
             "pem": self.keys[app.id],
             "webhook_secret": app.webhook_secret,
         }
         return JSONResponse(answer, 201)
 
     async def me(self, request: Request) -> Response:
-        return JSONResponse(shapes.app(self._world, app_of(self._world, request).id))
+        return JSONResponse(self._shown(app_of(self._world, request)))
+
+    def _shown(self, app: App) -> dict[str, Any]:
+        return shapes.app(self._world, app.id, self._page(app.slug))
 
     async def installation_of(self, request: Request) -> Response:
         app = app_of(self._world, request)

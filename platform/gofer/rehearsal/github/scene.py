@@ -14,7 +14,8 @@ REQUEST = """@gofer please fix this
 $tool github_checkout {}
 $ cd ~/repo && sed -i 's/helo/hello/' greeting.txt && git commit -qam 'Spell the greeting right'
 $ cd ~/repo && git push -q origin HEAD 2>&1
-$tool github_open_pull {"title": "Spell the greeting right", "body": "One letter was missing."}"""
+$tool github_open_pull {"title": "Spell the greeting right", "changed": "One letter more.", "why": "It was missing.", \
+"tested": "Read it aloud.", "uncertain": "Nothing."}"""
 
 
 async def issue_to_pull(instance: Instance) -> AsyncIterator[tuple[str, bool, str]]:

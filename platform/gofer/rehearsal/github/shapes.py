@@ -24,7 +24,7 @@ def repository(one: Repository, base: str) -> dict[str, Any]:
     owner, _, name = one.full_name.partition("/")
     return {
         "id": one.id, "name": name, "full_name": one.full_name, "private": True, "fork": False,
-        "archived": one.archived, "owner": {"login": owner, "id": 1, "type": "Organization"},
+        "archived": one.archived, "owner": {"login": owner, "id": one.owner, "type": "Organization"},
         "default_branch": one.default_branch, "html_url": f"{base}/{one.full_name}",
         "clone_url": f"{base}/{one.full_name}.git",
     }  # fmt: skip
@@ -95,10 +95,10 @@ def installation(one: Installation) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def app(world: World, app_id: int) -> dict[str, Any]:
+def app(world: World, app_id: int, page: str) -> dict[str, Any]:
     one = world.apps[app_id]
     installed = sum(1 for place in world.installations.values() if place.app.id == app_id)
     return {
         "id": one.id, "slug": one.slug, "name": one.slug, "permissions": one.permissions, "events": one.events,
-        "installations_count": installed,
+        "installations_count": installed, "html_url": page,
     }  # fmt: skip

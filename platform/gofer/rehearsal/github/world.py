@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
 import time
 from collections.abc import Iterator
@@ -95,7 +96,11 @@ class Repository:
     full_name: str
     path: Path
     default_branch: str = "main"
+    owner: int = 1
+    """The number of the account it belongs to."""
     archived: bool = False
+    protected: set[str] = field(default_factory=set)
+    """Branches that a rule protects."""
     permissions: dict[str, str] = field(default_factory=dict)
     issues: dict[int, Issue] = field(default_factory=dict)
     comments: dict[int, Comment] = field(default_factory=dict)
@@ -148,7 +153,7 @@ class Token:
     installation: Installation | None = None
     repositories: set[str] = field(default_factory=set)
     permissions: dict[str, str] = field(default_factory=dict)
-    until: float = field(default_factory=lambda: time.time() + 3600)
+    until: float = math.inf
     calls: list[str] = field(default_factory=list)
     """Method and path of everything it was used for while it lived."""
 
@@ -178,6 +183,8 @@ class World:
     minted: list[Token] = field(default_factory=list)
     """Every installation token there ever was, revoked ones included."""
     deliveries: list[Delivery] = field(default_factory=list)
+    token_seconds: float = 3600.0
+    """How long a new token lives."""
     codes: dict[str, App] = field(default_factory=dict)
     """Manifest codes, each good for one exchange."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1001))
@@ -192,7 +199,8 @@ class World:
     def token(self, **values: Any) -> Token:
         """A new token; installation tokens are long, and their length is nobody's business."""
         prefix = "ghs_" if values.get("installation") else "github_pat_"
-        made = Token(value=f"{prefix}{secrets.token_hex(40)}", **values)
+        until = time.time() + self.token_seconds
+        made = Token(value=f"{prefix}{secrets.token_hex(40)}", until=until, **values)
         self.tokens[made.value] = made
         if made.installation is not None:
             self.minted.append(made)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Alembic takes a tenth of a second to import and is needed only when there is something to migrate.
 
-NEWEST = "0003"
+NEWEST = "0004"
 """The version this release brings a database to; a test compares it with the scripts."""
 
 
