@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,7 @@ from gofer.crash import crash_point
 from gofer.errors import ConfigError, NotFound, Temporary
 from gofer.intake.admit import Admitter, Read, covered, unread
 from gofer.integration import Job
+from gofer.jobs.delays import NOTICED, clock_time, waited
 from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
@@ -53,6 +55,7 @@ GIVEN_UP = "I had to give this up ({reason})."
 NOT_SET_UP = (
     "I cannot work on this: I am not set up right. Please ask whoever runs Gofer to run `gofer doctor`."
 )
+DELAYED = "The model's provider makes us wait until {until}. Your message is kept, and I go on by myself."
 WAIT_FOR_PROVIDER = 30.0
 
 
@@ -247,11 +250,20 @@ class Answerer:
                 log.error("model.refused", reason="the provider refuses the key", fix="gofer secrets put")
                 return Dead("model.auth", await self._drafts(claim, asker, sentence), included_to, cost)
             case Failed(reason, _, _, retry_after, waiting) if waiting:
-                return Snooze(retry_after or WAIT_FOR_PROVIDER, reason, cost)
+                after = retry_after or WAIT_FOR_PROVIDER
+                return Snooze(after, reason, cost, await self._delayed(claim, asker, after))
             case Failed(reason, sentence, included_to, retry_after):
                 return Retry(
                     reason, retry_after, await self._drafts(claim, asker, sentence), included_to, cost
                 )
+
+    async def _delayed(self, claim: Claim, asker: Read, after: float) -> tuple[Draft, ...]:
+        """A word to whoever waits, if they wait long enough to wonder; nobody waits for what a schedule says."""
+        so_far = await self._database.read(partial(waited, job_id=claim.id))
+        if so_far + after < NOTICED or asker.message.event == SCHEDULE:
+            return ()
+        until = clock_time(time.time() + after, self._settings.timezone, today=time.time())
+        return await self._drafts(claim, asker, DELAYED.format(until=until), "note")
 
     async def _cost(self, claim: Claim) -> float:
         return await self._database.read(partial(cost_of_job, job_id=claim.id))

@@ -81,7 +81,7 @@ def read_news(connection: Connection, platform: Platform, conversation_id: str, 
 
 
 def _answered(news: Timeline) -> set[int]:
-    return {item["job"] for item in news.items if item["kind"] == "reply" and not item["question"]}
+    return {item["job"] for item in news.items if item["kind"] == "reply" and item["final"]}
 
 
 def _texts(pieces: Iterable[Piece], answered: set[int]) -> Iterator[dict[str, Any]]:

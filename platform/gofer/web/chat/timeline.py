@@ -217,6 +217,7 @@ class Reader:
             "place": place(row.created_at, 2, row.id),
             "job": row.job_id,
             "error": row.kind == "error",
+            "final": row.kind != "note",
             "text": self._redactor.redact(_without_choices(content["text"], choices)),
             "question": question,
             "choices": [self._redactor.redact(choice) for choice in choices],
