@@ -7,12 +7,13 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import select, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from gofer.assembly import open_platform
@@ -22,7 +23,7 @@ from gofer.rehearsal.hello import HelloService
 from gofer.rehearsal.loopback import serve
 from gofer.settings import Settings
 from gofer.store.clock import now
-from gofer.store.tables import attempts, conversations, jobs, messages, replies
+from gofer.store.tables import SCHEDULE, attempts, conversations, jobs, messages, replies, spends
 from world import World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -247,6 +248,53 @@ async def test_short_waits_are_silent_until_they_add_up(office: Office, eventual
     await _at_once(office, job)
     await eventually(lambda: len(office.told("rest")) == 3)
     assert "makes us wait until" in office.told("rest")[2]
+
+
+async def test_each_run_of_a_day_that_ends_with_its_budget_says_so_and_schedules_say_it_once(
+    office: Office, eventually: Eventually
+) -> None:
+    """Three work at once when not even the money for one last answer is left."""
+    rooms = ["spent 1", "spent 2", "spent 3"]
+    step = calls(call("todo", items=[{"text": "paint"}]))
+    office.play(step, step, step, gated=True)
+    for room in rooms:
+        await office.say("Paint the door.", room)
+    await eventually(lambda: len(office.model.received) == 3)
+    job = await office.job(rooms[0])
+    row = {"workspace_id": job.workspace_id, "agent_id": job.agent_id, "conversation_id": "", "job_id": 0}
+    row |= {"key": "elsewhere", "day": _today(), "micros": 9_999_000, "settled": True, "background": True}
+    await office.world.run(lambda c: c.execute(insert(spends).values(row)))
+    office.model.gate.set()
+    for room in rooms:
+        await eventually(lambda room=room: office.told(room))
+    ended = "This agent's budget of $10.00 for today is used up."
+    assert [office.told(room) for room in rooms] == [[ended]] * 3
+    assert len(office.model.received) == 3
+    for _ in range(2):
+        seq = await office.say("Water the garden.", "garden", event=SCHEDULE)
+        await eventually(lambda seq=seq: _dealt_with(office, seq))
+    assert office.told("garden") == [ended]
+    for asked in (2, 3):
+        await office.say("And I?", rooms[0])
+        await eventually(lambda asked=asked: len(office.told(rooms[0])) == asked)
+    last = await office.job(rooms[0])
+    here = (jobs.c.conversation_id == last.conversation_id, jobs.c.kind == "answer")
+    assert (last.state, await office.world.count(jobs, *here)) == ("done", 3), (
+        "what was not read is not asked again"
+    )
+    await office.world.run(lambda c: c.execute(delete(spends).where(spends.c.key == "elsewhere")))
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+async def _dealt_with(office: Office, seq: int) -> bool:
+    """Whether the garden's agent has read so far and has nothing left to say."""
+    job = await office.job("garden")
+    unsent = replies.c.state.in_(("planned", "placed"))
+    left = await office.world.count(replies, replies.c.conversation_id == job.conversation_id, unsent)
+    return bool(job.state == "done" and job.covers_to >= seq and not left)
 
 
 async def test_a_question_survives_a_restart_and_its_answer_goes_on(
