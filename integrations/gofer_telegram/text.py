@@ -62,24 +62,40 @@ def _trimmed(entities: list[Any], text: str) -> list[dict[str, Any]]:
         value["length"] = min(value["length"], end - value["offset"])
         if value["length"] > 0:
             found.append(value)
-    # Outer ones first: of two that say the same of the same words, the first stays.
-    found.sort(key=lambda one: (one["offset"], -one["length"], not one["type"].endswith("blockquote")))
-    kept: list[dict[str, Any]] = []
-    for one in found:
-        if not any(_excludes(other, one) for other in kept):
-            kept = [other for other in kept if not _excludes(one, other)] + [one]
-    return kept
+    return _compatible(found)
+
+
+def _compatible(entities: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that Telegram takes together; of two that say the same of the same words, the outer one."""
+    entities.sort(key=lambda one: (one["offset"], -one["length"], not one["type"].endswith("blockquote")))
+    kept: dict[int, dict[str, Any]] = {}
+    around: dict[int, dict[str, Any]] = {}
+    for number, one in enumerate(entities):
+        around = {key: other for key, other in around.items() if _end(other) > one["offset"]}
+        if not any(_excludes(other, one) for other in around.values()):
+            for key in [key for key, other in around.items() if _excludes(one, other)]:
+                del around[key], kept[key]
+            kept[number] = around[number] = one
+    return list(kept.values())
+
+
+def _end(entity: dict[str, Any]) -> int:
+    return int(entity["offset"] + entity["length"])
 
 
 def _excludes(outer: dict[str, Any], inner: dict[str, Any]) -> bool:
     """Whether Telegram takes one only without the other: nothing may be in code, and no quote in a quote."""
-    begin, end = outer["offset"], outer["offset"] + outer["length"]
-    if not begin <= inner["offset"] <= inner["offset"] + inner["length"] <= end:
+    if not outer["offset"] <= inner["offset"] <= _end(inner) <= _end(outer):
         return False
-    if outer["type"].endswith("blockquote"):
-        return bool(inner["type"].endswith("blockquote"))
-    linked = outer["type"] == "text_link" and inner["type"] == "code"
-    return linked or outer["type"] == "pre" or (outer["type"] == "code" and inner["type"] != "text_link")
+    match str(outer["type"]), str(inner["type"]):
+        case ("blockquote" | "expandable_blockquote", kind):
+            return kind.endswith("blockquote")
+        case ("code", kind):
+            return kind != "text_link"  # a link may be of code: it stays, and the code is left
+        case ("text_link", kind):
+            return kind == "code"
+        case (kind, _):
+            return kind == "pre"
 
 
 def _code_on_its_own_lines(rendered: Rendered) -> Rendered:

@@ -138,7 +138,7 @@ async def test_a_question_waits_without_holding_anything_and_survives(direct: Ma
     assert "answered:\nb" in service.received[1]["messages"][-1]["content"][0]["content"][0]["text"]
 
 
-ADA = {"author": "Ada", "identity": "hello/1"}
+ADA: dict[str, Any] = {"author": "Ada", "identity": "hello/1"}
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ ADA = {"author": "Ada", "identity": "hello/1"}
     ids=["open", "choice", "renamed", "no choice", "namesake"],
 )
 async def test_an_answer_may_be_typed_by_whoever_was_asked(
-    direct: Make, choices: list[str], wrote: str, by: dict[str, str], result: str
+    direct: Make, choices: list[str], wrote: str, by: dict[str, Any], result: str
 ) -> None:
     world, service = direct(calls(call("ask_user", question="Well?", choices=choices)), say("Fine."))
     await world.run()

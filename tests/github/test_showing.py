@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select, update
@@ -44,7 +45,7 @@ async def test_a_wait_for_the_model_has_a_comment_of_its_own_and_the_sticky_one_
     model = Anthropic([fault("rate_limit", retry_after=3600), say("Here it is.")])
     git.commit(scene.repository.path, {"a.txt": "a"}, "change", "A change")
     async with loopback(model.app) as url:
-        given = {"anthropic_key": model.key, "anthropic_base_url": url}
+        given: dict[str, Any] = {"anthropic_key": model.key, "anthropic_base_url": url}
         async with gofer(scene, tmp_path / "data", **given) as running:
             pull = await scene.github.open_pull("ada", scene.repository, "change")
             await scene.github.comment("ada", scene.repository, pull.number, "@gofer what is this?")

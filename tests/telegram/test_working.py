@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,12 +90,16 @@ async def test_who_has_to_wait_for_the_model_is_told_so_once_and_answered_after_
                 await house.platform.database.write(
                     lambda c: c.execute(update(jobs).where(jobs.c.kind == "answer").values(run_at=now()))
                 )
-                await telegram.until(lambda turns=turns: len(model.received) == turns)
+                await telegram.until(partial(_received, model, turns))
                 await house.jobs_in("scheduled" if turns == 2 else "done")
             assert await house.answers(chat, 2) == [told, "Here it is."]
             await house.settled()
             assert len(telegram.said(chat)) == 2
     assert model.refused == []
+
+
+def _received(model: Anthropic, turns: int) -> bool:
+    return len(model.received) == turns
 
 
 async def test_files_go_in_and_come_back_by_a_tool(telegram: Telegram, tmp_path: Path) -> None:

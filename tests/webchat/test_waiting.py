@@ -20,8 +20,9 @@ async def test_who_has_to_wait_for_the_model_is_told_why_and_until_when(tmp_path
     model = Anthropic([fault("rate_limit", retry_after=3600), say("Here it is.")])
     (tmp_path / "data").mkdir(mode=0o700)
     async with serve(model.app) as url:
-        given = {"anthropic_key": model.key, "anthropic_base_url": url}
-        house = await asyncio.to_thread(House, tmp_path / "data", **given)
+        house = await asyncio.to_thread(
+            House, tmp_path / "data", anthropic_key=model.key, anthropic_base_url=url
+        )
         try:
             await asyncio.to_thread(_wait, house)
         finally:

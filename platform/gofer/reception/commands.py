@@ -92,7 +92,7 @@ def _status(connection: Connection, asking: Asking) -> str:
 def _doing(job: Any, timezone: str) -> str:
     """What a job is at; of one that was put off also why, and when it goes on."""
     if job.state != JobState.SCHEDULED:
-        return STATES.get(job.state, job.state)
+        return STATES.get(job.state, str(job.state))
     if not job.reason:
         return STATES["ready"]  # it waits for the rest of what is being said
     return PUT_OFF.format(at=clock_time(job.run_at, timezone, job.current), why=why(job.reason))
