@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice, pairwise
 from typing import Any
+
+from gofer_telegram.cutting import Outline
 
 LIMIT = 4096
 PART_LIMIT = 3900
@@ -17,7 +21,7 @@ MOST_PARTS = 6
 """Parts beyond which the whole goes into a file."""
 OPENING = 200
 CAPTION = 900
-_FENCE = re.compile(r"\s{0,3}(`{3,}|~{3,})(.*)")
+_BULLET = re.compile(r"\s*(?:(?:•|☑|✅|\d+[.)]) *)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ def render(markdown: str) -> Rendered:
     kept = text.rstrip()
     if not kept.strip():
         return Rendered(clean.strip() or "(an empty answer)", [])
-    return Rendered(kept, _trimmed(entities, kept))
+    return _code_on_its_own_lines(Rendered(kept, _trimmed(entities, kept)))
 
 
 def _trimmed(entities: list[Any], text: str) -> list[dict[str, Any]]:
@@ -58,7 +62,73 @@ def _trimmed(entities: list[Any], text: str) -> list[dict[str, Any]]:
         value["length"] = min(value["length"], end - value["offset"])
         if value["length"] > 0:
             found.append(value)
-    return found
+    return _compatible(found)
+
+
+def _compatible(entities: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that Telegram takes together; of two that say the same of the same words, the outer one."""
+    entities.sort(key=lambda one: (one["offset"], -one["length"], not one["type"].endswith("blockquote")))
+    kept: dict[int, dict[str, Any]] = {}
+    around: dict[int, dict[str, Any]] = {}
+    for number, one in enumerate(entities):
+        around = {key: other for key, other in around.items() if _end(other) > one["offset"]}
+        if not any(_excludes(other, one) for other in around.values()):
+            for key in [key for key, other in around.items() if _excludes(one, other)]:
+                del around[key], kept[key]
+            kept[number] = around[number] = one
+    return list(kept.values())
+
+
+def _end(entity: dict[str, Any]) -> int:
+    return int(entity["offset"] + entity["length"])
+
+
+def _excludes(outer: dict[str, Any], inner: dict[str, Any]) -> bool:
+    """Whether Telegram takes one only without the other: nothing may be in code, and no quote in a quote."""
+    if not outer["offset"] <= inner["offset"] <= _end(inner) <= _end(outer):
+        return False
+    match str(outer["type"]), str(inner["type"]):
+        case ("blockquote" | "expandable_blockquote", kind):
+            return kind.endswith("blockquote")
+        case ("code", kind):
+            return kind != "text_link"  # a link may be of code: it stays, and the code is left
+        case ("text_link", kind):
+            return kind == "code"
+        case (kind, _):
+            return kind == "pre"
+
+
+def _code_on_its_own_lines(rendered: Rendered) -> Rendered:
+    """Code that stands in a list or a quote begins and ends with a line, as it does elsewhere."""
+    text = rendered.text.encode("utf-16-le")  # Telegram's units are two bytes each
+    breaks = [
+        place
+        for entity in rendered.entities
+        if entity["type"] == "pre"
+        for place in (entity["offset"], entity["offset"] + entity["length"])
+        if 0 < place < len(text) // 2 and not _at_line(text, place, begins=place == entity["offset"])
+    ]
+    if not breaks:
+        return rendered
+    pieces = [text[2 * a : 2 * b] for a, b in pairwise([0, *breaks, len(text) // 2])]
+    moved = [_behind(entity, breaks) for entity in rendered.entities]
+    return Rendered("\n".encode("utf-16-le").join(pieces).decode("utf-16-le"), moved)
+
+
+def _at_line(text: bytes, place: int, *, begins: bool) -> bool:
+    """Whether code may begin or end here: at the edge of a line, or right behind an item's bullet."""
+    if not begins:
+        return text[2 * place : 2 * place + 2] == b"\n\0"
+    line = text[: 2 * place].decode("utf-16-le").rpartition("\n")[2]
+    return _BULLET.fullmatch(line) is not None
+
+
+def _behind(entity: dict[str, Any], breaks: list[int]) -> dict[str, Any]:
+    """An entity after line breaks were put in: what begins at one moves behind it, what ends at one stays."""
+    begin, end = entity["offset"], entity["offset"] + entity["length"]
+    shift = sum(place <= begin for place in breaks)
+    within = sum(begin < place < end for place in breaks)
+    return {**entity, "offset": begin + shift, "length": entity["length"] + within}
 
 
 @cache
@@ -90,15 +160,18 @@ def caption(full: str) -> str:
 
 
 def split(markdown: str) -> list[str]:
-    """A reply in parts; a very long one as one part, which no message can hold: it becomes a file."""
-    parts = list(_parts(markdown))
-    return parts if 0 < len(parts) <= MOST_PARTS else [markdown]
+    """A reply in parts; what cannot be had in a few is one part, which no message can hold: it becomes a file."""
+    parts = list(islice(_parts(markdown), MOST_PARTS + 1))
+    return parts if 0 < len(parts) <= MOST_PARTS and all(map(_fits, parts)) else [markdown]
 
 
 def _parts(markdown: str) -> Iterator[str]:
     rest = markdown
     while not _fits(rest):
-        head, rest = _cut(rest)
+        window = _window(rest)
+        outline = Outline(rest, len(window))
+        position = _position(outline, window)
+        head, rest = outline.before(position), outline.after(position)
         if head.strip():
             yield head
     if rest.strip():
@@ -113,17 +186,8 @@ def _fits(markdown: str) -> bool:
     return units(rendered.text) <= PART_LIMIT and len(rendered.entities) <= MOST_ENTITIES
 
 
-def _cut(markdown: str) -> tuple[str, str]:
-    """The longest beginning that fits and ends well, and the rest."""
-    window = _window(markdown)
-    for position in _places(window):
-        head, rest = _around(markdown, position)
-        if _fits(head) and _whole(markdown[: len(window)], position):
-            return head, rest
-    return _around(markdown, len(window))
-
-
 def _window(markdown: str) -> str:
+    """As much as one part can hold at most."""
     size = count = 0
     for character in markdown:
         count += 2 if ord(character) > 0xFFFF else 1
@@ -135,45 +199,18 @@ def _window(markdown: str) -> str:
     return markdown[:size]
 
 
-def _places(window: str) -> Iterator[int]:
+def _position(outline: Outline, window: str) -> int:
+    """Where to cut: as late as possible, at the best kind of place that there is."""
+    for places in _places(window):
+        good = [place for place in places if outline.may_cut(place)]
+        fitting = bisect_left(good, True, key=lambda place: not _fits(outline.before(place)))
+        if fitting:
+            return good[fitting - 1]
+    return len(window)
+
+
+def _places(window: str) -> Iterator[list[int]]:
     """Where one may cut, best first: between paragraphs, between lines, between sentences, between words."""
-    least = len(window) // 3
-    for pattern, tries in ((r"\n\s*\n", 6), (r"\n", 12), (r"(?<=[.!?]) ", 6), (r"\s", 12)):
-        ends = [found.end() for found in re.finditer(pattern, window) if found.end() > least]
-        yield from reversed(ends[-tries:])
-
-
-def _around(markdown: str, position: int) -> tuple[str, str]:
-    """Both sides of a cut; a fence that is open there is closed before and opened again after."""
-    head, rest = markdown[:position], markdown[position:]
-    fence = open_fence(head)
-    if fence is None:
-        return head, rest
-    mark, info = fence
-    return f"{head.rstrip()}\n{mark}", f"{mark}{info}\n{rest}"
-
-
-def open_fence(markdown: str) -> tuple[str, str] | None:
-    """The fence that is still open at the end, with its language."""
-    fence: tuple[str, str] | None = None
-    for line in markdown.splitlines():
-        found = _FENCE.fullmatch(line)
-        if found is None:
-            continue
-        mark, info = found[1], found[2].strip()
-        if fence is None:
-            fence = (mark, info)
-        elif mark[0] == fence[0][0] and len(mark) >= len(fence[0]) and not info:
-            fence = None
-    return fence
-
-
-def _whole(window: str, position: int) -> bool:
-    """Whether a cut leaves every mark whole: both sides show together what the whole shows."""
-    head, rest = _around(window, position)
-    together = render(head).text + render(rest).text if rest.strip() else render(head).text
-    return _letters(together) == _letters(render(window).text)
-
-
-def _letters(text: str) -> str:
-    return "".join(text.split())
+    for least in (len(window) // 3, 0):
+        for pattern in (r"\n\s*\n", r"\n", r"(?<=[.!?]) ", r"\s"):
+            yield [found.end() for found in re.finditer(pattern, window) if found.end() > least]

@@ -225,12 +225,12 @@ class LocalShell:
 
 def ada(text: str, seq: int = 1, **more: Any) -> Said:
     """The owner says something."""
-    return Said(seq, "Ada", "owner", text, **more)
+    return Said(seq, "Ada", "owner", text, **{"identity": "hello/1", **more})
 
 
 def bob(text: str, seq: int = 1, **more: Any) -> Said:
     """A stranger says something."""
-    return Said(seq, "Bob", "stranger", text, **more)
+    return Said(seq, "Bob", "stranger", text, **{"identity": "hello/2", **more})
 
 
 @dataclass

@@ -57,6 +57,16 @@ async def test_an_hour_of_rate_limit_is_waited_for_durably_not_slept(rehearse: M
     assert await world.run() == Answered("Later.", included_to=1), "the next attempt goes on"
 
 
+@pytest.mark.parametrize(("asked", "waits"), [(10**12, 86_400), (float("inf"), 30)])
+async def test_whoever_asks_for_a_wait_without_end_is_asked_again(
+    rehearse: Make, asked: float, waits: float
+) -> None:
+    world, _ = await rehearse([fault("rate_limit", retry_after=asked)] * 9)
+    outcome = await world.run()
+    assert isinstance(outcome, Failed)
+    assert outcome.retry_after == waits
+
+
 async def test_a_short_rate_limit_is_waited_for_in_place(rehearse: Make) -> None:
     world, _ = await rehearse(fault("rate_limit", retry_after=1), say("Soon."))
     assert await world.run() == Answered("Soon.", included_to=1)

@@ -138,21 +138,26 @@ async def test_a_question_waits_without_holding_anything_and_survives(direct: Ma
     assert "answered:\nb" in service.received[1]["messages"][-1]["content"][0]["content"][0]["text"]
 
 
+ADA: dict[str, Any] = {"author": "Ada", "identity": "hello/1"}
+
+
 @pytest.mark.parametrize(
     ("choices", "wrote", "by", "result"),
     [
-        ([], "Xavier", "Ada", "Ada, owner, answered:\nXavier"),
-        (["Yes", "No"], " yes ", "Ada", "Ada, owner, answered:\nYes"),
-        (["Yes", "No"], "Why?", "Ada", WROTE_INSTEAD),
-        (["Yes", "No"], "Yes", "Bob", WROTE_INSTEAD),
+        ([], "Xavier", ADA, "Ada, owner, answered:\nXavier"),
+        (["Yes", "No"], " yes ", ADA, "Ada, owner, answered:\nYes"),
+        (["Yes", "No"], "Yes", {**ADA, "author": "Countess"}, "Countess, owner, answered:\nYes"),
+        (["Yes", "No"], "Why?", ADA, WROTE_INSTEAD),
+        (["Yes", "No"], "Yes", {**ADA, "identity": "hello/12"}, WROTE_INSTEAD),
     ],
+    ids=["open", "choice", "renamed", "no choice", "namesake"],
 )
 async def test_an_answer_may_be_typed_by_whoever_was_asked(
-    direct: Make, choices: list[str], wrote: str, by: str, result: str
+    direct: Make, choices: list[str], wrote: str, by: dict[str, Any], result: str
 ) -> None:
     world, service = direct(calls(call("ask_user", question="Well?", choices=choices)), say("Fine."))
     await world.run()
-    world.inbox.messages.append(dataclasses.replace(ada(wrote, 2), author=by))
+    world.inbox.messages.append(dataclasses.replace(ada(wrote, 2), **by))
     assert await world.run() == Answered("Fine.", included_to=2)
     assert service.received[1]["messages"][-1]["content"][0]["content"][0]["text"] == result
 

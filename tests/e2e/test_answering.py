@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import select, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from gofer.assembly import open_platform
+from gofer.jobs.delays import clock_time
 from gofer.rehearsal.anthropic import Anthropic, Reply, call, calls, fault, say
 from gofer.rehearsal.hello import HelloService
 from gofer.rehearsal.loopback import serve
 from gofer.settings import Settings
 from gofer.store.clock import now
-from gofer.store.tables import attempts, conversations, jobs, messages
+from gofer.store.tables import SCHEDULE, attempts, conversations, jobs, messages, replies, spends
 from world import World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -99,16 +102,37 @@ async def office(own_url: str, own_dir: Path) -> AsyncIterator[Office]:
 async def test_an_hour_of_rate_limit_is_a_time_on_the_job_and_costs_no_try(
     office: Office, eventually: Eventually
 ) -> None:
-    office.play(fault("rate_limit", retry_after=3600), say("An hour later."))
+    hour = fault("rate_limit", retry_after=3600)
+    office.play(hour, hour, say("Hours later."), say("Next."))
     await office.say("Are you there?", "hour")
     await eventually(lambda: _in_state(office, "hour", "scheduled"))
     job = await office.job("hour")
     assert 3000 < job.in_seconds <= 3600
     assert (job.reason, job.attempts) == ("model.unavailable", 0)
-    assert office.told("hour") == []
+    await eventually(lambda: office.told("hour"))
+    (delay,) = office.told("hour")
+    until = clock_time(time.time() + job.in_seconds, "UTC", time.time())
+    assert (
+        delay
+        == f"The model's provider makes us wait until {until}. Your message is kept, and I go on by myself."
+    )
+    await office.say("/status", "hour", event="command", command="status")
+    await eventually(lambda: len(office.told("hour")) == 2)
+    assert f"waiting to try again at {until}: the model's provider makes us wait" in office.told("hour")[1]
+    await _at_once(office, job)
+    await eventually(lambda: len(office.model.received) == 2)
+    await eventually(lambda: _in_state(office, "hour", "scheduled"))
+    await _at_once(office, job)
+    await eventually(lambda: len(office.told("hour")) == 3)
+    assert office.told("hour")[2] == "Hours later.", "that it takes longer is said once"
+    await office.say("And then?", "hour")
+    await eventually(lambda: office.told("hour")[-1] == "Next.")
+    assert "makes us wait" not in str(office.model.received), "it is a word for people, not for models"
+
+
+async def _at_once(office: Office, job: Any) -> None:
+    """Have a job that was put off tried now."""
     await office.world.run(lambda c: c.execute(update(jobs).where(jobs.c.id == job.id).values(run_at=now())))
-    await eventually(lambda: office.told("hour") == ["An hour later."])
-    assert len(office.model.received) == 2
 
 
 async def _in_state(office: Office, room: str, state: str) -> bool:
@@ -202,6 +226,75 @@ async def test_a_refused_key_is_told_to_whoever_asked_and_ends_the_job(
     assert "refuses the key" in office.told("key")[-1]
     job = await office.job("key")
     assert (job.state, job.reason) == ("dead", "model.auth")
+
+
+async def test_short_waits_are_silent_until_they_add_up(office: Office, eventually: Eventually) -> None:
+    """After a refused key the model rests for half a minute, again and again."""
+    office.play(say("Hello."), fault("auth"))
+    await office.say("Hello?", "rest")
+    await eventually(lambda: office.told("rest") == ["Hello."])
+    chosen = update(conversations).where(conversations.c.title == "rest")
+    await office.world.run(lambda c: c.execute(chosen.values(model="anthropic/claude-opus-4-8")))
+    await office.say("And now?", "rest")
+    await eventually(lambda: len(office.told("rest")) == 2)
+    await office.say("And now?", "rest")
+    await eventually(lambda: _in_state(office, "rest", "scheduled"))
+    job = await office.job("rest")
+    assert (job.reason, job.in_seconds <= 30) == ("model.unavailable", True)
+    assert await office.world.count(replies, replies.c.job_id == job.id) == 0
+    earlier = {"started_at": attempts.c.started_at - 50, "ended_at": attempts.c.ended_at - 50}
+    tries = update(attempts).where(attempts.c.job_id == job.id).values(earlier)
+    await office.world.run(lambda c: c.execute(tries))
+    await _at_once(office, job)
+    await eventually(lambda: len(office.told("rest")) == 3)
+    assert "makes us wait until" in office.told("rest")[2]
+
+
+async def test_each_run_of_a_day_that_ends_with_its_budget_says_so_and_schedules_say_it_once(
+    office: Office, eventually: Eventually
+) -> None:
+    """Three work at once when not even the money for one last answer is left."""
+    rooms = ["spent 1", "spent 2", "spent 3"]
+    step = calls(call("todo", items=[{"text": "paint"}]))
+    office.play(step, step, step, gated=True)
+    for room in rooms:
+        await office.say("Paint the door.", room)
+    await eventually(lambda: len(office.model.received) == 3)
+    job = await office.job(rooms[0])
+    row = {"workspace_id": job.workspace_id, "agent_id": job.agent_id, "conversation_id": "", "job_id": 0}
+    row |= {"key": "elsewhere", "day": _today(), "micros": 9_999_000, "settled": True, "background": True}
+    await office.world.run(lambda c: c.execute(insert(spends).values(row)))
+    office.model.gate.set()
+    for room in rooms:
+        await eventually(lambda room=room: office.told(room))
+    ended = "This agent's budget of $10.00 for today is used up."
+    assert [office.told(room) for room in rooms] == [[ended]] * 3
+    assert len(office.model.received) == 3
+    for _ in range(2):
+        seq = await office.say("Water the garden.", "garden", event=SCHEDULE)
+        await eventually(lambda seq=seq: _dealt_with(office, seq))
+    assert office.told("garden") == [ended]
+    for asked in (2, 3):
+        await office.say("And I?", rooms[0])
+        await eventually(lambda asked=asked: len(office.told(rooms[0])) == asked)
+    last = await office.job(rooms[0])
+    here = (jobs.c.conversation_id == last.conversation_id, jobs.c.kind == "answer")
+    assert (last.state, await office.world.count(jobs, *here)) == ("done", 3), (
+        "what was not read is not asked again"
+    )
+    await office.world.run(lambda c: c.execute(delete(spends).where(spends.c.key == "elsewhere")))
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+async def _dealt_with(office: Office, seq: int) -> bool:
+    """Whether the garden's agent has read so far and has nothing left to say."""
+    job = await office.job("garden")
+    unsent = replies.c.state.in_(("planned", "placed"))
+    left = await office.world.count(replies, replies.c.conversation_id == job.conversation_id, unsent)
+    return bool(job.state == "done" and job.covers_to >= seq and not left)
 
 
 async def test_a_question_survives_a_restart_and_its_answer_goes_on(

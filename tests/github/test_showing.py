@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from github_scene import Scene, gofer, tool
 from gofer.errors import Permanent, Temporary
 from gofer.integration import Outgoing, PlanItem, Progress
+from gofer.rehearsal.anthropic import Anthropic, fault, say
 from gofer.rehearsal.github import Fault, git
-from gofer.store.tables import events
+from gofer.rehearsal.loopback import serve as loopback
+from gofer.store.clock import now
+from gofer.store.tables import events, jobs
 from gofer_github import integration
 from gofer_github.access import READ, Access
 
@@ -33,6 +37,33 @@ async def test_eyes_then_one_comment_that_becomes_the_answer(scene: Scene, tmp_p
     assert "Map<String, Integer> done" in reply.body
     assert "Working on it" not in reply.body
     assert asked.reactions == [("gofer[bot]", "eyes")]
+
+
+async def test_a_wait_for_the_model_has_a_comment_of_its_own_and_the_sticky_one_becomes_the_answer(
+    scene: Scene, tmp_path: Path
+) -> None:
+    model = Anthropic([fault("rate_limit", retry_after=3600), say("Here it is.")])
+    git.commit(scene.repository.path, {"a.txt": "a"}, "change", "A change")
+    async with loopback(model.app) as url:
+        given: dict[str, Any] = {"anthropic_key": model.key, "anthropic_base_url": url}
+        async with gofer(scene, tmp_path / "data", **given) as running:
+            pull = await scene.github.open_pull("ada", scene.repository, "change")
+            await scene.github.comment("ada", scene.repository, pull.number, "@gofer what is this?")
+            async with asyncio.timeout(40):
+                while len(scene.ours(pull.number)) < 2:
+                    await asyncio.sleep(0.02)
+            working, told = scene.ours(pull.number)
+            assert "Working on it" in working.body
+            assert "The model's provider makes us wait until" in told.body
+            await running.platform.database.write(lambda c: c.execute(update(jobs).values(run_at=now())))
+            await running.quiet()
+            async with asyncio.timeout(20):  # decoration may lag behind the answer
+                while [one for one in scene.repository.check_runs.values() if one.status != "completed"]:
+                    await asyncio.sleep(0.02)
+    answer, told = scene.ours(pull.number)
+    assert (answer.id, "Here it is." in answer.body) == (working.id, True)
+    assert "makes us wait" in told.body
+    assert len(scene.repository.check_runs) == 1
 
 
 async def test_the_answer_carries_plan_cost_duration_and_the_way_to_the_run(

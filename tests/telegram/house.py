@@ -101,6 +101,13 @@ class House:
         """The same bot in a connection of its own, after the first was removed."""
         return House(self.telegram, self.platform, await connect(self.platform, self.telegram))
 
+    async def jobs_in(self, state: str, *, within: float = 60) -> None:
+        """Wait until the last answer's job is in a state."""
+        query = select(jobs.c.state).where(jobs.c.kind == "answer").order_by(jobs.c.id.desc()).limit(1)
+        async with asyncio.timeout(within):
+            while [row.state for row in await self.rows(query)] != [state]:
+                await asyncio.sleep(0.02)
+
     async def settled(self, *, within: float = 60) -> None:
         """Wait until no job is left but the poller's."""
         busy = (in_state(*LIVE), jobs.c.kind.not_in(("poll", "approval")))

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import socket
 from functools import partial
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from gofer.assembly import open_platform
 from gofer.errors import Conflict
 from gofer.health import disconnect, health_of, set_up, watch
 from gofer.people import new_code
 from gofer.rehearsal.telegram import Telegram
+from gofer.settings import Settings
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.vault.secret import Secret
 from gofer.vault.stored import put_secret
+from gofer.web.access.members import first_owner, new_link
+from gofer.web.app import public_app
+from gofer.web.server import listening as serving
 from gofer_telegram import connecting
 from gofer_telegram.client import CONFLICT
 from gofer_telegram.updates import WANTED
 from telegram.house import House, open_house
+from web_house import Browser, csrf_in
 
 
 @pytest.mark.parametrize("webhook", [False, True], ids=["polling", "webhook"])
@@ -45,6 +53,54 @@ async def test_connecting_says_what_it_did_and_drops_nothing(
             assert set(asked[-1].parameters["allowed_updates"]) == set(WANTED)
         telegram.methods.privacy = False
         assert "privacy" not in (await set_up(house.platform, house.connection_id)).line
+
+
+async def test_a_bot_is_added_on_the_dashboard(telegram: Telegram, tmp_path: Path) -> None:
+    """A wrong token is named and can be replaced; the right one leads to a code that pairs."""
+    settings = Settings(data_dir=tmp_path / "data", sandbox="off", poll_interval=0.1)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        door.setblocking(False)
+        here = f"http://127.0.0.1:{door.getsockname()[1]}"
+        async with (
+            open_platform(settings, roles=frozenset({"web", "worker"})) as platform,
+            serving(public_app(platform), door),
+        ):
+            owner = await platform.database.write(first_owner)
+            link = await platform.database.write(partial(new_link, member_id=owner.id))
+            code = await asyncio.to_thread(_add_in_a_browser, here, link, telegram)
+            ann = telegram.world.add_person("Ann")
+            chat = telegram.world.private(ann)
+            telegram.phones.say(ann, chat, f"/start {code}")
+            await telegram.until(lambda: any("You are paired" in text for text in telegram.said(chat)))
+
+
+def _add_in_a_browser(here: str, link: str, telegram: Telegram) -> str:
+    """Returns the pairing code that the page shows."""
+    form, wrong = "/connections/new/telegram", "1:a-token-of-nobody-for-rehearsals-only-00"
+    browser = Browser(here, {"accept": "text/html"})
+    with browser.client:
+        browser.follow(link)
+        shown = browser.get(form).text
+        assert 'name="secret.token" type="password"' in shown
+        assert "@BotFather" in shown
+        given = {"csrf": csrf_in(shown), "name": "phone", "setting.api_url": telegram.url}
+        assert browser.post(form, **given).status_code == 422, "not without a token"
+        added = browser.post(form, **given, **{"secret.token": wrong})
+        page = browser.get(added.headers["location"]).text
+        assert "Telegram refuses the bot token. Ask @BotFather for the current one" in page
+        assert wrong not in page
+        _, _, connection = added.headers["location"].partition("/connections/")
+        rotated = {"csrf": given["csrf"], "owner": connection, "name": "token", "value": telegram.token}
+        page = browser.get(browser.post("/secrets", **rotated).headers["location"]).text
+        assert "@gofer_rehearsal_bot is ready: updates are fetched by long polling" in page
+        assert "privacy mode" in page
+        browser.post(f"/connections/{connection}/remove", csrf=given["csrf"])
+        added = browser.post(form, **given, **{"secret.token": telegram.token})
+        page = browser.get(added.headers["location"]).text
+        assert "long polling" in page, "how its updates come in"
+        found = re.search(r"/start ([0-9A-Z]{8})\b", page)
+        assert found is not None, page
+        return found[1]
 
 
 async def test_a_rotated_token_is_used_from_the_next_call_and_nothing_is_lost(house: House) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import textwrap
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gofer.rehearsal.telegram.rules import checked_text
-from gofer_telegram.text import LIMIT, MOST_PARTS, caption, open_fence, opening, render, split, units
+from gofer_telegram.text import LIMIT, MOST_PARTS, Rendered, caption, opening, render, split, units
 
 FENCE = "```python\n" + "\n".join(f"print({number})  # 🎉" for number in range(400)) + "\n```"
 PARAGRAPHS = "\n\n".join(
@@ -81,7 +84,7 @@ def test_long_answers_come_in_parts_that_are_whole(markdown: str) -> None:
         rendered = render(part)
         assert units(rendered.text) <= LIMIT
         checked_text(rendered.text, rendered.entities or None)
-        assert open_fence(part) is None
+        assert "```" not in rendered.text
         assert "**" not in rendered.text
     whole = re.sub(r"\s|```python|```", "", markdown)
     assert re.sub(r"\s|```python|```", "", "".join(parts)) == whole
@@ -100,11 +103,107 @@ def test_a_very_long_answer_stays_whole_for_a_file() -> None:
     checked_text(caption(render(text).text), None, limit=1024)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(MARKDOWN, min_size=5, max_size=12).map("\n\n".join).map(lambda text: text * 6))
 def test_no_part_is_too_long(markdown: str) -> None:
     parts = split(markdown)
     assert parts == [markdown] or all(render(part).fits for part in parts)
+
+
+class Writer:
+    """Writes Markdown in which each word tells where it stands: w plain, c in code, t in a table, h in its head."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._words = itertools.count()
+
+    def document(self) -> str:
+        wanted, written = self._random.randint(4_000, 14_000), ""
+        while len(written) < wanted:
+            written += self.block(0) + "\n\n"
+        return written
+
+    def block(self, depth: int) -> str:
+        kinds = [self.paragraph, self.fence, self.table, *([self.items, self.quote] if depth < 3 else [])]
+        return self._random.choice(kinds)(depth)
+
+    def words(self, kind: str, most: int) -> list[str]:
+        return [f"{kind}{next(self._words)}" for _ in range(self._random.randint(1, most))]
+
+    def paragraph(self, depth: int) -> str:
+        marks = ["{}"] * 6 + ["**{}**", "_{}_", "🎉 {}", "[{}](https://x.y/z)", "{}.", "{}\n", "~~{}~~"]
+        return " ".join(self._random.choice(marks).format(word) for word in self.words("w", 150)).replace(
+            "\n ", "\n"
+        )
+
+    def fence(self, depth: int) -> str:
+        mark = self._random.choice(["```", "~~~", "````"])
+        between = self._random.choice(["\n", " = ", "\n    ", "\n\n"])
+        return f"{mark}py\n{between.join(self.words('c', 200))}\n{mark}"
+
+    def table(self, depth: int) -> str:
+        rows = [f"| {word} | {word} |" for word in self.words("t", 60)]
+        return "\n".join([f"| h{depth} | head |", "|---|---|", *rows])
+
+    def items(self, depth: int) -> str:
+        marker = self._random.choice(["- ", "* ", "1. ", "10) "])
+        blocks = [self.block(depth + 1) for _ in range(self._random.randint(1, 3))]
+        return "\n\n".join(marker + textwrap.indent(block, " " * len(marker)).lstrip(" ") for block in blocks)
+
+    def quote(self, depth: int) -> str:
+        return textwrap.indent(self.block(depth + 1), "> ", lambda line: True)
+
+
+DOCUMENTS = st.integers(0, 2**32).map(lambda seed: Writer(Random(seed)).document())
+
+
+@settings(max_examples=25, deadline=None)
+@given(DOCUMENTS)
+def test_wherever_it_is_cut_each_word_stays_what_it_was(markdown: str) -> None:
+    parts = split(markdown)
+    if len(parts) == 1:
+        assert parts == [markdown]
+    shown = [render(part) for part in parts]
+    for one in shown if len(parts) > 1 else ():
+        assert one.fits
+        checked_text(one.text, one.entities or None)
+        assert not re.search("```|~~~|[|]--|[*][*]|~~", one.text), "no mark is loose"
+        outside = without_code(one)
+        assert not re.search(r"\b[ct]\d", outside)
+        assert not re.search(r"\bw\d", one.text) or re.search(r"\bw\d", outside)
+    words = re.compile(r"[wct]\d+")
+    together = "\n".join(one.text for one in shown)
+    assert words.findall(together) == words.findall(re.sub(r"\(https[^)]*\)", "", markdown))
+
+
+def without_code(rendered: Rendered) -> str:
+    text = rendered.text.encode("utf-16-le")
+    for entity in reversed([one for one in rendered.entities if one["type"] == "pre"]):
+        text = text[: 2 * entity["offset"]] + text[2 * (entity["offset"] + entity["length"]) :]
+    return text.decode("utf-16-le")
+
+
+CODE = "\n".join(f"    x{number} = {number}  # code" for number in range(250))
+ROWS = "\n".join(f"| row {number} | {number * number} |" for number in range(300))
+
+
+def test_code_two_lists_deep_goes_on_as_code_of_its_language() -> None:
+    markdown = f"- a\n  - b\n\n    ```py\n{CODE}\n    ```\n\n    Then.\n  - c\n\n    More.\n- d\n"
+    first, *_, last = parts = [render(part) for part in split(markdown)]
+    assert len(parts) > 1
+    assert first.text.startswith("• a\n  • b\nx0 = 0")
+    assert last.text.endswith("\nThen.\n• c\nMore.\n• d")
+    assert [entity["language"] for part in parts for entity in part.entities] == ["py"] * len(parts)
+
+
+def test_a_long_table_has_its_head_in_every_part() -> None:
+    parts = [render(part) for part in split(f"| name | square |\n|---|---|\n{ROWS}")]
+    assert len(parts) > 1
+    for part in parts:
+        assert part.text.startswith("name")
+        assert [entity["type"] for entity in part.entities] == ["pre"]
+        assert "|-" not in part.text
+    assert sum(part.text.count("row") for part in parts) == 300
 
 
 def test_an_answer_with_more_marks_than_a_message_may_have_comes_in_parts() -> None:

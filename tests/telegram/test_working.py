@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from gofer.errors import Permanent
 from gofer.integration import Outgoing
+from gofer.rehearsal.anthropic import Anthropic, fault, say
+from gofer.rehearsal.loopback import serve as loopback
 from gofer.rehearsal.telegram import Telegram
 from gofer.rehearsal.telegram.people import PNG
-from gofer.store.tables import ReplyState, replies
+from gofer.store.clock import now
+from gofer.store.tables import ReplyState, jobs, replies
 from gofer_telegram import integration
 from telegram.contract import serve
 from telegram.house import House, open_house
@@ -64,6 +69,37 @@ async def test_a_question_is_asked_with_buttons_and_a_press_answers_it(house: Ho
     query = telegram.phones.press(ann, asked, "Coffee")
     await telegram.until(lambda: telegram.methods.answered.get(query) == "Coffee")
     assert "Coffee" in (await house.answers(chat, 2))[-1]
+
+
+async def test_who_has_to_wait_for_the_model_is_told_so_once_and_answered_after_a_restart(
+    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hour = fault("rate_limit", retry_after=3600)
+    model = Anthropic([hour, hour, say("**Here** it is.")])
+    async with loopback(model.app) as url:
+        monkeypatch.setenv("GOFER_ANTHROPIC_KEY", model.key)
+        monkeypatch.setenv("GOFER_ANTHROPIC_BASE_URL", url)
+        async with open_house(telegram, tmp_path / "data") as house:
+            ann, chat = await house.owner()
+            telegram.phones.say(ann, chat, "Are you there?")
+            (told,) = await house.answers(chat, 1)
+            assert "The model's provider makes us wait until" in told
+            assert chat.by_bot(telegram.bot.id)[0]["message_id"] not in chat.silent
+        async with open_house(telegram, tmp_path / "data") as house:
+            for turns in (2, 3):
+                await house.platform.database.write(
+                    lambda c: c.execute(update(jobs).where(jobs.c.kind == "answer").values(run_at=now()))
+                )
+                await telegram.until(partial(_received, model, turns))
+                await house.jobs_in("scheduled" if turns == 2 else "done")
+            assert await house.answers(chat, 2) == [told, "Here it is."]
+            await house.settled()
+            assert len(telegram.said(chat)) == 2
+    assert model.refused == []
+
+
+def _received(model: Anthropic, turns: int) -> bool:
+    return len(model.received) == turns
 
 
 async def test_files_go_in_and_come_back_by_a_tool(telegram: Telegram, tmp_path: Path) -> None:
@@ -132,15 +168,15 @@ FAULTS: tuple[tuple[str, dict[str, object]], ...] = (
 
 async def test_a_fault_on_the_way_out_neither_loses_nor_doubles_an_answer(house: House) -> None:
     telegram = house.telegram
-    for method, fault in FAULTS:
+    for method, how in FAULTS:
         telegram.faults.clear()
         ann, chat = await house.owner()
-        telegram.fail(method, **fault)
+        telegram.fail(method, **how)
         telegram.phones.say(ann, chat, "hello")
         await house.answers(chat, 1)
         await house.settled()
-        assert len(telegram.said(chat)) == 1, (method, fault)
-        assert sum(one.times for one in telegram.faults) < int(str(fault.get("times", 1))), "it has happened"
+        assert len(telegram.said(chat)) == 1, (method, how)
+        assert sum(one.times for one in telegram.faults) < int(str(how.get("times", 1))), "it has happened"
 
 
 async def test_an_answer_that_was_sent_unheard_leaves_an_opening_at_worst(house: House) -> None:

@@ -103,7 +103,7 @@ class Acting:
             heard = [said for said in unread if not said.background and not quotes(said.trust, state.trust)]
             if not heard:
                 return self._asked(call)
-            if state.background or heard[0].author == state.woken_by:
+            if state.background or heard[0].identity == state.asker:
                 answer = _typed(call, heard[0])
         await self._finish(call, Ran(_answered(answer), "ok"), 0)
         return None

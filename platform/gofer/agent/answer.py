@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,13 +24,14 @@ from gofer.agent.ports import FilesIn, StoreBlobs, StoreHistory, StoreInbox, Sto
 from gofer.agent.prices import load_prices
 from gofer.agent.record import Listener
 from gofer.agent.shells import Shells
-from gofer.agent.spending import StoreLedger, cost_of_job
+from gofer.agent.spending import SPANNING, StoreLedger, cost_of_job, ran_out_before
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.tools.registry import plugin_tools
 from gofer.crash import crash_point
 from gofer.errors import ConfigError, NotFound, Temporary
 from gofer.intake.admit import Admitter, Read, covered, unread
 from gofer.integration import Job
+from gofer.jobs.delays import NOTICED, clock_time, waited
 from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
@@ -53,6 +55,7 @@ GIVEN_UP = "I had to give this up ({reason})."
 NOT_SET_UP = (
     "I cannot work on this: I am not set up right. Please ask whoever runs Gofer to run `gofer doctor`."
 )
+DELAYED = "The model's provider makes us wait until {until}. Your message is kept, and I go on by myself."
 WAIT_FOR_PROVIDER = 30.0
 
 
@@ -236,22 +239,45 @@ class Answerer:
                     cost,
                     question.choices,
                 )
-            case Stopped("user.stop", _, text, included_to):
-                # Stopped before its first turn it has read nothing; what was asked is stopped all the same.
-                dealt_with = max(included_to, asker.seq)
-                return Cancel("cancelled", await self._drafts(claim, asker, text), dealt_with, cost)
-            case Stopped(_, _, text, included_to):
-                return Done(await self._drafts(claim, asker, text, "final"), included_to, cost)
+            case Stopped():
+                return await self._stopped(claim, asker, end, cost)
             case Failed("model.auth", sentence, included_to):
                 # Waiting would not mend a refused key, and whoever asked should not wait in silence.
                 log.error("model.refused", reason="the provider refuses the key", fix="gofer secrets put")
                 return Dead("model.auth", await self._drafts(claim, asker, sentence), included_to, cost)
             case Failed(reason, _, _, retry_after, waiting) if waiting:
-                return Snooze(retry_after or WAIT_FOR_PROVIDER, reason, cost)
+                after = retry_after or WAIT_FOR_PROVIDER
+                return Snooze(after, reason, cost, await self._delayed(claim, asker, after))
             case Failed(reason, sentence, included_to, retry_after):
                 return Retry(
                     reason, retry_after, await self._drafts(claim, asker, sentence), included_to, cost
                 )
+
+    async def _stopped(self, claim: Claim, asker: Read, end: Stopped, cost: float) -> Outcome:
+        # Stopped before its first turn it has read nothing; what was asked is dealt with all the same.
+        dealt_with = max(end.included_to, asker.seq)
+        if end.code == "user.stop":
+            return Cancel("cancelled", await self._drafts(claim, asker, end.text), dealt_with, cost)
+        if end.code in SPANNING and end.text == end.sentence:
+            return Done(await self._ran_out(claim, asker, end.text), dealt_with, cost)
+        return Done(await self._drafts(claim, asker, end.text, "final"), dealt_with, cost)
+
+    async def _delayed(self, claim: Claim, asker: Read, after: float) -> tuple[Draft, ...]:
+        """A word to whoever waits, if they wait long enough to wonder; nobody waits for what a schedule says."""
+        so_far = await self._database.read(partial(waited, job_id=claim.id))
+        if so_far + after < NOTICED or asker.message.event == SCHEDULE:
+            return ()
+        until = clock_time(time.time() + after, self._settings.timezone, today=time.time())
+        return await self._drafts(claim, asker, DELAYED.format(until=until), "note")
+
+    async def _ran_out(self, claim: Claim, asker: Read, text: str) -> tuple[Draft, ...]:
+        """Whoever asks is told that there is no money left; of what schedules want, once a day is enough."""
+        zone = self._settings.timezone
+        if asker.message.event == SCHEDULE and await self._database.read(
+            partial(ran_out_before, claim=claim, timezone=zone)
+        ):
+            return ()
+        return await self._drafts(claim, asker, text, "final")
 
     async def _cost(self, claim: Claim) -> float:
         return await self._database.read(partial(cost_of_job, job_id=claim.id))

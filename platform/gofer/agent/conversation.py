@@ -47,6 +47,8 @@ class Said:
     """When, for the model: 2026-11-16 09:30 UTC."""
     background: bool = False
     """A schedule said it: nobody waits for the answer."""
+    identity: str = ""
+    """Who it is at their service, whatever they call themselves."""
 
     @property
     def has_strangers_words(self) -> bool:

@@ -50,6 +50,7 @@ class Hearing:
         return {
             "trust": trust,
             "woken_by": woken_by.author if woken_by else "",
+            "asker": woken_by.identity if woken_by else "",
             "background": all(said.background for said in waking if not quotes(said.trust, trust)),
             "history_after": after,
             "history_to": to,
@@ -78,8 +79,14 @@ class Hearing:
             "notes": [one.code for one in (*heard.notes, *go.notes) if one.code],
             "narrowed": strangers or (not state.rounds and await self._context.tainted(state)),
             "awaited": heard.awaited,
+            "asker": self._asker(heard.said),
             "wrap_up": {"code": go.wrap_up.code, "sentence": go.wrap_up.sentence} if go.wrap_up else None,
         }
+
+    def _asker(self, said: Sequence[Said]) -> str:
+        """Whoever asked last: one of these, or still the one before."""
+        asking = [one.identity for one in said if one.addressed and self._steers(one)]
+        return asking[-1] if asking else self._record.state.asker
 
     async def _news(self) -> Sequence[Said]:
         """New messages up to the last that may steer; the others behind it wait for a run of their own."""

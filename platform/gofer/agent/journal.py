@@ -21,9 +21,9 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     # The first event: who woke the run, whether they wait for it, and where its history begins and ends.
-    "run.started": Kind(1, frozenset({"woken_by"})),
-    # A model call begins: what is new to the model, up to which message, and what is reserved for the call.
-    "turn.started": Kind(1, frozenset({"input"})),
+    "run.started": Kind(1, frozenset({"woken_by", "asker"})),
+    # A model call begins: what is new to the model, up to which message, who asked last, and what is reserved.
+    "turn.started": Kind(1, frozenset({"input", "asker"})),
     # A call, or a try at one, failed. What it cost is charged.
     "turn.failed": Kind(1, frozenset({"detail"})),
     # The model's answer, verbatim.

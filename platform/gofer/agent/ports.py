@@ -192,6 +192,7 @@ def said(read: Read, *, by_us: bool = False, files: tuple[str, ...] = (), at: fl
         quoted=read.message.quoted,
         quoted_here=read.message.quoted_here,
         background=read.message.event == SCHEDULE,
+        identity=f"{read.connection_id or ''}/{read.message.author.id}",
         at="" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
 

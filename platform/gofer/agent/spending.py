@@ -16,7 +16,10 @@ from gofer.jobs.queue import Claim
 from gofer.outbox.ledger import hold
 from gofer.store.clock import now
 from gofer.store.database import Database
-from gofer.store.tables import agents, spends
+from gofer.store.tables import agents, events, jobs, spends
+
+SPANNING = ("budget.day", "budget.background", "budget.conversation")
+"""Why a run ended that not even began to spend what one job may: the next one will end so too."""
 
 
 class StoreLedger:
@@ -129,6 +132,19 @@ def _put(
             set_={"micros": amount, "settled": settled, "day": day, "background": background},
         )
     )
+
+
+def ran_out_before(connection: Connection, claim: Claim, timezone: str) -> bool:
+    """Whether an earlier run here has ended today because a budget that spans jobs is used up."""
+    midnight = datetime.fromisoformat(today(connection, timezone)).replace(tzinfo=ZoneInfo(timezone))
+    query = (
+        select(events.c.id)
+        .join(jobs, jobs.c.id == events.c.job_id)
+        .where(events.c.conversation_id == claim.conversation_id, events.c.kind == "run.stopped")
+        .where(events.c.at >= midnight.timestamp(), events.c.data["code"].as_string().in_(SPANNING))
+        .where(jobs.c.participant_id == claim.participant_id, jobs.c.id < claim.id)
+    )
+    return connection.execute(query.limit(1)).first() is not None
 
 
 def cost_of_job(connection: Connection, job_id: int) -> float:

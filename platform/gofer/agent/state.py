@@ -64,8 +64,8 @@ class State:
 
     begun: bool = False
     trust: Trust = "unknown"
-    woken_by: str = ""
-    """Whom it works for, by name."""
+    asker: str = ""
+    """The identity of whoever asked it last: what it asks, they may answer."""
     background: bool = False
     """Nobody waits for it: the smaller budget applies."""
     history_after: int = 0
@@ -148,7 +148,7 @@ def _run_started(state: State, event: Event) -> None:
     data = event.data
     state.begun = True
     state.trust = data["trust"]
-    state.woken_by = data.get("woken_by", "")
+    state.asker = data.get("asker", "")
     state.background = data.get("background", False)
     state.history_after, state.history_to = data["history_after"], data["history_to"]
     state.included_to = data["history_to"]
@@ -164,6 +164,7 @@ def _turn_started(state: State, event: Event) -> None:
     state.rounds[-1].input.extend(data["input"])
     state.rounds[-1].event_id, state.rounds[-1].stop = event.id, ""
     state.included_to = data["included_to"]
+    state.asker = data.get("asker", state.asker)
     state.reserved = data["reserved"]
     state.last_size = data["size"]
     state.given.update(data["notes"])

@@ -27,6 +27,7 @@ from gofer.store.database import DIALECTS
 from gofer.store.ids import new_id
 from gofer.store.sealing import conversation_key, seal
 from gofer.store.tables import (
+    DELAY,
     FINAL,
     FORGOTTEN,
     IS_UNSENT,
@@ -36,6 +37,7 @@ from gofer.store.tables import (
     attempts,
     bindings,
     conversations,
+    events,
     in_state,
     jobs,
     messages,
@@ -212,6 +214,12 @@ def _end(connection: Connection, ending: Ending, job: Any, *, lost: bool) -> _En
     if job.cancel_requested and not final:
         # A run that pauses while somebody asks to stop it goes back at once, for a worker to end it as asked.
         state, delay = JobState.READY, 0
+    if (
+        isinstance(outcome, Snooze)
+        and outcome.drafts
+        and (state is JobState.READY or _told(connection, claim))
+    ):
+        outcome = dataclasses.replace(outcome, drafts=())
     return _End(
         ending=ending,
         claim=claim,
@@ -280,8 +288,23 @@ def _write_ends(connection: Connection, ends: Sequence[_End], *, lost: bool) -> 
     )
 
 
-def _detail(outcome: Outcome) -> dict[str, str]:
+def _detail(outcome: Outcome) -> dict[str, Any]:
+    if isinstance(outcome, Snooze) and outcome.drafts:
+        return {"told": True}
     return {"detail": outcome.detail} if isinstance(outcome, Dead) and outcome.detail else {}
+
+
+def _told(connection: Connection, claim: Claim) -> bool:
+    """Whether it was said before that this job has to wait."""
+    return connection.execute(_TOLD, {"job": claim.id}).first() is not None
+
+
+_TOLD = (
+    select(events.c.id)
+    .where(events.c.job_id == bindparam("job"), events.c.kind == "attempt.finished")
+    .where(events.c.data["told"].as_boolean())
+    .limit(1)
+)
 
 
 # Many at once, so without RETURNING: `_held` has checked the fence and holds the rows.
@@ -362,9 +385,11 @@ def _covers_to(connection: Connection, claim: Claim, outcome: Outcome, fixed: in
 
 
 def _say(connection: Connection, vault: Vault, end: _End) -> bool:
-    """Put what is to be said into the ledger: the answer, the question, or the apology."""
+    """Put what is to be said into the ledger: the answer, the question, the apology, or that it takes longer."""
     claim, outcome = end.claim, end.outcome
-    if isinstance(outcome, Snooze) or not (end.final or end.state is JobState.WAITING):
+    if isinstance(outcome, Snooze):
+        return plan_replies(connection, vault, claim, outcome.drafts, kept_as=DELAY)
+    if not (end.final or end.state is JobState.WAITING):
         return False
     drafts = outcome.drafts
     asked: dict[str, Any] = {}
@@ -381,8 +406,12 @@ def plan_replies(
     claim: Claim,
     drafts: tuple[Draft, ...],
     asked: Mapping[str, Any] | None = None,
+    kept_as: str = "",
 ) -> bool:
-    """Put every part into the ledger and see that somebody sends it. The caller holds the conversation's lock."""
+    """Put every part into the ledger and see that somebody sends it. The caller holds the conversation's lock.
+
+    `kept_as` is the event of the message that the conversation keeps of it, when its kind does not say it all.
+    """
     if not drafts or claim.conversation_id is None:
         return False
     try:
@@ -414,18 +443,17 @@ def plan_replies(
             connection, "reply.planned", claim.workspace_id, conversation_id=claim.conversation_id,
             data={"job": claim.id, "kind": draft.kind, "parts": total},
         )  # fmt: skip
-        _remember(connection, key, claim, draft)
+        _remember(connection, key, claim, draft, kept_as or ("note" if draft.kind == "note" else "reply"))
         woke |= ensure_delivery(connection, claim.workspace_id, claim.conversation_id, draft.binding_id)
     return woke
 
 
-def _remember(connection: Connection, key: DataKey, claim: Claim, draft: Draft) -> None:
+def _remember(connection: Connection, key: DataKey, claim: Claim, draft: Draft, event: str) -> None:
     """What an agent says is part of the conversation too: kept as a message that wakes nobody."""
     if claim.agent_id is None or claim.conversation_id is None:
         return
     seq = int(connection.execute(_NEXT_SEQ, {"conversation": claim.conversation_id}).scalar_one())
     author = Author(agent_author(claim.agent_id), is_bot=True)
-    event = "note" if draft.kind == "note" else "reply"
     if hot.first(connection, _FORGOTTEN, {"job": claim.id}) is not None:
         event = FORGOTTEN
     message = Incoming(

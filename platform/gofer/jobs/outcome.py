@@ -48,6 +48,8 @@ class Snooze:
     after: float
     reason: str = "snoozed"
     cost: float = 0
+    drafts: tuple[Draft, ...] = ()
+    """What to say about the delay: said once in a job's life, however often it is put off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection, func, select
 
@@ -12,9 +13,11 @@ from gofer.agent.agents import Agents, AgentSpec
 from gofer.errors import GoferError, NotFound
 from gofer.integration import COMMANDS, Incoming
 from gofer.jobs.conclude import ANSWER
+from gofer.jobs.delays import clock_time, why
 from gofer.store.clock import now
 from gofer.store.tables import (
     LIVE,
+    JobState,
     Trust,
     agents,
     attempts,
@@ -30,9 +33,9 @@ from gofer.store.tables import (
 STATES = {
     "ready": "about to begin",
     "running": "working",
-    "scheduled": "waiting to try again",
     "waiting": "waiting for an answer to my question",
 }
+PUT_OFF = "waiting to try again at {at}: {why}"
 HELLO = "Hello. Write to me what you need; I work on it and answer here."
 UNKNOWN = "I do not know /{name}. I know:\n"
 
@@ -47,6 +50,7 @@ class Asking:
     connection_id: str
     agents_dir: Path
     today: str
+    timezone: str
 
 
 def answer_to(connection: Connection, asking: Asking) -> str:
@@ -67,7 +71,7 @@ def _help(connection: Connection, asking: Asking) -> str:
 
 def _status(connection: Connection, asking: Asking) -> str:
     query = (
-        select(jobs.c.id, jobs.c.state, jobs.c.attempts, (now() - jobs.c.created_at).label("age"))
+        select(jobs, now().label("current"))
         .where(jobs.c.conversation_id == asking.conversation_id, jobs.c.kind == ANSWER, in_state(*LIVE))
         .order_by(jobs.c.id)
     )
@@ -80,8 +84,18 @@ def _status(connection: Connection, asking: Asking) -> str:
         steps = int(connection.execute(turns.where(events.c.kind == "turn.started")).scalar_one())
         tries = int(connection.execute(_TRIES.where(attempts.c.job_id == job.id)).scalar_one())
         again = f", try {tries}" if tries > 1 else ""
-        lines.append(f"I am {STATES.get(job.state, job.state)} ({int(job.age)} s, step {steps}{again}).")
+        age = int(job.current - job.created_at)
+        lines.append(f"I am {_doing(job, asking.timezone)} ({age} s, step {steps}{again}).")
     return "\n".join([*lines, _spent(connection, asking)])
+
+
+def _doing(job: Any, timezone: str) -> str:
+    """What a job is at; of one that was put off also why, and when it goes on."""
+    if job.state != JobState.SCHEDULED:
+        return STATES.get(job.state, str(job.state))
+    if not job.reason:
+        return STATES["ready"]  # it waits for the rest of what is being said
+    return PUT_OFF.format(at=clock_time(job.run_at, timezone, job.current), why=why(job.reason))
 
 
 _TRIES = select(func.count()).select_from(attempts)

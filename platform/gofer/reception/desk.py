@@ -212,6 +212,7 @@ class Desk:
             connection_id=str(read.connection_id),
             agents_dir=self._settings.data_dir / "agents",
             today=datetime.now(ZoneInfo(self._settings.timezone)).strftime("%Y-%m-%d"),
+            timezone=self._settings.timezone,
         )
         return await self._database.read(partial(answer_to, asking=asking))
 

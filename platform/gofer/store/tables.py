@@ -91,7 +91,10 @@ class ReplyState(StrEnum):
 FORGOTTEN = "forgotten"
 """The event of what an agent said at the end of work that it was told to forget."""
 
-ASIDE = ("command", "button", "place", FORGOTTEN)
+DELAY = "delay"
+"""The event of a word that an answer has to wait: for people, not for models."""
+
+ASIDE = ("command", "button", "place", FORGOTTEN, DELAY)
 """Events of messages that are no part of what an agent reads; most of them the platform deals with itself."""
 
 SCHEDULE = "schedule"

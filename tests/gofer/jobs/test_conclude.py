@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+from sqlalchemy import select
 
 from gofer.errors import Conflict, Fenced, NotFound
 from gofer.jobs import conclude as ending
@@ -14,7 +15,7 @@ from gofer.jobs.queue import Claim
 from gofer.outbox import ledger
 from gofer.outbox.ledger import Part
 from gofer.store import events
-from gofer.store.tables import ReplyState
+from gofer.store.tables import ReplyState, messages
 from world import World
 
 
@@ -49,6 +50,42 @@ async def test_a_job_dies_after_its_last_try_and_keeps_its_history(world: World)
         await world.end(await world.claim_one(), Retry("flaky", after=0))
     assert await world.states(job) == ["dead"]
     assert await world.tries(job) == [(1, "retry", "flaky"), (2, "retry", "flaky"), (3, "dead", "flaky")]
+
+
+async def test_that_it_takes_longer_is_said_once_in_a_jobs_life(world: World) -> None:
+    await world.say("Now?")
+    draft = await world.draft("Later.", kind="note")
+    asking = await world.claim_one()
+    await world.end(asking, Wait("Which one?", drafts=(await world.draft("Which one?", kind="note"),)))
+    await world.say("That one.")
+    for _ in range(3):
+        assert (await world.end(await world.claim_one(), Snooze(9, drafts=(draft,)))).state == "scheduled"
+        await _go_on(world)
+    lost = await world.claim_one()
+    await world.pass_time(3600)
+    await world.sweep()
+    await world.end(await world.claim_one(), Snooze(9, drafts=(draft,)))
+    assert [(reply.kind, reply.part) for reply in await world.replies()] == [("note", 1), ("note", 2)]
+    await _go_on(world)
+    await world.answer("Here.")
+    assert [reply.kind for reply in await world.replies()] == ["note", "note", "final"]
+    assert {reply.job_id for reply in await world.replies()} == {lost.id}
+    said = await world.rows(select(messages.c.event).order_by(messages.c.seq))
+    assert [row.event for row in said] == ["message", "note", "message", "delay", "reply"]
+
+
+async def _go_on(world: World) -> None:
+    """Let the time come that a job was put off to."""
+    await world.pass_time(10)
+    await world.run(queue.stage)
+
+
+async def test_whoever_stops_a_job_is_not_told_that_it_takes_longer(world: World) -> None:
+    await world.say("Now?")
+    claim = await world.claim_one()
+    await world.cancel(claim.id)
+    await world.end(claim, Snooze(9, drafts=(await world.draft("Later.", kind="note"),)))
+    assert await world.replies() == []
 
 
 async def test_snoozing_for_ever_costs_no_try(world: World) -> None:

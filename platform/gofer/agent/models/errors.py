@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -9,6 +10,7 @@ import httpx2
 
 from gofer.agent.model import ErrorKind, ModelError, Usage
 
+LONGEST_WAIT = 86_400.0
 RETRYABLE_STATUS = {408, 409, 429}
 RETRYABLE_TYPES = {"overloaded_error", "api_error", "rate_limit_error", "timeout_error"}
 _TOO_LONG = re.compile(
@@ -67,10 +69,15 @@ def _retry_after(error: Any) -> float | None:
     headers = getattr(getattr(error, "response", None), "headers", {})
     try:
         if "retry-after-ms" in headers:
-            return max(0.0, float(headers["retry-after-ms"]) / 1000)
-        return max(0.0, float(headers["retry-after"])) if "retry-after" in headers else None
+            return _wait(float(headers["retry-after-ms"]) / 1000)
+        return _wait(float(headers["retry-after"])) if "retry-after" in headers else None
     except ValueError:
         return None
+
+
+def _wait(seconds: float) -> float | None:
+    """A pause that makes sense: whoever asks for more than a day is asked again after one."""
+    return min(max(0.0, seconds), LONGEST_WAIT) if math.isfinite(seconds) else None
 
 
 def _words(error: Any) -> str:

@@ -225,7 +225,7 @@ async def add(request: Request) -> Response:
             by=by(request),
         )
     )
-    return await changed(request, connection_id, "Added.")
+    return await changed(request, connection_id, "Added.", fresh=True)
 
 
 @page("owner", form=show)
@@ -249,8 +249,9 @@ async def change(request: Request) -> Response:
     return await changed(request, connection_id, words)
 
 
-async def changed(request: Request, connection_id: str, words: str) -> Response:
-    """Prepare its service for a connection as it is now, and go to its page."""
+async def changed(request: Request, connection_id: str, words: str, *, fresh: bool = False) -> Response:
+    """Prepare its service for a connection as it is now, and go to its page; of a new one, with a code for its owner
+    where people are known by codes."""
     platform = platform_of(request)
     await platform.secrets_changed()
     health = await set_up(platform, connection_id)
@@ -258,7 +259,10 @@ async def changed(request: Request, connection_id: str, words: str) -> Response:
     checks.learned(connection_id, health)
     await platform.database.write(platform.start_inflow)
     platform.signals.wake(JOBS)
-    return go(f"/connections/{connection_id}", f"{words} {health.line}", "ok" if health.ok else "warn")
+    code = await invite(platform.database, platform.accounts, connection_id) if fresh and health.ok else ""
+    # How it is doing stands on its page as well.
+    told = f"{words} {code or health.line}"
+    return go(f"/connections/{connection_id}", told, "ok" if health.ok else "warn")
 
 
 @page("operator")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from starlette.responses import Response
 
 from gofer.agent.spending import cost_of_job
 from gofer.errors import NotFound
+from gofer.jobs.delays import clock_time, why
 from gofer.jobs.steer import find_job
 from gofer.store.content import open_message
 from gofer.store.sealing import conversation_key, unseal
@@ -39,7 +41,12 @@ async def show(request: Request) -> Response:
     )
     (found["job"],) = await with_titles(platform, [found["job"]])
     base = platform.settings.public_url.rstrip("/") or platform.url or str(request.base_url).rstrip("/")
-    return render(request, "run.html", **found, curl=_curl(base, job_id))
+    delay = _delay(found["job"], platform.settings.timezone)
+    return render(request, "run.html", **found, delay=delay, curl=_curl(base, job_id))
+
+
+def _delay(job: Mapping[str, Any], timezone: str) -> dict[str, str]:
+    return {"until": clock_time(job["run_at"], timezone, time.time()), "why": why(job["reason"])}
 
 
 def _curl(base: str, job_id: int) -> str:

@@ -1,0 +1,187 @@
+"""Where Markdown may be cut in two so that both sides still are what they were.
+
+The parser that renders it says what is where. Code and tables go on behind the cut as what they are; what stands in
+a list is moved to the left there, so that it does not turn into code without the item before it.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+CODE, TABLE, HEADING, ITEM = "CodeBlock", "Table", "Heading", "Item"
+MARKS = {"Strong": 2, "Emphasis": 1, "Strikethrough": 2}
+"""How long the mark is on each side."""
+INLINE = {*MARKS, "Link", "Image", "Code", "InlineMath", "DisplayMath"}
+_MARGIN = re.compile(r"[ >]*")
+_MARKER = re.compile(r"(?:[-+*]|\d{1,9}[.)])(?: {1,4}(?! )| )?")
+_FENCE = re.compile(r"(`{3,}|~{3,})([^\n]*)")
+_TICKS = re.compile(r"`+")
+_SPOILER = re.compile(r"(?<!\\)\|\|[^\n|]+\|\|")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that the parser found."""
+
+    kind: str
+    start: int
+    end: int
+    fenced: bool = False
+
+    def around(self, position: int) -> bool:
+        return self.start < position < self.end
+
+
+class Outline:
+    """What a text consists of, as far as a cut before `end` is concerned."""
+
+    def __init__(self, text: str, end: int) -> None:
+        found = [span for span in _spans(text) if span.start < end]
+        self._text = text
+        self._items = [span for span in found if span.kind == ITEM]
+        self._leaves = [span for span in found if span.kind in (CODE, TABLE, HEADING)]
+        self._inline = [span for span in found if span.kind in INLINE]
+        self._inline += [
+            Span("Spoiler", *spoiler.span())
+            for spoiler in _SPOILER.finditer(text, 0, end)
+            if self.leaf(spoiler.start() + 1) is None
+        ]
+
+    def leaf(self, position: int) -> Span | None:
+        """The code, table or heading that a position is in."""
+        return next((span for span in self._leaves if span.around(position)), None)
+
+    def may_cut(self, position: int) -> bool:
+        """Whether a cut here spoils nothing."""
+        if any(span.around(position) for span in self._inline):
+            return False
+        leaf = self.leaf(position)
+        if leaf is None:
+            return True
+        lines_before = self._text.count("\n", leaf.start, position)
+        if leaf.kind == HEADING or position != self._line(position):
+            return False
+        if leaf.kind == TABLE:
+            return lines_before > 2  # its head, the line below, and at least one row
+        # Neither right behind the opening fence nor right before the closing one.
+        return lines_before > leaf.fenced and self._text.count("\n", position, leaf.end) >= leaf.fenced
+
+    def before(self, position: int) -> str:
+        """What stands before a cut, with what is open there closed."""
+        head, leaf = self._text[:position], self.leaf(position)
+        if leaf is None:
+            return head.rstrip() + "".join(reversed(marks)) if (marks := self._marks(position)) else head
+        if leaf.kind == CODE and leaf.fenced:
+            mark, _ = self._fence(leaf)
+            return f"{head.rstrip(chr(10))}\n{self._margin(leaf.start)}{mark}\n"
+        return head
+
+    def after(self, position: int) -> str:
+        """What stands behind a cut, with what is open there opened again."""
+        rest, leaf = self._moved_left(position), self.leaf(position)
+        open_here = self._indents(position, position)
+        margin = _moved(self._margin(leaf.start if leaf else position), open_here)
+        within = position != self._line(position)
+        if leaf is None:
+            return (margin + "".join(self._marks(position)) if within else "") + rest.lstrip(" ")
+        if leaf.kind == TABLE:
+            names, line, *_ = self._text[leaf.start : leaf.end].splitlines(keepends=True)
+            return margin + names + _moved(line, open_here) + rest
+        if leaf.kind == CODE and leaf.fenced:
+            return f"{margin}{''.join(self._fence(leaf))}\n{margin if within else ''}{rest}"
+        return rest
+
+    def _marks(self, position: int) -> list[str]:
+        """The marks of what is bold, italic, struck out or code at a position, from the outside in."""
+        found = []
+        for span in self._inline:
+            if span.around(position) and span.kind in MARKS:
+                found.append(self._text[span.start : span.start + MARKS[span.kind]])
+            elif span.around(position) and (ticks := _TICKS.match(self._text, span.start)):
+                found.append(ticks[0])
+        return found
+
+    def _fence(self, code: Span) -> tuple[str, str]:
+        """By which mark code was opened, and in which language."""
+        found = _FENCE.match(self._text, code.start)
+        return (found[1], found[2]) if found else ("```", "")
+
+    def _line(self, position: int) -> int:
+        """Where the line of a position begins."""
+        return self._text.rfind("\n", 0, position) + 1
+
+    def _margin(self, position: int) -> str:
+        """What another line begins with that stands where a position does: quotes, and the room of items."""
+        line = self._line(position)
+        behind = [self._indent(item)[1] for item in self._items if line <= item.start < position]
+        marks = _MARGIN.match(self._text, line + max(behind, default=0), position)
+        return re.sub("[^>]", " ", self._text[line : marks.end() if marks else line])
+
+    def _moved_left(self, position: int) -> str:
+        """What follows a position, without the indentation of the items that are open there."""
+        at, lines = position, []
+        for line in self._text[position:].splitlines(keepends=True):
+            whole = at > position or at == self._line(at)
+            lines.append(_moved(line, self._indents(position, at)) if whole else line)
+            at += len(line)
+        return "".join(lines)
+
+    def _indents(self, position: int, line: int) -> list[tuple[int, int]]:
+        """The columns that belong to the items which hold both a cut and a line."""
+        return [self._indent(item) for item in self._items if item.around(position) and item.end > line]
+
+    def _indent(self, item: Span) -> tuple[int, int]:
+        """From which column to which the lines of an item are indented."""
+        before = self._text[self._line(item.start) : item.start]
+        bare = before.rstrip(" ")
+        marker = _MARKER.match(self._text, item.start)
+        width = marker.end() - item.start if marker else 2
+        return min(len(before), len(bare) + bare.endswith(">")), len(before) + width
+
+
+def _moved(line: str, indents: list[tuple[int, int]]) -> str:
+    """A line without what its margin has in some columns."""
+    margin = _MARGIN.match(line)
+    end = margin.end() if margin else 0
+    kept = [
+        character
+        for column, character in enumerate(line[:end])
+        if character == ">" or not any(begin <= column < stop for begin, stop in indents)
+    ]
+    return "".join(kept) + line[end:]
+
+
+def _spans(markdown: str) -> Iterator[Span]:
+    """Everything that matters for a cut, in the order in which it begins."""
+    import pyromark
+    from telegramify_markdown.converter import STANDARD_OPTIONS
+
+    character = _characters(markdown)
+    for event, at in pyromark.events_with_range(markdown, options=STANDARD_OPTIONS):
+        name, value = _named(event)
+        if name in (CODE, TABLE, HEADING, ITEM) or name in INLINE:
+            fenced = name == CODE and value != "Indented"
+            yield Span(name, character(at["start"]), character(at["end"]), fenced)
+
+
+def _named(event: Any) -> tuple[str, Any]:
+    """What begins with an event, by its name; inline code and formulas are events of their own."""
+    if not isinstance(event, dict) or "End" in event:
+        return "", None
+    began = event.get("Start", event)
+    return next(iter(began.items())) if isinstance(began, dict) else (began, None)
+
+
+def _characters(text: str) -> Any:
+    """From bytes of UTF-8, in which the parser counts, to characters."""
+    if text.isascii():
+        return lambda offset: offset
+    starts, total = [], 0
+    for character in text:
+        starts.append(total)
+        total += len(character.encode())
+    return lambda offset: bisect_left(starts, offset)

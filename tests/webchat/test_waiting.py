@@ -1,0 +1,47 @@
+"""Waiting for a model: said on the page and told on the run's, and the answer comes by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+from sqlalchemy import update
+
+from gofer.rehearsal.anthropic import Anthropic, fault, say
+from gofer.rehearsal.loopback import serve
+from gofer.store.clock import now
+from gofer.store.tables import jobs
+from web_house import House
+from webchat.visiting import Visit
+
+
+async def test_who_has_to_wait_for_the_model_is_told_why_and_until_when(tmp_path: Path) -> None:
+    model = Anthropic([fault("rate_limit", retry_after=3600), say("Here it is.")])
+    (tmp_path / "data").mkdir(mode=0o700)
+    async with serve(model.app) as url:
+        house = await asyncio.to_thread(
+            House, tmp_path / "data", anthropic_key=model.key, anthropic_base_url=url
+        )
+        try:
+            await asyncio.to_thread(_wait, house)
+        finally:
+            await asyncio.to_thread(house.close)
+    assert model.refused == []
+
+
+def _wait(house: House) -> None:
+    visit = Visit(house, house.owner())
+    with visit.line() as line:
+        line.say("Are you there?")
+        (told,) = line.until(lambda: line.state == "retrying" and line.of("reply"))
+        assert "The model's provider makes us wait until" in told.replace("&#39;", "'").replace("’", "'")
+        found = re.search(r'href="(/runs/[0-9]+)"', told)
+        assert found is not None
+        page = visit.browser.get(found[1]).text.replace("&#39;", "'")
+        assert re.search(r"in (59 min|1 h)</time>, at [^<]*: the model's provider makes us wait", page), page
+        house.write(lambda c: c.execute(update(jobs).where(jobs.c.kind == "answer").values(run_at=now())))
+        answers = line.answers(2)
+        assert len(answers) == 2
+        assert "Here it is." in answers[1]
+        assert any(frame["type"] == "text" for frame in line.frames), "its words are seen as they come"
