@@ -422,6 +422,7 @@ async def test_a_reused_pid_is_left_alone(base: Path, directory: Path) -> None:
     record = sandbox.record
     await sandbox.detach()
     os.kill(record.reference.pid, signal.SIGKILL)
+    await asyncio.sleep(0.02)  # a start is told to a hundredth of a second; no number is used again so soon
     bystander = subprocess.Popen(["sleep", "60"])
     path = base / "records" / f"{record.id}.json"
     path.write_text(replace(record, reference=replace(record.reference, pid=bystander.pid)).to_json())
