@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import hashlib
 import hmac
 import json
@@ -50,6 +51,8 @@ async def main(quick: bool) -> list[Row]:
             path = f"/hooks/{connection_id}"
             # Once for the rooms: chats exist when messages come.
             first = await _load(real, path, key, "first", seconds / 2, connections=40)
+            gc.collect()
+            gc.freeze()  # as in `gofer serve`
             for number in range(rounds):
                 idle.append(await _load(bare, path, key, f"n{number}", seconds, connections=40))
                 busy.append(await _load(real, path, key, f"b{number}", seconds, connections=40))
