@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, case, func, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from gofer.errors import Fenced, NotFound
 from gofer.integration import Author, Incoming
+from gofer.jobs.ends import Apology, End, Ending, write_ends
 from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
+from gofer.jobs.promotion import promote_behind
 from gofer.jobs.queue import SERVICE, Claim, lock_lane, submit
 from gofer.store import events as log
 from gofer.store import hot
@@ -34,7 +36,6 @@ from gofer.store.tables import (
     LIVE,
     JobState,
     Trust,
-    attempts,
     bindings,
     conversations,
     events,
@@ -76,21 +77,6 @@ def lock_conversation(connection: Connection, conversation_id: str) -> None:
 
 
 _LOCK = select(conversations.c.id).where(conversations.c.id == bindparam("conversation")).with_for_update()
-
-
-Apology = Callable[[Connection, Claim, str], tuple[Draft, ...]]
-"""What to say in the chat about a job that ends without an answer. Asked under the lock, so that it speaks to
-everything the job ends with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """A run that is over."""
-
-    claim: Claim
-    outcome: Outcome
-    apology: Apology | None = None
-    """Finds the words when the outcome brings none."""
 
 
 def conclude(
@@ -149,25 +135,6 @@ _LOCK_ALL = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """How one run ends, decided before anything is written."""
-
-    ending: Ending
-    claim: Claim
-    outcome: Outcome
-    state: JobState
-    delay: float
-    name: str
-    reason: str
-    covers_to: int | None
-    event_seq: int
-
-    @property
-    def final(self) -> bool:
-        return self.state in FINAL
-
-
 def _settle(
     connection: Connection, vault: Vault, endings: Sequence[Ending], *, lost: bool = False
 ) -> list[Concluded | None]:
@@ -175,7 +142,7 @@ def _settle(
     ours = [ending for ending in endings if (ending.claim.id, ending.claim.fence) in held]
     ends = [_end(connection, ending, held[ending.claim.id, ending.claim.fence], lost=lost) for ending in ours]
     if ends:
-        _write_ends(connection, ends, lost=lost)
+        write_ends(connection, ends, lost=lost)
     woke = {end.claim.id for end in ends if end.state is JobState.READY}
     woke |= {end.claim.id for end in ends if _say(connection, vault, end)}
     woke |= _move_on(connection, [end for end in ends if end.final])
@@ -206,7 +173,7 @@ _RUNNING = {
 }
 
 
-def _end(connection: Connection, ending: Ending, job: Any, *, lost: bool) -> _End:
+def _end(connection: Connection, ending: Ending, job: Any, *, lost: bool) -> End:
     claim = ending.claim
     outcome = _hurried(connection, claim, _exhausted(claim, ending.outcome))
     state, delay, name = _next_state(claim, outcome)
@@ -220,7 +187,7 @@ def _end(connection: Connection, ending: Ending, job: Any, *, lost: bool) -> _En
         and (state is JobState.READY or _told(connection, claim))
     ):
         outcome = dataclasses.replace(outcome, drafts=())
-    return _End(
+    return End(
         ending=ending,
         claim=claim,
         outcome=outcome,
@@ -233,67 +200,6 @@ def _end(connection: Connection, ending: Ending, job: Any, *, lost: bool) -> _En
     )
 
 
-def _write_ends(connection: Connection, ends: Sequence[_End], *, lost: bool) -> None:
-    hot.many(
-        connection,
-        _END_JOB,
-        [
-            {
-                "job": end.claim.id,
-                "to_state": end.state,
-                "in_seconds": end.delay,
-                "used": end.claim.attempts - (1 if isinstance(end.outcome, Snooze | Wait) else 0),
-                "why": end.reason,
-                "is_final": end.final,
-                "to_seq": end.covers_to,
-                "numbered": end.event_seq,
-            }
-            for end in ends
-        ],
-    )
-    hot.many(
-        connection,
-        _END_ATTEMPT,
-        [
-            {
-                "job": end.claim.id,
-                "held": end.claim.fence,
-                "how": end.name,
-                "why": end.reason,
-                "paid": end.outcome.cost,
-            }
-            for end in ends
-        ],
-    )
-    log.record_many(
-        connection,
-        [
-            {
-                "kind": "attempt.lost" if lost else "attempt.finished",
-                "workspace_id": end.claim.workspace_id,
-                "conversation_id": end.claim.conversation_id,
-                "job_id": end.claim.id,
-                "seq": end.event_seq,
-                "fence": end.claim.fence,
-                "data": {
-                    "outcome": end.name,
-                    "reason": end.reason,
-                    "state": end.state,
-                    "cost": end.outcome.cost,
-                    **_detail(end.outcome),
-                },
-            }
-            for end in ends
-        ],
-    )
-
-
-def _detail(outcome: Outcome) -> dict[str, Any]:
-    if isinstance(outcome, Snooze) and outcome.drafts:
-        return {"told": True}
-    return {"detail": outcome.detail} if isinstance(outcome, Dead) and outcome.detail else {}
-
-
 def _told(connection: Connection, claim: Claim) -> bool:
     """Whether it was said before that this job has to wait."""
     return connection.execute(_TOLD, {"job": claim.id}).first() is not None
@@ -304,30 +210,6 @@ _TOLD = (
     .where(events.c.job_id == bindparam("job"), events.c.kind == "attempt.finished")
     .where(events.c.data["told"].as_boolean())
     .limit(1)
-)
-
-
-# Many at once, so without RETURNING: `_held` has checked the fence and holds the rows.
-_END_JOB = (
-    update(jobs)
-    .where(jobs.c.id == bindparam("job"))
-    .values(
-        state=bindparam("to_state"),
-        run_at=now() + bindparam("in_seconds"),
-        attempts=bindparam("used"),
-        reason=bindparam("why"),
-        owner=None,
-        lease_until=None,
-        event_seq=bindparam("numbered"),
-        covers_to=bindparam("to_seq"),
-        finished_at=case((bindparam("is_final"), now()), else_=None),
-    )
-)
-
-_END_ATTEMPT = (
-    update(attempts)
-    .where(attempts.c.job_id == bindparam("job"), attempts.c.fence == bindparam("held"))
-    .values(ended_at=now(), outcome=bindparam("how"), reason=bindparam("why"), cost=bindparam("paid"))
 )
 
 
@@ -384,7 +266,7 @@ def _covers_to(connection: Connection, claim: Claim, outcome: Outcome, fixed: in
     return int(connection.execute(query).scalar_one())
 
 
-def _say(connection: Connection, vault: Vault, end: _End) -> bool:
+def _say(connection: Connection, vault: Vault, end: End) -> bool:
     """Put what is to be said into the ledger: the answer, the question, the apology, or that it takes longer."""
     claim, outcome = end.claim, end.outcome
     if isinstance(outcome, Snooze):
@@ -545,7 +427,7 @@ _BOUND_TO = select(bindings.c.connection_id, bindings.c.conversation_id).where(
 )
 
 
-def _move_on(connection: Connection, ends: Sequence[_End]) -> set[int]:
+def _move_on(connection: Connection, ends: Sequence[End]) -> set[int]:
     """Free the lanes: the next blocked job takes each, or the participant's next job if somebody wants it.
 
     Returns the ended jobs that made room for another.
@@ -558,8 +440,7 @@ def _move_on(connection: Connection, ends: Sequence[_End]) -> set[int]:
         if end.claim.participant_id is not None and end.covers_to is not None
     ]
     hot.many(connection, _READ_TO, read)
-    next_in_lane = _PROMOTE_NEXT[connection.dialect.name]
-    lanes = _promoted(connection, next_in_lane, {"ended": [end.claim.id for end in ends]})
+    lanes = promote_behind(connection, [end.claim.id for end in ends])
     moved = {end.claim.id for end in ends if end.claim.lane in lanes}
     return moved | {
         end.claim.id for end in ends if end.claim.id not in moved and _next(connection, end.claim)
@@ -583,64 +464,6 @@ _READ_TO = (
     .values(read_seq=bindparam("seq_"))
 )
 
-
-def promote(connection: Connection, lane: str) -> bool:
-    """Give a free lane to its first blocked job. The caller holds the lane's lock."""
-    return bool(_promoted(connection, _PROMOTE, {"lane_": lane}))
-
-
-def _promoted(connection: Connection, statement: Any, values: Mapping[str, Any]) -> set[str]:
-    """Run one of the promoting statements; returns the lanes that have a live job again."""
-    rows = hot.fetch(connection, statement, values)
-    log.record_many(
-        connection,
-        [
-            {
-                "kind": "job.promoted",
-                "workspace_id": row.workspace_id,
-                "conversation_id": row.conversation_id,
-                "job_id": row.id,
-                "seq": row.event_seq,
-                "data": {"lane": row.lane},
-            }
-            for row in rows
-        ],
-    )
-    return {row.lane for row in rows}
-
-
-_blocked = jobs.alias("blocked")
-
-
-def _first_blocked(lane: Any) -> Any:
-    # By lane as well, so that the index alone gives the first, however many wait behind it.
-    return (
-        select(_blocked.c.id)
-        .where(_blocked.c.lane == lane, in_state(JobState.BLOCKED, of="blocked"))
-        .order_by(_blocked.c.lane, _blocked.c.id)
-        .limit(1)
-        .scalar_subquery()
-    )
-
-
-def _promote(first: Any) -> Any:
-    return (
-        update(jobs)
-        .where(jobs.c.id.in_(first))
-        .values(
-            state=case((jobs.c.run_at > now(), JobState.SCHEDULED.value), else_=JobState.READY.value),
-            event_seq=jobs.c.event_seq + 1,
-        )
-        .returning(jobs.c.id, jobs.c.workspace_id, jobs.c.lane, jobs.c.conversation_id, jobs.c.event_seq)
-    )
-
-
-_ended = jobs.alias("ended")
-_PROMOTE = _promote(_first_blocked(bindparam("lane_")))
-_PROMOTE_NEXT = {
-    dialect: _promote(select(_first_blocked(_ended.c.lane)).where(hot.among(dialect, _ended.c.id, "ended")))
-    for dialect in DIALECTS
-}
 
 ANSWER = "answer"
 """The kind of job in which an agent answers a conversation."""

@@ -17,8 +17,9 @@ import structlog
 from gofer.crash import crash_point
 from gofer.errors import Fenced, StoreError
 from gofer.jobs import lease, queue, upkeep
-from gofer.jobs.conclude import Apology, Concluded, Ending, conclude_all
+from gofer.jobs.conclude import Concluded, conclude_all
 from gofer.jobs.cron import tick
+from gofer.jobs.ends import Apology, Ending
 from gofer.jobs.lease import Lease, clock
 from gofer.jobs.outcome import Cancel, Dead, Draft, Outcome, Retry, Snooze
 from gofer.jobs.queue import Claim
