@@ -34,7 +34,8 @@ SSL_REQUEST = (80877103).to_bytes(4, "big")
         ("database_url", "postgresql://u:p@one:5432,two:0/x", "has the port '0'"),
         ("database_url", "postgresql:///x?host=/run&port=many", "has the port 'many'"),
         ("database_url", "postgresql://u:p@[::1/x", "is not an address"),
-        ("database_url", "postgresql://u:p@h/x?channel_binding=require", "the parameter 'channel_binding'"),
+        ("database_url", "postgresql://u:p@h/x?channel_binding=require", "take it out"),
+        ("database_url", "postgresql://u:p@h/x?gssmode=on", "the parameter 'gssmode'"),
         ("database_url", "postgresql://u:p@h/x?sslmode=always", "one of disable, allow"),
         ("database_url", "postgresql://u:p@h/x?target_session_attrs=best", "one of any, primary"),
         ("database_url", "postgresql://u:p@h/x?connect_timeout=soon", "number of seconds"),
@@ -57,6 +58,7 @@ def test_an_address_that_cannot_work_is_refused_by_its_variable(variable: str, v
         ("postgresql+asyncpg://u@h/x?ssl=require", "u@h/x?sslmode=require"),
         ("postgresql:///x?host=/run&application_name=me@home", "/x?host=%2Frun"),
         ("postgresql://u:p@one:1,two:2/x?connect_timeout=3", "u:p@one:1,two:2/x"),
+        ("postgresql://u@h/x?channel_binding=prefer", "u@h/x"),
     ],
 )
 def test_what_the_driver_is_given(url: str, dsn: str) -> None:
