@@ -16,6 +16,7 @@ from gofer.errors import Conflict, Malformed, NotFound
 from gofer.jobs.conclude import ANSWER
 from gofer.jobs.steer import cancel, redrive
 from gofer.store.tables import ENDED_BADLY, LIVE, JobState, attempts, conversations, in_state, jobs, spends
+from gofer.web.control.asking import Number
 from gofer.web.pages.rendering import go, platform_of, render
 from gofer.web.pages.serving import (
     PER_PAGE,
@@ -46,7 +47,7 @@ class Wanted(BaseModel):
     agent: str = ""
     connection: str = ""
     conversation: str = ""
-    before: int | None = None
+    before: Number | None = None
 
     def address(self, **changes: Any) -> str:
         """The page with this filter."""

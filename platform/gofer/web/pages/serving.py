@@ -15,6 +15,7 @@ from gofer.errors import GoferError, Malformed
 from gofer.jobs.signals import EVENTS, JOBS
 from gofer.store.tables import agents, connections
 from gofer.web.access import Role, require, visitor_of
+from gofer.web.control.asking import number_in
 from gofer.web.pages.refusing import refusal
 from gofer.web.pages.rendering import REFUSED, Refused, platform_of
 from gofer.web.problems import TITLES, status_of
@@ -35,6 +36,7 @@ def page(role: Role, form: Endpoint | None = None) -> Callable[[Endpoint], Endpo
     def around(endpoint: Endpoint) -> Endpoint:
         async def shown(request: Request) -> Response:
             try:
+                _check_numbers(request)
                 return await endpoint(request)
             except GoferError as error:
                 if form is None or status_of(error) >= 500:
@@ -47,6 +49,13 @@ def page(role: Role, form: Endpoint | None = None) -> Callable[[Endpoint], Endpo
         return require(role)(shown)
 
     return around
+
+
+def _check_numbers(request: Request) -> None:
+    """A number of the address that no database could hold names nothing."""
+    for name, value in request.path_params.items():
+        if isinstance(value, int):
+            number_in(request, name)
 
 
 def troubled(request: Request, error: GoferError) -> Response:
