@@ -13,6 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from gofer.live import here
 from gofer.live.said import MOST_OUTPUT
+from gofer.web import server, streaming
 from gofer.web.access.sessions import end_session
 from gofer.web.chat import socket as chat_socket
 from web_house import House
@@ -123,11 +124,19 @@ def test_no_more_pages_than_enough(visit: Visit, monkeypatch: pytest.MonkeyPatch
         first.until(lambda: first.frames)
         with visit.line() as second:
             assert closed(second) == 4409
+        answer = visit.browser.client.get(f"/chat/{visit.room}/live?after={visit.cursor}")
+        assert (answer.status_code, answer.json()["code"]) == (503, "busy")
+
+
+UPGRADE = (
+    "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
 
 
 @contextlib.contextmanager
-def deaf(visit: Visit) -> Iterator[socket.socket]:
-    """A browser that opens a line and never reads."""
+def deaf(visit: Visit, wishes: str) -> Iterator[socket.socket]:
+    """A browser that opens a line, or a stream of events, and never reads."""
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     host, port = visit.house.url.removeprefix("http://").split(":")
@@ -135,8 +144,7 @@ def deaf(visit: Visit) -> Iterator[socket.socket]:
     head = (
         f"GET /chat/{visit.room}/live?after={visit.cursor} HTTP/1.1\r\nHost: {host}:{port}\r\n"
         f"Origin: {visit.house.url}\r\nCookie: gofer_session={visit.browser.cookie}\r\n"
-        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
-        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        f"{wishes}\r\n"
     )
     raw.sendall(head.encode())
     try:
@@ -149,9 +157,11 @@ def test_who_does_not_read_is_cut_off_and_others_do_not_wait(
     visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chat_socket, "PATIENCE", 0.3)
+    monkeypatch.setattr(streaming, "SEND_WITHIN", 0.3)
+    monkeypatch.setattr(server, "READ_WITHIN", 0.3)
     # More than the kernel holds for a reader that does not read.
     monkeypatch.setattr(here, "MOST_OUTPUT", 10_000_000)
-    with visit.line() as line, deaf(visit):
+    with visit.line() as line, deaf(visit, UPGRADE), deaf(visit, ""):
         line.say(
             "$ for i in $(seq 60); do head -c 100000 /dev/zero | tr '\\0' x; echo; sleep 0.02; done; echo over"
         )

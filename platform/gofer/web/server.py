@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn, with bounds on how long and how large a request's head may be."""
+"""The HTTP server: uvicorn, with bounds on how long and how large a request's head may be, and on slow readers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from gofer.web.problems import problem
 
 HEAD_WITHIN = 10.0
 """Seconds a request's head may take, and what is left of a body that nobody reads."""
+READ_WITHIN = 60.0
+"""Seconds a reader may leave unread what the server holds for it; then its connection is cut."""
 END_WITHIN = 5
 """Seconds that requests under way have to be answered once the server stops."""
 MOST_HEAD = 64 * 1024
@@ -32,6 +34,7 @@ class Strict(HttpToolsProtocol):
         self._head_within = head_within
         self._head_size = 0
         self._overdue: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -62,8 +65,17 @@ class Strict(HttpToolsProtocol):
             # Answered without reading the body; its sender may finish, but not hold the connection.
             self._expect_soon()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(READ_WITHIN, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._is_read()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_no_more()
+        self._is_read()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -86,6 +98,11 @@ class Strict(HttpToolsProtocol):
         if self._overdue is not None:
             self._overdue.cancel()
             self._overdue = None
+
+    def _is_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _give_up(self) -> None:
         self._overdue = None

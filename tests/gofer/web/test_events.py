@@ -23,6 +23,7 @@ from gofer.jobs.signals import EVENTS, LocalSignals
 from gofer.store.events import Cursor, record_many
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.vault.redaction import Redactor
+from gofer.web import streaming
 from gofer.web.control import events as stream
 from web_house import House
 from world import World
@@ -155,7 +156,7 @@ def many(connection: Connection, count: int, size: int = 10) -> None:
 def test_a_reader_who_does_not_read_is_cut_off(
     house: House, api: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "SEND_WITHIN", 0.2)
+    monkeypatch.setattr(streaming, "SEND_WITHIN", 0.2)
     token = house.token(house.owner())
     port = int(house.url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port)) as lazy:

@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from gofer.errors import GoferError, Malformed, NotFound, TooBusy
@@ -32,6 +32,7 @@ from gofer.web.chat.rooms import Room, find_room
 from gofer.web.chat.saying import said, take
 from gofer.web.chat.timeline import Timeline
 from gofer.web.pages.rendering import Renderer
+from gofer.web.streaming import Stream
 
 log = structlog.get_logger()
 
@@ -192,14 +193,11 @@ class Sockets:
         visitor, room = await self._entered(request)
         given = request.headers.get("last-event-id") or request.query_params.get("after", "")
         cursor = _cursor(given)
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        stream = self._stream(request, visitor, room, cursor)
-        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+        stream = self._stream(request, room, cursor)
+        return Stream(stream, self._open, visitor.member_id, most=MOST_CONNECTIONS)
 
-    async def _stream(
-        self, request: Request, visitor: Visitor, room: Room, cursor: Cursor
-    ) -> AsyncIterator[str]:
-        with self._counted(visitor), contextlib.suppress(NotSignedIn):
+    async def _stream(self, request: Request, room: Room, cursor: Cursor) -> AsyncIterator[bytes]:
+        with contextlib.suppress(NotSignedIn, NotFound):
             frames = self._frames(request.app.state.renderer, room, cursor)
             watching = asyncio.create_task(self._watch_over(request))
             waiting: asyncio.Task[dict[str, Any]] | None = None
@@ -212,11 +210,11 @@ class Sockets:
                     if watching in done:
                         watching.result()
                     if waiting not in done:
-                        yield ": still here\n\n"
+                        yield b": still here\n\n"
                         continue
                     frame, waiting = waiting.result(), None
                     place = f"id: {frame['cursor']}\n" if "cursor" in frame else ""
-                    yield f"{place}data: {json.dumps(frame)}\n\n"
+                    yield f"{place}data: {json.dumps(frame)}\n\n".encode()
             finally:
                 tasks = [task for task in (waiting, watching) if task is not None]
                 for task in tasks:

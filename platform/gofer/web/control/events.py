@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any
@@ -14,26 +11,22 @@ from pydantic import Field
 from sqlalchemy import Connection, select
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from gofer.errors import Malformed, NotFound, TooBusy
-from gofer.jobs.following import FellBehind, place_of
+from gofer.errors import Malformed, NotFound
 from gofer.jobs.following import Wanted as Watched
+from gofer.jobs.following import place_of
 from gofer.jobs.steer import find_job
 from gofer.platform import Platform
 from gofer.store.events import Cursor
 from gofer.store.tables import FINAL, JobState, conversations, events, jobs
 from gofer.web.access import visitor_of
 from gofer.web.control.asking import Number, Question, platform_of, queried
+from gofer.web.streaming import Stream
 
 PULSE = 15.0
 """Seconds without an event after which a comment is sent, so that proxies keep the connection."""
-SEND_WITHIN = 15.0
-"""Seconds a reader may take for what is sent; then it is cut off, and may come back where it was."""
 MOST_EACH = 250
 """Streams of one member at once; others want to watch, too."""
-LONGEST = 300.0
-"""Seconds a stream lasts; whoever comes back is looked at anew, so that a lost role ends what it opened."""
 
 
 class Wanted(Question):
@@ -64,7 +57,8 @@ async def follow(request: Request) -> Response:
         cursor = Cursor()
     if request.method == "HEAD":
         return Response(media_type=Stream.media_type)
-    return Stream(_told(platform, watched, cursor), request.app.state.watching, visitor_of(request).member_id)
+    told = _told(platform, watched, cursor)
+    return Stream(told, request.app.state.watching, visitor_of(request).member_id, most=MOST_EACH)
 
 
 def _place(given: str) -> Cursor | None:
@@ -124,49 +118,3 @@ def _last(connection: Connection, job_id: int) -> tuple[str, Cursor]:
 
 def _line(event: Mapping[str, Any]) -> bytes:
     return f"id: {place_of(event)}\ndata: {json.dumps(event, default=str)}\n\n".encode()
-
-
-class Stream(Response):
-    """Server-sent events to one reader, who is cut off when it does not read."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, content: AsyncIterator[bytes], watching: Counter[str], member_id: str) -> None:
-        if watching[member_id] >= MOST_EACH:
-            raise TooBusy(f"You are watching {MOST_EACH} times already.", retry_after=30)
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
-        self._content = content
-        self._watching = watching
-        self._member_id = member_id
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the content ends, the reader leaves or time is up."""
-        self._watching[self._member_id] += 1
-        try:
-            await self._stream(receive, send)
-        finally:
-            self._watching[self._member_id] -= 1
-
-    async def _stream(self, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        sending = asyncio.create_task(self._send(send))
-        leaving = asyncio.create_task(_left(receive))
-        await asyncio.wait({sending, leaving}, timeout=LONGEST, return_when=asyncio.FIRST_COMPLETED)
-        for task in (sending, leaving):
-            task.cancel()
-        await asyncio.gather(sending, leaving, return_exceptions=True)
-        await self._content.aclose()  # type: ignore[attr-defined]
-        with contextlib.suppress(Exception):
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send(self, send: Send) -> None:
-        with contextlib.suppress(FellBehind, TimeoutError):
-            async for piece in self._content:
-                async with asyncio.timeout(SEND_WITHIN):
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
