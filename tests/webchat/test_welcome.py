@@ -17,7 +17,7 @@ from gofer.rehearsal.telegram import Telegram
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import connections
 from gofer.vault.secret import Secret
-from gofer.vault.stored import secrets_of
+from gofer.vault.stored import delete_secret, secrets_of
 from gofer.web.welcome import doing
 from web_house import Browser, House, csrf_in
 
@@ -64,6 +64,16 @@ def test_a_fresh_install_says_that_it_works_without_a_key(owner: Browser) -> Non
     page = owner.get("/welcome").text
     assert "works at once" in page
     assert "No model key" in page
+
+
+def test_a_key_that_answers_nothing_yet_is_not_said_to(house: House, owner: Browser) -> None:
+    answer = do(owner, "/model", provider="openai", key="sk-of-a-compatible-server", test="1").text
+    assert keys(house) == {"openai_key": "sk-of-a-compatible-server"}
+    assert "not tested, and not in use yet" in answer
+    assert "for agents that name it" in answer
+    assert "No model key" not in answer
+    assert "openai/gpt-5" in answer
+    house.write(delete_secret, workspace_id=FIRST_WORKSPACE, owner="", name="openai_key")
 
 
 def test_a_key_that_is_refused_is_not_kept_and_one_that_works_is_live(

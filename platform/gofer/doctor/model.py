@@ -14,6 +14,11 @@ from gofer.store.open import FIRST_WORKSPACE
 
 WITHIN = 30.0
 ADD_A_KEY = "gofer secrets put anthropic_key < key.txt"
+NO_KEY = "No model key: the offline model answers, which only runs commands."
+NAMED_ONLY = (
+    "Agents that name a model, such as `openai/gpt-5`, have it; the others have no key, so the offline model answers, "
+    "which only runs commands."
+)
 FIXES = {
     "auth": ADD_A_KEY,
     "invalid": "Choose another model: gofer agents show NAME",
@@ -31,16 +36,10 @@ QUESTION = Request(
 
 async def look_at_model(platform: Platform) -> list[Finding]:
     """What would answer, without asking it."""
-    name = (await keys_of(platform).catalogue(FIRST_WORKSPACE)).resolve("auto")
+    catalogue = await keys_of(platform).catalogue(FIRST_WORKSPACE)
+    name = catalogue.resolve("auto")
     if name == Offline.name:
-        return [
-            Finding(
-                "model",
-                "note",
-                "No model key: the offline model answers, which only runs commands.",
-                ADD_A_KEY,
-            )
-        ]
+        return [Finding("model", "note", NAMED_ONLY if catalogue.providers else NO_KEY, ADD_A_KEY)]
     line = (
         f"{name}: there is a key; it was not asked. `gofer doctor --call` asks it, for a fraction of a cent."
     )

@@ -28,6 +28,8 @@ STOPS: dict[str, Stop] = {
     "content_filter": "refusal",
 }
 
+NEEDS_EXTRA = "This model needs an extra, in Gofer's folder: .venv/bin/pip install -e '.[openai]'"
+
 
 class OpenAI:
     """A model behind a chat completions API."""
@@ -92,9 +94,7 @@ class OpenAI:
             try:
                 from openai import AsyncOpenAI
             except ImportError as error:
-                raise ConfigError(
-                    "This model needs an extra, in Gofer's folder: .venv/bin/pip install -e '.[openai]'"
-                ) from error
+                raise ConfigError(NEEDS_EXTRA) from error
             self._client = AsyncOpenAI(
                 api_key=self._key or "none",
                 base_url=self._base_url or "https://api.openai.com/v1",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
+from gofer.agent.models.openai import NEEDS_EXTRA
 from gofer.connecting import add_connection, invite, remove_connection
 from gofer.doctor import ask_model
 from gofer.errors import Malformed
@@ -18,6 +20,10 @@ from gofer.vault.secret import Secret
 from gofer.vault.stored import put_secret
 
 LONGEST = 20_000
+COMPATIBLE = (
+    "Kept, encrypted; not tested, and not in use yet: it is for agents that name their model. On the page Agents, "
+    'give one a line such as `model = "openai/gpt-5"`. `GOFER_OPENAI_BASE_URL` is for a server other than OpenAI\'s.'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,8 @@ async def keep_key(platform: Platform, form: dict[str, str]) -> Result:
         )
     )
     await platform.secrets_changed()
+    if name != "anthropic_key":
+        return Result("model", True, COMPATIBLE + ("" if find_spec("openai") else f" {NEEDS_EXTRA}"))
     word = tried.line if tried is not None else "It was not tested."
     return Result("model", True, f"Kept, encrypted, and in use from the next message on. {word}")
 
