@@ -109,6 +109,8 @@ def test_stop_ends_the_run_and_says_so(visit: Visit) -> None:
         line.say(stop=True)
         (answer,) = line.answers()
         assert "Stopped" in answer
+        assert "Failed" not in answer, "it did what it was told"
+        assert "failed" not in answer
 
 
 def test_a_question_is_answered_by_a_button(visit: Visit) -> None:

@@ -215,7 +215,8 @@ class Reader:
 
     def _replies(self, *where: Any) -> list[dict[str, Any]]:
         query = (
-            select(replies)
+            select(replies, jobs.c.state.label("job_state"))
+            .outerjoin(jobs, jobs.c.id == replies.c.job_id)
             .where(replies.c.conversation_id == self._conversation_id, replies.c.sealed.is_not(None))
             .where(replies.c.state == ReplyState.SENT, *where)
             .order_by(replies.c.id)
@@ -231,7 +232,8 @@ class Reader:
             "at": row.created_at,
             "place": place(row.created_at, 2, row.id),
             "job": row.job_id,
-            "error": row.kind == "error",
+            "error": row.kind == "error" and row.job_state != JobState.CANCELLED,
+            "stopped": row.kind == "error" and row.job_state == JobState.CANCELLED,
             "text": self._redactor.redact(_without_choices(content["text"], choices)),
             "question": question,
             "choices": [self._redactor.redact(choice) for choice in choices],
