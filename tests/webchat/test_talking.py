@@ -100,6 +100,11 @@ def test_what_a_schedule_says_is_shown_with_its_answer(house: House, visit: Visi
         assert api.post(f"/schedules/{made.json()['id']}/run").status_code == 202
         assert "by the clock" in line.answers(2)[-1], "with the owner's trust, a line for the shell is run"
         assert "echo by the clock" in line.of("said")[-1]
+    told = api.get("/deliveries").json()["deliveries"][0]
+    again = api.post(f"/deliveries/{told['id']}/replay", json={})
+    assert (told["event"], again.status_code) == ("schedule", 409)
+    assert "Run the schedule again" in again.json()["detail"]
+    assert ">Redeliver<" not in visit.browser.get(f"/inbox/{told['id']}").text
 
 
 def test_stop_ends_the_run_and_says_so(visit: Visit) -> None:

@@ -95,3 +95,13 @@ def test_a_token_may_do_no_more_than_its_scope_whoever_made_it(house: House) -> 
     ):
         assert api.request(method, path).status_code == 403
     assert api.post("/tokens", json={"name": "more", "scope": "admin"}).status_code == 403
+
+
+def test_the_audit_log_calls_each_change_by_a_name_that_says_what_it_was(house: House) -> None:
+    changing = {
+        route.name
+        for route in house.app.routes
+        if isinstance(route, Route) and (route.methods or set()) - {"GET", "HEAD"}
+    }
+    bare = {name for name in changing if "." not in name}
+    assert bare <= {"login", "logout", "follow_link", "Hooks"}, bare

@@ -35,13 +35,15 @@ def routes(platform: Platform) -> list[BaseRoute]:
     sockets = Sockets(platform)
     return [
         Route("/chat", enter, methods=["GET"]),
-        Route("/chat", begin, methods=["POST"], max_body_size=MOST_TEXT),
+        Route("/chat", begin, methods=["POST"], name="chat.begin", max_body_size=MOST_TEXT),
         Route("/chat/{id}", show, methods=["GET"]),
         # One address, two ways: the browser asks to upgrade, or for an event stream.
         WebSocketRoute("/chat/{id}/live", sockets.socket),
         Route("/chat/{id}/live", require("operator")(sockets.events), methods=["GET"]),
-        Route("/chat/{id}/say", say, methods=["POST"], max_body_size=MOST_TEXT),
-        Route("/chat/{id}/files", upload, methods=["POST"], max_body_size=files.MOST_BODY),
+        Route("/chat/{id}/say", say, methods=["POST"], name="chat.say", max_body_size=MOST_TEXT),
+        Route(
+            "/chat/{id}/files", upload, methods=["POST"], name="chat.upload", max_body_size=files.MOST_BODY
+        ),
         Route("/chat/{id}/files/{hash}", download, methods=["GET"]),
     ]
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from gofer import integration
 from gofer.errors import Conflict, Malformed, NotFound
 from gofer.store.sealing import connection_place, conversation_key
-from gofer.store.tables import connections, deliveries
+from gofer.store.tables import SCHEDULE, connections, deliveries
 from gofer.vault.envelope import DataKey, Vault, aad
 from gofer.web.control.asking import (
     Paged,
@@ -113,6 +113,19 @@ def kept_content(
     return [(name, value) for name, value in json.loads(head)], body
 
 
+def came(
+    row: Any, content: tuple[list[tuple[str, str]], bytes] | None
+) -> tuple[list[tuple[str, str]], bytes]:
+    """What a service sent, to be taken in again; raises Conflict when there is none."""
+    if row.event == SCHEDULE:
+        raise Conflict(
+            f"Delivery {row.id} was said by a schedule, and by no service. Run the schedule again."
+        )
+    if content is None:
+        raise Conflict(f"The content of delivery {row.id} is not kept, so it cannot be taken in again.")
+    return content
+
+
 def _key_of(connection: Connection, vault: Vault, row: Any) -> DataKey:
     """What came in for a conversation is sealed with its key; the rest with its connection's."""
     if row.conversation_id is not None:
@@ -128,9 +141,7 @@ async def replay(request: Request) -> Response:
     row, content = await platform.database.read(
         partial(_stored, vault=platform.vault, delivery_id=number_in(request))
     )
-    if content is None:
-        raise Conflict(f"The content of delivery {row.id} is not kept, so it cannot be taken in again.")
-    headers, body = content
+    headers, body = came(row, content)
     return await _take(request, row.connection_id, headers, body, again=wish.again)
 
 

@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer import integration
-from gofer.errors import Conflict, Malformed
+from gofer.errors import Malformed
 from gofer.jobs.conclude import ANSWER
 from gofer.store.tables import conversations, deliveries, jobs, routes
 from gofer.vault.envelope import Vault
-from gofer.web.control.deliveries import find_delivery, kept_content
+from gofer.web.control.deliveries import came, find_delivery, kept_content
 from gofer.web.pages.rendering import go, platform_of, refused_of, render
 from gofer.web.pages.serving import (
     PER_PAGE,
@@ -140,9 +140,7 @@ async def redeliver(request: Request) -> Response:
     row, content = await platform.database.read(
         partial(_stored, vault=platform.vault, delivery_id=request.path_params["id"])
     )
-    if content is None:
-        raise Conflict(f"The content of delivery {row.id} is not kept, so it cannot be taken in again.")
-    return await _take(request, row.connection_id, *content)
+    return await _take(request, row.connection_id, *came(row, content))
 
 
 def _stored(connection: Connection, vault: Vault, delivery_id: int) -> tuple[Any, Any]:

@@ -29,17 +29,21 @@ Doing = Callable[[Request, Platform, dict[str, str]], Awaitable[Result]]
 
 def routes() -> list[BaseRoute]:
     """What to put into an app."""
+    # Their names are what the audit log calls them.
     forms = {
-        "/welcome/model": model,
-        "/welcome/model/test": test_model,
-        "/welcome/telegram": telegram,
-        "/welcome/github": github,
-        "/welcome/{step}/{connection}/test": test,
+        ("/welcome/model", "welcome.keep_key"): model,
+        ("/welcome/model/test", "welcome.test_key"): test_model,
+        ("/welcome/telegram", "welcome.connect_telegram"): telegram,
+        ("/welcome/github", "welcome.connect_github"): github,
+        ("/welcome/{step}/{connection}/test", "welcome.test_connection"): test,
     }
     return [
         Route("/welcome", show, methods=["GET"]),
         Route("/welcome/checks", checks, methods=["GET"]),
-        *(Route(path, form, methods=["POST"], max_body_size=MOST_FORM) for path, form in forms.items()),
+        *(
+            Route(path, form, methods=["POST"], name=name, max_body_size=MOST_FORM)
+            for (path, name), form in forms.items()
+        ),
         Route("/docs", contents, methods=["GET"]),
         Route("/docs/{name:path}", read, methods=["GET"]),
     ]
