@@ -95,7 +95,18 @@ def test_a_key_that_is_refused_is_not_kept_and_one_that_works_is_live(
     known = ModelKeys(
         settings=platform.settings, database=platform.database, vault=platform.vault, http=platform.http
     )
-    assert house.run(known.catalogue(FIRST_WORKSPACE)).resolve("auto").startswith("anthropic/")
+    model = house.run(known.catalogue(FIRST_WORKSPACE)).resolve("auto")
+    assert model.startswith("anthropic/")
+    assert "not yet" in row_of(owner, "anthropic_key")
+    house.run(known.note_use(FIRST_WORKSPACE, "offline/offline"))
+    assert "not yet" in row_of(owner, "anthropic_key")
+    house.run(known.note_use(FIRST_WORKSPACE, model))
+    assert "not yet" not in row_of(owner, "anthropic_key")
+
+
+def row_of(browser: Browser, name: str) -> str:
+    """What the page of secrets says of one."""
+    return browser.get("/secrets").text.split(f"<td><code>{name}</code></td>")[1].split("</tr>")[0]
 
 
 def test_a_bot_that_cannot_be_reached_leaves_nothing_behind(house: House, owner: Browser) -> None:

@@ -137,6 +137,7 @@ class Answerer:
         spec = await self._limited(await self._spec(claim), asker)
         catalogue = await self._keys.catalogue(claim.workspace_id)
         model = catalogue.model(spec.model, fallback=spec.fallback, thinking=spec.thinking)
+        await self._keys.note_use(claim.workspace_id, catalogue.resolve(spec.model))
         async with self._lending.job() as job:
             tools, equipping = await self._tools(asker, job), await self._equipping(asker, job)
             async with self._shells.lend(claim, asker.trust, equipping) as shell:
