@@ -87,6 +87,8 @@ class Outline:
         margin = _moved(self._margin(leaf.start if leaf else position), open_here)
         within = position != self._line(position)
         if leaf is None:
+            if self._indented_code_at(position):
+                return rest  # its indentation is what makes it code
             return (margin + "".join(self._marks(position)) if within else "") + rest.lstrip(" ")
         if leaf.kind == TABLE:
             names, line, *_ = self._text[leaf.start : leaf.end].splitlines(keepends=True)
@@ -94,6 +96,11 @@ class Outline:
         if leaf.kind == CODE and leaf.fenced:
             return f"{margin}{''.join(self._fence(leaf))}\n{margin if within else ''}{rest}"
         return rest
+
+    def _indented_code_at(self, position: int) -> bool:
+        """Whether code without a fence begins with the line of a position."""
+        unfenced = (span for span in self._leaves if span.kind == CODE and not span.fenced)
+        return any(self._line(span.start) == position for span in unfenced)
 
     def _marks(self, position: int) -> list[str]:
         """The marks of what is bold, italic, struck out or code at a position, from the outside in."""
