@@ -156,8 +156,8 @@ def opening(full: str) -> str:
 
 
 def caption(full: str) -> str:
-    """What stands under a file that holds the whole of a text."""
-    head = full[:CAPTION]
+    """What stands under a file that holds the whole of a text; it may have 1024 units, as Telegram counts."""
+    head = full[:CAPTION].encode("utf-16-le")[: 2 * CAPTION].decode("utf-16-le", "ignore")
     return f"{head.rpartition(' ')[0] or head} … (all of it is in the file)"
 
 

@@ -100,7 +100,8 @@ def test_a_very_long_answer_stays_whole_for_a_file() -> None:
     text = PARAGRAPHS * 4
     assert split(text) == [text]
     assert not render(text).fits
-    checked_text(caption(render(text).text), None, limit=1024)
+    for whole in (render(text).text, "🎉" * 9000, "a" + "👩‍🚀" * 9000, "🎉 " * 9000):
+        checked_text(caption(whole), None, limit=1024)
 
 
 @settings(max_examples=15, deadline=None)
