@@ -30,5 +30,5 @@ def sendable(event: ModelEvent) -> ModelEvent:
 
 
 def _whole(block: Block) -> Block:
-    words = {name: whole(block[name]) for name in ("text", "thinking") if name in block}
+    words: Block = {name: whole(block[name]) for name in ("text", "thinking") if name in block}
     return {**block, **words} if words else block
