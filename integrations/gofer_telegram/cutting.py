@@ -43,6 +43,7 @@ class Outline:
         found = [span for span in _spans(text) if span.start < end]
         self._text = text
         self._items = [span for span in found if span.kind == ITEM]
+        self._open: dict[int, list[Span]] = {}
         self._leaves = [span for span in found if span.kind in (CODE, TABLE, HEADING)]
         self._inline = [span for span in found if span.kind in INLINE]
         self._inline += [
@@ -53,7 +54,8 @@ class Outline:
 
     def leaf(self, position: int) -> Span | None:
         """The code, table or heading that a position is in."""
-        return next((span for span in self._leaves if span.around(position)), None)
+        before = bisect_left(self._leaves, position, key=lambda span: span.start)  # none is within another
+        return self._leaves[before - 1] if before and self._leaves[before - 1].around(position) else None
 
     def may_cut(self, position: int) -> bool:
         """Whether a cut here spoils nothing."""
@@ -87,6 +89,8 @@ class Outline:
         margin = _moved(self._margin(leaf.start if leaf else position), open_here)
         within = position != self._line(position)
         if leaf is None:
+            if self._indented_code_at(position):
+                return rest  # its indentation is what makes it code
             return (margin + "".join(self._marks(position)) if within else "") + rest.lstrip(" ")
         if leaf.kind == TABLE:
             names, line, *_ = self._text[leaf.start : leaf.end].splitlines(keepends=True)
@@ -94,6 +98,11 @@ class Outline:
         if leaf.kind == CODE and leaf.fenced:
             return f"{margin}{''.join(self._fence(leaf))}\n{margin if within else ''}{rest}"
         return rest
+
+    def _indented_code_at(self, position: int) -> bool:
+        """Whether code without a fence begins with the line of a position."""
+        unfenced = (span for span in self._leaves if span.kind == CODE and not span.fenced)
+        return any(self._line(span.start) == position for span in unfenced)
 
     def _marks(self, position: int) -> list[str]:
         """The marks of what is bold, italic, struck out or code at a position, from the outside in."""
@@ -123,16 +132,23 @@ class Outline:
 
     def _moved_left(self, position: int) -> str:
         """What follows a position, without the indentation of the items that are open there."""
+        end = max((item.end for item in self._open_items(position)), default=position)
         at, lines = position, []
-        for line in self._text[position:].splitlines(keepends=True):
+        for line in self._text[position:end].splitlines(keepends=True):
             whole = at > position or at == self._line(at)
             lines.append(_moved(line, self._indents(position, at)) if whole else line)
             at += len(line)
-        return "".join(lines)
+        return "".join(lines) + self._text[end:]
 
     def _indents(self, position: int, line: int) -> list[tuple[int, int]]:
         """The columns that belong to the items which hold both a cut and a line."""
-        return [self._indent(item) for item in self._items if item.around(position) and item.end > line]
+        return [self._indent(item) for item in self._open_items(position) if item.end > line]
+
+    def _open_items(self, position: int) -> list[Span]:
+        """The items that hold a cut: few, of how many there may be, and asked for with each line behind it."""
+        if position not in self._open:
+            self._open[position] = [item for item in self._items if item.around(position)]
+        return self._open[position]
 
     def _indent(self, item: Span) -> tuple[int, int]:
         """From which column to which the lines of an item are indented."""

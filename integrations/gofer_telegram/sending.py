@@ -86,6 +86,6 @@ async def _attach(outgoing: Outgoing, words: str, target: dict[str, Any], client
         "editMessageMedia",
         **target,
         media=media,
-        files={"answer": (FILE_NAME, outgoing.text.encode())},
+        files={"answer": (FILE_NAME, outgoing.text.encode("utf-8", "replace"))},
         within=60,
     )

@@ -19,6 +19,8 @@ MOST_ENTITIES = 100
 """What one message may have; Telegram forgets those beyond."""
 MOST_PARTS = 6
 """Parts beyond which the whole goes into a file."""
+MOST_SOURCE = 4 * MOST_PARTS * PART_LIMIT
+"""Characters of Markdown beyond which nobody looks for places to cut: few of them would have to be shown."""
 OPENING = 200
 CAPTION = 900
 _BULLET = re.compile(r"\s*(?:(?:•|☑|✅|\d+[.)]) *)*")
@@ -154,13 +156,15 @@ def opening(full: str) -> str:
 
 
 def caption(full: str) -> str:
-    """What stands under a file that holds the whole of a text."""
-    head = full[:CAPTION]
+    """What stands under a file that holds the whole of a text; it may have 1024 units, as Telegram counts."""
+    head = full[:CAPTION].encode("utf-16-le")[: 2 * CAPTION].decode("utf-16-le", "ignore")
     return f"{head.rpartition(' ')[0] or head} … (all of it is in the file)"
 
 
 def split(markdown: str) -> list[str]:
     """A reply in parts; what cannot be had in a few is one part, which no message can hold: it becomes a file."""
+    if len(markdown) > MOST_SOURCE:
+        return [markdown]
     parts = list(islice(_parts(markdown), MOST_PARTS + 1))
     return parts if 0 < len(parts) <= MOST_PARTS and all(map(_fits, parts)) else [markdown]
 

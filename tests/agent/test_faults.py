@@ -171,6 +171,15 @@ async def test_an_unknown_block_is_passed_over(rehearse: Make) -> None:
     assert service.refused == []
 
 
+async def test_half_a_surrogate_pair_is_neither_kept_nor_sent_back(rehearse: Make) -> None:
+    step = say("Half \ud83d, whole \ud83d\ude00.", call("todo", items=[{"text": "paint"}]))
+    world, service = await rehearse(step, say("Done \ude00."))
+    assert await world.run() == Answered("Done \ufffd.", included_to=1)
+    assert {"type": "text", "text": "Half \ufffd, whole \U0001f600."} in service.received[1]["messages"][1][
+        "content"
+    ]
+
+
 async def test_an_empty_answer_gets_one_nudge_and_then_ends(direct: Make) -> None:
     world, service = direct(calls(), say("Sorry, here."))
     assert await world.run() == Answered("Sorry, here.", included_to=1)

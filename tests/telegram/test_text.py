@@ -100,7 +100,8 @@ def test_a_very_long_answer_stays_whole_for_a_file() -> None:
     text = PARAGRAPHS * 4
     assert split(text) == [text]
     assert not render(text).fits
-    checked_text(caption(render(text).text), None, limit=1024)
+    for whole in (render(text).text, "🎉" * 9000, "a" + "👩‍🚀" * 9000, "🎉 " * 9000):
+        checked_text(caption(whole), None, limit=1024)
 
 
 @settings(max_examples=15, deadline=None)
@@ -216,3 +217,12 @@ def test_an_answer_with_more_marks_than_a_message_may_have_comes_in_parts() -> N
         "".join(" ".join(one.text for one in shown).split())
         == "".join(f"word{n}and" for n in range(230))[:-3]
     )
+
+
+@pytest.mark.parametrize("margin", ["", "- "])
+def test_code_without_a_fence_stays_code_behind_a_cut(margin: str) -> None:
+    code = textwrap.indent("\n".join(f"x{number} = {number}" for number in range(90)), "    ")
+    markdown = margin + textwrap.indent(f"{'word ' * 640}\n\n{code}\n", " " * len(margin)).lstrip(" ")
+    first, last = (render(part) for part in split(markdown))
+    assert "x0" not in first.text
+    assert (without_code(last), last.text[:6]) == ("", "x0 = 0")

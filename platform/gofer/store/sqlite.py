@@ -94,8 +94,9 @@ class SqliteDatabase:
         if self._thread is not None:
             self._send()
             self._queue.put(None)
-            await asyncio.to_thread(self._thread.join)
-            self._thread = None
+            # Closed from here on: what came behind the end of the queue would wait for ever.
+            thread, self._thread = self._thread, None
+            await asyncio.to_thread(thread.join)
         if self._readers is not None:
             self._readers.shutdown(wait=True)
             self._readers = None

@@ -10,6 +10,7 @@ from sqlalchemy import select
 from gofer.errors import Conflict, Fenced, NotFound
 from gofer.jobs import conclude as ending
 from gofer.jobs import queue, upkeep
+from gofer.jobs.ends import Ending
 from gofer.jobs.outcome import Cancel, Dead, Done, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
 from gofer.outbox import ledger
@@ -179,7 +180,7 @@ async def test_two_tries_at_one_job_that_end_together_are_told_apart(world: Worl
     await world.pass_time(31)
     await world.sweep()
     fresh = await world.claim_one()
-    endings = [ending.Ending(stale, Retry("interrupted")), ending.Ending(fresh, Done())]
+    endings = [Ending(stale, Retry("interrupted")), Ending(fresh, Done())]
     ended = await world.run(
         ending.conclude_all, vault=world.vault, endings=endings if stale_first else endings[::-1]
     )

@@ -44,6 +44,16 @@ def count(c: Connection) -> int:
     return int(c.execute(select(func.count()).select_from(workspaces)).scalar_one())
 
 
+async def test_what_is_asked_for_while_it_closes_is_refused_not_left_waiting(sqlite_url: str) -> None:
+    store = SqliteDatabase(path_of(sqlite_url))
+    await store.start()
+    closing = asyncio.ensure_future(store.close())
+    await asyncio.sleep(0)
+    with pytest.raises(StoreUnavailable):
+        await asyncio.wait_for(store.write(count), 30)
+    await closing
+
+
 async def test_what_is_queued_together_is_committed_together(store: SqliteDatabase) -> None:
     commits: list[str] = []
 

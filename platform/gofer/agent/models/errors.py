@@ -29,6 +29,8 @@ def classify(error: Exception, model: str, usage: Usage | None = None) -> Except
     status = getattr(error, "status_code", None)
     if isinstance(status, int):
         return _by_status(error, status, model, usage)
+    if isinstance(error, UnicodeEncodeError):  # ours, before anything was sent: it would fail each time
+        return ModelError("invalid", "The request cannot be written as UTF-8.", usage=usage, model=model)
     if isinstance(error, httpx2.TransportError) or _name(error) in ("APIConnectionError", "APITimeoutError"):
         return ModelError("retryable", f"The connection failed ({_name(error)}).", usage=usage, model=model)
     if isinstance(error, (KeyError, TypeError, ValueError)) or _name(error) == "APIResponseValidationError":

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from gofer.agent.model import Attempted, Model, ModelError, ModelEvent, Request, Turn, Usage
 from gofer.agent.models.breaker import Breaker, Breakers
+from gofer.agent.models.words import sendable
 
 TRIES = 4
 LONGEST_SLEEP = 60.0
@@ -49,7 +50,7 @@ class Steady:
             async for event in self._model.stream(request):
                 if isinstance(event, Turn):
                     breaker.succeeded()
-                yield event
+                yield sendable(event)
         except ModelError as error:
             if error.kind in ("retryable", "auth"):
                 if breaker.failed(str(error), at_once=error.kind == "auth"):
