@@ -102,14 +102,14 @@ class Replies:
 
     async def find(self, outgoing: Outgoing, account: Account) -> str | None:
         """Our comment with this reply's mark, if it is there already."""
-        place = Place.of(outgoing.conversation)
+        place = Place.of(outgoing.conversation, outgoing.facts)
         client = await self._access.to(account, place.repository, WRITE)
         found = await self._marked(client, account, place, outgoing.id, outgoing.facts)
         return str(found["id"]) if found else None
 
     async def place(self, outgoing: Outgoing, account: Account) -> str:
         """Turn the progress comment into the answer, or post one."""
-        place = Place.of(outgoing.conversation)
+        place = Place.of(outgoing.conversation, outgoing.facts)
         client = await self._access.to(account, place.repository, WRITE)
         if outgoing.reply_to and outgoing.kind != "note" and outgoing.part == 1:
             working = await self._marked(
@@ -126,7 +126,7 @@ class Replies:
 
     async def complete(self, outgoing: Outgoing, external_id: str, account: Account) -> None:
         """Bring the comment to its text again, and end the check that stands for the work."""
-        place = Place.of(outgoing.conversation)
+        place = Place.of(outgoing.conversation, outgoing.facts)
         client = await self._access.to(account, place.repository, WRITE)
         comment = await client.get(f"/repos/{place.repository}/issues/comments/{external_id}")
         check = _check_of(comment["body"])
@@ -156,7 +156,7 @@ class Replies:
 
     async def notice(self, message: Incoming, account: Account) -> None:
         """Eyes on the request."""
-        place = Place.of(message.conversation)
+        place = Place.of(message.conversation, message.facts)
         client = await self._access.to(account, place.repository, WRITE)
         base = f"/repos/{place.repository}"
         if comment := message.facts.get("review_comment"):
