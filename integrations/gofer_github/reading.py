@@ -262,8 +262,12 @@ def _failing(payload: Node, settings: Settings, repository: str) -> Incoming | s
         trigger="check",
         external_id=f"check_suite-{suite.must_number('id')}",
         facts={
-            "repository": repository, **_numbers(payload), "number": number, "head": branch, "sha": sha,
+            "repository": repository,
+            **_numbers(payload),
+            "number": number,
+            "head": branch,
+            "sha": sha,
             "fork": False,
-        },  # fmt: skip
+        },
         lasting=_lasting(payload, number),
     )

@@ -13,7 +13,7 @@ from gofer.integration import Account, EgressRule, Equipment, Incoming
 from gofer_github.access import GIT, GIT_READ, READ, Access
 from gofer_github.client import Client, is_missing
 from gofer_github.people import is_fork
-from gofer_github.place import Place
+from gofer_github.place import Place, is_repository
 from gofer_github.settings import PUBLIC, Settings
 from gofer_github.submodules import allowed
 from gofer_github.workflows import chosen
@@ -95,6 +95,7 @@ async def equip(access: Access, account: Account, message: Incoming) -> Equipmen
         allow_private=settings.web_url != PUBLIC,
         # By its number: another repository that has its name one day is another.
         keep=str(found.repository),
+        moved=partial(_now_at, access, account, place.repository, found.repository),
     )
     rules = (rule, *await _modules(access, account, message, rule))
     client = await access.to(account, place.repository, READ)
@@ -115,6 +116,14 @@ async def _closed(
         if ref not in found and await _is_protected(client, repository, name):
             found[ref] = "it is a protected branch"
     return found
+
+
+async def _now_at(access: Access, account: Account, repository: str, number: int) -> tuple[str, ...]:
+    """Where git finds the repository by now; nowhere, if the name leads to another one."""
+    client = await access.to(account, repository, READ)
+    found = await client.get(f"/repos/{repository}")
+    name = str(found["full_name"])
+    return (f"/{name}", f"/{name}.git") if found["id"] == number and is_repository(name) else ()
 
 
 async def _is_protected(client: Client, repository: str, branch: str) -> bool:
@@ -140,6 +149,7 @@ async def _modules(
             git_push=(),
             git_objections=None,
             keep="",
+            moved=None,
             password=token,
         )
         for n, (name, token) in enumerate(zip(found, tokens, strict=True))

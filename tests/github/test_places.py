@@ -88,7 +88,7 @@ async def test_a_rename_in_the_middle_of_a_run_is_followed(scene: Scene, tmp_pat
     github, ours = scene.github, scene.repository
     git.commit(ours.path, {"other.txt": "other"}, "other", "Another change")
     other = await github.open_pull("ada", ours, "other", "Somebody else's")
-    wait = "$ until [ -e {} ]; do sleep 0.05; done"
+    wait = "$ until [ -e ~/{} ]; do sleep 0.05; done"
     lines = FIX.split("\n")
     asked = [lines[0], wait.format("one"), *lines[1:3], wait.format("two"), *lines[3:]]
     async with gofer(scene, tmp_path / "data", sandbox="bubblewrap") as running:

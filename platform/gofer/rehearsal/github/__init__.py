@@ -37,6 +37,7 @@ from gofer.rehearsal.github.world import (
     Installation,
     Issue,
     Repository,
+    Token,
     World,
     stamp,
 )
@@ -253,7 +254,8 @@ class GitHubService:
         owner, _, name = of.full_name.partition("/")
         del self.world.repositories[of.full_name]
         self.world.moved[of.full_name] = of.id
-        for place in (*self.world.installations.values(), *self.world.tokens.values()):
+        held: list[Installation | Token] = [*self.world.installations.values(), *self.world.tokens.values()]
+        for place in held:
             if of.full_name in place.repositories:
                 place.repositories = place.repositories - {of.full_name} | {full_name}
         for one in of.issues.values():

@@ -143,7 +143,10 @@ class Apps:
             if ORDER.get(level, 9) > ORDER[place.permissions.get(name, "none")]:
                 raise Refusal(422, "The permissions requested are not granted to this installation.")
         token = self._world.token(
-            user=app.user, installation=place, permissions=permissions, repositories=_narrowed(self._world, place, wanted)
+            user=app.user,
+            installation=place,
+            permissions=permissions,
+            repositories=_narrowed(self._world, place, wanted),
         )
         shown = {"token": token.value, "expires_at": stamp(token.until), "permissions": permissions}
         return JSONResponse(shown, 201)
