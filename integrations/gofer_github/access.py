@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from gofer.errors import Permanent, ServiceError, Unset
 from gofer.integration import Account, Job
-from gofer_github.client import Client
+from gofer_github.client import Client, is_missing
 from gofer_github.place import Repository
 from gofer_github.settings import Settings
 from gofer_github.tokens import Token, Tokens
@@ -188,7 +188,7 @@ class Access:
                 return await _minted(app, known, wanted)
             except Permanent:
                 pass  # installed anew, perhaps; GitHub says which one it is now
-        found = await app.get(f"/repos/{repository}/installation")
+        found = await _installation(app, repository)
         if repository.owner and found.get("account", {}).get("id", repository.owner) != repository.owner:
             raise Permanent(f"{repository} belongs to somebody else now.", reason="github.elsewhere")
         installation = int(found["id"])
@@ -201,6 +201,17 @@ class Access:
 
         api_url = Settings.model_validate(account.settings).api_url
         await Client(api_url, TokenAuth(token)).request("DELETE", "/installation/token")
+
+
+async def _installation(app: Client, repository: Repository) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = await app.get(f"/repos/{repository}/installation")
+    except Permanent as error:
+        if not is_missing(error):
+            raise
+        told = f"{repository} was deleted, or the App is not installed there any more. {error}"
+        raise Permanent(told, reason=error.reason) from None
+    return found
 
 
 async def _minted(app: Client, installation: int, wanted: dict[str, Any]) -> Token:

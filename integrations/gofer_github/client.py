@@ -214,6 +214,8 @@ def _ours(status: int, data: Any, headers: dict[str, str], asked: str) -> Tempor
     message = str(data.get("message", "")) if isinstance(data, dict) else ""
     given = {name.lower(): str(value) for name, value in headers.items()}
     told = f"GitHub answered {status} to {asked}: {message or 'no reason given'}"
+    if status == 403 and "archived" in message.lower():
+        told = f"The repository is archived: nothing can be written there. {told}"
     if status == 429 or (status == 403 and _limited(message, given)):
         return Temporary(told, reason="rate_limit", retry_after=_wait(given))
     if status >= 500 or status == 408:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gofer.errors import Permanent
@@ -242,6 +243,18 @@ class Replies:
         link = {"details_url": outgoing.work.url} if outgoing.work and outgoing.work.url else {}
         new = {"name": CHECK_NAME, "head_sha": sha, "external_id": outgoing.id, **link, **_settled(outgoing)}
         await client.post(f"{base}/check-runs", new)
+
+
+@contextlib.contextmanager
+def saying_if_gone(place: str) -> Iterator[None]:
+    """Why there is nobody to answer any more, in words for whoever looks at the run."""
+    try:
+        yield
+    except Permanent as error:
+        told = str(error)
+        if is_missing(error) and told.startswith("GitHub answered"):
+            told = f"{place} was deleted, or is closed to us. {told}"
+        raise Permanent(f"Nothing can be answered: {told}", reason=error.reason) from None
 
 
 def _settled(outgoing: Outgoing) -> dict[str, Any]:
