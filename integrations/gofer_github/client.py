@@ -160,11 +160,12 @@ class Client:
 
     def _within(self, path: str, location: str) -> str:
         """Where a redirect leads, below our API's address; our credential goes nowhere else."""
-        goal = urljoin(self._api_url + path, location)
-        if not location or not goal.startswith(f"{self._api_url}/"):
-            host = urlsplit(goal).hostname
-            raise Permanent(f"GitHub sends us elsewhere: to {host}", reason="github.elsewhere")
-        return goal.removeprefix(self._api_url)
+        ours, goal = urlsplit(self._api_url), urlsplit(urljoin(self._api_url + path, location))
+        same = (goal.scheme, goal.netloc.lower()) == (ours.scheme, ours.netloc.lower())
+        if not location or not same or not goal.path.startswith(f"{ours.path}/"):
+            told = f"GitHub sends us elsewhere: to {goal.scheme}://{goal.netloc}, not {self._api_url}"
+            raise Permanent(told, reason="github.elsewhere")
+        return f"{goal.path.removeprefix(ours.path)}{f'?{goal.query}' if goal.query else ''}"
 
     def _ask_there(
         self,

@@ -101,7 +101,10 @@ async def test_a_rename_in_the_middle_of_a_run_is_followed(scene: Scene, tmp_pat
         await go_on(running, tmp_path, "two", 6)
         await running.quiet()
         (ended,) = await running.rows(select(replies.c.state))
-    (reply,) = scene.ours(issue.number)
+        await github.comment("ada", ours, issue.number, FIX)
+        await running.quiet()
+    reply, again = scene.ours(issue.number)
+    assert "pushed 0" in again.body, "the clone goes on under the new name"
     assert "pushed 0" in reply.body
     assert "Opened the draft" in reply.body
     assert "✅ Done in" in reply.body
