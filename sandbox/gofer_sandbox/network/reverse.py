@@ -112,7 +112,7 @@ class ReverseProxy:
             raise Refused(f"no access named {name!r} is open now", host=name, path=path)
         try:
             async with grant.passing():
-                if grant.callers is not None and not await asyncio.to_thread(grant.callers.made, client.port):
+                if grant.callers is not None and not await asyncio.to_thread(grant.callers.made, client.ends):
                     raise Refused("this program was not started by the commands that it is open for")
                 await self._serve(grant, client, request, path, query)
         except Unanswered as silence:
