@@ -47,7 +47,7 @@ class Peer:
     def ends(self) -> Ends:
         """The other side's address and port, and ours."""
         # Nobody's, when it hung up before it was looked at.
-        given = (self.writer.get_extra_info(name) or ("0.0.0.0", 0) for name in ("peername", "sockname"))
+        given = (self.writer.get_extra_info(name) or ("", 0) for name in ("peername", "sockname"))
         theirs, ours = ((str(address), int(port)) for address, port, *_ in given)
         return Ends(theirs, ours)
 
