@@ -16,7 +16,8 @@ from urllib.parse import quote
 
 from gofer.errors import Permanent, ServiceError, Unset
 from gofer.integration import Account, Job
-from gofer_github.client import Client
+from gofer_github.client import Client, is_missing
+from gofer_github.place import Repository
 from gofer_github.settings import Settings
 from gofer_github.tokens import Token, Tokens
 
@@ -140,10 +141,9 @@ class Access:
         """A token for one repository with no more than these permissions: the job's own, where there is a job."""
         if Settings.model_validate(account.settings).app_id is None:
             return self._plain(account)
-        what = (repository.lower(), frozenset(permissions.items()))
-        return await self._kept(account).get(
-            what, partial(self._mint, account, repository, permissions), refused
-        )
+        named = Repository.known(repository)
+        what = (named.lower(), named.number, frozenset(permissions.items()))
+        return await self._kept(account).get(what, partial(self._mint, account, named, permissions), refused)
 
     def _kept(self, account: Account) -> Tokens:
         key = (account.id, account.job)
@@ -176,16 +176,22 @@ class Access:
         except Unset as error:
             raise Permanent(f"Neither app_id nor token is set: {error}", reason="credentials") from None
 
-    async def _mint(self, account: Account, repository: str, permissions: Permissions) -> Token:
+    async def _mint(self, account: Account, repository: Repository, permissions: Permissions) -> Token:
         app = self.as_app(account)
-        wanted = {"repositories": [repository.partition("/")[2]], "permissions": dict(permissions)}
+        which: dict[str, Any] = {"repositories": [repository.partition("/")[2]]}
+        if repository.number:
+            which = {"repository_ids": [repository.number]}
+        wanted = {**which, "permissions": dict(permissions)}
         known = self._installations.get((account.id, repository))
         if known is not None:
             try:
                 return await _minted(app, known, wanted)
             except Permanent:
                 pass  # installed anew, perhaps; GitHub says which one it is now
-        installation = int((await app.get(f"/repos/{repository}/installation"))["id"])
+        found = await _installation(app, repository)
+        if repository.owner and found.get("account", {}).get("id", repository.owner) != repository.owner:
+            raise Permanent(f"{repository} belongs to somebody else now.", reason="github.elsewhere")
+        installation = int(found["id"])
         token = await _minted(app, installation, wanted)
         self._installations[account.id, repository] = installation
         return token
@@ -195,6 +201,17 @@ class Access:
 
         api_url = Settings.model_validate(account.settings).api_url
         await Client(api_url, TokenAuth(token)).request("DELETE", "/installation/token")
+
+
+async def _installation(app: Client, repository: Repository) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = await app.get(f"/repos/{repository}/installation")
+    except Permanent as error:
+        if not is_missing(error):
+            raise
+        told = f"{repository} was deleted, or the App is not installed there any more. {error}"
+        raise Permanent(told, reason=error.reason) from None
+    return found
 
 
 async def _minted(app: Client, installation: int, wanted: dict[str, Any]) -> Token:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urljoin, urlsplit
 
 from gofer.errors import Permanent, Temporary
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 TIMEOUT = 15
 THREADS = 8
 PER_PAGE = 100
+HOPS = 4
+"""Addresses that one question is asked at, at most."""
 SECONDARY = 60.0
 """Seconds to wait for a secondary limit that does not say how long."""
 
@@ -146,13 +148,41 @@ class Client:
         body: dict[str, Any] | None,
         blob: bool,
     ) -> Any:
+        """Ask, also where GitHub sends us within its API: a renamed repository is at its number."""
+        from gofer_github.asking import Moved
+
+        for _ in range(HOPS):
+            try:
+                return self._ask_there(method, path, parameters, headers, body, blob)
+            except Moved as moved:
+                path, parameters = self._within(path, moved.location), None
+        raise Permanent(f"GitHub sends us in circles: {path}", reason="github.elsewhere")
+
+    def _within(self, path: str, location: str) -> str:
+        """Where a redirect leads, below our API's address; our credential goes nowhere else."""
+        ours, goal = urlsplit(self._api_url), urlsplit(urljoin(self._api_url + path, location))
+        same = (goal.scheme, goal.netloc.lower()) == (ours.scheme, ours.netloc.lower())
+        if not location or not same or not goal.path.startswith(f"{ours.path}/"):
+            told = f"GitHub sends us elsewhere: to {goal.scheme}://{goal.netloc}, not {self._api_url}"
+            raise Permanent(told, reason="github.elsewhere")
+        return f"{goal.path.removeprefix(ours.path)}{f'?{goal.query}' if goal.query else ''}"
+
+    def _ask_there(
+        self,
+        method: str,
+        path: str,
+        parameters: Any,
+        headers: dict[str, str] | None,
+        body: dict[str, Any] | None,
+        blob: bool,
+    ) -> Any:
         import requests
-        from github.Requester import Requester
         from jwt import PyJWTError
 
         from github import GithubException
+        from gofer_github.asking import Asking
 
-        requester = Requester(
+        requester = Asking(
             self._auth, self._api_url, TIMEOUT, "Gofer", PER_PAGE, True, None, None,
             seconds_between_requests=0, seconds_between_writes=0,
         )  # fmt: skip
@@ -174,7 +204,7 @@ class Client:
         except ValueError:
             raise Temporary("GitHub answered with something unreadable.", reason="unreadable") from None
         except (RuntimeError, AssertionError) as error:
-            # What PyGithub says to a redirect it does not follow: to another host, or to itself.
+            # What PyGithub says to an address that is not of its host.
             raise Permanent(f"GitHub sends us elsewhere: {error}", reason="github.elsewhere") from None
         finally:
             requester.close()
@@ -185,6 +215,8 @@ def _ours(status: int, data: Any, headers: dict[str, str], asked: str) -> Tempor
     message = str(data.get("message", "")) if isinstance(data, dict) else ""
     given = {name.lower(): str(value) for name, value in headers.items()}
     told = f"GitHub answered {status} to {asked}: {message or 'no reason given'}"
+    if status == 403 and "archived" in message.lower():
+        told = f"The repository is archived: nothing can be written there. {told}"
     if status == 429 or (status == 403 and _limited(message, given)):
         return Temporary(told, reason="rate_limit", retry_after=_wait(given))
     if status >= 500 or status == 408:

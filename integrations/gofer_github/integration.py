@@ -80,15 +80,18 @@ class GitHub(Integration):
         return await people.admit(unread, account, self._access)
 
     async def find(self, outgoing: Outgoing, account: Account) -> str | None:
-        return await self._replies.find(outgoing, account)
+        with replies.saying_if_gone(outgoing.conversation):
+            return await self._replies.find(outgoing, account)
 
     async def place(self, outgoing: Outgoing, account: Account) -> str:
         async with self._turn(account, outgoing.conversation):
-            return await self._replies.place(outgoing, account)
+            with replies.saying_if_gone(outgoing.conversation):
+                return await self._replies.place(outgoing, account)
 
     async def complete(self, outgoing: Outgoing, external_id: str, account: Account) -> None:
         async with self._turn(account, outgoing.conversation):
-            await self._replies.complete(outgoing, external_id, account)
+            with replies.saying_if_gone(outgoing.conversation):
+                await self._replies.complete(outgoing, external_id, account)
 
     async def notice(self, message: Incoming, account: Account) -> None:
         await self._replies.notice(message, account)

@@ -33,7 +33,7 @@ async def admit(unread: Unread, account: Account, access: Access) -> Admission:
     """Look the sender's permission up. Gofer's owner is who is paired as such; repository roles give no more
     than membership, because they say nothing about who runs this Gofer."""
     message = unread.message
-    place = Place.of(message.conversation)
+    place = Place.of(message.conversation, message.facts)
     settings = Settings.model_validate(account.settings)
     client = await access.to(account, place.repository, READ)
     if message.trigger == "check":
@@ -70,7 +70,7 @@ async def permission_of(client: Client, repository: str, login: str, number: str
 async def _admit_check(message: Incoming, client: Client, place: Place, settings: Settings) -> Admission:
     """A failing check wakes us only on our own pull request, and only so often."""
     pull = await client.get(f"/repos/{place.repository}/pulls/{place.number}")
-    if not settings.wrote(pull["user"]["login"]) or _is_fork(pull):
+    if not settings.wrote(pull["user"]["login"]) or is_fork(pull):
         return Admission("stranger", note="not our pull request")
     comments = await client.pages(f"/repos/{place.repository}/issues/{place.number}/comments")
     ours = [comment["body"] for comment in comments if settings.wrote(comment["user"]["login"])]
@@ -91,7 +91,7 @@ def _instructed(message: Incoming, settings: Settings, own: str) -> str:
     return "\n\n".join(parts)
 
 
-def _is_fork(pull: dict[str, dict[str, dict[str, str] | None]]) -> bool:
+def is_fork(pull: dict[str, dict[str, dict[str, str] | None]]) -> bool:
     head, base = pull["head"]["repo"], pull["base"]["repo"]
     return head is None or base is None or head["full_name"] != base["full_name"]
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from gofer.errors import Permanent
 
@@ -13,19 +16,43 @@ _PLACE = re.compile(r"([A-Za-z0-9-]{1,39})/([A-Za-z0-9._-]{1,100})#([1-9][0-9]{0
 _REPOSITORY = re.compile(r"[A-Za-z0-9-]{1,39}/(?!\.{1,2}$)[A-Za-z0-9._-]{1,100}")
 
 
+class Repository(str):
+    """A repository's full name, with its owner's number and its own where a signed event told them.
+
+    Tokens are minted by them: a name that means another repository by now opens nothing.
+    """
+
+    owner: int
+    number: int
+
+    def __new__(cls, name: str, owner: int = 0, number: int = 0) -> Repository:
+        made = super().__new__(cls, name)
+        made.owner, made.number = owner, number
+        return made
+
+    @classmethod
+    def known(cls, name: str) -> Repository:
+        """One of which perhaps nothing but the name is known."""
+        return name if isinstance(name, cls) else cls(name)
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """One issue or pull request."""
 
-    repository: str
+    repository: Repository
     number: int
 
     @classmethod
-    def of(cls, conversation: str) -> Place:
+    def of(cls, conversation: str, facts: Mapping[str, Any] = MappingProxyType({})) -> Place:
+        """The place of a conversation; `facts` are those of a message that was said there."""
         found = _PLACE.fullmatch(conversation)
         if found is None:
-            raise Permanent(f"{conversation!r} is not owner/repo#number.", reason="place")
-        return cls(f"{found.group(1)}/{found.group(2)}", int(found.group(3)))
+            name, lost, _ = conversation.partition(" (was ")
+            told = f"{name} is another repository now; the one this was said in is gone." if lost else ""
+            raise Permanent(told or f"{conversation!r} is not owner/repo#number.", reason="place")
+        numbers = (int(facts.get(name) or 0) for name in ("owner_id", "repository_id"))
+        return cls(Repository(f"{found.group(1)}/{found.group(2)}", *numbers), int(found.group(3)))
 
     def __str__(self) -> str:
         return f"{self.repository}#{self.number}"

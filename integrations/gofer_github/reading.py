@@ -199,8 +199,16 @@ def _incoming(kind: str, payload: Node, settings: Settings, repository: str, sai
 def _lasting(payload: Node, number: int) -> str:
     """By the numbers of repository and owner: a renamed one is the same, one made again under its name is not, nor
     is one that another owner has, since who may write to it is other people."""
+    ours = _numbers(payload)
+    return f"{ours['owner_id']}/{ours['repository_id']}#{number}"
+
+
+def _numbers(payload: Node) -> dict[str, int]:
     repository = payload.node("repository")
-    return f"{repository.node('owner').must_number('id')}/{repository.must_number('id')}#{number}"
+    return {
+        "owner_id": repository.node("owner").must_number("id"),
+        "repository_id": repository.must_number("id"),
+    }
 
 
 def _quoted(subject: Node, said: _Said) -> str:
@@ -215,6 +223,7 @@ def _facts(payload: Node, subject: Node, repository: str) -> dict[str, Any]:
     head, base = subject.node("head"), subject.node("base")
     return {
         "repository": repository,
+        **_numbers(payload),
         "number": subject.value["number"],
         "login": payload.node("sender").text("login"),
         "sender": payload.node("sender").value["id"],
@@ -252,6 +261,13 @@ def _failing(payload: Node, settings: Settings, repository: str) -> Incoming | s
         event="check_suite",
         trigger="check",
         external_id=f"check_suite-{suite.must_number('id')}",
-        facts={"repository": repository, "number": number, "head": branch, "sha": sha, "fork": False},
+        facts={
+            "repository": repository,
+            **_numbers(payload),
+            "number": number,
+            "head": branch,
+            "sha": sha,
+            "fork": False,
+        },
         lasting=_lasting(payload, number),
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gofer.errors import Permanent
@@ -102,14 +103,14 @@ class Replies:
 
     async def find(self, outgoing: Outgoing, account: Account) -> str | None:
         """Our comment with this reply's mark, if it is there already."""
-        place = Place.of(outgoing.conversation)
+        place = Place.of(outgoing.conversation, outgoing.facts)
         client = await self._access.to(account, place.repository, WRITE)
         found = await self._marked(client, account, place, outgoing.id, outgoing.facts)
         return str(found["id"]) if found else None
 
     async def place(self, outgoing: Outgoing, account: Account) -> str:
         """Turn the progress comment into the answer, or post one."""
-        place = Place.of(outgoing.conversation)
+        place = Place.of(outgoing.conversation, outgoing.facts)
         client = await self._access.to(account, place.repository, WRITE)
         if outgoing.reply_to and outgoing.kind != "note" and outgoing.part == 1:
             working = await self._marked(
@@ -126,7 +127,7 @@ class Replies:
 
     async def complete(self, outgoing: Outgoing, external_id: str, account: Account) -> None:
         """Bring the comment to its text again, and end the check that stands for the work."""
-        place = Place.of(outgoing.conversation)
+        place = Place.of(outgoing.conversation, outgoing.facts)
         client = await self._access.to(account, place.repository, WRITE)
         comment = await client.get(f"/repos/{place.repository}/issues/comments/{external_id}")
         check = _check_of(comment["body"])
@@ -156,7 +157,7 @@ class Replies:
 
     async def notice(self, message: Incoming, account: Account) -> None:
         """Eyes on the request."""
-        place = Place.of(message.conversation)
+        place = Place.of(message.conversation, message.facts)
         client = await self._access.to(account, place.repository, WRITE)
         base = f"/repos/{place.repository}"
         if comment := message.facts.get("review_comment"):
@@ -242,6 +243,18 @@ class Replies:
         link = {"details_url": outgoing.work.url} if outgoing.work and outgoing.work.url else {}
         new = {"name": CHECK_NAME, "head_sha": sha, "external_id": outgoing.id, **link, **_settled(outgoing)}
         await client.post(f"{base}/check-runs", new)
+
+
+@contextlib.contextmanager
+def saying_if_gone(place: str) -> Iterator[None]:
+    """Why there is nobody to answer any more, in words for whoever looks at the run."""
+    try:
+        yield
+    except Permanent as error:
+        told = str(error)
+        if is_missing(error) and told.startswith("GitHub answered"):
+            told = f"{place} was deleted, or is closed to us. {told}"
+        raise Permanent(f"Nothing can be answered: {told}", reason=error.reason) from None
 
 
 def _settled(outgoing: Outgoing) -> dict[str, Any]:

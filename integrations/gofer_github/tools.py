@@ -64,7 +64,7 @@ class Work:
 
     @property
     def place(self) -> Place:
-        return Place.of(self.message.conversation)
+        return Place.of(self.message.conversation, self.message.facts)
 
     @property
     def settings(self) -> Settings:
@@ -304,7 +304,7 @@ def _checkout(url: str, directory: str, branch: str, base: str, seed: str, submo
         clone = f"( {grown} ) 2>/dev/null || {{ rm -rf {part}; {clone}; }}"
     return (
         f"( set -e; cd ~; [ -d {q(directory)}/.git ] || {{ rm -rf {part}; {clone}; mv {part} {q(directory)}; }}; "
-        f"cd {q(directory)}; {fetch}; "
+        f"cd {q(directory)}; git remote set-url origin {q(url)}; {fetch}; "
         f"git checkout --quiet {q(branch)} 2>/dev/null || git checkout --quiet -b {q(branch)} origin/{q(base)}; "
         f"{_MODULES if submodules else 'true'} )"
     )

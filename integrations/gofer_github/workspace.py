@@ -12,7 +12,8 @@ from gofer.errors import Permanent
 from gofer.integration import Account, EgressRule, Equipment, Incoming
 from gofer_github.access import GIT, GIT_READ, READ, Access
 from gofer_github.client import Client, is_missing
-from gofer_github.place import Place
+from gofer_github.people import is_fork
+from gofer_github.place import Place, is_repository
 from gofer_github.settings import PUBLIC, Settings
 from gofer_github.submodules import allowed
 from gofer_github.workflows import chosen
@@ -56,7 +57,7 @@ class Branches:
 
 async def branches(access: Access, account: Account, message: Incoming) -> Branches | None:
     """The branches of a conversation; None for a pull request from a fork, which gets no repository at all."""
-    place = Place.of(message.conversation)
+    place = Place.of(message.conversation, message.facts)
     prefix = Settings.model_validate(account.settings).branch_prefix
     own = f"{prefix}{place.number}"
     names: tuple[str, ...] = (own, f"{own}-*")
@@ -65,7 +66,7 @@ async def branches(access: Access, account: Account, message: Incoming) -> Branc
         repository = await client.get(f"/repos/{place.repository}")
         return Branches(own, names, str(repository["default_branch"]), int(repository["id"]))
     pull = await client.get(f"/repos/{place.repository}/pulls/{place.number}")
-    if not pull["head"]["repo"] or pull["head"]["repo"]["full_name"] != place.repository:
+    if is_fork(pull):
         return None
     head, number = str(pull["head"]["ref"]), int(pull["head"]["repo"]["id"])
     if head.startswith(prefix):
@@ -79,7 +80,7 @@ async def equip(access: Access, account: Account, message: Incoming) -> Equipmen
     found = await branches(access, account, message)
     if found is None:
         return Equipment()
-    place = Place.of(message.conversation)
+    place = Place.of(message.conversation, message.facts)
     settings = Settings.model_validate(account.settings)
     pushes = chosen(message, settings).may_push
     token = partial(access.token, account, place.repository, GIT if pushes else GIT_READ)
@@ -94,6 +95,7 @@ async def equip(access: Access, account: Account, message: Incoming) -> Equipmen
         allow_private=settings.web_url != PUBLIC,
         # By its number: another repository that has its name one day is another.
         keep=str(found.repository),
+        moved=partial(_now_at, access, account, place.repository, found.repository),
     )
     rules = (rule, *await _modules(access, account, message, rule))
     client = await access.to(account, place.repository, READ)
@@ -114,6 +116,14 @@ async def _closed(
         if ref not in found and await _is_protected(client, repository, name):
             found[ref] = "it is a protected branch"
     return found
+
+
+async def _now_at(access: Access, account: Account, repository: str, number: int) -> tuple[str, ...]:
+    """Where git finds the repository by now; nowhere, if the name leads to another one."""
+    client = await access.to(account, repository, READ)
+    found = await client.get(f"/repos/{repository}")
+    name = str(found["full_name"])
+    return (f"/{name}", f"/{name}.git") if found["id"] == number and is_repository(name) else ()
 
 
 async def _is_protected(client: Client, repository: str, branch: str) -> bool:
@@ -139,6 +149,7 @@ async def _modules(
             git_push=(),
             git_objections=None,
             keep="",
+            moved=None,
             password=token,
         )
         for n, (name, token) in enumerate(zip(found, tokens, strict=True))

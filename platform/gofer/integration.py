@@ -320,6 +320,8 @@ class EgressRule:
     keep: str = ""
     """With git: what its first repository is kept under for later clones by jobs of the same connection. It names
     the repository for ever, not as it is called now; empty for not at all."""
+    moved: Callable[[], Awaitable[Sequence[str]]] | None = field(default=None, repr=False)
+    """Asked when the upstream sends a request to another path: where `paths` are now. These are allowed then, too."""
     password: Password = field(default="", repr=False)
     """Instead of the equipment's, where one way out may do less than another. Never enters the shell."""
 

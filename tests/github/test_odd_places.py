@@ -117,7 +117,8 @@ async def test_a_place_that_is_gone_ends_the_reply_with_a_reason(scene: Scene, t
     """Archived, deleted or closed to the App, its issue deleted, or the App removed, all while the run works."""
     github, world = scene.github, scene.github.world
     said = {
-        "archived": "archived", "deleted": "404", "suspended": "suspended", "removed": "404", "issue": "404"
+        "archived": "is archived", "deleted": "was deleted", "suspended": "suspended", "removed": "not installed there",
+        "issue": "was deleted",
     }  # fmt: skip
     made = {kind: github.create_repository(f"acme/{kind}", {"a": "a"}, ada="write") for kind in said}
     places = {kind: github.install(scene.app, f"acme/{kind}") for kind in said}

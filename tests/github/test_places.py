@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from sqlalchemy import select, update
 
-from github_scene import Running, Scene, gofer
+from github_scene import FIX, Running, Scene, gofer
+from gofer.rehearsal.github import git
 from gofer.rehearsal.github.world import Repository
-from gofer.store.tables import bindings, connections, conversations, deliveries, events
+from gofer.store.tables import bindings, connections, conversations, deliveries, events, replies
 
 
 def made_again(scene: Scene, full_name: str) -> Repository:
@@ -79,3 +81,44 @@ async def test_a_conversation_follows_its_repository_and_not_its_name(scene: Sce
 
 async def refs(running: Running) -> list[str]:
     return sorted(row.ref for row in await running.rows(select(bindings.c.ref)))
+
+
+async def test_a_rename_in_the_middle_of_a_run_is_followed(scene: Scene, tmp_path: Path) -> None:
+    """Twice: before the repository is cloned, and between the clone and the push. The second time nobody tells us."""
+    github, ours = scene.github, scene.repository
+    git.commit(ours.path, {"other.txt": "other"}, "other", "Another change")
+    other = await github.open_pull("ada", ours, "other", "Somebody else's")
+    wait = "$ until [ -e ~/{} ]; do sleep 0.05; done"
+    lines = FIX.split("\n")
+    asked = [lines[0], wait.format("one"), *lines[1:3], wait.format("two"), *lines[3:]]
+    async with gofer(scene, tmp_path / "data", sandbox="bubblewrap") as running:
+        issue = await github.open_issue("ada", ours, "It is broken", "\n".join(asked))
+        await running.began()
+        await github.rename_repository("olga", ours, "acme/things")
+        await go_on(running, tmp_path, "one", 4)
+        scene.app.events.remove("repository")
+        await github.rename_repository("olga", ours, "acme/gizmos")
+        await go_on(running, tmp_path, "two", 6)
+        await running.quiet()
+        (ended,) = await running.rows(select(replies.c.state))
+        await github.comment("ada", ours, issue.number, FIX)
+        await running.quiet()
+    reply, again = scene.ours(issue.number)
+    assert "pushed 0" in again.body, "the clone goes on under the new name"
+    assert "pushed 0" in reply.body
+    assert "Opened the draft" in reply.body
+    assert "✅ Done in" in reply.body
+    assert ended.state == "sent"
+    assert other.title == "Somebody else's", "the way to where it is now keeps what was asked"
+    (pull,) = [one for one in ours.issues.values() if one.head == f"gofer/{issue.number}"]
+    assert pull.draft
+
+
+async def go_on(running: Running, tmp_path: Path, name: str, runs: int) -> None:
+    """Let the command that waits for a file go on, in a shell that may only be being made, to a later one."""
+    beginning = asyncio.create_task(running.began(runs))
+    while not beginning.done():
+        for workspace in (tmp_path / "data" / "shells").glob("*/workspace"):
+            (workspace / name).touch()
+        await asyncio.sleep(0.05)
+    await beginning

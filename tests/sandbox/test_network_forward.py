@@ -8,6 +8,7 @@ import ipaddress
 import os
 import ssl
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from gofer_sandbox.errors import SandboxGone
-from gofer_sandbox.network import AllowedHost, Credential, Egress, EgressLimits, EgressUnavailable, Rule
+from gofer_sandbox.network import (
+    AllowedHost,
+    Credential,
+    Egress,
+    EgressLimits,
+    EgressUnavailable,
+    Rule,
+    Unanswered,
+)
 from gofer_sandbox.record import Reference
 from sandbox.bare_box import BareBox, bare_box
 from sandbox.upstream import Upstream, upstream
@@ -353,6 +362,33 @@ async def test_redirects_stay_within_the_rule(site: Site, server: Upstream) -> N
             assert said.endswith("502"), path
     assert len(egress.refusals) == 6
     assert {seen.path for seen in server.seen} >= {"/v1/away"}
+    assert not any("private" in seen.path for seen in server.seen)
+
+
+async def test_a_path_that_moved_is_followed_where_its_rule_says(site: Site, server: Upstream) -> None:
+    """Whoever made the rule is asked; what the upstream says alone opens nothing, nor does their silence."""
+
+    async def now() -> tuple[str, ...]:
+        asked.append("asked")
+        if len(asked) == 1:
+            raise Unanswered("where it is now cannot be found out")
+        return ("/v2",)
+
+    asked: list[str] = []
+    rule = replace(api(server), moved=now)
+    server.pages |= {
+        "/v1/moved": (301, {"Location": "/v2/new"}, b""),
+        "/v1/up": (301, {"Location": "/private"}, b""),
+        "/v2/new": (200, {}, b"arrived"),
+    }
+    egress = await site.open(Egress(resolve=names))
+    async with egress.grant(rule):
+        assert "may be reached here" in await site.sh(f"curl '{egress.url(rule, '/v2/new')}'")
+        assert "cannot be found out" in await site.sh(f"curl -L '{egress.url(rule, '/v1/moved')}'")
+        assert await site.sh(f"curl -L '{egress.url(rule, '/v1/moved')}'") == "arrived"
+        assert "not allowed" in await site.sh(f"curl -L '{egress.url(rule, '/v1/up')}'")
+    async with egress.grant(rule):
+        assert "may be reached here" in await site.sh(f"curl '{egress.url(rule, '/v2/new')}'")
     assert not any("private" in seen.path for seen in server.seen)
 
 

@@ -170,6 +170,25 @@ async def test_a_grant_may_be_for_what_the_shell_starts_from_then_on(server: Ups
     assert len(lent) == 2
 
 
+async def test_a_program_does_not_pass_for_another_by_its_port(server: Upstream) -> None:
+    """A port is somebody's at one address; at every other address of the loopback it is free to all."""
+    server.pages["/page"] = (200, {}, b"hello")
+    rule = Rule("api", f"http://git.test:{server.port}", ("/",), allow_private=True)
+    gate = gate_for(server)
+    url = gate.url(rule, "/page")
+    port = int(url.split("/")[2].partition(":")[2])
+    tries = f"for n in $(seq 2 9); do curl -s --interface 127.0.0.$n --local-port $(cat port) {url}; done"
+    connect = f"exec 9<>/dev/tcp/127.0.0.1/{port}"
+    find = f"""awk '$4 == "01" && $3 ~ /:{port:04X}$/ {{ split($2, at, ":"); print at[2] }}' /proc/net/tcp"""
+    async with Sandbox(Bubblewrap(), gate=gate) as sandbox:
+        await sandbox.run(f"bash -c 'until [ -e go ]; do sleep 0.02; done; {tries} > theirs; touch done' &")
+        async with gate.grant(rule, Callers.from_now(lambda: sandbox.shell)):
+            await sandbox.run(f"{connect}; echo $((16#$({find}))) > port; touch go")
+            said = (await sandbox.run("until [ -e done ]; do sleep 0.02; done; cat port theirs")).output
+    assert "hello" not in said
+    assert said.count("this program was not started by") == 8
+
+
 async def test_a_credential_that_comes_back_in_odd_places_does_not_enter(server: Upstream) -> None:
     packed = base64.b64encode(f"X-Seen: {PASSWORD}".encode())
     server.pages["/named"] = (200, {PASSWORD: "1", "X": PASSWORD}, PASSWORD.encode() + b" " + packed)

@@ -97,7 +97,20 @@ def _rule(equipment: Equipment | None, one: EgressRule) -> Rule:
         git=None if one.git_push is None else GitAccess(push=one.git_push, objections=_objecting(one)),
         allow_private=one.allow_private,
         lender=None if isinstance(password, str) else _lending(user, password),
+        moved=_looking(one),
     )
+
+
+def _looking(one: EgressRule) -> Callable[[], Awaitable[Sequence[str]]] | None:
+    ask = one.moved
+    if ask is None:
+        return None
+
+    async def moved() -> Sequence[str]:
+        with _as_silence("where it is now cannot be found out"):
+            return await ask()
+
+    return moved
 
 
 def _lending(user: str, ask: Callable[[], Awaitable[str]]) -> Callable[[], Awaitable[Credential]]:

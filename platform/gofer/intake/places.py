@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, bindparam, select, update
 from gofer.integration import Incoming
 from gofer.store import events as log
 from gofer.store import hot
-from gofer.store.tables import bindings
+from gofer.store.tables import bindings, connections
 
 
 def is_settled(connection: Connection, connection_id: str, message: Incoming) -> bool:
@@ -31,6 +31,9 @@ _LASTING = select(bindings.c.lasting).where(
 
 def settle(connection: Connection, workspace_id: str, connection_id: str, message: Incoming) -> None:
     """Have the name mean this place, and no other."""
+    _lock(connection, connection_id)
+    if is_settled(connection, connection_id, message):
+        return  # by another message, while we waited
     of_connection = bindings.c.connection_id == connection_id
     named = connection.execute(
         select(bindings).where(of_connection, bindings.c.ref == message.conversation)
@@ -49,6 +52,7 @@ def settle(connection: Connection, workspace_id: str, connection_id: str, messag
 
 def move_within(connection: Connection, workspace_id: str, connection_id: str, old: str, new: str) -> None:
     """Have the places within one that moved go with it, where nobody is in their way."""
+    _lock(connection, connection_id)
     of_connection = bindings.c.connection_id == connection_id
     below = select(bindings).where(of_connection, bindings.c.ref.startswith(f"{old}#", autoescape=True))
     for binding in connection.execute(below).all():
@@ -58,6 +62,14 @@ def move_within(connection: Connection, workspace_id: str, connection_id: str, o
             is None
         ):
             _call(connection, workspace_id, binding, ref)
+
+
+def _lock(connection: Connection, connection_id: str) -> None:
+    """Give names one after another within a connection. Who found neither the name nor the place because somebody
+    was just moving it would begin the conversation anew."""
+    connection.execute(
+        select(connections.c.id).where(connections.c.id == connection_id).with_for_update(key_share=True)
+    )
 
 
 def _call(connection: Connection, workspace_id: str, binding: Row[Any], ref: str) -> None:

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import os
+import socket
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gofer_sandbox import processes
 from gofer_sandbox.provider import Process
 
+_CONNECTED = "01"
 _LINKS_READ = 20_000  # a session may hold more open files than are worth searching
 
 
-def command_behind(keeper: int, port: int) -> str:
-    """The command line of the process that holds that port of the sandbox's loopback; "" if none is found.
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Of a connection to us: the other side's address and port, and ours. No other connection has the same."""
+
+    theirs: tuple[str, int]
+    ours: tuple[str, int]
+
+
+def command_behind(keeper: int, ends: Ends) -> str:
+    """The command line of the process that holds that end of a connection to us; "" if none is found.
 
     It waits for our answer meanwhile, so it is still there to be found.
     """
-    pid = next(_holders(keeper, port), None)
+    pid = next(_holders(keeper, ends), None)
     return "" if pid is None else processes.command_line(pid)
 
 
@@ -42,12 +53,12 @@ class Callers:
         pids = processes.descendants(found.parent) if found else ()
         return cls(shell, frozenset((pid, start) for pid in pids if (start := processes.start_time(pid))))
 
-    def made(self, port: int) -> bool:
-        """Whether they alone hold that port of the sandbox's loopback."""
+    def made(self, ends: Ends) -> bool:
+        """Whether they alone hold the other end of a connection to us."""
         shell = self.shell()
         if shell is None:
             return False
-        pids = set(_holders(shell.parent, port))
+        pids = set(_holders(shell.parent, ends))
         return bool(pids) and all(self._is_one(pid, shell) for pid in pids)
 
     def _is_one(self, pid: int, shell: Process) -> bool:
@@ -59,30 +70,38 @@ class Callers:
         return processes.start_time(pid) == shell.start
 
 
-def _holders(keeper: int, port: int) -> Iterator[int]:
-    """The processes that hold the connected socket with that local port, as far as they are worth searching for."""
-    socket = _socket_at(keeper, port)
-    if socket is None:
+def _holders(keeper: int, ends: Ends) -> Iterator[int]:
+    """The processes that hold the other end of a connection, as far as they are worth searching for."""
+    wanted = _socket_at(keeper, ends)
+    if wanted is None:
         return
     for count, (pid, target) in enumerate(_open_files(keeper)):
-        if target == socket:
+        if target == wanted:
             yield pid
         if count > _LINKS_READ:
             return
 
 
-def _socket_at(keeper: int, port: int) -> str | None:
-    """The name /proc gives to the connected socket with that local port, in the keeper's network."""
+def _socket_at(keeper: int, ends: Ends) -> str | None:
+    """The name /proc gives to the other end of a connection, in the keeper's network. A port alone would not do:
+    at another address of the loopback, or on the way to another port, it may be somebody else's."""
     try:
+        wanted = [_as_listed(ends.theirs), _as_listed(ends.ours), _CONNECTED]
         with open(f"/proc/{keeper}/net/tcp") as table:
             next(table)
             for line in table:
                 fields = line.split()
-                if fields[1].endswith(f":{port:04X}") and fields[3] == "01":
+                if fields[1:4] == wanted:
                     return f"socket:[{fields[9]}]"
     except (OSError, StopIteration, IndexError):
         pass
     return None
+
+
+def _as_listed(end: tuple[str, int]) -> str:
+    """An address and port as /proc/net/tcp has them: the bytes as the machine reads a number."""
+    number = int.from_bytes(socket.inet_aton(end[0]), sys.byteorder)
+    return f"{number:08X}:{end[1]:04X}"
 
 
 def _open_files(keeper: int) -> Iterator[tuple[int, str]]:

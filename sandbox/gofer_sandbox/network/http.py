@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import h11
 
+from gofer_sandbox.network.caller import Ends
 from gofer_sandbox.network.errors import Refused
 from gofer_sandbox.network.limits import EgressLimits, Meter
 
@@ -43,10 +44,12 @@ class Peer:
         self.limits = limits
 
     @property
-    def port(self) -> int:
-        """The other side's port."""
-        name = self.writer.get_extra_info("peername")
-        return int(name[1]) if name else 0
+    def ends(self) -> Ends:
+        """The other side's address and port, and ours."""
+        # Nobody's, when it hung up before it was looked at.
+        given = (self.writer.get_extra_info(name) or ("", 0) for name in ("peername", "sockname"))
+        theirs, ours = ((str(address), int(port)) for address, port, *_ in given)
+        return Ends(theirs, ours)
 
     async def receive(self, patience: float | None = None) -> h11.Event | None:
         """The next event, None when there is none in this cycle; Refused for what is not HTTP."""

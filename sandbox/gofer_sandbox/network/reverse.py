@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import urljoin, urlsplit
 
 import h11
@@ -39,6 +39,19 @@ class Grant:
     holders: int = 0
     under_way: set[asyncio.Timeout] = field(default_factory=set)
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
+    moved: tuple[str, ...] = ()
+    """Where the rule's paths turned out to be now."""
+
+    async def as_of_now(self) -> Rule:
+        """The rule with its credential, and the paths that are known to be its own by now."""
+        rule = await self.rule.as_of_now()
+        return replace(rule, paths=(*rule.paths, *self.moved)) if self.moved else rule
+
+    async def look_again(self) -> Rule:
+        """The rule after asking where its paths are now."""
+        if self.rule.moved is not None:
+            self.moved = tuple(await self.rule.moved())
+        return replace(self.rule, paths=(*self.rule.paths, *self.moved))
 
     @asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
@@ -99,16 +112,17 @@ class ReverseProxy:
             raise Refused(f"no access named {name!r} is open now", host=name, path=path)
         try:
             async with grant.passing():
-                if grant.callers is not None and not await asyncio.to_thread(grant.callers.made, client.port):
+                if grant.callers is not None and not await asyncio.to_thread(grant.callers.made, client.ends):
                     raise Refused("this program was not started by the commands that it is open for")
-                await self._serve(await grant.rule.as_of_now(), client, request, path, query)
+                await self._serve(grant, client, request, path, query)
         except Unanswered as silence:
             raise Refused(str(silence), status=502, host=grant.rule.host, path=path) from None
         except Refused as refusal:
             refusal.host, refusal.port, refusal.path = grant.rule.host, grant.rule.port, path
             raise
 
-    async def _serve(self, rule: Rule, client: Peer, request: h11.Request, path: str, query: str) -> None:
+    async def _serve(self, grant: Grant, client: Peer, request: h11.Request, path: str, query: str) -> None:
+        rule = await grant.as_of_now()
         service = _checked(rule, request.method.decode(), decoded(path), query)
         headers = _headers_out(rule, request) + framing(request)
         early = b""
@@ -120,13 +134,14 @@ class ReverseProxy:
                 raise Refused(told, report=git.rejection(push, reasons))
             early = push.data
         target = f"{path}?{query}" if query else path
-        await self._exchange(rule, client, request_head(request.method, target, _host(rule), headers), early)
+        head = request_head(request.method, target, _host(rule), headers)
+        await self._exchange(Answer(rule, self._port, target, grant), client, head, early)
 
-    async def _exchange(self, rule: Rule, client: Peer, head: h11.Request, early: bytes) -> None:
+    async def _exchange(self, answer: Answer, client: Peer, head: h11.Request, early: bytes) -> None:
+        rule = answer.rule
         reader, writer = await self._dialer.connect(
             rule.host, rule.port, secure=rule.secure, allow_private=rule.allow_private
         )
-        answer = Answer(rule, self._port, head.target.decode())
         async with closing(Peer(h11.CLIENT, reader, writer, client.meter, client.limits)) as upstream:
 
             async def send_body() -> None:
@@ -140,17 +155,18 @@ class ReverseProxy:
 class Answer:
     """Brings an upstream's answer back without its credential, cookies or ways to other hosts."""
 
-    def __init__(self, rule: Rule, port: int, target: str) -> None:
-        self._rule = rule
+    def __init__(self, rule: Rule, port: int, target: str, grant: Grant) -> None:
+        self.rule = rule
+        self._grant = grant
         self._port = port
         self._target = target
         self._secrets = rule.credential.secrets if rule.credential else ()
 
     async def pass_on(self, client: Peer, upstream: Peer, response: h11.Response) -> None:
         """Send status, headers and body on, masked."""
-        if response.status_code == 401 and self._rule.credential is not None:
+        if response.status_code == 401 and self.rule.credential is not None:
             raise Refused("the upstream did not accept the credential")
-        headers = self._headers(response)
+        headers = await self._headers(response)
         await client.send(
             h11.Response(
                 status_code=response.status_code, headers=headers, reason=self._masked(response.reason)
@@ -169,30 +185,31 @@ class Answer:
             await client.send(h11.Data(data=rest))
         await client.send(h11.EndOfMessage())
 
-    def _headers(self, response: h11.Response) -> Headers:
+    async def _headers(self, response: h11.Response) -> Headers:
         found = end_to_end(response.headers, *_NOT_RETURNED)
         kept = [(n, self._masked(v)) for n, v in found if not self._names_secret(n)]
         if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in kept):
             raise Refused("the upstream's answer is compressed and cannot be checked", status=502)
-        return [(n, self._location(v) if n == b"location" else v) for n, v in kept]
+        return [(n, await self._location(v) if n == b"location" else v) for n, v in kept]
 
     def _names_secret(self, name: bytes) -> bool:
         return any(secret.lower() in name for secret in self._secrets)
 
-    def _location(self, value: bytes) -> bytes:
+    async def _location(self, value: bytes) -> bytes:
         """A redirect within the rule, as an address of this proxy; any other is refused."""
         try:
-            goal = urlsplit(urljoin(self._rule.upstream + self._target, value.decode("ascii")))
+            goal = urlsplit(urljoin(self.rule.upstream + self._target, value.decode("ascii")))
             port = goal.port or (443 if goal.scheme == "https" else 80)
         except ValueError:
             raise Refused("the upstream redirects to something unreadable", status=502) from None
-        same = (goal.scheme == "https") == self._rule.secure and port == self._rule.port
-        if not same or goal.hostname != self._rule.host:
+        same = (goal.scheme == "https") == self.rule.secure and port == self.rule.port
+        if not same or goal.hostname != self.rule.host:
             raise Refused(f"the upstream redirects to another host: {goal.hostname}", status=502)
-        if not permitted(self._rule, decoded(goal.path or "/")):
+        path = decoded(goal.path or "/")
+        if not permitted(self.rule, path) and not permitted(await self._grant.look_again(), path):
             raise Refused("the upstream redirects to a path that is not allowed", status=502)
         query = f"?{goal.query}" if goal.query else ""
-        return f"http://127.0.0.1:{self._port}/{self._rule.name}{goal.path or '/'}{query}".encode()
+        return f"http://127.0.0.1:{self._port}/{self.rule.name}{goal.path or '/'}{query}".encode()
 
     def _masked(self, value: bytes) -> bytes:
         mask = Mask(self._secrets)

@@ -81,7 +81,9 @@ class Rule:
     `paths` are allowed with everything below them. With `git` given, only git's smart HTTP is spoken, the
     paths are repositories (with or without `.git`), and `methods` follow from it. `allow_private` permits
     private and loopback upstreams: for tests and development. `lender` is asked for the credential whenever a
-    request needs it, where one does not last as long as the rule; it may raise Unanswered.
+    request needs it, where one does not last as long as the rule; it may raise Unanswered. So may `moved`, which
+    is asked where the paths are now when the upstream sends a request to one that is not among them: what it
+    names is allowed too, until the grant ends.
     """
 
     name: str
@@ -92,6 +94,7 @@ class Rule:
     git: GitAccess | None = None
     allow_private: bool = False
     lender: Callable[[], Awaitable[Credential]] | None = None
+    moved: Callable[[], Awaitable[Sequence[str]]] | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

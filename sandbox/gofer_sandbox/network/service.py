@@ -120,7 +120,7 @@ class Service:
         """Tell the caller first: while the program waits for its answer, it can still be found."""
         method = request.method.decode("ascii", "replace") if request else ""
         async with self._looking:
-            command = await asyncio.to_thread(command_behind, self._keeper, client.port)
+            command = await asyncio.to_thread(command_behind, self._keeper, client.ends)
         self._refusals.add(
             Refusal(
                 self._handler.name,

@@ -37,6 +37,7 @@ from gofer.rehearsal.github.world import (
     Installation,
     Issue,
     Repository,
+    Token,
     World,
     stamp,
 )
@@ -104,8 +105,9 @@ class GitHubService:
 
     def _api(self) -> list[Route]:
         routes = [
-            Route(path, self._guarded(handler, permission, level), methods=[method])
+            Route(either, self._guarded(handler, permission, level), methods=[method])
             for method, path, permission, level, handler in api.ROUTES
+            for either in (path, _by_number(path))
         ]
         apps = self._apps
         plain: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
@@ -116,6 +118,7 @@ class GitHubService:
             ("GET", "/user/{id:int}", apps.user_by_id),
             ("GET", "/users/{login}", apps.user_by_login),
             ("GET", "/repos/{owner}/{name}/installation", apps.installation_of),
+            ("GET", _by_number("/repos/{owner}/{name}/installation"), apps.installation_of),
             ("GET", "/app/installations", apps.installations),
             ("GET", "/installation/repositories", apps.repositories),
             ("POST", "/app/installations/{id:int}/access_tokens", apps.mint),
@@ -167,7 +170,7 @@ class GitHubService:
                     await _go_wrong(fault)
                 if limited:
                     self.limits.count(request.method, request.url.path)
-                response = await handler(request)
+                response = self._sent_on(request) or await handler(request)
                 response.headers.update(self.limits.headers())
             except Refusal as refusal:
                 response = JSONResponse({"message": str(refusal)}, refusal.status, refusal.headers)
@@ -177,6 +180,23 @@ class GitHubService:
             return response
 
         return answer
+
+    def _sent_on(self, request: Request) -> Response | None:
+        """Who asks for a repository by a name that it had is sent to its number, at which it answers for ever."""
+        asked = request.path_params
+        if "repository" in asked:
+            named = self.world.by_number(asked["repository"])
+            asked["owner"], asked["name"] = named.full_name.split("/") if named else ("", "")
+            return None
+        old = f"{asked.get('owner')}/{asked.get('name')}"
+        found = self.world.now_called(old)
+        if found is None:
+            return None
+        rest = request.url.path.partition(f"/repos/{old}")[2]
+        query = f"?{request.url.query}" if request.url.query else ""
+        goal = f"{self.api_url}/repositories/{found.id}{rest}{query}"
+        told = {"message": "Moved Permanently", "url": goal}
+        return JSONResponse(told, 301 if request.method == "GET" else 307, {"location": goal})
 
     def _fault(self, asked: str) -> Fault | None:
         for fault in self.faults:
@@ -233,9 +253,14 @@ class GitHubService:
         """Everybody who knows it calls it so from now on, with its owner if that is another; its old name is free."""
         owner, _, name = of.full_name.partition("/")
         del self.world.repositories[of.full_name]
-        for place in self.world.installations.values():
+        self.world.moved[of.full_name] = of.id
+        held: list[Installation | Token] = [*self.world.installations.values(), *self.world.tokens.values()]
+        for place in held:
             if of.full_name in place.repositories:
                 place.repositories = place.repositories - {of.full_name} | {full_name}
+        for one in of.issues.values():
+            if one.head_repository == of.full_name:
+                one.head_repository = full_name
         of.full_name, of.owner = full_name, self.world.user(full_name.partition("/")[0]).id
         self.world.repositories[full_name] = of
         if full_name.startswith(f"{owner}/"):
@@ -390,6 +415,11 @@ def signed(secret: str, delivery: Delivery, body: bytes) -> dict[str, str]:
         "x-hub-signature": "sha1=" + hmac.new(secret.encode(), body, hashlib.sha1).hexdigest(),
         "x-hub-signature-256": "sha256=" + hmac.new(secret.encode(), body, hashlib.sha256).hexdigest(),
     }
+
+
+def _by_number(path: str) -> str:
+    """The same of a repository by its number."""
+    return path.replace("/repos/{owner}/{name}", "/repositories/{repository:int}", 1)
 
 
 async def _body(request: Request) -> Any:

@@ -110,7 +110,9 @@ class Apps:
         full_name = f"{request.path_params['owner']}/{request.path_params['name']}"
         for one in self._world.installations.values():
             if one.app is app and full_name in one.repositories:
-                return JSONResponse({"id": one.id, "permissions": one.permissions, "app_slug": app.slug})
+                owner = {"id": self._world.repositories[full_name].owner}
+                shown = {"id": one.id, "account": owner, "permissions": one.permissions, "app_slug": app.slug}
+                return JSONResponse(shown)
         raise Refusal(404, "Not Found")
 
     async def installations(self, request: Request) -> Response:
@@ -141,7 +143,10 @@ class Apps:
             if ORDER.get(level, 9) > ORDER[place.permissions.get(name, "none")]:
                 raise Refusal(422, "The permissions requested are not granted to this installation.")
         token = self._world.token(
-            user=app.user, installation=place, permissions=permissions, repositories=_narrowed(place, wanted)
+            user=app.user,
+            installation=place,
+            permissions=permissions,
+            repositories=_narrowed(self._world, place, wanted),
         )
         shown = {"token": token.value, "expires_at": stamp(token.until), "permissions": permissions}
         return JSONResponse(shown, 201)
@@ -200,7 +205,13 @@ class Apps:
         return JSONResponse({}, 202)
 
 
-def _narrowed(place: Installation, wanted: dict[str, Any]) -> set[str]:
+def _narrowed(world: World, place: Installation, wanted: dict[str, Any]) -> set[str]:
+    if "repository_ids" in wanted:
+        found = [world.by_number(number) for number in wanted["repository_ids"]]
+        names = {one.full_name for one in found if one and one.full_name in place.repositories}
+        if len(names) != len(wanted["repository_ids"]):
+            raise Refusal(422, "There is at least one repository that does not exist or is not accessible")
+        return names
     if "repositories" not in wanted:
         return set(place.repositories)
     names = {

@@ -115,6 +115,9 @@ async def serve(world: World, request: Request) -> Response:
     """One request of git's smart HTTP."""
     owner, name, rest = (request.path_params[part] for part in ("owner", "name", "rest"))
     full_name = f"{owner}/{name.removesuffix('.git')}"
+    if (now := world.now_called(full_name)) is not None:
+        query = f"?{request.url.query}" if request.url.query else ""
+        return Response(status_code=301, headers={"location": f"/{now.full_name}.git/{rest}{query}"})
     pushing = "git-receive-pack" in (rest, request.query_params.get("service"))
     try:
         token = token_of(world, request)

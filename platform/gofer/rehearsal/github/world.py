@@ -182,6 +182,8 @@ class World:
     tokens: dict[str, Token] = field(default_factory=dict)
     minted: list[Token] = field(default_factory=list)
     """Every installation token there ever was, revoked ones included."""
+    moved: dict[str, int] = field(default_factory=dict)
+    """Names that repositories had before, with their numbers: who asks there is sent on, until the name is taken."""
     deliveries: list[Delivery] = field(default_factory=list)
     token_seconds: float = 3600.0
     """How long a new token lives."""
@@ -191,6 +193,16 @@ class World:
 
     def next_id(self) -> int:
         return next(self._numbers)
+
+    def by_number(self, number: int) -> Repository | None:
+        """A repository, whatever it is called now."""
+        return next((one for one in self.repositories.values() if one.id == number), None)
+
+    def now_called(self, full_name: str) -> Repository | None:
+        """The repository that had this name, when it has another now and nobody took the name."""
+        if full_name in self.repositories or full_name not in self.moved:
+            return None
+        return self.by_number(self.moved[full_name])
 
     def user(self, login: str) -> User:
         """A person, made when not there yet."""
