@@ -211,16 +211,17 @@ class Shell:
             self._snapshot_slow = len(data) > _SMALL_SNAPSHOT and took > _SLOW_SNAPSHOT
         whole = fitting(data, self.snapshot)
         self._snapshot_failed = whole is None
-        self._unsaved = None
+        reported, self._unsaved = self._unsaved == self._journal.live.number, None
         self._copy_out(whole)
         if slot == frames.AT_EXIT and whole:
-            self._go_ahead()
+            self._go_ahead(in_command=self._journal.live.running and not reported)
 
-    def _go_ahead(self) -> None:
+    def _go_ahead(self, in_command: bool) -> None:
         """The state for the next shell is known before this one has ended: the keeper need not wait for us then.
-        Should the shell live on after all, it reads a line that does nothing."""
+        Should the shell live on after all, it reads a line that does nothing. Only while a command runs, or the
+        next shell might find one that was meant for this."""
         self._put_state()
-        if self._deaths is not None:
+        if in_command and self._deaths is not None:
             self._ahead = self._deaths + 1
             self.wire.go(self._ahead)
 
