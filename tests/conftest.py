@@ -13,6 +13,7 @@ import asyncpg
 import pytest
 from sqlmodel import SQLModel
 
+import left_running
 from gofer.settings import Settings
 from gofer.store.database import Database
 from gofer.store.open import database_for, migrate
@@ -27,9 +28,23 @@ T = TypeVar("T")
 TEMPLATE = "gofer_template"
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     share_compiled_statements()
     log_plainly()
+    if not hasattr(config, "workerinput"):
+        left_running.mark()
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """Fail the run that leaves a sandbox behind; when its workers have ended, and not before."""
+    yield
+    left = [] if hasattr(session.config, "workerinput") else left_running.still_running("bwrap", within=5)
+    if left:
+        writer = session.config.get_terminal_writer()
+        writer.line()
+        writer.line(f"LEFT RUNNING by this test run: bwrap {', '.join(map(str, left))}", red=True, bold=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_collection_finish() -> None:

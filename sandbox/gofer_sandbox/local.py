@@ -66,7 +66,16 @@ class LocalBox:
         """Two small reads tell that there is nothing, which is the usual case."""
         if shell and self._alone(shell):
             return []
-        return [process for process in self.processes() if shell is None or process.pid != shell.pid]
+        return [
+            process
+            for process in self.processes()
+            if process.pid != (shell.pid if shell else -1) and not self._is_shell(process)
+        ]
+
+    def _is_shell(self, process: Process) -> bool:
+        """Whether it is the keeper's next shell, of which we have not heard yet."""
+        ours = (f"--rcfile {self.inside}/rc --noediting -i", f"{self.inside}/keeper")
+        return process.parent == self.reference.pid and process.command.endswith(ours)
 
     def _alone(self, shell: Process) -> bool:
         if self._couple is None or self._couple.child is not shell:
@@ -84,7 +93,7 @@ class LocalBox:
 
     def shell(self, inner: int) -> Process | None:
         """The child of the keeper that has that number inside."""
-        for pid in processes.children(self.reference.pid):
+        for pid in processes.children_of_lone_thread(self.reference.pid):
             if processes.inner_pid(pid) == inner:
                 return processes.describe(pid)
         return None

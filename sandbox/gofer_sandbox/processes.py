@@ -8,6 +8,7 @@ import platform
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 from gofer_sandbox.provider import Process
@@ -26,7 +27,7 @@ def clock() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS)
 
 
-def _read(path: str) -> bytes:
+def read_small(path: str) -> bytes:
     """A small file of the kernel's, read without ceremony."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -35,8 +36,9 @@ def _read(path: str) -> bytes:
         os.close(fd)
 
 
+@cache
 def boot_id() -> str:
-    """Which boot of the machine this is."""
+    """Which boot of the machine this is; the same for as long as we run."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -47,7 +49,7 @@ def stat(pid: int) -> tuple[int, int] | None:
     """A process's parent and start time; None when it is gone, about to be, or only a zombie. One whose first
     thread has ended while others run on looks like a zombie and is none."""
     try:
-        data = _read(f"/proc/{pid}/stat")
+        data = read_small(f"/proc/{pid}/stat")
     except OSError:
         return None
     fields = data[data.rindex(b")") + 2 :].split()
@@ -64,7 +66,7 @@ def start_time(pid: int) -> int | None:
 def command_line(pid: int) -> str:
     """How a process was called, cut to what is worth showing."""
     try:
-        data = _read(f"/proc/{pid}/cmdline")
+        data = read_small(f"/proc/{pid}/cmdline")
     except OSError:
         return ""
     text = data.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
@@ -88,6 +90,15 @@ def children(pid: int) -> list[int]:
     except (OSError, ValueError):
         pass
     return found
+
+
+def children_of_lone_thread(pid: int) -> list[int]:
+    """The direct children of a process that has but one thread, found with less."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb", 0) as file:
+            return [int(child) for child in file.read().split()]
+    except (OSError, ValueError):
+        return []
 
 
 class Couple:
@@ -121,7 +132,7 @@ def waits_outside(pid: int, path: str) -> bool:
     """Whether a process whose standard input is the file of that name, as it would call it, is in the middle
     of reading it or of opening something."""
     try:
-        call, first = _read(f"/proc/{pid}/syscall").split()[:2]
+        call, first = read_small(f"/proc/{pid}/syscall").split()[:2]
         if os.readlink(f"/proc/{pid}/fd/0") != path:
             return False
     except (OSError, ValueError):
@@ -149,7 +160,7 @@ def below(pid: int) -> list[Process]:
 def inner_pid(pid: int) -> int | None:
     """What a process is called in the innermost pid namespace it is in."""
     try:
-        _, found, rest = _read(f"/proc/{pid}/status").partition(b"\nNSpid:")
+        _, found, rest = read_small(f"/proc/{pid}/status").partition(b"\nNSpid:")
     except OSError:
         return None
     return int(rest.partition(b"\n")[0].split()[-1]) if found else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import secrets
 import sys
 import tempfile
@@ -390,10 +391,12 @@ def _prepare(directory: Path | None) -> Path:
     """A directory with what a session keeps in it; open to pass through, for the session's own user must."""
     if directory is None:
         directory = Path(tempfile.mkdtemp(prefix="gofer-sandbox-"))
-    directory.mkdir(parents=True, exist_ok=True)
+    else:
+        directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o711)
-    (directory / "workspace").mkdir(mode=0o700, exist_ok=True)
-    (directory / "output").mkdir(mode=0o700, exist_ok=True)
+    for name in ("workspace", "output"):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(f"{directory}/{name}", 0o700)
     return directory
 
 

@@ -74,6 +74,7 @@ class Session:
         self._shell.begin()
         if made:
             made(self._box)
+        self._pressure = self._box.pressure()
         if not await self._shell.until_ready():
             raise StartFailed("the sandbox started, but no shell came up in it")
         if self._shell.unkept:
@@ -85,6 +86,7 @@ class Session:
         self._box = box
         self._shell = self._new_shell(box, snapshot)
         await self._opened()
+        self._pressure = box.pressure()
         running = self._shell.take_over()
         if self._shell.ended_alone:
             self.news.notes.append(ENDED_ALONE)
@@ -108,7 +110,6 @@ class Session:
     async def _opened(self) -> None:
         if self._gate:
             await self._gate.open(self.box.reference)
-        self._pressure = self.box.pressure()
 
     async def detach(self) -> None:
         """Let go of everything that is still alive."""

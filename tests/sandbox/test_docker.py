@@ -28,6 +28,7 @@ from gofer_sandbox.docker import Docker, Engine, EngineError
 from gofer_sandbox.errors import InvalidInput
 from gofer_sandbox.network import AllowedHost, Egress
 from sandbox.docker_engine import FakeEngine, Refusal, docker_engine
+from sandbox.leftovers import eventually
 from sandbox.upstream import upstream
 
 AS_ROOT = os.geteuid() == 0
@@ -163,7 +164,7 @@ async def test_it_ends_even_when_the_engine_does_not_answer(engine: FakeEngine, 
         await sandbox.close()
     assert processes.start_time(pid) is None
     [container] = engine.containers.values()
-    assert not container.running
+    await eventually(lambda: not container.running)  # the engine hears of it a moment later
     assert not Path(control).exists()
     shutil.rmtree(sandbox.workspace.parent)
 

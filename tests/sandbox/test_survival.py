@@ -494,3 +494,29 @@ async def left_alone(sandbox: Sandbox) -> tuple[Sandbox, Result]:
     result = await again.pending()
     assert result is not None
     return again, result
+
+
+async def test_state_that_went_with_a_shell_between_two_commands_is_told(directory: Path) -> None:
+    async with Sandbox(directory=directory) as sandbox:
+        await sandbox.run("A=1")
+        await sandbox.snapshot()
+        await sandbox.run("A=2")
+        shell = sandbox.shell
+        assert shell
+        os.kill(shell.pid, signal.SIGKILL)  # before it is asked for what the command changed
+        await eventually(lambda: sandbox.shell not in (shell, None))
+        result = await sandbox.run("echo $A")
+        assert (result.output, result.state_lost, result.background) == ("1\n", True, ())
+        assert "before what the command before had changed was kept" in result.notes[0]
+        assert not (await sandbox.run("exit 3")).state_lost
+
+
+async def test_no_command_runs_twice_when_the_snapshot_before_it_could_not_be_reported(
+    directory: Path,
+) -> None:
+    disable = "PROMPT_COMMAND='((++prompts == 2)) && enable -n printf'"
+    async with Sandbox(directory=directory) as sandbox:
+        await sandbox.run(disable)  # takes effect after its report
+        result = await sandbox.run("echo once >>/workspace/log")
+        assert result.exit_code == 0
+        assert (sandbox.workspace / "log").read_text() == "once\n"

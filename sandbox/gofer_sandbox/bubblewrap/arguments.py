@@ -25,8 +25,9 @@ ENVIRONMENT = {
     "DEBIAN_FRONTEND": "noninteractive",
 }
 
-LOCALE = {"LANG": "C.UTF-8"}
-"""For the shell alone, which the keeper gives it."""
+LOCALE = {"LC_CTYPE": "C.UTF-8"}
+"""For the shell alone, which the keeper gives it. How text is encoded is all that matters: with the whole of a
+locale each program that starts inside would look for a dozen files more, to find what it has without."""
 
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from gofer_sandbox import processes
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.provider import Pressure
 
@@ -94,11 +95,10 @@ def _opened(paths: Iterable[Path]) -> list[int]:
 def _number(path: Path, key: bytes) -> int:
     """A counter from a file of `key value` lines."""
     try:
-        with open(path, "rb", 0) as file:
-            for line in file.read().splitlines():
-                name, _, value = line.partition(b" ")
-                if name == key:
-                    return int(value)
+        for line in processes.read_small(f"{path}").splitlines():
+            name, _, value = line.partition(b" ")
+            if name == key:
+                return int(value)
     except (OSError, ValueError):
         pass
     return 0

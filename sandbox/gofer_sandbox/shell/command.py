@@ -16,7 +16,6 @@ from gofer_sandbox.shell.ladder import GRACE, Ladder, Step
 _SNAPSHOT_PATIENCE = 2.0
 _TICK = 0.2
 _SILENT_TICKS = 3
-_UNKEPT = "the shell ended before what the command before had changed was kept"
 _CANNOT_REPORT = "the shell could no longer report how the command ended and was replaced"
 
 
@@ -161,9 +160,6 @@ class Run:
             return False
         not_begun = shell.unread or self._was_behind
         if not_begun and self._command is not None and not (outcome.timed_out or outcome.stopped):
-            if self._was_behind:
-                outcome.state_lost = True
-                outcome.notes.append(_UNKEPT)
             self._behind = self._was_behind = False
             self._died, outcome.exit_code = False, None
             shell.wire.finish()

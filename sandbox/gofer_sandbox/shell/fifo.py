@@ -22,10 +22,10 @@ from gofer_sandbox.shell import scripts, slots
 from gofer_sandbox.shell.frames import SLOTS
 from gofer_sandbox.shell.state import MAXIMUM, ROOM
 
-_CHUNK = 128 * 1024
 _CHUNKS_AT_ONCE = 8
-_DEFAULT_PIPE = 64 * 1024
-_PIPE = 256 * 1024
+_LOT = 32 * 1024
+"""Half of what a FIFO holds at first: who finds so much in it has more to come."""
+_PIPE = _CHUNK = 256 * 1024
 _FRAME_MAXIMUM = 64 * 1024
 _JUNK_AT_ONCE = 200
 _PAUSE = 0.05
@@ -300,7 +300,7 @@ class FifoWire:
                 return
             if not data:
                 return
-            if len(data) == _DEFAULT_PIPE:
+            if len(data) >= _LOT:
                 stream.widen()
             self._listener.output(index, data)
 

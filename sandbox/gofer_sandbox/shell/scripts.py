@@ -110,20 +110,25 @@ FUNCNEST=2000
 def lines(number: int, fifos: Sequence[str], snapshot: str, control: str = INSIDE) -> bytes:
     """What the shell reads for one command: leave a snapshot in a slot, if one is named; run it; report.
 
-    They are lines of their own because an error or an interrupt in an interactive bash returns to the next
-    line. The report is sourced as the command is: a shell that has lost the word for that runs no command, and
-    must not report one. The output's FIFOs are opened for both directions, so that a writer waits for a server
-    that is away instead of dying.
+    The report is a line of its own because an error or an interrupt in an interactive bash returns to the next
+    line. The command begins only once the news of the snapshot has been sent: whoever does not hear it knows that
+    the command never began, and may have it run by another shell. The report is sourced as the command is: a shell
+    that has lost the word for that runs no command, and must not report one. The output's FIFOs are opened for
+    both directions, so that a writer waits for a server that is away instead of dying.
     """
     errors = f"2<>{control}/{fifos[1]}" if len(fifos) > 1 else "2>&1"
     run = f"\\builtin . {control}/c </dev/null 1<>{control}/{fifos[0]} {errors}\n"
-    leave = snapshot_line(snapshot, control) if snapshot else ""
+    leave = f"{_leave(snapshot, control)} && " if snapshot else ""
     return (leave + run + f'\\builtin . {control}/d {number} "$?"\n').encode()
 
 
 def snapshot_line(slot: str, control: str = INSIDE) -> str:
     """The line that leaves a snapshot."""
-    return f"\\builtin . {control}/x {slot}\n"
+    return f"{_leave(slot, control)}\n"
+
+
+def _leave(slot: str, control: str) -> str:
+    return f"\\builtin . {control}/x {slot}"
 
 
 def done(control: str = INSIDE, private: str = PRIVATE) -> str:

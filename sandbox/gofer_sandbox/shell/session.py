@@ -30,6 +30,7 @@ _SAVE_EVERY = 0.2
 _INPUT_PATIENCE = 1.0
 _INPUT_LOOK = 0.005
 _TICK = 1.1 / processes.TICKS
+_UNKEPT = "the shell ended before what the command before had changed was kept"
 
 
 class Shell:
@@ -70,6 +71,14 @@ class Shell:
         self._snapshot_failed = False
         self._given: int | None = None
         """After which death a shell was given state, until it is ready."""
+        self._unsaved: int | None = None
+        """The command that has ended and whose changes no snapshot has yet."""
+        self._forgotten: set[int] = set()
+        """Commands whose changes were lost with their shell, until somebody was told."""
+        self._deaths: int | None = None
+        """How many shells have died; None while that is not known."""
+        self._ahead: int | None = None
+        """The death whose news needs no answer, for the keeper has it already."""
         self._prepared: bytes | None = None
         """The snapshot that the files for the next shell were made of."""
         self._later: asyncio.Handle | None = None
@@ -88,6 +97,7 @@ class Shell:
         """Have the first shell start, with the state of an earlier one if there is any."""
         if self.snapshot:
             self._put_state()
+        self._deaths = 0
         self.wire.go(0)
 
     async def until_ready(self) -> bool:
@@ -110,6 +120,7 @@ class Shell:
         self._copy_out(next(filter(None, snapshots), None))
         self.wire.adopt(live.running)
         if not live.running:
+            self._unsaved = live.number
             if self._ready:
                 self._ask_soon()  # the server before may have died before it asked
             return False
@@ -135,6 +146,8 @@ class Shell:
             self._on_death(event)
         elif isinstance(event, frames.Ready):
             self._on_ready(event)
+        elif isinstance(event, frames.Done) and event.number == self._journal.live.number:
+            self._unsaved = event.number
         if event is not None:
             self.push(event)
 
@@ -170,9 +183,14 @@ class Shell:
                 self._put_state()
             self._given = event.death
         self._ready = self.owes_snapshot = False
+        if self._unsaved is not None:
+            self._forgotten.add(self._unsaved)
+            self._unsaved = None
         self._cancel_asking()
-        self.process = None
-        self.wire.go(event.death)
+        self.process, self._deaths = None, event.death
+        if event.unread or event.death != self._ahead:
+            self.wire.go(event.death)
+        self._ahead = None
 
     def _put_state(self) -> None:
         snapshot = Snapshot.parse(self.snapshot) if self.snapshot else None
@@ -193,9 +211,19 @@ class Shell:
             self._snapshot_slow = len(data) > _SMALL_SNAPSHOT and took > _SLOW_SNAPSHOT
         whole = fitting(data, self.snapshot)
         self._snapshot_failed = whole is None
+        reported, self._unsaved = self._unsaved == self._journal.live.number, None
         self._copy_out(whole)
-        if slot == frames.AT_EXIT and whole:  # its successor's state is ready by the time the shell has ended
-            self._put_state()
+        if slot == frames.AT_EXIT and whole:
+            self._go_ahead(in_command=self._journal.live.running and not reported)
+
+    def _go_ahead(self, in_command: bool) -> None:
+        """The state for the next shell is known before this one has ended: the keeper need not wait for us then.
+        Should the shell live on after all, it reads a line that does nothing. Only while a command runs, or the
+        next shell might find one that was meant for this."""
+        self._put_state()
+        if in_command and self._deaths is not None:
+            self._ahead = self._deaths + 1
+            self.wire.go(self._ahead)
 
     def _copy_out(self, data: bytes | None) -> None:
         if data and data != self.snapshot:
@@ -295,9 +323,18 @@ class Shell:
         ladder = Ladder(self.box, lambda: self.process, live.clock, self.spared)
         try:
             await Run(self, ladder, outcome, timeout, command).until_end()
+            self._tell_forgotten(outcome)
         finally:
             self._end(outcome)
         return outcome
+
+    def _tell_forgotten(self, outcome: Outcome) -> None:
+        """A shell may end between two commands, too, before it has left a snapshot of what the first changed."""
+        told = {number for number in self._forgotten if number < outcome.number}
+        if told:
+            self._forgotten -= told
+            outcome.state_lost = True
+            outcome.notes.append(_UNKEPT)
 
     def _end(self, outcome: Outcome) -> None:
         """Take the rest of the output, and put down that nothing runs; unless we have let go of it, and it
