@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -157,8 +158,13 @@ async def test_two_runs_cannot_both_spend_the_last_of_the_day(world: World, dire
         claim = await world.claim_one()
         ledgers.append(StoreLedger(database=world.database, claim=claim, timezone="UTC"))
     caps: Any = {"day": 100}
-    assert await ledgers[0].reserve("turn:1", 70, caps) is None
-    assert await ledgers[1].reserve("turn:1", 70, caps) == "day"
-    assert await ledgers[0].reserve("turn:1", 90, caps) is None, "the same call again replaces its own"
-    await ledgers[0].settle("turn:1", 20)
-    assert await ledgers[1].reserve("turn:1", 70, caps) is None
+    first, second = ledgers
+    assert await first.reserve("turn:1", 70, caps) is None
+    waiting = asyncio.create_task(second.reserve("turn:1", 70, caps))
+    assert await first.reserve("turn:1", 90, caps) is None, "the same call again replaces its own"
+    await asyncio.sleep(0.1)
+    assert not waiting.done(), "what is only set aside is waited for"
+    await first.settle("turn:1", 20)
+    assert await waiting is None
+    await second.settle("turn:1", 50)
+    assert await first.reserve("turn:2", 40, caps) == "day", "what is paid is gone"

@@ -1,7 +1,12 @@
-"""The ledger of spending over the store: what is set aside counts as spent until the call is settled."""
+"""The ledger of spending over the store: what is set aside counts as spent until the call is settled.
+
+A call sets aside the most it can cost, and costs a fraction of that as a rule. So who finds a cap reached only by what
+others have set aside waits for them, and is not told that the money is gone."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
@@ -16,8 +21,10 @@ from gofer.jobs.queue import Claim
 from gofer.outbox.ledger import hold
 from gofer.store.clock import now
 from gofer.store.database import Database
-from gofer.store.tables import agents, events, jobs, spends
+from gofer.store.tables import JobState, agents, events, in_state, jobs, spends
 
+PATIENCE, BETWEEN_TRIES = 60.0, 0.5
+"""Seconds to wait for money that is only set aside, and between two looks whether it is free."""
 SPANNING = ("budget.day", "budget.background", "budget.conversation")
 """Why a run ended that not even began to spend what one job may: the next one will end so too."""
 
@@ -33,17 +40,15 @@ class StoreLedger:
     async def reserve(
         self, key: str, amount: int, caps: Mapping[Scope, int], *, background: bool = False
     ) -> Scope | None:
-        return await self._database.write(
-            partial(
-                reserve,
-                claim=self._claim,
-                key=key,
-                amount=amount,
-                caps=dict(caps),
-                timezone=self._timezone,
-                background=background,
-            )
-        )
+        asked = {"claim": self._claim, "key": key, "amount": amount, "timezone": self._timezone}
+        verb = partial(reserve, **asked, caps=dict(caps), background=background)
+        give_up = time.monotonic() + PATIENCE
+        while (scope := await self._database.write(verb)) is not None:
+            in_others = partial(only_set_aside, **asked, scope=scope, cap=caps[scope])
+            if time.monotonic() > give_up or not await self._database.read(in_others):
+                return scope
+            await asyncio.sleep(BETWEEN_TRIES)
+        return None
 
     async def settle(self, key: str, amount: int, model: str = "") -> None:
         await self._database.write(
@@ -72,6 +77,14 @@ def reserve(
     return None
 
 
+def only_set_aside(
+    connection: Connection, claim: Claim, key: str, amount: int, timezone: str, scope: Scope, cap: int
+) -> bool:
+    """Whether there is money enough, and calls of other jobs, which will cost less, have it set aside for now."""
+    paid = _spent(connection, claim, scope, today(connection, timezone), but=key, others_settled=True)
+    return paid + amount <= cap
+
+
 def settle(connection: Connection, claim: Claim, key: str, amount: int, model: str, timezone: str) -> None:
     """Replace what was set aside by what was paid. Not fenced: what was paid was paid."""
     settled = connection.execute(
@@ -89,9 +102,17 @@ def today(connection: Connection, timezone: str) -> str:
     return datetime.fromtimestamp(current, ZoneInfo(timezone)).date().isoformat()
 
 
-def _spent(connection: Connection, claim: Claim, scope: Scope, day: str, *, but: str) -> int:
+def _spent(
+    connection: Connection, claim: Claim, scope: Scope, day: str, *, but: str, others_settled: bool = False
+) -> int:
     mine = case(((spends.c.job_id == claim.id) & (spends.c.key == but), 0), else_=spends.c.micros)
     query = select(func.coalesce(func.sum(mine), 0))
+    if others_settled:
+        # What a crash left behind is charged, and nobody will settle it soon.
+        running = select(jobs.c.id).where(in_state(JobState.RUNNING))
+        query = query.where(
+            spends.c.settled | (spends.c.job_id == claim.id) | spends.c.job_id.not_in(running)
+        )
     if scope == "conversation":
         query = query.where(spends.c.conversation_id == claim.conversation_id)
     else:
