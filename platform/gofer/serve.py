@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -19,10 +20,11 @@ import structlog
 from gofer import __version__
 from gofer.assembly import open_platform
 from gofer.doctor import LOOPBACK, another_place
-from gofer.errors import ConfigError
+from gofer.errors import ConfigError, StoreBusy
 from gofer.logs import RecentLines, set_up_logs
 from gofer.platform import Platform
 from gofer.settings import Settings, unknown_variables
+from gofer.store.sqlite import held
 from gofer.vault.redaction import Redactor
 from gofer.web.access.members import first_owner, new_link, owner_has_password, somebody_signed_in
 from gofer.web.access.settling import settle_owner
@@ -37,6 +39,8 @@ log = structlog.get_logger()
 WEB, WORKER = "web", "worker"
 
 INTERRUPTED = 130
+COMMANDS_TAKE = 10.0
+"""Seconds to wait for a command that has the database file."""
 
 
 def run(settings: Settings, *roles: str) -> None:
@@ -64,6 +68,7 @@ async def serve(settings: Settings, roles: frozenset[str]) -> None:
     stopping = _stop_on_signals()
     door = _listen(settings) if WEB in roles else None
     try:
+        await _until_commands_are_done(settings)
         async with open_platform(settings, roles=roles, redactor=redactor) as platform:
             platform.recent_lines = recent
             link = await _first_link(platform) if door is not None else None
@@ -128,6 +133,19 @@ def _stop_on_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, stop)
     return stopping
+
+
+async def _until_commands_are_done(settings: Settings) -> None:
+    """A command has the database file for a moment; a server, which answers at its socket, for good."""
+    path = settings.sqlite_path
+    give_up = time.monotonic() + COMMANDS_TAKE
+    while path is not None and path.exists() and time.monotonic() < give_up:
+        with contextlib.suppress(StoreBusy), held(path):
+            return
+        if somebody_listens(settings.socket_path):
+            return
+        log.info("store.waiting", file=str(path))
+        await asyncio.sleep(0.5)
 
 
 def _listen(settings: Settings) -> socket.socket:

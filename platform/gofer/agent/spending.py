@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from sqlalchemy import Connection, case, func, select, update
@@ -40,7 +41,9 @@ class StoreLedger:
     async def reserve(
         self, key: str, amount: int, caps: Mapping[Scope, int], *, background: bool = False
     ) -> Scope | None:
-        asked = {"claim": self._claim, "key": key, "amount": amount, "timezone": self._timezone}
+        asked: dict[str, Any] = {
+            "claim": self._claim, "key": key, "amount": amount, "timezone": self._timezone,
+        }  # fmt: skip
         verb = partial(reserve, **asked, caps=dict(caps), background=background)
         give_up = time.monotonic() + PATIENCE
         while (scope := await self._database.write(verb)) is not None:

@@ -15,6 +15,7 @@ import pytest
 
 from commandline import SIGNING_KEY, Hello, Process, Terminal, control, gofer, until
 from gofer.rehearsal.hello import Fault
+from gofer.store.sqlite import held
 from gofer.web.unix_socket import reachable
 
 Start = Callable[..., Process]
@@ -52,10 +53,13 @@ def test_work_in_hand_is_finished_before_the_end(
 
 
 def test_work_that_takes_too_long_is_handed_over_and_done_once(
-    start: Start, connect: Callable[[], str], hello: Hello, terminal: Terminal
+    start: Start, connect: Callable[[], str], hello: Hello, terminal: Terminal, data_dir: Path
 ) -> None:
-    server = start(stop_within="0").wait_until_ready()
     id_ = connect()
+    with held(data_dir / "gofer.db"):
+        server = start(stop_within="0")
+        until(lambda: "store.waiting" in server.text())
+    server.wait_until_ready()  # it waited for the command that had the file
     hello.service.faults.append(Fault("stalled", 1))
     hello.post(server.url, id_, "m1")
     until(lambda: not hello.service.faults)
