@@ -3,8 +3,10 @@ whoever becomes its parent later and whatever environment it is given: a limit t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import signal
 import time
 from pathlib import Path
 
@@ -24,6 +26,22 @@ def still_running(name: str, within: float = 0.0) -> list[int]:
     while (found := _marked(name)) and time.monotonic() < until:
         time.sleep(0.1)
     return found
+
+
+def of(pid: int) -> str:
+    """What a sandbox that is left was started with: where its files are tells which test it belongs to."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return f"{pid}, which has ended since"
+    return f"{pid} {' '.join(word for word in words if word.startswith(('/tmp', '/dev/shm', '/var')))}"
+
+
+def end(left: list[int]) -> None:
+    """Kill what is left."""
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _marked(name: str) -> list[int]:
