@@ -37,15 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
-    """Say that a run left a sandbox behind, and end it; when its workers have ended, and not before."""
+    """End the shells that tests left; when the run's workers have ended, and not before."""
     yield
-    left = [] if hasattr(session.config, "workerinput") else left_running.still_running("bwrap", within=5)
-    if left:
-        writer = session.config.get_terminal_writer()
-        writer.line()
-        for pid in left:
-            writer.line(f"LEFT RUNNING by this test run: {left_running.of(pid)}", red=True, bold=True)
-        left_running.end(left)
+    if not hasattr(session.config, "workerinput"):
+        left_running.end(left_running.still_running())
 
 
 def pytest_collection_finish() -> None:
