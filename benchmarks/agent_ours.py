@@ -41,7 +41,8 @@ from gofer.connecting import add_connection
 from gofer.intake.admit import Admitter
 from gofer.intake.record import Arrival, take_in
 from gofer.integration import Author, Incoming, Parsed
-from gofer.jobs.conclude import ANSWER, conclude
+from gofer.jobs.conclude import conclude
+from gofer.jobs.kinds import ANSWER
 from gofer.jobs.outcome import Done, Outcome
 from gofer.jobs.queue import AGENT, SERVICE, Claim, claim
 from gofer.jobs.signals import JOBS

@@ -28,8 +28,8 @@ from gofer.intake.admit import Admitter
 from gofer.intake.polling import CATCH_UP, POLL, SET_UP, Poller
 from gofer.intake.receive import Gate, Intake, Refusals
 from gofer.intake.scheduled import Sayer
-from gofer.jobs.conclude import ANSWER, APPROVAL, DELIVER, RECEPTION
 from gofer.jobs.following import Follower
+from gofer.jobs.kinds import ANSWER, APPROVAL, DELIVER, RECEPTION
 from gofer.jobs.lease import only_while_held
 from gofer.jobs.outcome import Outcome
 from gofer.jobs.queue import AGENT, SERVICE, Claim, waiting

@@ -9,10 +9,10 @@ from pathlib import Path
 from sqlalchemy import Connection, Table, delete, select, update
 
 from gofer.errors import NotFound
-from gofer.jobs.conclude import lock_conversation
 from gofer.jobs.sayings import remove_sayings
 from gofer.store import events as log
 from gofer.store.clock import now
+from gofer.store.locks import lock_conversation
 from gofer.store.tables import (
     LIVE,
     JobState,

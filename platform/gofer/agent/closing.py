@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, delete, select
 
 from gofer.errors import Conflict, NotFound
-from gofer.jobs.conclude import lock_conversation
+from gofer.store.locks import lock_conversation
 from gofer.store.tables import JobState, in_state, jobs, shells
 
 

@@ -16,7 +16,7 @@ from gofer.crash import crash_point
 from gofer.errors import NotFound
 from gofer.intake.admit import BLOB_REF, Admitter, Read, unread
 from gofer.integration import Attachment
-from gofer.jobs.conclude import agent_author
+from gofer.jobs.planning import agent_author
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.store import events

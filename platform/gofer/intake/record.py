@@ -18,7 +18,7 @@ from gofer.crash import crash_point
 from gofer.intake.joining import WHOLE_AFTER, late_edit, put_together
 from gofer.intake.places import is_settled, move_within, settle
 from gofer.integration import Incoming, Parsed
-from gofer.jobs.conclude import RECEPTION, lock_conversation
+from gofer.jobs.kinds import RECEPTION
 from gofer.jobs.queue import SERVICE, submit
 from gofer.jobs.steer import begin_afresh, cancel_conversation, redrive, wake_participant
 from gofer.store import events as log
@@ -26,6 +26,7 @@ from gofer.store import hot
 from gofer.store.clock import now
 from gofer.store.content import seal_message
 from gofer.store.ids import new_id
+from gofer.store.locks import lock_conversation
 from gofer.store.sealing import data_key
 from gofer.store.tables import (
     SCHEDULE,

@@ -13,13 +13,13 @@ from gofer.crash import crash_point
 from gofer.errors import NotFound
 from gofer.intake.record import Arrival, Taken, take_in
 from gofer.integration import Author, Incoming, Parsed
-from gofer.jobs.conclude import lock_conversation
 from gofer.jobs.outcome import Dead, Done, Outcome
 from gofer.jobs.queue import Claim
 from gofer.jobs.sayings import Saying, find_agent, find_place, open_saying, owner_name
 from gofer.jobs.signals import EVENTS, JOBS, Signals
 from gofer.jobs.worker import Run
 from gofer.store.database import Database
+from gofer.store.locks import lock_conversation
 from gofer.store.tables import SCHEDULE, Trust
 from gofer.vault.envelope import Vault
 from gofer.vault.errors import Tampered

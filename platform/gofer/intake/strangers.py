@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, func, select
 
-from gofer.jobs.conclude import APPROVAL, plan_replies
+from gofer.jobs.kinds import APPROVAL
 from gofer.jobs.outcome import Draft
+from gofer.jobs.planning import plan_replies
 from gofer.jobs.queue import SERVICE, Claim, submit
 from gofer.people import may_tell
 from gofer.store import events as log

@@ -9,52 +9,38 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import Connection, bindparam, select, update
 
-from gofer.errors import Fenced, NotFound
-from gofer.integration import Author, Incoming
+from gofer.errors import Fenced
 from gofer.jobs.ends import Apology, End, Ending, write_ends
-from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
+from gofer.jobs.kinds import DELIVER
+from gofer.jobs.outcome import Cancel, Dead, Done, Outcome, Retry, Snooze, Wait
+from gofer.jobs.planning import ask, plan_replies
 from gofer.jobs.promotion import promote_behind
-from gofer.jobs.queue import SERVICE, Claim, lock_lane, submit
-from gofer.store import events as log
+from gofer.jobs.queue import Claim, lock_lane
+from gofer.jobs.wanted import CONFIRMING, ensure_answer, ensure_delivery
 from gofer.store import hot
 from gofer.store.clock import now
-from gofer.store.content import seal_message
 from gofer.store.database import DIALECTS
-from gofer.store.ids import new_id
-from gofer.store.sealing import conversation_key, seal
 from gofer.store.tables import (
     DELAY,
     FINAL,
-    FORGOTTEN,
     IS_UNSENT,
-    LIVE,
     JobState,
-    Trust,
-    bindings,
     conversations,
     events,
     in_state,
     jobs,
-    messages,
     participants,
-    questions,
     replies,
 )
-from gofer.vault.envelope import DataKey, Vault
+from gofer.vault.envelope import Vault
 
 FIRST_BACKOFF, MOST_BACKOFF = 2.0, 600.0
-
-CONFIRMING = "confirming"
-"""The reason of a deliver job that waits to repeat a final edit after a takeover."""
-
-DELIVER = "deliver"
-"""The kind of job that sends what the ledger holds for one binding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +55,6 @@ class Concluded:
 def backoff(tries: int) -> float:
     """Seconds before the next try: exponential, capped, with full jitter so that retries do not march in step."""
     return random.SystemRandom().uniform(0, min(MOST_BACKOFF, FIRST_BACKOFF * 2 ** min(tries, 20)))
-
-
-def lock_conversation(connection: Connection, conversation_id: str) -> None:
-    """Take the lock that intake and the end of a job share. First this, then everything is read."""
-    hot.fetch(connection, _LOCK, {"conversation": conversation_id})
-
-
-_LOCK = select(conversations.c.id).where(conversations.c.id == bindparam("conversation")).with_for_update()
 
 
 def conclude(
@@ -276,155 +254,10 @@ def _say(connection: Connection, vault: Vault, end: End) -> bool:
     drafts = outcome.drafts
     asked: dict[str, Any] = {}
     if isinstance(outcome, Wait):
-        asked = _ask(connection, vault, claim, outcome)
+        asked = ask(connection, vault, claim, outcome)
     elif end.ending.apology is not None and not drafts and not isinstance(outcome, Done):
         drafts = end.ending.apology(connection, claim, end.reason)
     return plan_replies(connection, vault, claim, drafts, asked)
-
-
-def plan_replies(
-    connection: Connection,
-    vault: Vault,
-    claim: Claim,
-    drafts: tuple[Draft, ...],
-    asked: Mapping[str, Any] | None = None,
-    kept_as: str = "",
-) -> bool:
-    """Put every part into the ledger and see that somebody sends it. The caller holds the conversation's lock.
-
-    `kept_as` is the event of the message that the conversation keeps of it, when its kind does not say it all.
-    """
-    if not drafts or claim.conversation_id is None:
-        return False
-    try:
-        key = conversation_key(connection, vault, claim.conversation_id)
-    except NotFound:
-        return False  # purged while it ran: there is nobody left to tell
-    woke = False
-    for draft in drafts:
-        first = 1 + _last_part(connection, claim.id, draft.kind)
-        total = first - 1 + len(draft.parts)
-        for part, text in enumerate(draft.parts, first):
-            content = {"text": text, "facts": dict(draft.facts), **((asked or {}) if part == total else {})}
-            hot.fetch(
-                connection,
-                _PLAN,
-                {
-                    "workspace_id": claim.workspace_id,
-                    "conversation_id": claim.conversation_id,
-                    "binding_id": draft.binding_id,
-                    "job_id": claim.id,
-                    "kind": draft.kind,
-                    "part": part,
-                    "parts": total,
-                    "reply_to": draft.reply_to,
-                    "sealed": seal(key, content, "reply", claim.id, draft.kind, part),
-                },
-            )
-        log.record(
-            connection, "reply.planned", claim.workspace_id, conversation_id=claim.conversation_id,
-            data={"job": claim.id, "kind": draft.kind, "parts": total},
-        )  # fmt: skip
-        _remember(connection, key, claim, draft, kept_as or ("note" if draft.kind == "note" else "reply"))
-        woke |= ensure_delivery(connection, claim.workspace_id, claim.conversation_id, draft.binding_id)
-    return woke
-
-
-def _remember(connection: Connection, key: DataKey, claim: Claim, draft: Draft, event: str) -> None:
-    """What an agent says is part of the conversation too: kept as a message that wakes nobody."""
-    if claim.agent_id is None or claim.conversation_id is None:
-        return
-    seq = int(connection.execute(_NEXT_SEQ, {"conversation": claim.conversation_id}).scalar_one())
-    author = Author(agent_author(claim.agent_id), is_bot=True)
-    if hot.first(connection, _FORGOTTEN, {"job": claim.id}) is not None:
-        event = FORGOTTEN
-    message = Incoming(
-        conversation="", author=author, text="".join(draft.parts), addressed=False, event=event
-    )
-    connection.execute(
-        insert(messages).values(
-            conversation_id=claim.conversation_id,
-            seq=seq,
-            author=author.id,
-            addressed=False,
-            trust=Trust.MEMBER,
-            event=message.event,
-            external_id="",
-            sealed=seal_message(key, claim.conversation_id, seq, message),
-            admitted_at=now(),
-            created_at=now(),
-        )
-    )
-
-
-# Said after a new epoch began, but about what was before it.
-_FORGOTTEN = (
-    select(jobs.c.id)
-    .join(participants, participants.c.id == jobs.c.participant_id)
-    .where(jobs.c.id == bindparam("job"), jobs.c.covers_to <= participants.c.epoch_seq)
-)
-_NEXT_SEQ = (
-    update(conversations)
-    .where(conversations.c.id == bindparam("conversation"))
-    .values(last_seq=conversations.c.last_seq + 1)
-    .returning(conversations.c.last_seq)
-)
-
-
-def agent_author(agent_id: str) -> str:
-    """How an agent is named as the author of a message."""
-    return f"agent:{agent_id}"
-
-
-def _last_part(connection: Connection, job_id: int, kind: str) -> int:
-    """Notes and errors may be planned again in a job's life (redriven, dead again); a final reply only once."""
-    if kind == "final":
-        return 0
-    query = select(func.max(replies.c.part)).where(replies.c.job_id == job_id, replies.c.kind == kind)
-    return int(connection.execute(query).scalar() or 0)
-
-
-_PLAN = insert(replies).values(
-    state="planned", external_id="", tries=0, reason="", created_at=now(), sent_at=None, confirm_at=None
-)
-
-
-def ensure_delivery(connection: Connection, workspace_id: str, conversation_id: str, binding_id: str) -> bool:
-    """See that a live job will send what the ledger holds for a binding. True when one was made."""
-    lane = f"deliver:{binding_id}"
-    if hot.first(connection, _LANE_LIVE, {"lane_": lane}) is not None:
-        # One that only waits to repeat an old edit must not keep a new reply waiting.
-        return bool(hot.fetch(connection, _HURRY, {"lane_": lane}))
-    bound = hot.first(connection, _BOUND_TO, {"binding": binding_id})
-    if bound.conversation_id != conversation_id:
-        # A word to an owner about somebody else's conversation: the lane belongs to the place it is said in.
-        lock_conversation(connection, bound.conversation_id)
-        if hot.first(connection, _LANE_LIVE, {"lane_": lane}) is not None:
-            return False
-    submit(
-        connection,
-        workspace_id=workspace_id,
-        kind=DELIVER,
-        lane=lane,
-        pool=SERVICE,
-        payload={"binding_id": binding_id},
-        max_attempts=12,
-        conversation_id=bound.conversation_id,
-        connection_id=bound.connection_id,
-    )
-    return True
-
-
-_LANE_LIVE = select(jobs.c.id).where(jobs.c.lane == bindparam("lane_"), in_state(*LIVE)).limit(1)
-_HURRY = (
-    update(jobs)
-    .where(jobs.c.lane == bindparam("lane_"), in_state(JobState.SCHEDULED), jobs.c.reason == CONFIRMING)
-    .values(state=JobState.READY)
-    .returning(jobs.c.id)
-)
-_BOUND_TO = select(bindings.c.connection_id, bindings.c.conversation_id).where(
-    bindings.c.id == bindparam("binding")
-)
 
 
 def _move_on(connection: Connection, ends: Sequence[End]) -> set[int]:
@@ -463,105 +296,3 @@ _READ_TO = (
     .where(participants.c.id == bindparam("who"), participants.c.read_seq < bindparam("seq_"))
     .values(read_seq=bindparam("seq_"))
 )
-
-
-ANSWER = "answer"
-"""The kind of job in which an agent answers a conversation."""
-RECEPTION = "reception"
-"""The kind of job in which the platform itself answers: a command, a pressed button."""
-APPROVAL = "approval"
-"""The kind of job in which an owner is asked whether to let somebody in, or to listen somewhere."""
-
-
-def ensure_answer(connection: Connection, participant_id: str, *, delay: float = 0) -> bool:
-    """Make the participant's next job if it is wanted and has none. The caller holds the conversation's lock."""
-    row = hot.first(connection, _WANTED, {"who": participant_id})
-    if row is None:
-        return False
-    woken_by = {"conversation": row.conversation_id, "seq_": row.wake_seq}
-    via = hot.scalar(connection, _WOKEN_BY, woken_by)
-    return ensure_job(connection, row, row.workspace_id, live=row.live, via=via, delay=delay)
-
-
-def ensure_job(
-    connection: Connection,
-    participant: Any,
-    workspace_id: str,
-    *,
-    live: str | None,
-    via: str | None,
-    delay: float = 0,
-    patient: bool = False,
-) -> bool:
-    """Make the job of a participant that is wanted unless it has one; whether workers should look.
-
-    `live` is the state of the one it has, read under the conversation's lock.
-    """
-    if live is not None:
-        # Whoever writes while a question is open is heard: the run goes on and sees what was written.
-        waits = live == JobState.WAITING and not patient
-        return waits and bool(hot.fetch(connection, _STOP_WAITING, {"lane_": participant.id}))
-    submit(
-        connection,
-        workspace_id=workspace_id,
-        kind=ANSWER,
-        lane=participant.id,
-        priority=participant.priority,
-        delay=delay,
-        conversation_id=participant.conversation_id,
-        participant_id=participant.id,
-        agent_id=participant.agent_id,
-        connection_id=via,
-        covers_from=participant.read_seq,
-    )
-    return True
-
-
-def live_state(lane: Any) -> Any:
-    """The state of the live job in a lane, if there is one, as a column."""
-    return select(jobs.c.state).where(jobs.c.lane == lane, in_state(*LIVE)).scalar_subquery()
-
-
-_STOP_WAITING = (
-    update(jobs)
-    .where(jobs.c.lane == bindparam("lane_"), in_state(JobState.WAITING))
-    .values(state=JobState.READY, run_at=now())
-    .returning(jobs.c.id)
-)
-_WANTED = (
-    select(participants, conversations.c.workspace_id, live_state(participants.c.id).label("live"))
-    .join(conversations, conversations.c.id == participants.c.conversation_id)
-    .where(participants.c.id == bindparam("who"), participants.c.wake_seq > participants.c.read_seq)
-)
-_WOKEN_BY = select(messages.c.connection_id).where(
-    messages.c.conversation_id == bindparam("conversation"), messages.c.seq == bindparam("seq_")
-)
-
-
-def _ask(connection: Connection, vault: Vault, claim: Claim, wait: Wait) -> dict[str, Any]:
-    """Keep the question; returns what its last part carries out, so that a press can be told from another."""
-    question_id = new_id("q")
-    sealed = choices = None
-    if claim.conversation_id is not None:
-        key = conversation_key(connection, vault, claim.conversation_id)
-        sealed = seal(key, wait.question, "question", question_id)
-        choices = seal(key, list(wait.choices), "choices", question_id) if wait.choices else None
-    expires = None if wait.expires_after is None else now() + wait.expires_after
-    connection.execute(
-        insert(questions).values(
-            id=question_id,
-            job_id=claim.id,
-            call_id=wait.call_id,
-            conversation_id=claim.conversation_id,
-            asked_of=wait.asked_of,
-            sealed=sealed,
-            choices=choices,
-            asked_at=now(),
-            expires_at=expires,
-        )
-    )
-    log.record(
-        connection, "job.waiting", claim.workspace_id, conversation_id=claim.conversation_id,
-        data={"job": claim.id, "question": question_id},
-    )  # fmt: skip
-    return {"question": question_id, "choices": list(wait.choices)}

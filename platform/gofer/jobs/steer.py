@@ -7,11 +7,13 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, bindparam, select, update
 
 from gofer.errors import Conflict, NotFound
-from gofer.jobs.conclude import ANSWER, ensure_answer, ensure_job, live_state, lock_conversation
+from gofer.jobs.kinds import ANSWER
 from gofer.jobs.queue import lock_lane
+from gofer.jobs.wanted import ensure_answer, ensure_job, live_state
 from gofer.store import events as log
 from gofer.store import hot
 from gofer.store.clock import now
+from gofer.store.locks import lock_conversation
 from gofer.store.sealing import conversation_key, seal
 from gofer.store.tables import FINAL, LIVE, JobState, conversations, in_state, jobs, participants, questions
 from gofer.vault.envelope import Vault

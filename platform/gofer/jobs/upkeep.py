@@ -9,11 +9,13 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, func, literal, select, update
 
-from gofer.jobs.conclude import conclude_lost, ensure_answer, ensure_delivery, lock_conversation
+from gofer.jobs.conclude import conclude_lost
 from gofer.jobs.ends import Apology
 from gofer.jobs.promotion import promote
 from gofer.jobs.queue import CLAIM_COLUMNS, Claim, claim_of, lock_lane
+from gofer.jobs.wanted import ensure_answer, ensure_delivery
 from gofer.store.clock import now
+from gofer.store.locks import lock_conversation
 from gofer.store.tables import (
     ENDED_BADLY,
     IS_UNSENT,

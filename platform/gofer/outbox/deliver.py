@@ -15,8 +15,8 @@ from gofer.accounts import Accounts, Connected
 from gofer.crash import crash_point
 from gofer.errors import Fenced, NotFound, Permanent, Refused, StoreError, Temporary
 from gofer.integration import Integration, Outgoing
-from gofer.jobs.conclude import CONFIRMING
 from gofer.jobs.outcome import Done, Outcome, Retry, Snooze
+from gofer.jobs.wanted import CONFIRMING
 from gofer.jobs.worker import Run
 from gofer.outbox import ledger
 from gofer.outbox.ledger import INTERRUPTED, Before, Part

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, delete, insert, select
 
 from gofer.accounts import Accounts, Connected
 from gofer.intake.admit import Read
-from gofer.jobs.conclude import ANSWER
+from gofer.jobs.kinds import ANSWER
 from gofer.jobs.outcome import Outcome
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Handler, Run

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, func, select
 from gofer.agent.agents import Agents, AgentSpec
 from gofer.errors import GoferError, NotFound
 from gofer.integration import COMMANDS, Incoming
-from gofer.jobs.conclude import ANSWER
 from gofer.jobs.delays import clock_time, why
+from gofer.jobs.kinds import ANSWER
 from gofer.store.clock import now
 from gofer.store.tables import (
     LIVE,

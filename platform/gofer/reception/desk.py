@@ -17,7 +17,6 @@ from gofer.agent.models.keys import ModelKeys
 from gofer.errors import Conflict, GoferError, NotFound, Temporary
 from gofer.intake.admit import Admitter, Read, read_one
 from gofer.intake.strangers import binding_at, wish
-from gofer.jobs.conclude import lock_conversation
 from gofer.jobs.outcome import Done, Draft, Outcome, Retry, Snooze
 from gofer.jobs.queue import Claim
 from gofer.jobs.signals import JOBS, Signals
@@ -29,6 +28,7 @@ from gofer.reception.switching import NOT_AN_OWNER, choose_agent, choose_model
 from gofer.settings import Settings
 from gofer.store.clock import now
 from gofer.store.database import Database
+from gofer.store.locks import lock_conversation
 from gofer.store.sealing import conversation_key, unseal
 from gofer.store.tables import Trust, jobs, questions
 from gofer.vault.envelope import Vault

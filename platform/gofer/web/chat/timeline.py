@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, literal_column, select, tuple_
 
-from gofer.jobs.conclude import ANSWER
+from gofer.jobs.kinds import ANSWER
 from gofer.store import events as log
 from gofer.store.content import open_message
 from gofer.store.events import Cursor

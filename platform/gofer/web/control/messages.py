@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import Conflict, NotFound
-from gofer.jobs.conclude import ANSWER
+from gofer.jobs.kinds import ANSWER
 from gofer.platform import Platform
 from gofer.store.ids import new_id
 from gofer.store.tables import connections, jobs

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from gofer.agent.prices import MICROS
 from gofer.errors import NotFound
-from gofer.jobs.conclude import ANSWER
+from gofer.jobs.kinds import ANSWER
 from gofer.purging import purge_conversation, remove_shell_files
 from gofer.store.content import open_message
 from gofer.store.sealing import conversation_key

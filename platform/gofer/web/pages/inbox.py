@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from gofer import integration
 from gofer.errors import Malformed
-from gofer.jobs.conclude import ANSWER
+from gofer.jobs.kinds import ANSWER
 from gofer.store.tables import conversations, deliveries, jobs, routes
 from gofer.vault.envelope import Vault
 from gofer.web.control.deliveries import came, find_delivery, kept_content

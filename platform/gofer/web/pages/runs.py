@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from gofer.agent.prices import MICROS
 from gofer.errors import Conflict, Malformed, NotFound
-from gofer.jobs.conclude import ANSWER
+from gofer.jobs.kinds import ANSWER
 from gofer.jobs.steer import cancel, redrive
 from gofer.store.tables import ENDED_BADLY, LIVE, JobState, attempts, conversations, in_state, jobs, spends
 from gofer.web.control.asking import Number

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gofer.agent.closing import close_shell
 from gofer.agent.looking import seen, told
-from gofer.jobs.conclude import ANSWER
+from gofer.jobs.kinds import ANSWER
 from gofer.store.tables import conversations, jobs, shells
 from gofer.vault.envelope import Vault
 from gofer.web.control.shells import find_shell

@@ -1,0 +1,16 @@
+"""The lock of a conversation, without which no two transactions could agree on what was said last."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, bindparam, select
+
+from gofer.store import hot
+from gofer.store.tables import conversations
+
+
+def lock_conversation(connection: Connection, conversation_id: str) -> None:
+    """Take the lock that intake and the end of a job share. First this, then everything is read."""
+    hot.fetch(connection, _LOCK, {"conversation": conversation_id})
+
+
+_LOCK = select(conversations.c.id).where(conversations.c.id == bindparam("conversation")).with_for_update()
