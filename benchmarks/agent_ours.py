@@ -39,7 +39,8 @@ from gofer.agent.shells import Shells
 from gofer.assembly import SERVICE_SLOTS, open_platform
 from gofer.connecting import add_connection
 from gofer.intake.admit import Admitter
-from gofer.intake.record import Arrival, take_in
+from gofer.intake.arrival import Arrival
+from gofer.intake.record import take_in
 from gofer.integration import Author, Incoming, Parsed
 from gofer.jobs.conclude import conclude
 from gofer.jobs.kinds import ANSWER

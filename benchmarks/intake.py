@@ -11,7 +11,8 @@ from functools import partial
 from benchmarks import ours
 from benchmarks.report import Row
 from gofer.connecting import add_connection
-from gofer.intake.record import Arrival, take_in
+from gofer.intake.arrival import Arrival
+from gofer.intake.record import take_in
 from gofer.integration import Author, Incoming, Parsed
 from gofer.jobs.signals import EVENTS, JOBS
 from gofer.platform import Platform

@@ -12,7 +12,8 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select, update
 
 from gofer.agent.answer import apology
-from gofer.intake.record import Arrival, Taken, take_in
+from gofer.intake.arrival import Arrival, Taken
+from gofer.intake.record import take_in
 from gofer.integration import Author, Incoming, Parsed
 from gofer.jobs import queue, steer, upkeep
 from gofer.jobs.conclude import Concluded, conclude

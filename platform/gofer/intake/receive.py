@@ -18,7 +18,8 @@ import structlog
 from gofer.accounts import Accounts, Connected
 from gofer.crash import crash_point
 from gofer.errors import GoferError, Malformed, NotFound, Refused, TooBusy
-from gofer.intake.record import Arrival, Source, Taken, take_in
+from gofer.intake.arrival import Arrival, Source, Taken
+from gofer.intake.record import take_in
 from gofer.integration import Incoming, Parsed, Request
 from gofer.jobs.signals import EVENTS, JOBS, Signals
 from gofer.store.database import Database

@@ -11,7 +11,8 @@ from sqlalchemy import Connection
 
 from gofer.crash import crash_point
 from gofer.errors import NotFound
-from gofer.intake.record import Arrival, Taken, take_in
+from gofer.intake.arrival import Arrival, Taken
+from gofer.intake.record import take_in
 from gofer.integration import Author, Incoming, Parsed
 from gofer.jobs.outcome import Dead, Done, Outcome
 from gofer.jobs.queue import Claim

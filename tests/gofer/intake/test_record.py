@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection, insert, select
 
 from gofer.intake.admit import unread as read_by_run
-from gofer.intake.record import event_matches
+from gofer.intake.hearing import event_matches
 from gofer.jobs.outcome import Cancel, Dead, Done
 from gofer.jobs.steer import cancel_conversation
 from gofer.store.clock import now

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import Connection, select
 
 from gofer.errors import Malformed
-from gofer.intake.record import Taken
+from gofer.intake.arrival import Taken
 from gofer.integration import Request
 from gofer.platform import Platform
 from gofer.store.tables import blobs

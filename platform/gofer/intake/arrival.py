@@ -1,0 +1,46 @@
+"""A delivery on its way in, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gofer.integration import Parsed
+from gofer.store.tables import Trust
+
+Source = Literal["webhook", "poll", "catchup", "replay", "schedule"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Everything intake knows of one delivery before the transaction begins."""
+
+    workspace_id: str
+    connection_id: str
+    integration: str
+    source: Source
+    parsed: Parsed
+    body: bytes
+    body_hash: str
+    headers: tuple[tuple[str, str], ...] = ()
+    """Without the secret ones."""
+    same_body_window: float = 0
+    settings: Mapping[str, Any] | None = None
+    """The connection's settings from now on, when the delivery changes them: a place has moved."""
+    trust: Trust = Trust.UNKNOWN
+    """Of the author, where that is known without asking a service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of a delivery."""
+
+    result: Literal["accepted", "repeat", "redriven", "noted"]
+    delivery_id: int | None = None
+    conversation_id: str | None = None
+    seq: int | None = None
+    woke: bool = False
+    """Whether workers should look for a new or changed job."""
+    external_id: str = ""
+    """The service's id of the delivery."""
