@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from gofer_sandbox.errors import IsolationUnavailable
 from gofer_sandbox.files import BytesPage, Edit, Edited, Listing, TextPage, Written
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
@@ -45,6 +46,14 @@ class Report:
                     f"- {feature.name}: {feature.detail}" + (f"\n  {feature.fix}" if feature.fix else "")
                 )
         return "\n".join(lines)
+
+    def require(self, minimum: Level) -> None:
+        """Raise IsolationUnavailable, with what to do about it, below that level; and always without isolation."""
+        wanted = max(minimum, Level.ISOLATED)
+        if self.level < minimum or self.level is Level.NONE:
+            raise IsolationUnavailable(
+                f"the sandbox needs the level {wanted.name} ({wanted.words}), but:\n{self.words}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

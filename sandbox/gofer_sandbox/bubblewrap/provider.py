@@ -13,7 +13,7 @@ from gofer_sandbox.bubblewrap import arguments, binary, cgroups, seccomp, users
 from gofer_sandbox.bubblewrap.box import BubblewrapBox, clean_up
 from gofer_sandbox.bubblewrap.probe import Probe
 from gofer_sandbox.bubblewrap.spawn import Spawned, as_user, spawn, through_mount
-from gofer_sandbox.errors import IsolationUnavailable, StartFailed
+from gofer_sandbox.errors import StartFailed
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.provider import Box, Capabilities, Report, Spec
@@ -60,11 +60,7 @@ class Bubblewrap:
 
     async def _accepted(self) -> Probe:
         probe = await self._probed()
-        if probe.report.level < self._minimum or probe.report.level is Level.NONE:
-            wanted = max(self._minimum, Level.ISOLATED)
-            raise IsolationUnavailable(
-                f"the sandbox needs the level {wanted.name} ({wanted.words}), but:\n{probe.report.words}"
-            )
+        probe.report.require(self._minimum)
         return probe
 
     async def start(self, spec: Spec) -> Box:

@@ -20,7 +20,7 @@ from gofer_sandbox.docker.box import DockerBox, clean_up
 from gofer_sandbox.docker.container import OWNER_LABEL, SESSION_LABEL, Plan
 from gofer_sandbox.docker.engine import DEFAULT, Engine, EngineError
 from gofer_sandbox.docker.probe import Probe, probe
-from gofer_sandbox.errors import IsolationUnavailable, StartFailed
+from gofer_sandbox.errors import StartFailed
 from gofer_sandbox.levels import Level
 from gofer_sandbox.provider import Box, Capabilities, Report, Spec
 from gofer_sandbox.record import Record, Reference
@@ -75,11 +75,7 @@ class Docker:
 
     async def _accepted(self) -> Probe:
         found = await self._probed()
-        if found.report.level < self._minimum or found.report.level is Level.NONE:
-            wanted = max(self._minimum, Level.ISOLATED)
-            raise IsolationUnavailable(
-                f"the sandbox needs the level {wanted.name} ({wanted.words}), but:\n{found.report.words}"
-            )
+        found.report.require(self._minimum)
         return found
 
     async def start(self, spec: Spec) -> Box:
