@@ -88,6 +88,7 @@ class Bubblewrap:
     ) -> Box:
         start = processes.start_time(spawned.keeper)
         if start is None:
+            spawned.end()
             raise StartFailed("the sandbox ended as it began")
         whole = Reference(
             spawned.keeper, start, reference.boot, reference.uid, reference.gid, reference.control
@@ -134,12 +135,15 @@ def _identity(base: Path, spec: Spec) -> tuple[int, int]:
 
 
 def _start(probe: Probe, spec: Spec, control: Path, uid: int, gid: int) -> Spawned:
-    """Everything that blocks: make the groups, fill the control directory, hand over the workspace, spawn."""
+    """Everything that blocks: make the groups, fill the control directory, hand over the workspace, spawn.
+
+    The shells' scripts come last, while bubblewrap is at work: no shell starts before the server says so."""
     assert probe.bwrap is not None
     assert probe.etc is not None
     given: list[int] = []
+    owner = fifo.Ownership(uid, gid)
     try:
-        _fill(control, spec, fifo.Ownership(uid, gid), probe.groups, given)
+        _fill(control, spec, owner, probe.groups, given)
         workspace, prefix = _reachable(spec.workspace, control / "w", uid)
     except BaseException:
         for fd in given:
@@ -148,7 +152,13 @@ def _start(probe: Probe, spec: Spec, control: Path, uid: int, gid: int) -> Spawn
     options = arguments.session(probe.etc, workspace, control, spec.limits, spec.environment, spec.readonly)
     bwrap = [*prefix, str(probe.bwrap), *options]
     user = uid if os.geteuid() == 0 and not prefix else None
-    return spawn(bwrap, arguments.keeper(), seccomp.program(), given, user=user)
+    spawned = spawn(bwrap, arguments.keeper(), seccomp.program(), given, user=user)
+    try:
+        fifo.put_scripts(control, owner, scripts.INSIDE, scripts.PRIVATE)
+    except BaseException:
+        spawned.end()
+        raise
+    return spawned
 
 
 def _reachable(workspace: Path, staging: Path, uid: int) -> tuple[Path, list[str]]:
@@ -167,7 +177,7 @@ def _reachable(workspace: Path, staging: Path, uid: int) -> tuple[Path, list[str
 def _fill(
     control: Path, spec: Spec, owner: fifo.Ownership, groups: cgroups.Groups | None, given: list[int]
 ) -> None:
-    """Make the groups and what is in the control directory; `given` gets the descriptors the keeper inherits.
+    """Make the groups and what the keeper needs in the control directory; `given` gets the descriptors it inherits.
 
     Where there are groups they count processes and memory, and the limits of each process stand behind."""
     limits = spec.limits
@@ -184,7 +194,7 @@ def _fill(
         held=held,
         locale=" ".join(f"{name}={value}" for name, value in _locale(spec.environment).items()),
     )
-    fifo.put_scripts(control, keeper, owner, scripts.INSIDE, scripts.PRIVATE)
+    fifo.put_keeper(control, keeper, owner)
 
 
 def _locale(environment: Mapping[str, str]) -> dict[str, str]:

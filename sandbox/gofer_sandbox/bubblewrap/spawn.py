@@ -7,6 +7,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,13 @@ class Spawned:
 
     monitor: int
     keeper: int
+
+    def end(self) -> None:
+        """Kill what was started, and leave no zombie."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.keeper, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.monitor, 0)
 
 
 def memory_file(name: str, data: bytes = b"") -> int:

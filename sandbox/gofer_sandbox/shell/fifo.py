@@ -77,7 +77,8 @@ def write_all(fd: int, data: bytes) -> None:
 def prepare(control: Path, keeper: str, owner: Ownership, inside: str, private: str) -> None:
     """Fill a new control directory."""
     make_fifos(control, owner)
-    put_scripts(control, keeper, owner, inside, private)
+    put_keeper(control, keeper, owner)
+    put_scripts(control, owner, inside, private)
 
 
 def make_fifos(control: Path, owner: Ownership) -> None:
@@ -99,10 +100,14 @@ def reading_ends(control: Path) -> list[int]:
     return found
 
 
-def put_scripts(control: Path, keeper: str, owner: Ownership, inside: str, private: str) -> None:
-    """What runs inside, beside those files that the server fills later."""
+def put_keeper(control: Path, keeper: str, owner: Ownership) -> None:
+    """What PID 1 runs."""
+    owner.write(f"{control}/keeper", keeper)
+
+
+def put_scripts(control: Path, owner: Ownership, inside: str, private: str) -> None:
+    """What every shell runs, beside those files that the server fills later."""
     files = {
-        "keeper": keeper,
         "rc": scripts.rc(inside),
         "d": scripts.done(inside, private),
         "s": scripts.SNAPSHOT,

@@ -85,7 +85,10 @@ done
 
 def enter(entrances: Sequence[int]) -> str:
     """Lines that put the process that runs them in its control groups, or end it."""
-    return "\n".join(f"echo 0 >&{fd} || exit 1; exec {fd}>&-" for fd in entrances)
+    if not entrances:
+        return ""
+    entering = "\n".join(f"echo 0 >&{fd} || exit 1" for fd in entrances)
+    return f"{entering}\nexec {' '.join(f'{fd}>&-' for fd in entrances)}"
 
 
 def rc(control: str = INSIDE) -> str:
