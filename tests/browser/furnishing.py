@@ -22,6 +22,12 @@ HOSTILE = (
     "[click](javascript:alert(1)) ![](https://example.org/spy.png) \x1b[31mred\x1b[0m\x1b]0;title\x07 \u202egnp.exe"
 )
 """What a stranger might write, and a command might print."""
+ACTING = (
+    "<hx-partial hx-target='h1'><form hx-post='/tokens' hx-trigger='load' hx-include='[name=csrf]' "
+    "hx-vals='{&quot;name&quot;: &quot;stolen&quot;, &quot;scope&quot;: &quot;admin&quot;, &quot;life&quot;: &quot;1&quot;}'>"
+    "</form></hx-partial>"
+)
+"""What would make itself a token, were it ever part of an owner's page."""
 RECITED = " ".join(f"Verse {number} of a long poem." for number in range(60))
 """What takes a while to say."""
 ODD = 'a "b'
@@ -35,7 +41,7 @@ def script(request: Mapping[str, Any]) -> Reply:
     turn = sum(1 for message in request["messages"] if message["role"] == "assistant")
     if "which port" in told.lower():
         if turn == 0:
-            return calls(call("ask_user", question="Which port shall I use?", choices=["8080", "9090"]))
+            return say(ACTING, call("ask_user", question="Which port shall I use?", choices=["8080", "9090"]))
         return say("Thank you, I shall use that one.")
     if "recite" in told:
         return slowly(RECITED)
