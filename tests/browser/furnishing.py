@@ -23,9 +23,8 @@ HOSTILE = (
 )
 """What a stranger might write, and a command might print."""
 ACTING = (
-    "<hx-partial hx-target='h1'><form hx-post='/tokens' hx-trigger='load' hx-include='[name=csrf]' "
-    "hx-vals='{&quot;name&quot;: &quot;stolen&quot;, &quot;scope&quot;: &quot;admin&quot;, &quot;life&quot;: &quot;1&quot;}'>"
-    "</form></hx-partial>"
+    "<hx-partial hx-target='h1'><form hx-post='/tokens' hx-trigger='load' hx-include='[name=csrf]'>"
+    "<input name=name value=stolen><input name=scope value=admin><input name=life value=30></form></hx-partial>"
 )
 """What would make itself a token, were it ever part of an owner's page."""
 RECITED = " ".join(f"Verse {number} of a long poem." for number in range(60))
@@ -52,7 +51,8 @@ def script(request: Mapping[str, Any]) -> Reply:
     if turn == 0 and "a folder" in told:
         return calls(call("bash", command=f"mkdir '{ODD}' && touch '{ODD}/<i>note'"))
     if turn == 0:
-        return say("Let me look.", call("bash", command="uname -s; ls /; false"))
+        looking, noting = "uname -s; ls /; false", call("write", path="notes.txt", content="a kernel\n")
+        return say("Let me look.", call("bash", command=looking), noting)
     return say(
         "Here is what I **found**:\n\n```python\nprint('hello')\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |"
     )
