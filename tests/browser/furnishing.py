@@ -42,6 +42,8 @@ def script(request: Mapping[str, Any]) -> Reply:
         if turn == 0:
             return say(ACTING, call("ask_user", question="Which port shall I use?", choices=["8080", "9090"]))
         return say("Thank you, I shall use that one.")
+    if "refuse" in told:
+        return Reply(fault="invalid")
     if "recite" in told:
         return slowly(RECITED)
     if "slowly" in told:
@@ -167,7 +169,8 @@ def _furnish(lived: Lived) -> None:
     )
     lived.say("m1", "What is on this machine?")
     lived.say("m2", f"Look at this: {HOSTILE}", room="<b>attic</b>")
+    lived.say("m4", "Please refuse this", room="refused")
     lived.say("m3", "Which port should I use?", room="workshop")
-    lived.answered("m1", "m2", "m3")
+    lived.answered("m1", "m2", "m3", "m4")
     lived.first_waiting = until(lambda: lived.jobs(state="waiting"))[0]["id"]
     httpx2.post(f"{lived.house.url}/hooks/{lived.connection}", content=b"{}")

@@ -303,6 +303,11 @@ def test_members_and_tokens_are_shown_once(owner: Visitor, lived: Lived) -> None
     assert lived.house.api(token).get("/jobs").status_code == 401
 
 
+def test_a_run_that_did_not_do_its_work_is_not_passed_over(owner: Visitor, lived: Lived) -> None:
+    failed = owner.read("/").split("<h2>Failed lately</h2>")[1].split("</section>")[0]
+    assert ("refused" in failed, "<code>model.invalid</code>" in failed) == (True, True)
+
+
 def test_a_run_shows_what_it_changed(owner: Visitor, lived: Lived) -> None:
     changes = owner.read(places(lived)["run"]).split('<pre class="diff"')[1].split("</pre>")[0]
     assert '<span class="add">+a kernel' in changes

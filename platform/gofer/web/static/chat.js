@@ -282,7 +282,7 @@
       try {
         const answer = await fetch(`${base}/files`, {method: "POST", headers: {"x-gofer-csrf": csrf}, body: form});
         const result = await answer.json();
-        if (answer.ok) { files.push(...result.files); complain(""); } else complain(result.detail);
+        if (answer.ok) { files.push(...result.files); complain(""); } else complain(`${file.name}: ${result.detail}`);
       } catch { complain(`${file.name} could not be uploaded. Try again.`); }
       hint.textContent = "";
       showFiles();
