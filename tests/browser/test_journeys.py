@@ -57,7 +57,8 @@ def test_a_question_is_answered_and_the_run_goes_on_before_your_eyes(page: Page,
     expect(page.get_by_text("Which port shall I use?")).to_have_count(0)
 
 
-def test_new_runs_are_announced_and_rows_do_not_jump(page: Page, lived: Lived) -> None:
+def test_new_runs_are_announced_and_rows_do_not_jump(own_page: Page, lived: Lived) -> None:
+    page = own_page
     page.clock.install()
     page.goto("/runs")
     top = page.locator("tr[data-row]").first.inner_text()

@@ -129,7 +129,9 @@ def _known_agents(connection: Connection, named: Sequence[str]) -> list[str]:
     return [name for name in known if name in named] if named else known
 
 
-def open_room(connection: Connection, vault: Vault, connection_id: str, member_id: str, page: str) -> str:
+def open_room(
+    connection: Connection, vault: Vault, connection_id: str, member_id: str, page: str = ""
+) -> str:
     """A conversation in which nothing was said yet, for one page: asked again, the same; another page has another."""
     ref = f"{member_id}:{page or new_id('room')}"
     # A page may ask twice at once: the connection's row lets one of them make it.
