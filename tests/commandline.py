@@ -37,6 +37,7 @@ def environment(data_dir: Path, **settings: str) -> dict[str, str]:
         **clean,
         "GOFER_DATA_DIR": str(data_dir),
         "GOFER_LOG_FORMAT": "json",
+        "GOFER_PORT": "0",
         "GOFER_SANDBOX": "off",
         "GOFER_POLL_INTERVAL": "0.2",
         **given,

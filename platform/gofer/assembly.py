@@ -136,6 +136,8 @@ async def _present(platform: Platform, stack: contextlib.AsyncExitStack) -> None
     if platform.database.dialect == "postgresql":
         # On SQLite every change passes through this process.
         stack.callback(asyncio.create_task(platform.watch_secrets(), name="secrets").cancel)
+    stack.push_async_callback(platform.accounts.note_uses)
+    stack.callback(asyncio.create_task(platform.accounts.keep_noting(), name="uses").cancel)
     await platform.database.write(partial(_announce, owner=platform.owner, roles=platform.roles))
     stack.push_async_callback(_farewell, platform)
 

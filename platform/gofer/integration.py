@@ -188,12 +188,16 @@ class Account:
     """The shared client; only async methods have it."""
     job: Job | None = field(default=None, repr=False)
     """The job it is about, in `tools`, `errands` and `equip`; None in everything that Gofer does beside the jobs."""
+    on_use: Callable[[str], None] | None = field(default=None, repr=False, compare=False)
+    """Told the name of each secret that is asked for, so that its last use is known."""
 
     def secret(self, name: str) -> str:
         """A secret's value; raises Unset when it is missing or blank, so half a configuration stays closed."""
         value = self.secrets[name].reveal() if name in self.secrets else ""
         if not value.strip():
             raise Unset(f"The secret {name} of connection {self.id} is not set.")
+        if self.on_use is not None:
+            self.on_use(name)
         return value
 
     async def call(self, method: str, url: str, **arguments: Any) -> Any:

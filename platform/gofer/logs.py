@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections import deque
 from collections.abc import MutableMapping
@@ -12,6 +13,9 @@ import structlog
 
 from gofer.settings import Settings
 from gofer.vault.redaction import Redactor
+
+_ACTING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""What a terminal obeys, or what turns a line around."""
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -43,6 +47,7 @@ def set_up_logs(settings: Settings, redactor: Redactor, recent: RecentLines | No
         # Tracebacks become text here, without local variables, so that the mask covers them.
         structlog.processors.format_exc_info,
         redactor,
+        _inert,
         *([recent] if recent is not None else []),
     ]
     renderer = _renderer(settings)
@@ -53,6 +58,14 @@ def set_up_logs(settings: Settings, redactor: Redactor, recent: RecentLines | No
         cache_logger_on_first_use=False,
     )
     _set_up_libraries(level, shared, renderer)
+
+
+def _inert(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Strangers' words come into lines by way of errors; values of their own are quoted by whoever renders them."""
+    for name in ("event", "exception"):
+        if isinstance(event.get(name), str):
+            event[name] = _ACTING.sub("�", event[name])
+    return event
 
 
 def _renderer(settings: Settings) -> Any:

@@ -14,6 +14,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from .furnishing import Lived, lived_in
+from .looking import DESK
 
 ROOT = Path(__file__).parents[2]
 REQUIRED = "GOFER_BROWSER_TESTS"
@@ -41,7 +42,9 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
 @pytest.fixture(scope="package")
 def browser(chromium: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--renderer-process-limit=1"]
+        )
         yield browser
         browser.close()
 
@@ -59,8 +62,23 @@ def signed_in(browser: Browser, lived: Lived) -> Iterator[BrowserContext]:
     context.close()
 
 
+@pytest.fixture(scope="package")
+def tab(signed_in: BrowserContext) -> Page:
+    """One for all that leave it as it was: opening another costs half a second of a core."""
+    page = signed_in.new_page()
+    page.set_default_timeout(20_000)
+    return page
+
+
 @pytest.fixture
-def page(signed_in: BrowserContext) -> Iterator[Page]:
+def page(tab: Page) -> Page:
+    tab.set_viewport_size(DESK)
+    return tab
+
+
+@pytest.fixture
+def own_page(signed_in: BrowserContext) -> Iterator[Page]:
+    """For those who change its clock, its scripts or its listeners."""
     page = signed_in.new_page()
     page.set_default_timeout(20_000)
     yield page

@@ -22,6 +22,11 @@ HOSTILE = (
     "[click](javascript:alert(1)) ![](https://example.org/spy.png) \x1b[31mred\x1b[0m\x1b]0;title\x07 \u202egnp.exe"
 )
 """What a stranger might write, and a command might print."""
+ACTING = (
+    "<hx-partial hx-target='h1'><form hx-post='/tokens' hx-trigger='load' hx-include='[name=csrf]'>"
+    "<input name=name value=stolen><input name=scope value=admin><input name=life value=30></form></hx-partial>"
+)
+"""What would make itself a token, were it ever part of an owner's page."""
 RECITED = " ".join(f"Verse {number} of a long poem." for number in range(60))
 """What takes a while to say."""
 ODD = 'a "b'
@@ -35,8 +40,10 @@ def script(request: Mapping[str, Any]) -> Reply:
     turn = sum(1 for message in request["messages"] if message["role"] == "assistant")
     if "which port" in told.lower():
         if turn == 0:
-            return calls(call("ask_user", question="Which port shall I use?", choices=["8080", "9090"]))
+            return say(ACTING, call("ask_user", question="Which port shall I use?", choices=["8080", "9090"]))
         return say("Thank you, I shall use that one.")
+    if "refuse" in told:
+        return Reply(fault="invalid")
     if "recite" in told:
         return slowly(RECITED)
     if "slowly" in told:
@@ -46,7 +53,8 @@ def script(request: Mapping[str, Any]) -> Reply:
     if turn == 0 and "a folder" in told:
         return calls(call("bash", command=f"mkdir '{ODD}' && touch '{ODD}/<i>note'"))
     if turn == 0:
-        return say("Let me look.", call("bash", command="uname -s; ls /; false"))
+        looking, noting = "uname -s; ls /; false", call("write", path="notes.txt", content="a kernel\n")
+        return say("Let me look.", call("bash", command=looking), noting)
     return say(
         "Here is what I **found**:\n\n```python\nprint('hello')\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |"
     )
@@ -161,7 +169,8 @@ def _furnish(lived: Lived) -> None:
     )
     lived.say("m1", "What is on this machine?")
     lived.say("m2", f"Look at this: {HOSTILE}", room="<b>attic</b>")
+    lived.say("m4", "Please refuse this", room="refused")
     lived.say("m3", "Which port should I use?", room="workshop")
-    lived.answered("m1", "m2", "m3")
+    lived.answered("m1", "m2", "m3", "m4")
     lived.first_waiting = until(lambda: lived.jobs(state="waiting"))[0]["id"]
     httpx2.post(f"{lived.house.url}/hooks/{lived.connection}", content=b"{}")

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, ViewportSize
 
 AXE = Path(__file__).parent / "axe-4.14.0.min.js"
 SHOTS = Path(__file__).parents[2] / ".artefacts" / "screenshots"
-PHONE = ViewportSize(width=390, height=844)
+PHONE, DESK = ViewportSize(width=390, height=844), ViewportSize(width=1280, height=900)
 
 
 def objections(page: Page) -> list[str]:

@@ -12,7 +12,7 @@ from agent.pictures import PNG
 from web_house import House
 
 from .furnishing import RECITED
-from .looking import PHONE, SHOTS, objections
+from .looking import DESK, PHONE, SHOTS, objections
 
 SLOW = 20_000
 GONE = "No connection, trying again"
@@ -40,19 +40,41 @@ def owner(browser: Browser, house: House) -> Iterator[BrowserContext]:
     context.close()
 
 
+class Tab:
+    """A page of the owner's, on which nothing may go wrong behind the scenes."""
+
+    def __init__(self, owner: BrowserContext) -> None:
+        self.page = owner.new_page()
+        self.page.set_default_timeout(SLOW)
+        self.seen: list[str] = []
+        self.page.on("pageerror", lambda error: self.seen.append(str(error)))
+        self.page.goto("/chat")
+
+    def afresh(self) -> Iterator[Page]:
+        """In a conversation in which nothing was said."""
+        before = self.page.url
+        self.page.get_by_role("button", name="New conversation").click()
+        self.page.wait_for_url(lambda url: "/chat/conv_" in url and url != before)
+        yield self.page
+        assert self.seen == []
+
+
+@pytest.fixture(scope="module")
+def tab_of_owner(owner: BrowserContext) -> Tab:
+    return Tab(owner)
+
+
 @pytest.fixture
-def chat(owner: BrowserContext) -> Iterator[Page]:
-    """The owner in a conversation of their own; nothing may go wrong behind the scenes."""
-    page = owner.new_page()
-    page.set_default_timeout(SLOW)
-    seen: list[str] = []
-    page.on("pageerror", lambda error: seen.append(str(error)))
-    page.goto("/chat")
-    page.get_by_role("button", name="New conversation").click()
-    page.wait_for_url("**/chat/conv_*")
-    yield page
-    assert seen == []
-    page.close()
+def chat(tab_of_owner: Tab) -> Iterator[Page]:
+    yield from tab_of_owner.afresh()
+
+
+@pytest.fixture
+def line(owner: BrowserContext) -> Iterator[Page]:
+    """A page of its own, for those who stand between it and the server."""
+    tab = Tab(owner)
+    yield from tab.afresh()
+    tab.page.close()
 
 
 def say(page: Page, text: str) -> None:
@@ -113,7 +135,7 @@ def test_a_message_steers_and_stop_stops(chat: Page) -> None:
     expect(chat.locator(".item.said")).to_have_count(2)
 
 
-def test_a_lost_line_loses_and_doubles_nothing(chat: Page) -> None:
+def test_a_lost_line_loses_and_doubles_nothing(line: Page) -> None:
     lines: list[WebSocketRoute] = []
 
     def between(route: WebSocketRoute) -> None:
@@ -121,21 +143,21 @@ def test_a_lost_line_loses_and_doubles_nothing(chat: Page) -> None:
         lines.append(route)
         route.on_message(lambda message: None if len(lines) == 1 else server.send(message))
 
-    chat.route_web_socket("**/live?*", between)
-    chat.reload()
-    expect(chat.locator("[data-status]")).to_have_text("ready")
-    say(chat, "$ echo lost on the way")
-    expect(chat.get_by_text("Sending …")).to_be_visible()
+    line.route_web_socket("**/live?*", between)
+    line.reload()
+    expect(line.locator("[data-status]")).to_have_text("ready")
+    say(line, "$ echo lost on the way")
+    expect(line.get_by_text("Sending …")).to_be_visible()
     lines[0].close(code=1011)
-    answered(chat)
-    expect(chat.get_by_text("Sending …")).to_have_count(0)
-    expect(chat.locator(".item.said")).to_have_count(1)
-    chat.reload()
-    expect(chat.locator(".item.said")).to_have_count(1)
-    expect(chat.locator(".item.reply[id]")).to_have_count(1)
+    answered(line)
+    expect(line.get_by_text("Sending …")).to_have_count(0)
+    expect(line.locator(".item.said")).to_have_count(1)
+    line.reload()
+    expect(line.locator(".item.said")).to_have_count(1)
+    expect(line.locator(".item.reply[id]")).to_have_count(1)
 
 
-def test_it_says_that_the_server_is_gone_and_that_it_is_back(chat: Page, owner: BrowserContext) -> None:
+def test_it_says_that_the_server_is_gone_and_that_it_is_back(line: Page, owner: BrowserContext) -> None:
     lines: list[WebSocketRoute] = []
     gone: list[bool] = []
 
@@ -146,33 +168,33 @@ def test_it_says_that_the_server_is_gone_and_that_it_is_back(chat: Page, owner: 
         route.connect_to_server()
         lines.append(route)
 
-    chat.route_web_socket("**/live?*", between)
-    chat.route("**/chat/conv_*", lambda route: route.abort() if gone else route.continue_())
-    chat.reload()
-    status = chat.locator("[data-status]")
+    line.route_web_socket("**/live?*", between)
+    line.route("**/chat/conv_*", lambda route: route.abort() if gone else route.continue_())
+    line.reload()
+    status = line.locator("[data-status]")
     expect(status).to_have_text("ready")
     gone.append(True)
     lines[0].close(code=1011)
     expect(status).to_have_text(GONE)
-    say(chat, "$ echo written while it was gone")
-    expect(chat.get_by_text("Sending …")).to_be_visible()
+    say(line, "$ echo written while it was gone")
+    expect(line.get_by_text("Sending …")).to_be_visible()
     expect(status).to_have_text(GONE)
     gone.clear()
-    answered(chat)
-    expect(chat.locator(".item.said")).to_have_count(1)
+    answered(line)
+    expect(line.locator(".item.said")).to_have_count(1)
     owner.set_offline(True)
     expect(status).to_have_text(GONE)
     owner.set_offline(False)
     expect(status).to_have_text("ready")
 
 
-def test_where_no_socket_passes_it_falls_back(chat: Page) -> None:
-    chat.route_web_socket("**/live?*", lambda route: route.close())
+def test_where_no_socket_passes_it_falls_back(line: Page) -> None:
+    line.route_web_socket("**/live?*", lambda route: route.close())
     posted: list[str] = []
-    chat.route("**/say", lambda route: seen(route, posted))
-    chat.reload()
-    say(chat, "$ echo by another way")
-    answered(chat)
+    line.route("**/say", lambda route: seen(route, posted))
+    line.reload()
+    say(line, "$ echo by another way")
+    answered(line)
     assert posted
 
 
@@ -235,3 +257,5 @@ def test_it_reads_well_in_both_themes_and_on_a_phone(chat: Page) -> None:
     assert chat.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     expect(chat.get_by_role("button", name="Send")).to_be_in_viewport()
     chat.screenshot(path=SHOTS / "chat-phone.png")
+    chat.set_viewport_size(DESK)
+    chat.emulate_media(color_scheme="light")

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from gofer.rehearsal.github import GitHubService
 from web_house import PASSWORD, House
 
-from .looking import PHONE, SHOTS, objections
+from .looking import DESK, PHONE, SHOTS, objections
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +29,19 @@ def fresh(browser: Browser, house: House) -> Iterator[Page]:
     context = browser.new_context(base_url=house.url, reduced_motion="reduce")
     page = context.new_page()
     page.set_default_timeout(20_000)
+    yield page
+    context.close()
+
+
+@pytest.fixture(scope="module")
+def settled(browser: Browser, house: House) -> Iterator[Page]:
+    """The owner on the welcome page, who came by a link."""
+    context = browser.new_context(base_url=house.url, reduced_motion="reduce")
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    page.goto(f"/link/{house.link(house.owner())}")
+    page.get_by_role("button").first.click()
+    page.wait_for_url("**/welcome")
     yield page
     context.close()
 
@@ -60,45 +73,43 @@ def test_from_the_link_to_an_answer_and_back_by_password(fresh: Page, house: Hou
     fresh.wait_for_url("**/welcome")
 
 
-def test_each_step_is_honest_about_what_does_not_work(fresh: Page, house: House) -> None:
-    fresh.goto(f"/link/{house.link(house.owner())}")
-    fresh.get_by_role("button").first.click()
-    fresh.wait_for_url("**/welcome")
-    fresh.get_by_label("Token", exact=True).fill("this is no token")
-    fresh.get_by_role("button", name="Connect the bot").click()
-    expect(fresh.get_by_role("alert")).to_contain_text("Not connected")
-    fresh.get_by_label("Key", exact=True).fill("sk-ant-kept-without-a-test-0123456789")
-    fresh.get_by_role("button", name="Keep the key").click()
-    expect(fresh.locator(".note.ok")).to_contain_text("It was not tested.")
-    expect(fresh.get_by_text("there is a key", exact=True)).to_be_visible()
-    assert "0123456789" not in fresh.content()
+def test_each_step_is_honest_about_what_does_not_work(settled: Page) -> None:
+    settled.goto("/welcome")
+    settled.get_by_label("Token", exact=True).fill("this is no token")
+    settled.get_by_role("button", name="Connect the bot").click()
+    expect(settled.get_by_role("alert")).to_contain_text("Not connected")
+    settled.get_by_label("Key", exact=True).fill("sk-ant-kept-without-a-test-0123456789")
+    settled.get_by_role("button", name="Keep the key").click()
+    expect(settled.locator(".note.ok")).to_contain_text("It was not tested.")
+    expect(settled.get_by_text("there is a key", exact=True)).to_be_visible()
+    assert "0123456789" not in settled.content()
     for theme in ("light", "dark"):
-        fresh.emulate_media(color_scheme=theme)
-        expect(fresh.locator(".checks")).to_be_visible()
-        assert objections(fresh) == []
-        fresh.screenshot(path=SHOTS / f"welcome-{theme}.png", full_page=True)
-    fresh.set_viewport_size(PHONE)
-    assert fresh.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-    fresh.goto("/docs/operations.md#the-data-directory")
-    assert objections(fresh) == []
-    assert fresh.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        settled.emulate_media(color_scheme=theme)
+        expect(settled.locator(".checks")).to_be_visible()
+        assert objections(settled) == []
+        settled.screenshot(path=SHOTS / f"welcome-{theme}.png", full_page=True)
+    settled.set_viewport_size(PHONE)
+    assert settled.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    settled.goto("/docs/operations.md#the-data-directory")
+    assert objections(settled) == []
+    assert settled.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    settled.set_viewport_size(DESK)
+    settled.emulate_media(color_scheme="light")
 
 
-def test_an_app_at_github_is_made_by_pressing_buttons(fresh: Page, house: House) -> None:
+def test_an_app_at_github_is_made_by_pressing_buttons(settled: Page, house: House) -> None:
     """In a real browser, whose policy lets the form go to GitHub and nowhere else."""
     stack = contextlib.AsyncExitStack()
     github = house.run(stack.enter_async_context(GitHubService().open()))
     try:
-        fresh.goto(f"/link/{house.link(house.owner())}")
-        fresh.get_by_role("button").first.click()
-        fresh.wait_for_url("**/welcome")
-        fresh.get_by_role("link", name="Make an App in one click").click()
-        fresh.get_by_label("Name", exact=True).fill("pressed")
-        fresh.locator("input[name='setting.web_url']").fill(github.url)
-        fresh.get_by_role("button", name="Show what it asks for").click()
-        expect(fresh.get_by_text("clone, and push branches of its own")).to_be_visible()
-        fresh.get_by_role("button", name="Continue to").click()
-        fresh.wait_for_url("**/connections/github_*")
-        expect(fresh.get_by_role("main")).to_contain_text("The App pressed is installed nowhere yet.")
+        settled.goto("/welcome")
+        settled.get_by_role("link", name="Make an App in one click").click()
+        settled.get_by_label("Name", exact=True).fill("pressed")
+        settled.locator("input[name='setting.web_url']").fill(github.url)
+        settled.get_by_role("button", name="Show what it asks for").click()
+        expect(settled.get_by_text("clone, and push branches of its own")).to_be_visible()
+        settled.get_by_role("button", name="Continue to").click()
+        settled.wait_for_url("**/connections/github_*")
+        expect(settled.get_by_role("main")).to_contain_text("The App pressed is installed nowhere yet.")
     finally:
         house.run(stack.aclose())

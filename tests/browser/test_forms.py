@@ -303,6 +303,23 @@ def test_members_and_tokens_are_shown_once(owner: Visitor, lived: Lived) -> None
     assert lived.house.api(token).get("/jobs").status_code == 401
 
 
+def test_a_run_that_did_not_do_its_work_is_not_passed_over(owner: Visitor, lived: Lived) -> None:
+    failed = owner.read("/").split("<h2>Failed lately</h2>")[1].split("</section>")[0]
+    assert ("refused" in failed, "<code>model.invalid</code>" in failed) == (True, True)
+
+
+def test_a_run_shows_what_it_changed(owner: Visitor, lived: Lived) -> None:
+    changes = owner.read(places(lived)["run"]).split('<pre class="diff"')[1].split("</pre>")[0]
+    assert '<span class="add">+a kernel' in changes
+
+
+def test_the_secrets_of_a_connection_say_when_they_were_used(owner: Visitor, lived: Lived) -> None:
+    lived.house.run(lived.house.platform.accounts.note_uses())
+    row = owner.read("/secrets").split(">signing_key</code>")[1].split("</tr>")[0]
+    assert lived.connection in row
+    assert "not yet" not in row
+
+
 def test_every_change_is_on_record(lived: Lived, owner: Visitor) -> None:
     owner.does("/agents", name="noted", toml="", notes="", stamp="")
     owner.does("/agents/noted/remove")

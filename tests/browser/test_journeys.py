@@ -43,8 +43,11 @@ def test_what_strangers_write_is_shown_and_does_nothing(page: Page, lived: Lived
 
 
 def test_a_question_is_answered_and_the_run_goes_on_before_your_eyes(page: Page, lived: Lived) -> None:
+    with page.expect_response(lambda answer: "hx-request" in answer.request.headers):  # woken by the stream
+        page.goto(f"/runs/{lived.first_waiting}")
     page.goto("/")
     expect(page.get_by_text("Which port shall I use?")).to_be_visible()
+    assert "stolen" not in str(lived.ask("GET", "/tokens")), "what came over the stream acted"
     page.get_by_role("button", name="8080").click()
     expect(page).to_have_url(re.compile(r"/runs/\d+$"))
     expect(page.get_by_text("Answered. The run goes on.")).to_be_visible()
@@ -54,7 +57,8 @@ def test_a_question_is_answered_and_the_run_goes_on_before_your_eyes(page: Page,
     expect(page.get_by_text("Which port shall I use?")).to_have_count(0)
 
 
-def test_new_runs_are_announced_and_rows_do_not_jump(page: Page, lived: Lived) -> None:
+def test_new_runs_are_announced_and_rows_do_not_jump(own_page: Page, lived: Lived) -> None:
+    page = own_page
     page.clock.install()
     page.goto("/runs")
     top = page.locator("tr[data-row]").first.inner_text()

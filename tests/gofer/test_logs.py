@@ -45,6 +45,21 @@ def test_no_secret_gets_into_a_line(form: str, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.usefixtures("_clean")
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_a_line_gives_a_terminal_no_orders(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logs(Settings(log_format=form), Redactor())  # type: ignore[arg-type]
+    acting = "\x1b]0;owned\x07\u202e"
+    try:
+        raise ValueError(f"broke on {acting}")
+    except ValueError:
+        structlog.get_logger().exception(f"it broke {acting}", path=acting)
+        logging.getLogger("some.library").warning("it broke there, too: %s", acting)
+    shown = capsys.readouterr().err
+    assert shown.count("owned") == 4
+    assert not {"\x1b", "\x07"} & set(shown)
+
+
+@pytest.mark.usefixtures("_clean")
 def test_a_line_carries_its_ids(capsys: pytest.CaptureFixture[str]) -> None:
     set_up_logs(Settings(log_format="json", log_level="warning"), Redactor())
     with structlog.contextvars.bound_contextvars(job=7, attempt=2):

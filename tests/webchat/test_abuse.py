@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from gofer.live import here
 from gofer.live.said import MOST_OUTPUT
 from gofer.web import server, streaming
+from gofer.web.access import lasting
 from gofer.web.access.sessions import end_session
 from gofer.web.chat import socket as chat_socket
 from web_house import House
@@ -185,7 +186,7 @@ def test_signing_out_ends_the_line(house: House, monkeypatch: pytest.MonkeyPatch
         talking.say("am I still here?")
         assert closed(talking) == 4403
     assert refused(visit) == 403
-    monkeypatch.setattr(chat_socket, "LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(lasting, "LOOK_AGAIN", 0.05)
     visit = Visit(house, visit.member_id)
     stream = visit.browser.client.stream("GET", f"/chat/{visit.room}/live?after={visit.cursor}")
     with visit.line() as listening, stream as sse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 from sqlalchemy import func, select
@@ -129,7 +130,8 @@ def test_a_question_is_answered_by_a_button(visit: Visit) -> None:
         line.say(press={"question": pressed, "choice": 1})
         answers = line.answers(2)
         assert "blue" in answers[-1]
-        assert "button" not in line.items[next(iter(i for i in line.items if i.startswith("reply")))]
+        settled = line.items[next(iter(i for i in line.items if i.startswith("reply")))]
+        assert ("button" in settled, "Answered:</span> blue" in settled) == (False, True)
 
 
 def test_commands_are_answered_by_the_platform(visit: Visit) -> None:
@@ -183,6 +185,19 @@ def test_looking_makes_nothing_and_the_first_message_makes_the_room(house: House
     assert "/help" in newcomer.get(begun.headers["location"]).text
     assert newcomer.get("/chat").headers["location"] == begun.headers["location"]
     assert count(house, conversations) == before + 1
+
+
+def test_two_tabs_have_two_conversations_and_one_that_asks_twice_has_one(visit: Visit) -> None:
+    def begun(tab: str) -> Any:
+        headers = {"accept": "application/json", "x-gofer-csrf": visit.csrf}
+        return visit.browser.client.post("/chat", data={"id": tab}, headers=headers)
+
+    first, again, other = (
+        begun(tab).json()["room"] for tab in ("page-00000001", "page-00000001", "page-00000002")
+    )
+    assert first == again
+    assert first != other
+    assert begun("../etc").status_code == 400
 
 
 def test_a_broken_file_leaves_the_agent_at_work_and_a_hopeless_one_says_whom_to_ask(

@@ -13,6 +13,7 @@ from sqlalchemy import select
 from gofer.agent.models.keys import ModelKeys
 from gofer.rehearsal import loopback
 from gofer.rehearsal.anthropic import Anthropic, say
+from gofer.rehearsal.openai import OpenAI
 from gofer.rehearsal.telegram import Telegram
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import connections
@@ -67,12 +68,34 @@ def test_a_fresh_install_says_that_it_works_without_a_key(owner: Browser) -> Non
 
 
 def test_a_key_that_answers_nothing_yet_is_not_said_to(house: House, owner: Browser) -> None:
-    answer = do(owner, "/model", provider="openai", key="sk-of-a-compatible-server", test="1").text
+    answer = do(owner, "/model", provider="openai", key="sk-of-a-compatible-server").text
     assert keys(house) == {"openai_key": "sk-of-a-compatible-server"}
-    assert "not tested, and not in use yet" in answer
+    assert "not in use yet" in answer
+    assert "It was not tested." in answer
     assert "for agents that name it" in answer
     assert "No model key" not in answer
     assert "openai/gpt-5" in answer
+    house.write(delete_secret, workspace_id=FIRST_WORKSPACE, owner="", name="openai_key")
+
+
+def test_a_compatible_server_is_asked_for_its_models(
+    house: House, owner: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = OpenAI((), key="sk-of-a-compatible-server", models=("large", "<b>small"))
+    serving = loopback.serve(service.app)
+    url = house.run(serving.__aenter__())
+    settings = house.platform.settings.model_copy(update={"openai_base_url": f"{url}/v1"})
+    monkeypatch.setattr(house.platform, "settings", settings)
+    refused = do(owner, "/model", provider="openai", key="sk-wrong", test="1")
+    assert (refused.status_code, keys(house)) == (422, {})
+    assert "refuses the key" in refused.text
+    kept = do(owner, "/model", provider="openai", key=service.key, test="1").text
+    assert keys(house) == {"openai_key": service.key}
+    assert "has 2 models: large, &lt;b&gt;small." in kept
+    service.key = ""
+    assert "tells them to anybody" in do(owner, "/model/test", provider="openai").text
+    house.run(serving.__aexit__(None, None, None))
+    assert "cannot be reached" in do(owner, "/model/test", provider="openai").text
     house.write(delete_secret, workspace_id=FIRST_WORKSPACE, owner="", name="openai_key")
 
 
@@ -106,7 +129,7 @@ def test_a_key_that_is_refused_is_not_kept_and_one_that_works_is_live(
 
 def row_of(browser: Browser, name: str) -> str:
     """What the page of secrets says of one."""
-    return browser.get("/secrets").text.split(f"<td><code>{name}</code></td>")[1].split("</tr>")[0]
+    return browser.get("/secrets").text.split(f">{name}</code></td>")[1].split("</tr>")[0]
 
 
 def test_a_bot_that_cannot_be_reached_leaves_nothing_behind(house: House, owner: Browser) -> None:

@@ -260,8 +260,8 @@ class Answerer:
         if end.code == "user.stop":
             return Cancel("cancelled", await self._drafts(claim, asker, end.text), dealt_with, cost)
         if end.code in SPANNING and end.text == end.sentence:
-            return Done(await self._ran_out(claim, asker, end.text), dealt_with, cost)
-        return Done(await self._drafts(claim, asker, end.text, "final"), dealt_with, cost)
+            return Done(await self._ran_out(claim, asker, end.text), dealt_with, cost, end.code)
+        return Done(await self._drafts(claim, asker, end.text, "final"), dealt_with, cost, end.code)
 
     async def _delayed(self, claim: Claim, asker: Read, after: float) -> tuple[Draft, ...]:
         """A word to whoever waits, if they wait long enough to wonder; nobody waits for what a schedule says."""

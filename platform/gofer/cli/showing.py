@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 import unicodedata
@@ -10,6 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+
+_UNQUOTED = re.compile(r"[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+"""What JSON leaves as it is and a terminal may obey; it stands in strings alone, where it can be written otherwise."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -33,7 +37,8 @@ COLOURS = {
 def show(data: Any, as_json: bool, in_words: Callable[[], None]) -> None:
     """Print an answer the way it was asked for."""
     if as_json:
-        print(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+        text = json.dumps(data, indent=2, ensure_ascii=False, default=str)
+        print(_UNQUOTED.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
     else:
         in_words()
 

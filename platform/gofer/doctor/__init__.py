@@ -4,13 +4,14 @@ from gofer.doctor.around import LOOPBACK, another_place, look_around
 from gofer.doctor.finding import Finding, Severity, found_wrong
 from gofer.doctor.inside import examine
 from gofer.doctor.mending import mend
-from gofer.doctor.model import ask_model
+from gofer.doctor.model import ask_compatible, ask_model
 
 __all__ = [
     "LOOPBACK",
     "Finding",
     "Severity",
     "another_place",
+    "ask_compatible",
     "ask_model",
     "examine",
     "found_wrong",

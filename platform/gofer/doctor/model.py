@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
+import httpx2
+
 from gofer.agent.model import ModelError, Request, Turn
 from gofer.agent.models.keys import ModelKeys
 from gofer.agent.models.offline import Offline
+from gofer.agent.models.openai import OPENAI_URL
 from gofer.doctor.finding import Finding
 from gofer.platform import Platform
 from gofer.store.open import FIRST_WORKSPACE
@@ -24,6 +27,11 @@ FIXES = {
     "invalid": "Choose another model: gofer agents show NAME",
     "unavailable": "Try again in a minute.",
     "retryable": "Try again in a minute.",
+}
+COMPATIBLE_FIXES = {
+    "auth": "gofer secrets put openai_key < key.txt",
+    "unavailable": "Correct GOFER_OPENAI_BASE_URL, or start the server there.",
+    "invalid": "Correct GOFER_OPENAI_BASE_URL: it mostly ends in /v1.",
 }
 QUESTION = Request(
     system="Answer with the word ok.",
@@ -69,6 +77,41 @@ async def ask_model(platform: Platform, keys: dict[str, str] | None = None) -> F
     assert isinstance(turn, Turn)
     took = time.perf_counter() - begun
     return Finding("model", "ok", f"{turn.model} answered in {took:.1f} s, with {turn.usage.total} tokens.")
+
+
+async def ask_compatible(platform: Platform, key: str | None = None) -> Finding:
+    """Ask an OpenAI-compatible server which models it has, with this key or the vault's: that costs nothing."""
+    base = (platform.settings.openai_base_url or OPENAI_URL).rstrip("/")
+    if key is None:
+        provider = (await keys_of(platform).catalogue(FIRST_WORKSPACE)).providers.get("openai")
+        key = provider.key if provider is not None else ""
+    try:
+        names = await _models(platform, base, key)
+        to_anybody = bool(await _models(platform, base, ""))
+    except ModelError as error:
+        return Finding("model", "error", str(error), COMPATIBLE_FIXES[error.kind])
+    shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+    line = f"{base} has {len(names)} models: {shown}." if names else f"{base} answered, and has no model."
+    unsure = " It tells them to anybody, so whether the key is right shows at the first message."
+    return Finding("model", "ok", line + (unsure if to_anybody else ""))
+
+
+async def _models(platform: Platform, base: str, key: str) -> list[str]:
+    """Their names; none without a key where one is needed. Raises ModelError."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        async with asyncio.timeout(WITHIN):
+            answer = await platform.http.get(f"{base}/models", headers=headers)
+    except (TimeoutError, httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise ModelError("unavailable", f"{base} cannot be reached ({type(error).__name__}).") from error
+    if answer.status_code in (401, 403):
+        if not key:
+            return []
+        raise ModelError("auth", f"{base} refuses the key.")
+    try:
+        return [str(each["id"]) for each in answer.raise_for_status().json()["data"]]
+    except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
+        raise ModelError("invalid", f"{base}/models answered {answer.status_code}, but no list.") from error
 
 
 def keys_of(platform: Platform) -> ModelKeys:

@@ -172,7 +172,7 @@ def _end(connection: Connection, ending: Ending, job: Any, *, lost: bool) -> End
         state=state,
         delay=delay,
         name="lost" if lost and not final else name,
-        reason="" if isinstance(outcome, Done | Wait) else outcome.reason,
+        reason="" if isinstance(outcome, Wait) else outcome.reason,
         covers_to=_covers_to(connection, claim, outcome, job.covers_to) if final else job.covers_to,
         event_seq=job.event_seq + 1,
     )

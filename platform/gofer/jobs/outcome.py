@@ -26,6 +26,8 @@ class Done:
     included_to: int | None = None
     """The last message the run has taken into account."""
     cost: float = 0
+    reason: str = ""
+    """Why it ended before its work was done, when it did and said so; empty when all is well."""
 
 
 @dataclass(frozen=True, slots=True)

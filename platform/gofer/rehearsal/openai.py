@@ -41,12 +41,22 @@ class OpenAI:
 
     script: Script
     key: str = "rehearsal-key"
+    """Empty for a server that lists its models to anybody."""
+    models: tuple[str, ...] = ("rehearsal-large", "rehearsal-small")
     received: list[dict[str, Any]] = field(default_factory=list)
     refused: list[list[str]] = field(default_factory=list)
 
     @property
     def app(self) -> Starlette:
-        return Starlette(routes=[Route("/v1/chat/completions", self._complete, methods=["POST"])])
+        complete = Route("/v1/chat/completions", self._complete, methods=["POST"])
+        return Starlette(routes=[complete, Route("/v1/models", self._list, methods=["GET"])])
+
+    async def _list(self, request: Request) -> Response:
+        if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
+            return _error(401, "invalid_api_key", "Incorrect API key provided")
+        return JSONResponse(
+            {"object": "list", "data": [{"id": name, "object": "model"} for name in self.models]}
+        )
 
     async def _complete(self, request: Request) -> Response:
         if request.headers.get("authorization") != f"Bearer {self.key}":

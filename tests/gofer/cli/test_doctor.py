@@ -221,7 +221,7 @@ def test_an_empty_setting_is_none(
     (tmp_path / "empty").write_text("\n")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("GOFER_DATA_DIR", "")
-    monkeypatch.setenv("GOFER_PORT", "")
+    monkeypatch.setenv("GOFER_SLOTS", "")
     assert str(tmp_path / "home" / "gofer") in findings(terminal)["data directory"]["line"]
     monkeypatch.delenv("GOFER_DATA_DIR")
     monkeypatch.setenv("GOFER_DATA_DIR_FILE", str(tmp_path / "empty"))
@@ -230,7 +230,6 @@ def test_an_empty_setting_is_none(
 
 def test_a_data_directory_that_can_never_be_made(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOFER_DATA_DIR", "/nonexistent/x")
-    monkeypatch.setenv("GOFER_PORT", "0")
     before = os.geteuid()
     if before == 0:
         os.seteuid(65534)

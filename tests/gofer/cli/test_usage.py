@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -160,8 +161,12 @@ def test_a_reader_that_goes_away_is_no_error(data_dir: Path) -> None:
 
 
 def test_words_of_strangers_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    from gofer.cli.showing import facts, table
+    from gofer.cli.showing import facts, show, table
 
+    show({"title": "\x9b2J\u202e"}, as_json=True, in_words=lambda: None)
+    told = capsys.readouterr().out
+    assert json.loads(told) == {"title": "\x9b2J\u202e"}
+    assert told.isascii()
     table(("title",), [("\x1b[2J\u202egone [red]x[/red]\r\n",)])
     facts([("title", "\x1b]0;owned\x07")])
     shown = capsys.readouterr().out

@@ -24,6 +24,8 @@ from gofer.store.events import Cursor, record_many
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.vault.redaction import Redactor
 from gofer.web import streaming
+from gofer.web.access import lasting
+from gofer.web.access.sessions import by_token, revoke_token
 from gofer.web.control import events as stream
 from web_house import House
 from world import World
@@ -215,3 +217,16 @@ async def _eventually(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+def test_a_revoked_token_ends_what_it_opened(
+    house: House, connection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lasting, "LOOK_AGAIN", 0.05)
+    with house.api(token := house.token(house.owner(), "read")).stream("GET", "/events") as response:
+        lines = response.iter_lines()
+        next(lines)
+        made = house.read(by_token, value=token)
+        assert made is not None
+        house.write(revoke_token, token_id=made.visitor.token_id, member_id=None)
+        assert [line for line in lines if line.startswith("data:")] == []

@@ -6,6 +6,7 @@ call that was cut off looks like a valid one there. We keep the raw JSON of each
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -68,22 +69,22 @@ class Anthropic:
 
     async def _open(self, request: Request) -> Any:
         params = parameters(request, self._model, thinking=self._thinking)
-        return await self._connect().messages.create(stream=True, **params)
+        if self._client is None:
+            # In a thread: webhooks must not wait two seconds for the first message to a model.
+            self._client = await asyncio.to_thread(self._connect)
+        return await self._client.messages.create(stream=True, **params)
 
     def _connect(self) -> AsyncAnthropic:
-        if self._client is None:
-            from anthropic import AsyncAnthropic
+        from anthropic import AsyncAnthropic
 
-            timeout = httpx2.Timeout(self._stall, connect=10)
-            self._client = AsyncAnthropic(
-                api_key=self._key,
-                base_url=self._base_url or "https://api.anthropic.com",
-                max_retries=0,
-                timeout=timeout,
-                http_client=self._http,
-                open_telemetry=False,
-            )
-        return self._client
+        return AsyncAnthropic(
+            api_key=self._key,
+            base_url=self._base_url or "https://api.anthropic.com",
+            max_retries=0,
+            timeout=httpx2.Timeout(self._stall, connect=10),
+            http_client=self._http,
+            open_telemetry=False,
+        )
 
 
 def parameters(request: Request, model: str, *, thinking: bool = False) -> dict[str, Any]:

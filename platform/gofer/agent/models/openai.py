@@ -5,6 +5,7 @@ The SDK is an extra, `pip install -e '.[openai]'`, and imported only when first 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ STOPS: dict[str, Stop] = {
     "content_filter": "refusal",
 }
 
+OPENAI_URL = "https://api.openai.com/v1"
 NEEDS_EXTRA = "This model needs an extra, in Gofer's folder: .venv/bin/pip install -e '.[openai]'"
 
 
@@ -87,22 +89,23 @@ class OpenAI:
                 for tool in request.tools
             ]
             params["tool_choice"] = "auto" if request.use_tools else "none"
-        return await self._connect().chat.completions.create(**params)
+        if self._client is None:
+            # In a thread: others must not wait while it is imported.
+            self._client = await asyncio.to_thread(self._connect)
+        return await self._client.chat.completions.create(**params)
 
     def _connect(self) -> AsyncOpenAI:
-        if self._client is None:
-            try:
-                from openai import AsyncOpenAI
-            except ImportError as error:
-                raise ConfigError(NEEDS_EXTRA) from error
-            self._client = AsyncOpenAI(
-                api_key=self._key or "none",
-                base_url=self._base_url or "https://api.openai.com/v1",
-                max_retries=0,
-                timeout=httpx2.Timeout(self._stall, connect=10),
-                http_client=self._http,
-            )
-        return self._client
+        try:
+            from openai import AsyncOpenAI
+        except ImportError as error:
+            raise ConfigError(NEEDS_EXTRA) from error
+        return AsyncOpenAI(
+            api_key=self._key or "none",
+            base_url=self._base_url or OPENAI_URL,
+            max_retries=0,
+            timeout=httpx2.Timeout(self._stall, connect=10),
+            http_client=self._http,
+        )
 
 
 def translated(messages: tuple[Message, ...]) -> list[dict[str, Any]]:

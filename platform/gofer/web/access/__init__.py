@@ -6,6 +6,7 @@ from gofer.web.access.audit import audited, note
 from gofer.web.access.entry import routes
 from gofer.web.access.guard import CSRF_FIELD, CSRF_HEADER, FromSocket, Guard, csrf_of, require
 from gofer.web.access.headers import POLICY, SecurityHeaders
+from gofer.web.access.lasting import check_still, watch_over
 from gofer.web.access.visitor import NotSignedIn, Role, Scope, Visitor, caller_of, visitor_of
 
 __all__ = [
@@ -21,9 +22,11 @@ __all__ = [
     "Visitor",
     "audited",
     "caller_of",
+    "check_still",
     "csrf_of",
     "note",
     "require",
     "routes",
     "visitor_of",
+    "watch_over",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from gofer.web.access import Visitor, require, visitor_of
 from gofer.web.body import read_body
 from gofer.web.chat import files, rooms
 from gofer.web.chat.rooms import Room
-from gofer.web.chat.saying import said, take
+from gofer.web.chat.saying import MESSAGE_ID, said, take
 from gofer.web.chat.socket import Sockets
 from gofer.web.chat.timeline import Reader, Timeline
 from gofer.web.pages.rendering import platform_of, render
@@ -73,6 +74,7 @@ async def begin(request: Request) -> Response:
             vault=platform.vault,
             connection_id=connection.account.id,
             member_id=visitor.member_id,
+            page=_page_id(value["id"]),
         )
     )
     if "application/json" in request.headers.get("accept", ""):
@@ -81,6 +83,13 @@ async def begin(request: Request) -> Response:
         find = partial(rooms.find_room, conversation_id=made, member_id=visitor.member_id)
         await take(platform, visitor, await platform.database.read(find), said(value))
     return RedirectResponse(f"/chat/{made}", 303)
+
+
+def _page_id(given: str) -> str:
+    """What a page calls itself; raises Malformed."""
+    if given and not re.fullmatch(MESSAGE_ID, given):
+        raise Malformed("id: must have 8 to 64 letters, digits and dashes.")
+    return given
 
 
 async def _rooms(platform: Platform, visitor: Visitor) -> list[rooms.Listed]:

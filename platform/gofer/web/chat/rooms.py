@@ -129,12 +129,18 @@ def _known_agents(connection: Connection, named: Sequence[str]) -> list[str]:
     return [name for name in known if name in named] if named else known
 
 
-def open_room(connection: Connection, vault: Vault, connection_id: str, member_id: str) -> str:
-    """A conversation in which nothing was said yet: the member's last one, or a new one."""
-    mine = _mine(connection_id, member_id).where(conversations.c.last_seq == 0).limit(1)
-    found = connection.execute(mine).first()
-    if found is not None:
-        return str(found.id)
+def open_room(
+    connection: Connection, vault: Vault, connection_id: str, member_id: str, page: str = ""
+) -> str:
+    """A conversation in which nothing was said yet, for one page: asked again, the same; another page has another."""
+    ref = f"{member_id}:{page or new_id('room')}"
+    # A page may ask twice at once: the connection's row lets one of them make it.
+    connection.execute(select(connections.c.id).where(connections.c.id == connection_id).with_for_update())
+    there = select(bindings.c.conversation_id).where(
+        bindings.c.connection_id == connection_id, bindings.c.ref == ref
+    )
+    if (found := connection.execute(there).scalar()) is not None:
+        return str(found)
     conversation_id = new_id("conv")
     connection.execute(
         insert(conversations).values(
@@ -147,7 +153,6 @@ def open_room(connection: Connection, vault: Vault, connection_id: str, member_i
             created_at=now(),
         )
     )
-    ref = f"{member_id}:{new_id('room')}"
     connection.execute(
         insert(bindings).values(
             id=new_id("bind"), conversation_id=conversation_id, connection_id=connection_id, ref=ref

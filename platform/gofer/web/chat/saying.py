@@ -20,6 +20,7 @@ from gofer.web.access import Visitor
 from gofer.web.chat.rooms import Room, choosable, connected
 
 SIGNATURE = "x-webchat-signature"
+MESSAGE_ID = r"^[A-Za-z0-9-]{8,64}$"
 LONGEST_TEXT = 100_000
 MOST_FILES = 10
 
@@ -45,7 +46,7 @@ class Pressed(_Strict):
 class Said(_Strict):
     """One thing a member does. The id is the page's own: the same thing sent again happens once."""
 
-    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{8,64}$")]
+    id: Annotated[str, Field(pattern=MESSAGE_ID)]
     text: str = Field(default="", max_length=LONGEST_TEXT)
     agent: str = Field(default="", max_length=100)
     files: list[FileSaid] = Field(default_factory=list, max_length=MOST_FILES)

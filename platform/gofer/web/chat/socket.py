@@ -24,8 +24,7 @@ from gofer.errors import GoferError, Malformed, NotFound, TooBusy
 from gofer.platform import Platform
 from gofer.store.events import Cursor
 from gofer.strict_json import load_json
-from gofer.web.access import NotSignedIn, Visitor, caller_of, visitor_of
-from gofer.web.access.sessions import by_session, by_token
+from gofer.web.access import NotSignedIn, Visitor, check_still, visitor_of, watch_over
 from gofer.web.chat.following import follow
 from gofer.web.chat.frames import news_frame
 from gofer.web.chat.rooms import Room, find_room
@@ -43,8 +42,6 @@ PATIENCE = 10.0
 MOST_CONNECTIONS = 20
 """Of one member, on this process."""
 HEARTBEAT = 20.0
-LOOK_AGAIN = 15.0
-"""Seconds between two looks whether who opened a line may still have it."""
 
 NOT_ALLOWED, FLOODED, TOO_SLOW, TOO_MANY = 4403, 4429, 4408, 4409
 
@@ -113,7 +110,7 @@ class Sockets:
         tasks = [
             asyncio.create_task(self._tell(websocket, room, cursor, sending)),
             asyncio.create_task(self._hear(websocket, visitor, room, sending)),
-            asyncio.create_task(self._watch_over(websocket)),
+            asyncio.create_task(watch_over(self._platform, websocket, "operator")),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -137,20 +134,6 @@ class Sockets:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _watch_over(self, connection: WebSocket | Request) -> None:
-        """Raises NotSignedIn once whoever opened the line has signed out or lost the right to it."""
-        while True:
-            await asyncio.sleep(LOOK_AGAIN)
-            await self._still(connection)
-
-    async def _still(self, connection: WebSocket | Request) -> None:
-        session = caller_of(connection).session
-        token = connection.headers.get("authorization", "").partition(" ")[2].strip()
-        look = partial(by_session, value=session) if session else partial(by_token, value=token)
-        found = await self._platform.database.read(look)
-        if found is None or not found.visitor.may("operator"):
-            raise NotSignedIn("The session has ended.")
-
     async def _tell(self, websocket: WebSocket, room: Room, cursor: Cursor, sending: asyncio.Lock) -> None:
         async for frame in self._frames(websocket.app.state.renderer, room, cursor):
             await _send(websocket, frame, sending)
@@ -167,7 +150,7 @@ class Sockets:
                 raise WebSocketDisconnect
             if not allowance.spend():
                 raise _Flooded
-            await self._still(websocket)
+            await check_still(self._platform, websocket, "operator")
             frame = await self._taken(visitor, room, message)
             await _send(websocket, frame, sending)
 
@@ -193,33 +176,32 @@ class Sockets:
         visitor, room = await self._entered(request)
         given = request.headers.get("last-event-id") or request.query_params.get("after", "")
         cursor = _cursor(given)
-        stream = self._stream(request, room, cursor)
-        return Stream(stream, self._open, visitor.member_id, most=MOST_CONNECTIONS)
+        return Stream(
+            self._stream(request, room, cursor),
+            self._open,
+            visitor.member_id,
+            most=MOST_CONNECTIONS,
+            refusal=partial(watch_over, self._platform, request, "operator"),
+        )
 
     async def _stream(self, request: Request, room: Room, cursor: Cursor) -> AsyncIterator[bytes]:
-        with contextlib.suppress(NotSignedIn, NotFound):
+        with contextlib.suppress(NotFound):
             frames = self._frames(request.app.state.renderer, room, cursor)
-            watching = asyncio.create_task(self._watch_over(request))
             waiting: asyncio.Task[dict[str, Any]] | None = None
             try:
                 while True:
                     waiting = waiting or asyncio.ensure_future(anext(frames))
-                    done, _ = await asyncio.wait(
-                        {waiting, watching}, timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED
-                    )
-                    if watching in done:
-                        watching.result()
-                    if waiting not in done:
+                    done, _ = await asyncio.wait({waiting}, timeout=HEARTBEAT)
+                    if not done:
                         yield b": still here\n\n"
                         continue
                     frame, waiting = waiting.result(), None
                     place = f"id: {frame['cursor']}\n" if "cursor" in frame else ""
                     yield f"{place}data: {json.dumps(frame)}\n\n".encode()
             finally:
-                tasks = [task for task in (waiting, watching) if task is not None]
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                if waiting is not None:
+                    waiting.cancel()
+                    await asyncio.gather(waiting, return_exceptions=True)
 
 
 class _Flooded(Exception):

@@ -237,12 +237,17 @@ class Reader:
             "text": self._redactor.redact(_without_choices(content["text"], choices)),
             "question": question,
             "choices": [self._redactor.redact(choice) for choice in choices],
-            "open": bool(question) and self._is_open(question),
+            **self._answered(question),
         }
 
-    def _is_open(self, question_id: str) -> bool:
-        query = select(questions.c.id).where(questions.c.id == question_id, questions.c.answered_at.is_(None))
-        return self._connection.execute(query).first() is not None
+    def _answered(self, question_id: str) -> dict[str, Any]:
+        """Whether a question is still open, and what was answered to it."""
+        query = select(questions.c.answered_at, questions.c.answer).where(questions.c.id == question_id)
+        row = self._connection.execute(query).first() if question_id else None
+        if row is None or row.answer is None:
+            return {"open": row is not None and row.answered_at is None, "answer": ""}
+        said = unseal(self._key, row.answer, "answer", question_id)
+        return {"open": False, "answer": self._redactor.redact(said["text"])}
 
     # What was done.
 

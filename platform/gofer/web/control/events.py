@@ -19,7 +19,7 @@ from gofer.jobs.steer import find_job
 from gofer.platform import Platform
 from gofer.store.events import Cursor
 from gofer.store.tables import FINAL, JobState, conversations, events, jobs
-from gofer.web.access import visitor_of
+from gofer.web.access import visitor_of, watch_over
 from gofer.web.control.asking import Number, Question, platform_of, queried
 from gofer.web.streaming import Stream
 
@@ -57,8 +57,13 @@ async def follow(request: Request) -> Response:
         cursor = Cursor()
     if request.method == "HEAD":
         return Response(media_type=Stream.media_type)
-    told = _told(platform, watched, cursor)
-    return Stream(told, request.app.state.watching, visitor_of(request).member_id, most=MOST_EACH)
+    return Stream(
+        _told(platform, watched, cursor),
+        request.app.state.watching,
+        visitor_of(request).member_id,
+        most=MOST_EACH,
+        refusal=partial(watch_over, platform, request, "viewer"),
+    )
 
 
 def _place(given: str) -> Cursor | None:

@@ -23,6 +23,8 @@ from gofer.web.titles import with_titles
 
 MOST = 8
 """Rows of each list."""
+LATELY = 300
+"""The newest jobs, among which is looked for those that ended early."""
 
 
 @page("viewer")
@@ -33,8 +35,8 @@ async def show(request: Request) -> Response:
     found = await platform.database.read(
         partial(read, vault=platform.vault, timezone=platform.settings.timezone)
     )
-    for state in ("running", "dead"):
-        found[state] = await with_titles(platform, found[state])
+    for name in ("running", "dead", "early"):
+        found[name] = await with_titles(platform, found[name])
     connections = await checks.connections()
     turned_away = sum(platform.refusals.counts.values())
     return render(request, "overview.html", **found, connections=connections, turned_away=turned_away)
@@ -48,23 +50,32 @@ def read(connection: Connection, vault: Vault, timezone: str) -> dict[str, Any]:
         "oldest": oldest_ready(connection),
         "running": _jobs(connection, JobState.RUNNING),
         "dead": _jobs(connection, JobState.DEAD) if states.get("dead") else [],
+        "early": _ended_early(connection),
         "questions": asked.open_questions(connection, vault, limit=MOST),
         "spent": _spent(connection, today(connection, timezone)),
         "agents": agent_names(connection),
     }
 
 
+def _ended_early(connection: Connection) -> list[dict[str, Any]]:
+    """Of the newest jobs those that are done and yet did not do their work: a model refused, a limit was reached."""
+    newest = select(func.max(jobs.c.id)).scalar_subquery()
+    query = _SHOWN.where(jobs.c.id > newest - LATELY, jobs.c.state == JobState.DONE, jobs.c.reason != "")
+    return rows(connection, query.order_by(jobs.c.id.desc()).limit(MOST))
+
+
+_SHOWN = select(
+    jobs.c.id, jobs.c.kind, jobs.c.agent_id, jobs.c.conversation_id, jobs.c.reason, jobs.c.attempts,
+    jobs.c.created_at, jobs.c.run_at, jobs.c.finished_at, conversations.c.title,
+).outerjoin(conversations, conversations.c.id == jobs.c.conversation_id)  # fmt: skip
+
+
 def _jobs(connection: Connection, state: JobState) -> list[dict[str, Any]]:
     query = (
-        select(
-            jobs.c.id, jobs.c.kind, jobs.c.agent_id, jobs.c.conversation_id, jobs.c.reason, jobs.c.attempts,
-            jobs.c.created_at, jobs.c.run_at, jobs.c.finished_at, conversations.c.title,
-        )
-        .outerjoin(conversations, conversations.c.id == jobs.c.conversation_id)
-        .where(in_state(state))
+        _SHOWN.where(in_state(state))
         .order_by(jobs.c.id.desc() if state is JobState.DEAD else jobs.c.created_at.desc())
         .limit(MOST)
-    )  # fmt: skip
+    )
     if state is JobState.DEAD:
         query = query.where(ENDED_BADLY)
     # Polling never ends; it is no news that it runs.

@@ -1,4 +1,4 @@
-"""Refusals for people: whatever is answered as a problem, a browser on a page gets as a page."""
+"""Refusals in the right shape: a problem for machines; a browser on a page gets it as a page."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gofer.web.access.headers import ALWAYS
 from gofer.web.access.visitor import Caller
 from gofer.web.pages.rendering import NAVIGATION, render, render_alone
-from gofer.web.problems import on_crash
+from gofer.web.problems import on_crash, problem
 
 FOR_MACHINES = ("/api/", "/hooks/", "/healthz", "/readyz", "/metrics", "/static/")
 KEPT = ("retry-after", "allow", "connection")
+TOO_LARGE = "What was sent is too large for this address. A file may have up to 20 MB."
 HINTS = {
     403: "If it should be yours to do, an owner can change your role under Members.",
     404: "It may have been removed, or the address is mistyped.",
@@ -27,26 +28,31 @@ HINTS = {
 
 
 class Refusing:
-    """ASGI middleware: turns a problem into a page where a person looks at it."""
+    """ASGI middleware: turns a problem into a page where a person looks at it, and what is no problem yet into one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wrap an app."""
-        if scope["type"] != "http" or not _is_for_people(scope):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        for_people = _is_for_people(scope)
         held: Message | None = None
+        too_large = False
 
         async def pass_on(message: Message) -> None:
-            nonlocal held
-            if message["type"] == "http.response.start" and _is_problem(message):
-                held = message
-            elif held is not None:
-                await _page(scope, held, message.get("body", b""))(scope, receive, send)
-            else:
+            nonlocal held, too_large
+            if message["type"] == "http.response.start":
+                too_large = _is_too_large(message)
+                held = message if too_large or (for_people and _is_problem(message)) else None
+            if held is None:
                 await send(message)
+            elif message["type"] == "http.response.body":
+                body = bytes(problem(413, TOO_LARGE).body) if too_large else message.get("body", b"")
+                answer = _page(scope, held, body) if for_people else problem(413, TOO_LARGE)
+                await answer(scope, receive, send)
 
         await self._app(scope, receive, pass_on)
 
@@ -54,6 +60,12 @@ class Refusing:
 def _is_for_people(scope: Scope) -> bool:
     accepted = Headers(scope=scope).get("accept", "")
     return "text/html" in accepted and not scope["path"].startswith(FOR_MACHINES)
+
+
+def _is_too_large(message: Message) -> bool:
+    """Starlette's own word for a body beyond a route's limit."""
+    kind = Headers(raw=message["headers"]).get("content-type", "")
+    return bool(message["status"] == 413 and kind.startswith("text/plain"))
 
 
 def _is_problem(message: Message) -> bool:

@@ -171,6 +171,7 @@ def _asked_for(block: Event) -> dict[str, Any]:
         "timed_out": False,
         "truncated": False,
         "more": "",
+        "diff": "",
         "images": 0,
     }
 
@@ -195,6 +196,7 @@ def _ended(event: Event, calls: dict[str, Card]) -> list[Card]:
             "timed_out": bool(data.get("timed_out")),
             "truncated": bool(data.get("truncated")),
             "more": str(data.get("more", "")),
+            "diff": _cut(str((data.get("details") or {}).get("diff", ""))),
             "images": len(data.get("images", ())),
         }
     return []

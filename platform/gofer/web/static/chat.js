@@ -16,6 +16,7 @@
   const LONGEST_OUTPUT = 20000;
   if (chat.hasAttribute("data-older")) return;
 
+  const name = composer.elements.id.value;
   let cursor = chat.dataset.cursor, link = null, tries = 0, fallen = false, speaking = null;
 
   // Staying at the end, unless somebody reads further up.
@@ -151,7 +152,9 @@
   function enter() { entering ??= made().catch(missed); return entering; }
   function missed() { entering = null; offline(); setTimeout(() => written.size && enter(), 3000); }
   async function made() {
-    const answer = await fetch("/chat", {method: "POST", headers: {accept: "application/json", "x-gofer-csrf": csrf}});
+    // By the page's own name: asked again after a lost answer, it is the same conversation; another tab has its own.
+    const asked = {method: "POST", headers: {accept: "application/json", "x-gofer-csrf": csrf}, body: new URLSearchParams({id: name})};
+    const answer = await fetch("/chat", asked);
     if (answer.redirected) return location.reload();
     const result = await answer.json();
     if (!answer.ok) { entering = null; return complain(result.detail); }
@@ -279,7 +282,7 @@
       try {
         const answer = await fetch(`${base}/files`, {method: "POST", headers: {"x-gofer-csrf": csrf}, body: form});
         const result = await answer.json();
-        if (answer.ok) { files.push(...result.files); complain(""); } else complain(result.detail);
+        if (answer.ok) { files.push(...result.files); complain(""); } else complain(`${file.name}: ${result.detail}`);
       } catch { complain(`${file.name} could not be uploaded. Try again.`); }
       hint.textContent = "";
       showFiles();

@@ -88,14 +88,29 @@
     if (event.target.closest("[data-keys]")) $("#keys")?.showModal();
   });
 
-  // Live parts: whatever comes over the stream makes them fetch themselves, at most twice a second.
+  // Live parts: whatever comes over the stream makes them fetch themselves, at most twice a second. What it says is
+  // other people's words, so it is looked at by nobody here: only the server makes pages of them.
   let due = null;
-  document.addEventListener("htmx:sse:after:message", () => {
+  function changed() {
     due ??= setTimeout(() => {
       due = null;
       for (const part of $$("[data-live]")) htmx.trigger(part, "gofer:changed");
     }, 400);
-  });
+  }
+  function follow(url) {
+    let source = null, last = "", over = false;
+    // A browser has six lines to a server: a page in the background needs none.
+    function look() {
+      if (document.hidden || over) { source?.close(); source = null; return; }
+      if (source) return;
+      source = new EventSource(url + (last && `&after=${last}`));
+      source.onmessage = (event) => { last = event.lastEventId; changed(); };
+      source.addEventListener("end", () => { over = true; look(); changed(); });
+    }
+    document.addEventListener("visibilitychange", look);
+    look();
+  }
+  for (const place of $$("[data-follow]")) follow(place.dataset.follow);
   document.addEventListener("htmx:after:swap", () => { age(); drawCharts(); });
 
   // Charts: the figures are in the page as a table, too.

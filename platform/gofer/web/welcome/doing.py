@@ -9,7 +9,7 @@ from typing import Any
 
 from gofer.agent.models.openai import NEEDS_EXTRA
 from gofer.connecting import add_connection, invite, remove_connection
-from gofer.doctor import ask_model
+from gofer.doctor import Finding, ask_compatible, ask_model
 from gofer.errors import Malformed
 from gofer.health import health_of, set_up
 from gofer.integration import Health
@@ -21,8 +21,8 @@ from gofer.vault.stored import put_secret
 
 LONGEST = 20_000
 COMPATIBLE = (
-    "Kept, encrypted; not tested, and not in use yet: it is for agents that name their model. On the page Agents, "
-    'give one a line such as `model = "openai/gpt-5"`. `GOFER_OPENAI_BASE_URL` is for a server other than OpenAI\'s.'
+    "Kept, encrypted; not in use yet: it is for agents that name their model. On the page Agents, give one a line such "
+    'as `model = "openai/gpt-5"`. `GOFER_OPENAI_BASE_URL` is for a server other than OpenAI\'s.'
 )
 
 
@@ -51,7 +51,7 @@ async def keep_key(platform: Platform, form: dict[str, str]) -> Result:
     value = filled(form, "key", "the key")
     if not value.isascii() or not value.isprintable() or " " in value:
         raise Malformed("That is no key: it has spaces or characters that no key has.")
-    tried = await ask_model(platform, {name: value}) if "test" in form and name == "anthropic_key" else None
+    tried = await _tried(platform, name, value) if "test" in form else None
     if tried is not None and tried.severity != "ok":
         return Result(
             "model", False, f"Not kept: {tried.line}", "Check the key, or keep it without the test."
@@ -67,10 +67,18 @@ async def keep_key(platform: Platform, form: dict[str, str]) -> Result:
         )
     )
     await platform.secrets_changed()
-    if name != "anthropic_key":
-        return Result("model", True, COMPATIBLE + ("" if find_spec("openai") else f" {NEEDS_EXTRA}"))
     word = tried.line if tried is not None else "It was not tested."
+    if name != "anthropic_key":
+        extra = "" if find_spec("openai") else f" {NEEDS_EXTRA}"
+        return Result("model", True, f"{COMPATIBLE} {word}{extra}")
     return Result("model", True, f"Kept, encrypted, and in use from the next message on. {word}")
+
+
+async def _tried(platform: Platform, name: str, key: str) -> Finding:
+    """Anthropic's model is asked one word; a compatible server, of which no model is known yet, for its list."""
+    return await (
+        ask_model(platform, {name: key}) if name == "anthropic_key" else ask_compatible(platform, key)
+    )
 
 
 async def connect_telegram(platform: Platform, form: dict[str, str], by: str) -> Result:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gofer.connecting import find_connection
-from gofer.doctor import ask_model, examine, look_around
+from gofer.doctor import ask_compatible, ask_model, examine, look_around
 from gofer.errors import GoferError, NotFound
 from gofer.platform import Platform
 from gofer.web.access import require, visitor_of
@@ -103,8 +103,9 @@ async def model(request: Request, platform: Platform, form: dict[str, str]) -> R
 
 @_form("model")
 async def test_model(request: Request, platform: Platform, form: dict[str, str]) -> Result:
-    """Ask the model one word; pressing the button is the consent."""
-    finding = await ask_model(platform)
+    """Ask the model one word, or a compatible server for its list; pressing the button is the consent."""
+    asked = ask_compatible if form.get("provider") == "openai" else ask_model
+    finding = await asked(platform)
     return Result("model", finding.severity == "ok", finding.line, finding.fix)
 
 

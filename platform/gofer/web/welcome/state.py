@@ -29,6 +29,7 @@ async def state_of(platform: Platform, member_id: str) -> dict[str, Any]:
             "real": model.severity == "ok",
             "by_environment": [name for name in MODEL_KEYS if given[name] and name not in known["keys"]],
         },
+        "compatible": "openai_key" in known["keys"] or bool(settings.openai_key or settings.openai_base_url),
         "public_url": settings.public_url,
     }
 
