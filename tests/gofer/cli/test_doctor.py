@@ -221,7 +221,7 @@ def test_an_empty_setting_is_none(
     (tmp_path / "empty").write_text("\n")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("GOFER_DATA_DIR", "")
-    monkeypatch.setenv("GOFER_PORT", "")
+    monkeypatch.setenv("GOFER_POLL_INTERVAL", "")
     assert str(tmp_path / "home" / "gofer") in findings(terminal)["data directory"]["line"]
     monkeypatch.delenv("GOFER_DATA_DIR")
     monkeypatch.setenv("GOFER_DATA_DIR_FILE", str(tmp_path / "empty"))
