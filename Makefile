@@ -10,7 +10,7 @@ else
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 endif
 
-.PHONY: run demo test check format bench chaos peers lock clean help
+.PHONY: run demo test check collected format bench chaos peers lock clean help
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -46,9 +46,14 @@ check: $(VENV)/.dev ## ruff, mypy strict, import contracts
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-test: check ## everything CI runs
+test: $(VENV)/.dev ## everything CI runs
+	@$(MAKE) --no-print-directory -j2 check collected
 	@sh scripts/browser >/dev/null || true
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 4 --dist worksteal -m "not chaos and not peer" $(ARGS)
+
+# Have pytest write what it makes of the tests' code while mypy is at work: each of its four processes would, else.
+collected: $(VENV)/.dev
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only -qq >/dev/null 2>&1 || true
 
 format: $(VENV)/.dev ## apply ruff's fixes and formatting
 	@$(BIN)/ruff check --fix --quiet

@@ -22,6 +22,7 @@ import pytest
 from gofer.cli import main
 from gofer.rehearsal.hello import HelloService
 from gofer.web.unix_socket import reachable
+from lasting import new_loop
 
 SIGNING_KEY = "a signing key that must never be shown"
 PATIENCE = 60.0
@@ -117,7 +118,7 @@ class Hello:
 
     def __init__(self) -> None:
         self.service = HelloService(SIGNING_KEY)
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_loop()
         self._ready, self._over = threading.Event(), asyncio.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import asyncpg
 import pytest
-from sqlmodel import SQLModel
 
 import left_running
+from cleaning import Broom
+from elsewhere import Elsewhere
 from gofer.settings import Settings
 from gofer.store.database import Database
 from gofer.store.open import database_for, migrate
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
-from lasting import collect_seldom, log_plainly, share_compiled_statements
+from lasting import collect_seldom, log_plainly, new_loop, share_compiled_statements, share_tls_defaults
 from servers import Server, shared, turn
 from world import World
-
-T = TypeVar("T")
 
 TEMPLATE = "gofer_template"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     share_compiled_statements()
+    share_tls_defaults()
     log_plainly()
     if not hasattr(config, "workerinput"):
         left_running.mark()
@@ -47,20 +46,9 @@ def pytest_collection_finish() -> None:
     collect_seldom()
 
 
-def now_and_here(work: Callable[[], Awaitable[T]]) -> T:
-    """Run async work from a fixture that is not async, whatever loop the test has."""
-    found: list[T] = []
-
-    def run() -> None:
-        async def main() -> None:
-            found.append(await work())
-
-        asyncio.run(main())
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return found[0]
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that `gofer serve` has."""
+    return {"as served": new_loop}
 
 
 async def _migrated(url: str, data_dir: Path) -> None:
@@ -85,64 +73,57 @@ def run_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="session")
-def postgres(run_dir: Path) -> Iterator[Server]:
+def elsewhere() -> Iterator[Elsewhere]:
+    """For fixtures that are not async: runs async work, whatever loop the test has."""
+    elsewhere = Elsewhere()
+    yield elsewhere
+    elsewhere.close()
+
+
+@pytest.fixture(scope="session")
+def postgres(run_dir: Path, elsewhere: Elsewhere) -> Iterator[Server]:
     """One PostgreSQL for the whole run, with a migrated template in it."""
     with turn(run_dir):
         server, fresh = shared("postgres", run_dir)
         if fresh:
-            now_and_here(lambda: _on_server(server, "postgres", f"CREATE DATABASE {TEMPLATE}"))
-            now_and_here(lambda: _migrated(server.postgres_url(TEMPLATE), run_dir))
+            elsewhere.run(_on_server(server, "postgres", f"CREATE DATABASE {TEMPLATE}"))
+            elsewhere.run(_migrated(server.postgres_url(TEMPLATE), run_dir))
     yield server
     server.leave()
 
 
 @pytest.fixture(scope="session")
-def _own_postgres_url(postgres: Server, request: pytest.FixtureRequest, run_dir: Path) -> str:
+def _broom(
+    postgres: Server, request: pytest.FixtureRequest, run_dir: Path, elsewhere: Elsewhere
+) -> Iterator[Broom]:
     name = f"gofer_{getattr(request.config, 'workerinput', {}).get('workerid', 'main')}"
     with turn(run_dir):  # a template must not be in use while it is copied
-        now_and_here(lambda: _on_server(postgres, "postgres", f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}"))
-    return postgres.postgres_url(name)
-
-
-_CLEAN = "".join(f'DELETE FROM "{table.name}";' for table in reversed(SQLModel.metadata.sorted_tables))
-_FROM_ONE = """
-DO $$ DECLARE each text; BEGIN
-  FOR each IN SELECT sequencename FROM pg_sequences LOOP EXECUTE format('ALTER SEQUENCE %I RESTART', each); END LOOP;
-END $$"""
-_ALONE = (
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
-    "AND pid <> pg_backend_pid()"
-)
+        elsewhere.run(_on_server(postgres, "postgres", f"CREATE DATABASE {name} TEMPLATE {TEMPLATE}"))
+    broom = Broom(postgres.postgres_url(name))
+    yield broom
+    elsewhere.run(broom.close())
 
 
 @pytest.fixture
-def postgres_url(_own_postgres_url: str) -> str:
+def postgres_url(_broom: Broom, elsewhere: Elsewhere) -> str:
     """A PostgreSQL database with all tables and no rows."""
-
-    async def clean() -> None:
-        connection = await asyncpg.connect(_own_postgres_url)
-        await connection.execute(_ALONE)
-        await connection.execute(_CLEAN)
-        await connection.execute(_FROM_ONE)
-        await connection.close()
-
-    now_and_here(clean)
-    return _own_postgres_url
+    elsewhere.run(_broom.sweep())
+    return _broom.url
 
 
 @pytest.fixture
-def blank_postgres_url(postgres: Server, postgres_url: str) -> Iterator[str]:
+def blank_postgres_url(postgres: Server, postgres_url: str, elsewhere: Elsewhere) -> Iterator[str]:
     """A PostgreSQL database without tables."""
     name = f"{postgres_url.rpartition('/gofer_')[2].partition('?')[0]}_blank"
-    now_and_here(lambda: _on_server(postgres, "postgres", f"CREATE DATABASE {name}"))
+    elsewhere.run(_on_server(postgres, "postgres", f"CREATE DATABASE {name}"))
     yield postgres.postgres_url(name)
-    now_and_here(lambda: _on_server(postgres, "postgres", f"DROP DATABASE {name} WITH (FORCE)"))
+    elsewhere.run(_on_server(postgres, "postgres", f"DROP DATABASE {name} WITH (FORCE)"))
 
 
 @pytest.fixture(scope="session")
-def _sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _sqlite_template(tmp_path_factory: pytest.TempPathFactory, elsewhere: Elsewhere) -> Path:
     folder = tmp_path_factory.mktemp("template")
-    now_and_here(lambda: _migrated(f"sqlite:///{folder}/gofer.db", folder))
+    elsewhere.run(_migrated(f"sqlite:///{folder}/gofer.db", folder))
     return folder / "gofer.db"
 
 

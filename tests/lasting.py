@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import gc
 from typing import Any
 
+import httpcore2
 import structlog
+import uvloop
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.util import LRUCache
 
@@ -25,6 +29,16 @@ def share_compiled_statements() -> None:
         kind = (type(dialect), dialect._json_serializer, dialect._json_deserializer)
         connection.dialect, compiled = kept.setdefault(kind, (dialect, LRUCache[Any, Any](2000)))
         connection.execution_options(compiled_cache=compiled)
+
+
+def share_tls_defaults() -> None:
+    """Read the certificates of the world's authorities once: every client of HTTP made anew did, for loopback too."""
+    httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """As `gofer serve` makes it; a sixth faster than asyncio's own."""
+    return uvloop.new_event_loop()
 
 
 def log_plainly() -> None:

@@ -25,6 +25,7 @@ from gofer.web.access.visitor import Role, Scope
 from gofer.web.app import public_app
 from gofer.web.request_log import RequestLog
 from gofer.web.server import listening
+from lasting import new_loop
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ class House:
         self.app: Starlette
         self.url = ""
         self._clients: list[httpx2.Client] = []
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_loop()
         self._ready, self._over = threading.Event(), asyncio.Event()
         self._thread = threading.Thread(target=self._live)
         self._thread.start()

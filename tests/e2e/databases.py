@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
 
+from elsewhere import Elsewhere
 from servers import Server, turn
 
 TEMPLATE = "gofer_template"
@@ -32,7 +31,6 @@ def _execute(server: Server, statement: str) -> None:
         await connection.execute(statement)
         await connection.close()
 
-    # In a thread, because a loop may run already where an asynchronous fixture asks for this.
-    thread = threading.Thread(target=lambda: asyncio.run(main()))
-    thread.start()
-    thread.join()
+    # A loop may run already where an asynchronous fixture asks for this.
+    with contextlib.closing(Elsewhere()) as elsewhere:
+        elsewhere.run(main())

@@ -42,6 +42,8 @@ class Service:
         self._meter = meter
         self._refusals = refusals
         self._connections: set[asyncio.Task[None]] = set()
+        self._waiting: set[socket.socket] = set()
+        """Accepted, and not begun with: a task that is cancelled before it has begun closes nothing."""
         self._places = asyncio.Semaphore(limits.connections)
         self._listening: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -58,22 +60,26 @@ class Service:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in self._waiting:
+            connection.close()
         if self._listening:
             self._listening.close()
 
     async def _accept(self, listening: socket.socket) -> None:
         """Accept only what there is a place for. The rest waits in the kernel's bounded backlog, where it costs
         this process no descriptor, however many a sandbox opens."""
-        loop = asyncio.get_running_loop()
         while True:
             await self._places.acquire()
             try:
-                connection, _ = await loop.sock_accept(listening)
+                await _readable(listening)
+                connection, _ = listening.accept()
             except OSError:  # it went away again, or this process has no descriptor left for now
                 self._places.release()
                 await asyncio.sleep(_AGAIN)
                 continue
-            task = loop.create_task(self._connected(connection))
+            connection.setblocking(False)
+            self._waiting.add(connection)
+            task = asyncio.create_task(self._connected(connection))
             self._connections.add(task)
             task.add_done_callback(self._gone)
 
@@ -82,6 +88,7 @@ class Service:
         self._places.release()
 
     async def _connected(self, connection: socket.socket) -> None:
+        self._waiting.discard(connection)
         try:
             reader, writer = await asyncio.open_connection(sock=connection)
         except BaseException:
@@ -138,3 +145,15 @@ class Service:
         else:
             await drain(client, _PUSH_DISCARDED, self._limits.idle_seconds)
             await answer(client, 200, refusal.report, "application/x-git-receive-pack-result")
+
+
+async def _readable(listening: socket.socket) -> None:
+    """Wait until somebody connects. The loop's own `sock_accept`, cancelled when it has just accepted, leaves a
+    connection that nobody closes."""
+    loop = asyncio.get_running_loop()
+    woken = asyncio.Event()
+    loop.add_reader(listening, woken.set)
+    try:
+        await woken.wait()
+    finally:
+        loop.remove_reader(listening)

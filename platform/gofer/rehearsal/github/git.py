@@ -145,11 +145,13 @@ async def _backend(repository: Repository, request: Request, rest: str) -> Respo
         "GIT_PROTOCOL": request.headers.get("git-protocol", ""),
     }
     body = await request.body()
+    # Without a body git may have ended before its stdin is closed, which uvloop takes for an error.
+    stdin = asyncio.subprocess.PIPE if body else asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
         "git", "http-backend", env={**env, "CONTENT_LENGTH": str(len(body))},
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+        stdin=stdin, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
-    output, _ = await process.communicate(body)
+    output, _ = await process.communicate(body or None)
     head, _, content = output.partition(b"\r\n\r\n")
     repository.sent += len(content)
     pairs = [line.decode("latin-1").partition(": ") for line in head.split(b"\r\n") if b": " in line]
