@@ -93,7 +93,8 @@ async def test_refused_key_unknown_finish_and_too_long(local: Make) -> None:
     world, _ = await local(Reply("x", finish="gremlins"))
     outcome = await world.run()
     assert isinstance(outcome, Stopped)
-    assert outcome.code == "model.invalid"
+    assert outcome.code == "model.stopped"
+    assert outcome.text == "x\n\n" + outcome.sentence
     world, _ = await local(Reply(fault="too_long"), Reply(fault="too_long"), Reply(fault="too_long"))
     outcome = await world.run()
     assert isinstance(outcome, Stopped)

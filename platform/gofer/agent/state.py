@@ -40,6 +40,8 @@ class Round:
     by: str = ""
     stop: str = ""
     """Why the model stopped; empty until it has."""
+    detail: str = ""
+    """The provider's word for that, where it has one."""
     calls: list[Call] = field(default_factory=list)
     event_id: int | None = None
     size: int | None = field(default=None, compare=False)
@@ -193,6 +195,7 @@ def _turn_finished(state: State, event: Event) -> None:
     state.message_id = data["message_id"]
     current = state.rounds[-1]
     current.answer, current.by, current.stop = data["content"] or None, data["model"], data["stop"]
+    current.detail = data.get("detail", "")
     state.refusals, state.cut_call = 0, data["cut_call"]
     current.calls = [
         _call(block, data["malformed"]) for block in data["content"] if block["type"] == "tool_use"

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from gofer.agent.context.sizes import CHARACTERS_PER_TOKEN
 from gofer.agent.limits import Go, Halt
 from gofer.agent.model import Attempted, Block, Delta, Model, ModelError, Turn, Usage
+from gofer.agent.models.calls import told_apart
 from gofer.agent.outcome import Failed
 from gofer.agent.parts import Context, Limits
 from gofer.agent.record import Recorder
@@ -80,11 +81,13 @@ class Thinking:
     async def _finished(self, turn: Turn) -> None:
         cost = self._limits.cost(turn.model, turn.usage)
         await self._limits.settle(self._record.state, cost, turn.model)
+        known = {call.id for round_ in self._record.state.rounds for call in round_.calls}
+        content, malformed = told_apart(turn.content, turn.malformed, known)
         data = {
             "turn": self._record.state.turns + 1,
-            "content": sayable(turn.content),
+            "content": sayable(content),
             "stop": turn.stop,
-            "malformed": turn.malformed,
+            "malformed": malformed,
             "cut_call": turn.cut_call,
             "usage": turn.usage.json(),
             "cost": cost,

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import httpx2
 
 from gofer.agent.model import Block, Delta, Message, ModelError, ModelEvent, Request, Stop, Turn, Usage
-from gofer.agent.models.calls import call_block
+from gofer.agent.models.calls import call_block, new_id
 from gofer.agent.models.errors import classify
+from gofer.agent.models.words import code
 from gofer.agent.state import texts
 from gofer.errors import ConfigError
 
@@ -60,11 +60,12 @@ class OpenAI:
             async for chunk in await self._open(request):
                 for delta in answer.take(chunk.to_dict(warnings=False)):
                     yield delta
+            turn = answer.turn()
         except ConfigError:
             raise
         except Exception as error:
             raise classify(error, self.name, answer.usage) from error
-        yield answer.turn()
+        yield turn
 
     async def _open(self, request: Request) -> Any:
         params: dict[str, Any] = {
@@ -188,10 +189,7 @@ class _Answer:
             raise ModelError(
                 "retryable", "The stream of the answer broke off.", usage=self.usage, model=self._name
             )
-        if self._stop not in STOPS:
-            text = f"The model stopped for a reason unknown here: {self._stop[:80]}."
-            raise ModelError("invalid", text, usage=self.usage, model=self._name)
-        stop = STOPS[self._stop]
+        stop = STOPS.get(self._stop, "unknown")
         content: list[Block] = [{"type": "text", "text": "".join(self._text)}] if self._text else []
         malformed: dict[str, str] = {}
         # Some servers say "stop" although there are calls; all of them say "length" when one was cut.
@@ -202,12 +200,13 @@ class _Answer:
         cut = bool(self._calls) and stop != "tool_use"
         if stop == "tool_use" and not self._calls:
             stop = "end"
-        return Turn(content, stop, self.usage, self._name, self._id, malformed, cut)
+        detail = code(self._stop) if stop == "unknown" else ""
+        return Turn(content, stop, self.usage, self._name, self._id, malformed, cut, detail=detail)
 
     def _call(self, index: int, malformed: dict[str, str]) -> Block:
         call = self._calls[index]
         # Ids of our own: some servers begin to count anew in every answer, and ids must be unique in a transcript.
-        return call_block(f"call_{uuid4().hex[:24]}", call["name"], call["arguments"] or "{}", malformed)
+        return call_block(new_id(), call["name"], call["arguments"] or "{}", malformed)
 
 
 def _usage(counted: dict[str, Any]) -> Usage:
