@@ -153,6 +153,6 @@ class Loop:
         assert end is not None
         data = end.data
         if end.kind == "run.answered":
-            return Answered(data["text"], data["included_to"])
+            return Answered(data["text"], data["included_to"], self._record.state.warning)
         text = "\n\n".join(part for part in (data["text"], data["sentence"]) if part)
         return Stopped(data["code"], data["sentence"], text, data["included_to"])

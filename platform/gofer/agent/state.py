@@ -89,6 +89,8 @@ class State:
     plan: list[dict[str, str]] = field(default_factory=list)
     given: set[str] = field(default_factory=set)
     """Codes of nudges and warnings that were given."""
+    warning: str = ""
+    """What the user was warned of."""
     calls: int = 0
     """Model calls begun."""
     turns: int = 0
@@ -267,6 +269,7 @@ def _checkpoint(state: State, event: Event) -> None:
 
 def _warned(state: State, event: Event) -> None:
     state.given.add(event.data["code"])
+    state.warning = event.data["sentence"]
 
 
 def _ended(state: State, event: Event) -> None:
