@@ -250,7 +250,10 @@ async def test_calls_that_cannot_be_told_apart_each_run_once(direct: Make) -> No
     def bash(call_id: Any, command: str) -> dict[str, Any]:
         return {**call("bash", command=command), "id": call_id}
 
-    same, odd = calls(bash("toolu_1", "echo a"), bash("toolu_1", "echo b")), calls(bash("of no \0 use", "echo d"))
+    same, odd = (
+        calls(bash("toolu_1", "echo a"), bash("toolu_1", "echo b")),
+        calls(bash("of no \0 use", "echo d")),
+    )
     world, service = direct(same, calls(bash("toolu_1", "echo c")), odd, say("Oh."))
     assert await world.run() == Answered("Oh.", included_to=1)
     assert world.shell.commands == ["echo a", "echo b", "echo c", "echo d"]

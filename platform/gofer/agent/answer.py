@@ -274,8 +274,10 @@ class Answerer:
     async def _nearly_used(self, claim: Claim, asker: Read, limits: LimitSettings) -> str:
         """A word on a budget that spans jobs and is nearly used up, to whoever brought it there."""
         caps = limits.caps(background=asker.message.event == SCHEDULE)
-        about = {"claim": claim, "caps": caps, "warn_at": limits.warn_at, "timezone": self._settings.timezone}
-        found = await self._database.read(partial(nearly_used, **about)) if caps else None
+        zone = self._settings.timezone
+        found = await self._database.read(
+            partial(nearly_used, claim=claim, caps=caps, warn_at=limits.warn_at, timezone=zone)
+        )
         if found is None:
             return ""
         scope, spent, cap = found

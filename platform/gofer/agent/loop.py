@@ -93,7 +93,9 @@ class Loop:
         elif state.wrapping_up is not None:
             await self._stop(Halt(**state.wrapping_up), text)
         elif last.stop == "unknown":
-            why = f"The model broke off for a reason unknown to me ({last.detail}), so this may be incomplete."
+            why = (
+                f"The model broke off for a reason unknown to me ({last.detail}), so this may be incomplete."
+            )
             await self._stop(Halt("model.stopped", why), text)
         elif last.stop == "end" and text:
             await self._record("run.answered", {"text": text, "included_to": state.included_to})

@@ -19,7 +19,7 @@ SENTENCES = {
     "auth": "The model's provider refuses the key. Give me another (gofer secrets put), then send it again.",
     "unavailable": "The model cannot be reached now; I will try again.",
     "retryable": "The model failed several times; I will try again.",
-    "context": "This is too long for the model, also after shortening it.",
+    "context": "This is too long for the model, and I could not make it short enough.",
     "image": "The model refuses an image.",
     "invalid": "The model's provider refused the request as invalid.",
 }

@@ -146,7 +146,9 @@ def _model(connection: Connection, asking: Asking) -> str:
 
 
 def _named(spec: AgentSpec, asking: Asking) -> str:
-    model = f"{asking.auto} (auto: the best there is a key for)" if spec.model == DEFAULT_MODEL else spec.model
+    model = (
+        f"{asking.auto} (auto: the best there is a key for)" if spec.model == DEFAULT_MODEL else spec.model
+    )
     return f"{model}, or with {spec.fallback} when that cannot be had" if spec.fallback else model
 
 
