@@ -19,7 +19,7 @@ from gofer.agent.outcome import Answered
 from gofer.agent.parts import Ran, Surroundings
 from gofer.agent.state import Call
 from gofer.agent.tools.builtin import builtin_tools
-from gofer.agent.tools.output import MAX_CHARACTERS, Masker
+from gofer.agent.tools.output import MAX_CHARACTERS, MUCH, Glimpse, Masker
 from gofer.agent.tools.policy import Policy
 from gofer.agent.tools.registry import Registry, plugin_tools
 from gofer.agent.tools.runner import ToolRunner
@@ -301,3 +301,16 @@ def my_tools() -> list[Tool[Any]]:
         return ToolResult("mine")
 
     return [Tool("mine", "A tool of a plugin.", Arguments, mine, Tier.READ)]
+
+
+def test_who_watches_a_flood_sees_some_of_it_and_no_secret_that_begins_in_what_is_left_out() -> None:
+    now = [0.0]
+    glimpse = Glimpse(Redactor({"KEY": Secret("correct-horse-battery")}), clock=lambda: now[0])
+    seen = glimpse.feed("y\n" * MUCH)
+    left_out = [glimpse.feed("n\n" * 10_000), glimpse.feed("... correct-horse-")]
+    now[0] = 1.5
+    rest = glimpse.feed("battery and then\n") + glimpse.feed("more\n") + glimpse.feed("\n" * 50_000)
+    assert seen.startswith("y\ny\n")
+    assert "".join(left_out) == ""
+    assert "and then\nmore" in rest
+    assert "battery" not in rest
