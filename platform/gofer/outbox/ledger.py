@@ -132,13 +132,12 @@ _TO_CONFIRM = (
 
 def ended_questions(connection: Connection, vault: Vault, job_id: int) -> list[tuple[str, str, str]]:
     """Where a job's questions stand that are no longer open: connection, place and id there."""
-    found = []
     asked = _ROW.where(replies.c.job_id == job_id, replies.c.kind == "note", replies.c.external_id != "")
-    for row in connection.execute(asked).all():
-        content, _ = _content(connection, vault, row)
-        if _is_ended(connection, content):
-            found.append((row.connection_id, row.ref, row.external_id))
-    return found
+    return [
+        (row.connection_id, row.ref, row.external_id)
+        for row in connection.execute(asked).all()
+        if _is_ended(connection, _content(connection, vault, row)[0])
+    ]
 
 
 def _is_ended(connection: Connection, content: Mapping[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from gofer.jobs.conclude import ANSWER
 from gofer.jobs.outcome import Outcome
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Handler, Run
-from gofer.outbox.ledger import ended_questions
+from gofer.outbox.asked import end_questions
 from gofer.outbox.telling import Telling
 from gofer.store.database import Database
 from gofer.store.tables import JobState, Trust, in_state, jobs, showings
@@ -86,14 +86,8 @@ class Presence:
 
     def heard(self, claim: Claim, kind: str, data: dict[str, Any]) -> None:
         """A run tells what it does: where what it asked is settled, its buttons go. Never blocks or raises."""
-        if kind == "run.stopped" or (kind == "tool.finished" and data["asked"]):
-            self._spawn(self._end_questions(claim))
-
-    async def _end_questions(self, claim: Claim) -> None:
-        verb = partial(ended_questions, vault=self._telling.vault, job_id=claim.id)
-        for connection_id, ref, external_id in await self._database.read(verb):
-            connected = await self._accounts.get(connection_id)
-            await connected.integration.end_question(ref, external_id, connected.account)
+        if kind == "tool.finished" and data["asked"]:
+            self._spawn(end_questions(self._database, self._telling.vault, self._accounts, claim.id))
 
     def around(self, handler: Handler) -> Handler:
         """The handler, with its companion sent away when it ends, however it ends."""
