@@ -82,6 +82,7 @@ def test_a_change_that_makes_no_sense_leaves_the_last_good_one_in_force(tmp_path
         (FILE.replace('"anthropic/claude-opus-5-5"', '"opus"'), 1, "model"),
         ("\n\nlimits.steps = -1\n", 3, "limits.steps"),
         ('\nmodel = "nope/zz"\n', 2, "no provider 'nope'"),
+        ('model = "auto"\nname = "y"\n', 2, "called like its file"),
         ('fallback = "nope/zz"\n', 1, "fallback: there is no provider"),
         ('tools = [\n  "bash",\n  "nonexist",\n]\n', 3, "no tool 'nonexist'"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -221,6 +222,21 @@ async def test_long_history_becomes_a_summary_once_and_is_then_left_alone(direct
     )
     assert isinstance(await again.run(), Answered)
     assert again.journal.all("context.checkpoint") == []
+    assert "From now on, answer in French." in str(service.received[-1]["messages"])
+    # Another day, another run, another summary: it takes the place of this one and holds what it held.
+    later = [ada(f"Message {seq}: " + "word " * 100, seq) for seq in range(301, 601)]
+    third, service = direct(
+        script,
+        history=ListHistory(history + later, replace(summary, text="Goal: the old garden", narrowed=True)),
+        inbox=ListInbox(ada("Hello?", 601)),
+        covers=Covers(read_seq=600),
+    )
+    assert isinstance(await third.run(), Answered)
+    checkpoint = third.journal.last("context.checkpoint")
+    assert checkpoint["rules"] == ["From now on, answer in French."]
+    assert checkpoint["narrowed"], "strangers' words are in it still"
+    assert third.journal.all("turn.started")[0]["narrowed"]
+    assert "the old garden" in str(service.received[0]["messages"]), "what is summed up again"
     assert "From now on, answer in French." in str(service.received[-1]["messages"])
 
 

@@ -112,6 +112,10 @@ def load_agent(path: Path) -> AgentSpec:
 
 def _check_names(path: Path, text: str, spec: AgentSpec) -> None:
     """What a file names must be there. Checked here alone: a kept version stays good when a plugin goes."""
+    if spec.name != path.stem:
+        # It would be looked for in a file of that name, and without one have every tool there is.
+        message = f"name: an agent is called like its file, which is {path.name}; rename the file instead"
+        raise AgentFileError(path, _line_of(text, ("name",)), message)
     for key in ("model", "fallback"):
         provider = getattr(spec, key).partition("/")[0]
         if provider not in ("", DEFAULT_MODEL, *PROVIDERS):

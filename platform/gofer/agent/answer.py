@@ -40,6 +40,7 @@ from gofer.people import elsewhere
 from gofer.settings import Settings
 from gofer.store import tables
 from gofer.store.database import Database
+from gofer.store.open import FIRST_AGENT
 from gofer.store.tables import SCHEDULE, Trust, bindings, messages
 from gofer.tool import Shell, Tool
 from gofer.vault.envelope import Vault
@@ -157,13 +158,16 @@ class Answerer:
         return await self._outcome(claim, last or asker, end, spec.limits)
 
     async def _spec(self, claim: Claim) -> AgentSpec:
-        """The agent as its file says now, or as a fresh install has it; with the model chosen for this place."""
+        """The agent as its file says now, the first one also as a fresh install has it; with the model chosen for this
+        place. Raises ConfigError for one whose file is gone."""
         asked = {"agent": claim.agent_id, "conversation": claim.conversation_id}
         row = await self._database.read(lambda connection: connection.execute(_NAME, asked).first())
         name, model = (str(row.name), row.model) if row is not None else ("None", "")
         try:
             spec = self._agents.get(name)
-        except NotFound:
+        except NotFound as error:
+            if name != FIRST_AGENT:  # its file may have allowed it less than the built-in agent has
+                raise ConfigError(str(error)) from error
             spec = AgentSpec(name=name)
         return spec.model_copy(update={"model": model}) if model else spec
 
