@@ -147,6 +147,9 @@ async def test_edit_is_exact_all_or_nothing_and_shows_a_diff(bench: Bench) -> No
     assert "2 times" in twice.content
     missing = await bench("edit", path="f", edits=[{"old": "alpa", "new": "x"}])
     assert "nearest line is: 'alpha'" in missing.content
+    await bench.shell.write("long", b"abcdefgh\n" * 300_000 + b"\tgamma( x )\n")
+    far = await bench("edit", path="long", edits=[{"old": "  gamma( x )", "new": "x"}])
+    assert "nearest line is: '\\tgamma( x )'" in far.content
     assert await bench.shell.read("f", limit=99) == b"alpha\nbeta\nbeta\n"
     done = await bench(
         "edit", path="f", edits=[{"old": "alpha\nbeta", "new": "A"}, {"old": "A\n", "new": "B\n"}]

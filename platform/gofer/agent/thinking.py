@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from gofer.agent.call_ids import told_apart
 from gofer.agent.context.sizes import CHARACTERS_PER_TOKEN
 from gofer.agent.limits import Go, Halt
 from gofer.agent.model import Attempted, Block, Delta, Model, ModelError, Turn, Usage
-from gofer.agent.models.calls import told_apart
 from gofer.agent.outcome import Failed
 from gofer.agent.parts import Context, Limits
 from gofer.agent.record import Recorder
