@@ -17,7 +17,7 @@ from gofer_github.settings import Settings
 
 MODULES = ".gitmodules"
 MOST = 10
-_URL = re.compile(r"^\s*url\s*=\s*\"?([^\s\"]{1,300})\"?\s*$", re.M)
+_URL = re.compile(r"^[^\S\n]*+url[^\S\n]*+=[^\S\n]*+\"?([^\s\"]{1,300})\"?[^\S\n]*+$", re.M)
 
 
 async def allowed(access: Access, account: Account, message: Incoming) -> tuple[str, ...]:

@@ -97,6 +97,9 @@ class Telegram(Integration):
     async def clear_progress(self, conversation: str, shown: str, account: Account) -> None:
         await showing.clear_progress(shown, Client(account))
 
+    async def end_question(self, conversation: str, external_id: str, account: Account) -> None:
+        await showing.end_question(external_id, Client(account))
+
     async def settle(self, message: Incoming, outcome: str, account: Account) -> None:
         await showing.settle(message, outcome, Client(account))
 

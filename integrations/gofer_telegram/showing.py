@@ -73,6 +73,11 @@ async def _unless_gone(method: str, shown: str, client: Client, **parameters: An
             raise
 
 
+async def end_question(shown: str, client: Client) -> None:
+    """Take the buttons away from a question that nobody is to answer any more."""
+    await _unless_gone("editMessageReplyMarkup", shown, client)
+
+
 async def settle(message: Incoming, outcome: str, client: Client) -> None:
     """Stop the button from spinning, and take the buttons away once one of them has counted."""
     if callback := message.facts.get("callback"):
@@ -83,5 +88,4 @@ async def settle(message: Incoming, outcome: str, client: Client) -> None:
                 raise
     pressed = message.facts.get("message")
     if message.answers and isinstance(pressed, int):
-        chat = place_of(message.conversation).chat
-        await _unless_gone("editMessageReplyMarkup", f"{chat}:{pressed}", client)
+        await end_question(f"{place_of(message.conversation).chat}:{pressed}", client)

@@ -201,7 +201,7 @@ def make_worker(platform: Platform, shells: Shells, presence: Presence, lending:
         lending=lending,
         keys=keys,
         agents=Agents(settings.data_dir / "agents"),
-        listening=partial(_listener, platform),
+        listening=partial(_listener, platform, presence),
     )
     outbox = Outbox(
         database=database,
@@ -250,10 +250,11 @@ def make_worker(platform: Platform, shells: Shells, presence: Presence, lending:
     )
 
 
-def _listener(platform: Platform, claim: Claim) -> Listener:
+def _listener(platform: Platform, presence: Presence, claim: Claim) -> Listener:
     """What a run tells as it goes to who watches, and a wake-up to who follows the log."""
 
     def listen(kind: str, data: dict[str, Any]) -> None:
+        presence.heard(claim, kind, data)
         platform.live.tell(str(claim.conversation_id), claim.id, kind, data)
         if not kind.endswith(".delta"):
             platform.signals.wake(EVENTS)

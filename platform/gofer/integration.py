@@ -519,6 +519,9 @@ class Integration:
     async def clear_progress(self, conversation: str, shown: str, account: Account) -> None:
         """Remove what `show_progress` left behind. May run again."""
 
+    async def end_question(self, conversation: str, external_id: str, account: Account) -> None:
+        """Take the buttons off a question that nobody is to answer any more. May run again."""
+
     async def settle(self, message: Incoming, outcome: str, account: Account) -> None:
         """Tell whoever pressed a button what came of it. May run again."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gofer.agent.agents import PROVIDERS, AgentFileError, Agents, AgentSpec, remove_agent
+from gofer.agent.agents import PROVIDERS, AgentFileError, Agents, AgentSpec, as_toml, remove_agent
 from gofer.agent.models.keys import ModelKeys
 from gofer.agent.tools.known import known_tools
 from gofer.errors import NotFound
@@ -82,6 +82,7 @@ def test_a_change_that_makes_no_sense_leaves_the_last_good_one_in_force(tmp_path
         (FILE.replace('"anthropic/claude-opus-5-5"', '"opus"'), 1, "model"),
         ("\n\nlimits.steps = -1\n", 3, "limits.steps"),
         ('\nmodel = "nope/zz"\n', 2, "no provider 'nope'"),
+        ('model = "auto"\nname = "y"\n', 2, "called like its file"),
         ('fallback = "nope/zz"\n', 1, "fallback: there is no provider"),
         ('tools = [\n  "bash",\n  "nonexist",\n]\n', 3, "no tool 'nonexist'"),
     ],
@@ -109,6 +110,13 @@ def test_the_last_good_version_outlives_the_process(tmp_path: Path) -> None:
 def test_the_first_agent_is_built_in_and_so_was_good_before(tmp_path: Path) -> None:
     write(tmp_path / "gofer.toml", "model = \n")
     assert Agents(tmp_path).get("gofer") == AgentSpec(name="gofer")
+
+
+def test_what_is_written_down_of_an_agent_makes_the_same_one(tmp_path: Path) -> None:
+    write(tmp_path / "a.toml", FILE)
+    for name, spec in (("gofer", AgentSpec(name="gofer")), ("b", Agents(tmp_path).get("a"))):
+        write(tmp_path / f"{name}.toml", as_toml(spec))
+        assert Agents(tmp_path).get(name) == spec.model_copy(update={"name": name})
 
 
 def test_whatever_lies_in_the_directory_costs_only_itself(tmp_path: Path) -> None:

@@ -156,11 +156,14 @@ async def test_a_refusal_is_said_as_such(rehearse: Make) -> None:
 
 
 async def test_an_unknown_stop_reason_is_an_error_not_an_end(rehearse: Make) -> None:
-    world, _ = await rehearse(say("Hello", stop_reason="cosmic_ray"))
+    world, service = await rehearse(say("Hello", DANGER, stop_reason="cosmic_ray"))
     outcome = await world.run()
     assert isinstance(outcome, Stopped)
-    assert outcome.code == "model.invalid"
-    assert "cosmic_ray" in outcome.text
+    assert outcome.code == "model.stopped"
+    assert outcome.text.startswith("Hello\n\nThe model broke off for a reason unknown to me (cosmic_ray)")
+    assert "refused" not in outcome.text
+    assert world.shell.commands == []
+    assert len(service.received) == 1
 
 
 async def test_an_unknown_block_is_passed_over(rehearse: Make) -> None:
@@ -241,6 +244,20 @@ async def test_hostile_names_and_arguments_get_a_structured_error(
     assert result["is_error"]
     assert len(result["content"][0]["text"]) < 1000
     assert world.shell.commands == []
+
+
+async def test_calls_that_cannot_be_told_apart_each_run_once(direct: Make) -> None:
+    def bash(call_id: Any, command: str) -> dict[str, Any]:
+        return {**call("bash", command=command), "id": call_id}
+
+    same, odd = (
+        calls(bash("toolu_1", "echo a"), bash("toolu_1", "echo b")),
+        calls(bash("of no \0 use", "echo d")),
+    )
+    world, service = direct(same, calls(bash("toolu_1", "echo c")), odd, say("Oh."))
+    assert await world.run() == Answered("Oh.", included_to=1)
+    assert world.shell.commands == ["echo a", "echo b", "echo c", "echo d"]
+    assert service.refused == []
 
 
 async def test_a_message_of_ten_megabytes_is_capped(direct: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import ipaddress
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from gofer.agent.tools.addresses import Address, is_public, resolve
+from gofer.agent.tools.addresses import Address, is_ours, is_public, may_be_fetched, resolve
 from gofer.agent.tools.fetch import MAX_BODY, FetchArguments, Fetcher, fetch_tool
+from gofer.agent.tools.page_text import page_text
 from gofer.errors import GoferError, Permanent
 from gofer.rehearsal.loopback import serve
 from gofer.tool import ToolContext, ToolResult
@@ -43,9 +45,19 @@ async def picture(request: Request) -> Response:
     return Response(b"\x89PNG", media_type="image/png")
 
 
+async def packed(request: Request) -> Response:
+    return HTMLResponse(gzip.compress(bytes(10_000_000)), headers={"content-encoding": "gzip"})
+
+
+async def slow_letters(request: Request) -> Response:
+    return Response(b"a-" * 500_000, media_type="text/plain; charset=punycode")
+
+
 @pytest.fixture
 async def site() -> AsyncIterator[str]:
-    routes = [Route(f"/{view.__name__}", view) for view in (page, seen, bounce, big, picture)]
+    routes = [
+        Route(f"/{view.__name__}", view) for view in (page, seen, bounce, big, picture, packed, slow_letters)
+    ]
     async with serve(Starlette(routes=routes)) as url:
         yield url
 
@@ -150,3 +162,45 @@ async def test_odd_notations_come_out_as_what_they_mean() -> None:
 
 def test_the_tool_is_of_the_network_tier() -> None:
     assert fetch_tool().tier == "network"
+
+
+def test_a_page_need_not_be_well_formed() -> None:
+    text = page_text(
+        "<!doctype html><head><title>A &amp; B</title><meta charset=utf-8><body><my-box><p title='1 > 0'>Open"
+        "<table><tr><td>1<td>2</table>3 < 4<a href=https://example.org/>x</a><svg><text>drawn</text></svg> end"
+    )
+    assert text.split() == [
+        "#",
+        "A",
+        "&",
+        "B",
+        "Open",
+        "1",
+        "2",
+        "3",
+        "<",
+        "4x",
+        "(https://example.org/)",
+        "end",
+    ]
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["<!", "<a ", "<!--", "<a b='", "<p", "<?", "<script>", "</", "<", "&#9", '<a "> ', "<svg>", "<title>"],
+)
+def test_a_page_made_to_be_slow_is_not(piece: str) -> None:
+    page_text(piece * (1_000_000 // len(piece)))  # parsers that look back take minutes, or hours
+
+
+async def test_neither_a_bomb_nor_an_odd_charset_does_harm(site: str) -> None:
+    bomb = await fetch(site + "/packed")
+    assert bomb.is_error
+    assert "gzip" in bomb.content
+    assert "a-a-a-" in (await fetch(site + "/slow_letters")).content
+
+
+def test_this_machine_is_nobody_to_fetch_from() -> None:
+    here, elsewhere = ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("8.8.8.8")
+    assert (is_ours(here), is_ours(elsewhere)) == (True, False)
+    assert may_be_fetched(elsewhere)

@@ -91,6 +91,9 @@ async def test_the_user_is_warned_and_the_model_is_told_before_the_end(direct: M
     assert len(world.journal.all("run.warned")) == 1
     assert "80%" in world.journal.last("run.warned")["sentence"]
     assert str(service.received[-2]["messages"]).count("About a tenth") == 1
+    script = [calls(call("todo", items=[{"text": str(n)}])) for n in range(9)]
+    world, _ = direct([*script, say("Done.")], spec=with_limits(steps=11))
+    assert await world.run() == Answered("Done.", 1, warning="This job has used more than 80% of its steps.")
 
 
 async def test_a_day_that_is_used_up_stops_before_the_first_call(direct: Make) -> None:

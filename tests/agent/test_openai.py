@@ -62,11 +62,25 @@ async def test_tools_run_and_results_go_back_in_their_shape(local: Make) -> None
     assert usage["output"] == 7
 
 
+async def test_a_server_that_says_little_is_understood_and_its_cost_estimated(local: Make) -> None:
+    both = (("bash", {"command": "echo 42"}), ("bash", {"command": "echo 43"}))
+    world, service = await local(Reply("", both, sparse=True), Reply("Both.", sparse=True))
+    assert await world.run() == Answered("Both.", included_to=1)
+    assert world.shell.commands == ["echo 42", "echo 43"]
+    assert service.refused == []
+    usage = world.journal.last("turn.finished")["usage"]
+    assert usage["input"] > 500
+    assert usage["output"] > 0
+
+
 @pytest.mark.parametrize("fault", ["cut", "server_error", "rate_limit", "bad_gateway"])
 async def test_what_passes_is_tried_again(local: Make, fault: Any) -> None:
     world, service = await local(Reply("Half", fault=fault), Reply("Whole."))
     assert await world.run() == Answered("Whole.", included_to=1)
     assert len(service.received) == 2
+    assert (world.journal.last("turn.failed")["usage"]["input"] > 0) == (fault == "cut"), (
+        "what began is charged"
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +107,8 @@ async def test_refused_key_unknown_finish_and_too_long(local: Make) -> None:
     world, _ = await local(Reply("x", finish="gremlins"))
     outcome = await world.run()
     assert isinstance(outcome, Stopped)
-    assert outcome.code == "model.invalid"
+    assert outcome.code == "model.stopped"
+    assert outcome.text == "x\n\n" + outcome.sentence
     world, _ = await local(Reply(fault="too_long"), Reply(fault="too_long"), Reply(fault="too_long"))
     outcome = await world.run()
     assert isinstance(outcome, Stopped)

@@ -19,7 +19,7 @@ from gofer.agent.outcome import Answered
 from gofer.agent.parts import Ran, Surroundings
 from gofer.agent.state import Call
 from gofer.agent.tools.builtin import builtin_tools
-from gofer.agent.tools.output import MAX_CHARACTERS, Masker
+from gofer.agent.tools.output import MAX_CHARACTERS, MUCH, Glimpse, Masker
 from gofer.agent.tools.policy import Policy
 from gofer.agent.tools.registry import Registry, plugin_tools
 from gofer.agent.tools.runner import ToolRunner
@@ -147,6 +147,9 @@ async def test_edit_is_exact_all_or_nothing_and_shows_a_diff(bench: Bench) -> No
     assert "2 times" in twice.content
     missing = await bench("edit", path="f", edits=[{"old": "alpa", "new": "x"}])
     assert "nearest line is: 'alpha'" in missing.content
+    await bench.shell.write("long", b"abcdefgh\n" * 300_000 + b"\tgamma( x )\n")
+    far = await bench("edit", path="long", edits=[{"old": "  gamma( x )", "new": "x"}])
+    assert "nearest line is: '\\tgamma( x )'" in far.content
     assert await bench.shell.read("f", limit=99) == b"alpha\nbeta\nbeta\n"
     done = await bench(
         "edit", path="f", edits=[{"old": "alpha\nbeta", "new": "A"}, {"old": "A\n", "new": "B\n"}]
@@ -301,3 +304,16 @@ def my_tools() -> list[Tool[Any]]:
         return ToolResult("mine")
 
     return [Tool("mine", "A tool of a plugin.", Arguments, mine, Tier.READ)]
+
+
+def test_who_watches_a_flood_sees_some_of_it_and_no_secret_that_begins_in_what_is_left_out() -> None:
+    now = [0.0]
+    glimpse = Glimpse(Redactor({"KEY": Secret("correct-horse-battery")}), clock=lambda: now[0])
+    seen = glimpse.feed("y\n" * MUCH)
+    left_out = [glimpse.feed("n\n" * 10_000), glimpse.feed("... correct-horse-")]
+    now[0] = 1.5
+    rest = glimpse.feed("battery and then\n") + glimpse.feed("more\n") + glimpse.feed("\n" * 50_000)
+    assert seen.startswith("y\ny\n")
+    assert "".join(left_out) == ""
+    assert "and then\nmore" in rest
+    assert "battery" not in rest

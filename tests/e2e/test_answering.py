@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from gofer.assembly import open_platform
@@ -226,6 +226,47 @@ async def test_a_refused_key_is_told_to_whoever_asked_and_ends_the_job(
     assert "refuses the key" in office.told("key")[-1]
     job = await office.job("key")
     assert (job.state, job.reason) == ("dead", "model.auth")
+
+
+async def test_a_model_without_a_price_ends_the_job_tells_once_and_is_never_asked(
+    office: Office, eventually: Eventually
+) -> None:
+    office.play(say("Hello."), say("Hello again."))
+    await office.say("Hello?", "price")
+    await eventually(lambda: office.told("price") == ["Hello."])
+    chosen = update(conversations).where(conversations.c.title == "price")
+    await office.world.run(lambda c: c.execute(chosen.values(model="anthropic/of-no-known-price")))
+    await office.say("And now?", "price")
+    await eventually(lambda: len(office.told("price")) == 2)
+    assert "prices.toml" in office.told("price")[1]
+    job = await office.job("price")
+    assert (job.state, job.attempts) == ("done", 1)
+    await office.world.run(lambda c: c.execute(chosen.values(model="")))
+    await office.say("And again?", "price")
+    await eventually(lambda: office.told("price")[2:] == ["Hello again."])
+    here = (jobs.c.conversation_id == job.conversation_id, jobs.c.kind == "answer")
+    assert await office.world.count(jobs, *here) == 3
+    assert len(office.model.received) == 2
+
+
+async def test_whoever_brings_a_budget_near_its_end_is_told_under_the_answer_and_nobody_after(
+    office: Office, eventually: Eventually
+) -> None:
+    office.play(say("One."), say("Two."))
+    await office.say("Paint the door.", "near")
+    await eventually(lambda: office.told("near") == ["One."])
+    job = await office.job("near")
+    spent = int(
+        (await office.world.rows(select(func.sum(spends.c.micros)).where(spends.c.day == _today())))[0][0]
+    )
+    row = {"workspace_id": job.workspace_id, "agent_id": job.agent_id, "conversation_id": "", "job_id": 0}
+    row |= {"key": "before", "day": _today(), "micros": 8_000_000 - spent - 1, "settled": True}
+    await office.world.run(lambda c: c.execute(insert(spends).values(row)))
+    for answer in ("Two.\n\nNote: My budget for today is nearly used up: $8.00 of $10.00.", "Three."):
+        await office.say("Paint the window.", "near")
+        await eventually(lambda answer=answer: office.told("near")[-1] == answer)
+        office.play(say("Three."))
+    await office.world.run(lambda c: c.execute(delete(spends).where(spends.c.key == "before")))
 
 
 async def test_short_waits_are_silent_until_they_add_up(office: Office, eventually: Eventually) -> None:

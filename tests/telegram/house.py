@@ -24,7 +24,7 @@ from gofer.platform import Platform
 from gofer.rehearsal.telegram import Chat, Message, Person, Telegram
 from gofer.settings import Settings
 from gofer.store.open import FIRST_WORKSPACE
-from gofer.store.tables import LIVE, deliveries, in_state, jobs
+from gofer.store.tables import IS_UNSENT, LIVE, deliveries, in_state, jobs, replies
 from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import listening as serving
@@ -106,6 +106,12 @@ class House:
         query = select(jobs.c.state).where(jobs.c.kind == "answer").order_by(jobs.c.id.desc()).limit(1)
         async with asyncio.timeout(within):
             while [row.state for row in await self.rows(query)] != [state]:
+                await asyncio.sleep(0.02)
+
+    async def sent(self, *, within: float = 60) -> None:
+        """Wait until nothing is left to send."""
+        async with asyncio.timeout(within):
+            while await self.count(replies, IS_UNSENT):
                 await asyncio.sleep(0.02)
 
     async def settled(self, *, within: float = 60) -> None:

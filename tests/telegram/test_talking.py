@@ -212,7 +212,7 @@ async def test_commands_are_answered_also_unknown_ones(house: House) -> None:
             ("/status", "doing nothing"),
             ("/cost", "$0.0000"),
             ("/agent", "gofer"),
-            ("/model", "answers with"),
+            ("/model", "answers with offline/offline (auto"),
             ("/settings", house.connection_id),
             ("/new", "fresh start"),
             ("/stop", "doing nothing"),

@@ -15,7 +15,7 @@ from gofer.rehearsal.loopback import serve as loopback
 from gofer.rehearsal.telegram import Telegram
 from gofer.rehearsal.telegram.people import PNG
 from gofer.store.clock import now
-from gofer.store.tables import ReplyState, jobs, replies
+from gofer.store.tables import ReplyState, jobs, questions, replies
 from gofer_telegram import integration
 from telegram.contract import serve
 from telegram.house import House, open_house
@@ -69,6 +69,25 @@ async def test_a_question_is_asked_with_buttons_and_a_press_answers_it(house: Ho
     query = telegram.phones.press(ann, asked, "Coffee")
     await telegram.until(lambda: telegram.methods.answered.get(query) == "Coffee")
     assert "Coffee" in (await house.answers(chat, 2))[-1]
+
+
+async def test_a_question_answered_in_words_or_stopped_loses_its_buttons_and_is_open_nowhere(
+    house: House,
+) -> None:
+    telegram = house.telegram
+    ann, chat = await house.owner()
+
+    def buttons() -> int:
+        return sum("reply_markup" in message for message in chat.by_bot(telegram.bot.id))
+
+    for said, (words, answer) in enumerate((("Coffee", "Coffee"), ("/stop", "Stopped"))):
+        telegram.phones.say(ann, chat, '$tool ask_user {"question": "Which?", "choices": ["Tea", "Coffee"]}')
+        await telegram.until(lambda: buttons() == 1)
+        await house.sent()
+        telegram.phones.say(ann, chat, words)
+        assert answer in (await house.answers(chat, 2 * said + 2))[-1]
+        await telegram.until(lambda: buttons() == 0)
+        assert await house.count(questions, questions.c.answered_at.is_(None)) == 0
 
 
 async def test_who_has_to_wait_for_the_model_is_told_so_once_and_answered_after_a_restart(

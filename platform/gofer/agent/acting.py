@@ -125,6 +125,7 @@ class Acting:
             "untrusted": result.untrusted,
             "progress": result.progress,
             "polling": self._tools.polling(call),
+            "asked": call.asked is not None,
             "call_sig": call_sig(call.name, call.input),
             "result_sig": result_sig(result),
             "took_ms": took_ms,

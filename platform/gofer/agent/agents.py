@@ -8,6 +8,7 @@ so that it outlives the process that has read it.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import tempfile
@@ -111,6 +112,10 @@ def load_agent(path: Path) -> AgentSpec:
 
 def _check_names(path: Path, text: str, spec: AgentSpec) -> None:
     """What a file names must be there. Checked here alone: a kept version stays good when a plugin goes."""
+    if spec.name != path.stem:
+        # It would be looked for in a file of that name, and without one have every tool there is.
+        message = f"name: an agent is called like its file, which is {path.name}; rename the file instead"
+        raise AgentFileError(path, _line_of(text, ("name",)), message)
     for key in ("model", "fallback"):
         provider = getattr(spec, key).partition("/")[0]
         if provider not in ("", DEFAULT_MODEL, *PROVIDERS):
@@ -267,6 +272,22 @@ def texts(path: Path) -> tuple[str, str]:
             return ""
 
     return shown(path), shown(path.with_suffix(".md"))
+
+
+def as_toml(spec: AgentSpec) -> str:
+    """A file that says what the agent is, every setting named but for what is empty."""
+    data = spec.model_dump(mode="json", exclude={"name"}, exclude_none=True)
+    plain = {key: value for key, value in data.items() if not isinstance(value, dict) and key != "routes"}
+    lines = [_setting(key, value) for key, value in plain.items() if value != ""]
+    tables = [(f"[{key}]", value) for key, value in data.items() if isinstance(value, dict)]
+    tables += [("[[routes]]", route) for route in data["routes"]]
+    for header, table in tables:
+        lines += ["", header, *(_setting(key, value) for key, value in table.items() if value is not None)]
+    return "\n".join(lines) + "\n"
+
+
+def _setting(key: str, value: Any) -> str:
+    return f"{key} = {json.dumps(value)}"  # TOML writes these values as JSON does
 
 
 def _stamp(path: Path) -> tuple[Any, ...]:

@@ -17,14 +17,15 @@ from gofer.agent.build import Ports, build
 from gofer.agent.conversation import Covers
 from gofer.agent.equipping import Equipping
 from gofer.agent.lending import Lending
+from gofer.agent.limits import LimitSettings
 from gofer.agent.models.keys import ModelKeys
 from gofer.agent.outcome import Answered, Asked, Failed, Stopped
 from gofer.agent.outcome import Outcome as End
 from gofer.agent.ports import FilesIn, StoreBlobs, StoreHistory, StoreInbox, StoreJournal, StoreQuestions
-from gofer.agent.prices import load_prices
+from gofer.agent.prices import MICROS, load_prices
 from gofer.agent.record import Listener
 from gofer.agent.shells import Shells
-from gofer.agent.spending import SPANNING, StoreLedger, cost_of_job, ran_out_before
+from gofer.agent.spending import SPANNING, StoreLedger, cost_of_job, nearly_used, ran_out_before
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.tools.registry import plugin_tools
 from gofer.crash import crash_point
@@ -39,6 +40,7 @@ from gofer.people import elsewhere
 from gofer.settings import Settings
 from gofer.store import tables
 from gofer.store.database import Database
+from gofer.store.open import FIRST_AGENT
 from gofer.store.tables import SCHEDULE, Trust, bindings, messages
 from gofer.tool import Shell, Tool
 from gofer.vault.envelope import Vault
@@ -56,6 +58,11 @@ NOT_SET_UP = (
     "I cannot work on this: I am not set up right. Please ask whoever runs Gofer to run `gofer doctor`."
 )
 DELAYED = "The model's provider makes us wait until {until}. Your message is kept, and I go on by myself."
+NEARLY_USED = {
+    "day": "My budget for today is nearly used up: ${spent:.2f} of ${cap:.2f}.",
+    "background": "My budget for today for work that nobody waits for is nearly used up: ${spent:.2f} of ${cap:.2f}.",
+    "conversation": "The budget for this conversation is nearly used up: ${spent:.2f} of ${cap:.2f}.",
+}
 WAIT_FOR_PROVIDER = 30.0
 
 
@@ -148,16 +155,19 @@ class Answerer:
         crash_point("run.answered")
         # Others may have joined in while it worked: the reply goes to the last it has heard.
         last = _asker(await self._admitted(claim, end.included_to))
-        return await self._outcome(claim, last or asker, end)
+        return await self._outcome(claim, last or asker, end, spec.limits)
 
     async def _spec(self, claim: Claim) -> AgentSpec:
-        """The agent as its file says now, or as a fresh install has it; with the model chosen for this place."""
+        """The agent as its file says now, the first one also as a fresh install has it; with the model chosen for this
+        place. Raises ConfigError for one whose file is gone."""
         asked = {"agent": claim.agent_id, "conversation": claim.conversation_id}
         row = await self._database.read(lambda connection: connection.execute(_NAME, asked).first())
         name, model = (str(row.name), row.model) if row is not None else ("None", "")
         try:
             spec = self._agents.get(name)
-        except NotFound:
+        except NotFound as error:
+            if name != FIRST_AGENT:  # its file may have allowed it less than the built-in agent has
+                raise ConfigError(str(error)) from error
             spec = AgentSpec(name=name)
         return spec.model_copy(update={"model": model}) if model else spec
 
@@ -221,10 +231,12 @@ class Answerer:
             listen=self._listening(claim),
         )
 
-    async def _outcome(self, claim: Claim, asker: Read, end: End) -> Outcome:
+    async def _outcome(self, claim: Claim, asker: Read, end: End, limits: LimitSettings) -> Outcome:
         cost = await self._cost(claim)
         match end:
-            case Answered(text, included_to):
+            case Answered(text, included_to, warning):
+                warnings = [warning, await self._nearly_used(claim, asker, limits) if cost else ""]
+                text = "\n\n".join([text, *(f"Note: {one}" for one in warnings if one)])
                 return Done(await self._drafts(claim, asker, text, "final"), included_to, cost)
             case Asked(call_id, question, _):
                 choices = "".join(f"\n- {choice}" for choice in question.choices)
@@ -262,6 +274,18 @@ class Answerer:
         if end.code in SPANNING and end.text == end.sentence:
             return Done(await self._ran_out(claim, asker, end.text), dealt_with, cost, end.code)
         return Done(await self._drafts(claim, asker, end.text, "final"), dealt_with, cost, end.code)
+
+    async def _nearly_used(self, claim: Claim, asker: Read, limits: LimitSettings) -> str:
+        """A word on a budget that spans jobs and is nearly used up, to whoever brought it there."""
+        caps = limits.caps(background=asker.message.event == SCHEDULE)
+        zone = self._settings.timezone
+        found = await self._database.read(
+            partial(nearly_used, claim=claim, caps=caps, warn_at=limits.warn_at, timezone=zone)
+        )
+        if found is None:
+            return ""
+        scope, spent, cap = found
+        return NEARLY_USED[scope].format(spent=spent / MICROS, cap=cap / MICROS)
 
     async def _delayed(self, claim: Claim, asker: Read, after: float) -> tuple[Draft, ...]:
         """A word to whoever waits, if they wait long enough to wonder; nobody waits for what a schedule says."""

@@ -253,7 +253,9 @@ class JobLimits:
         if used >= 0.9 and "limit.near" not in state.given:
             notes = (Note("limit.near", f"About a tenth of your {what} is left. Come to an end."),)
         if used >= self._settings.warn_at and "warned" not in state.given:
-            warning = Note("warned", f"{used:.0%} of the {what} for this job is used.")
+            warning = Note(
+                "warned", f"This job has used more than {self._settings.warn_at:.0%} of its {what}."
+            )
         return Go(tokens, amount, notes, warning=warning)
 
     def _used(self, state: State) -> tuple[float, str]:

@@ -92,6 +92,11 @@ class Loop:
             await self._stop(Halt("model.refused", "The model declined to do this."), text)
         elif state.wrapping_up is not None:
             await self._stop(Halt(**state.wrapping_up), text)
+        elif last.stop == "unknown":
+            why = (
+                f"The model broke off for a reason unknown to me ({last.detail}), so this may be incomplete."
+            )
+            await self._stop(Halt("model.stopped", why), text)
         elif last.stop == "end" and text:
             await self._record("run.answered", {"text": text, "included_to": state.included_to})
         elif last.stop == "end" and EMPTY.code in state.given:
@@ -150,6 +155,6 @@ class Loop:
         assert end is not None
         data = end.data
         if end.kind == "run.answered":
-            return Answered(data["text"], data["included_to"])
+            return Answered(data["text"], data["included_to"], self._record.state.warning)
         text = "\n\n".join(part for part in (data["text"], data["sentence"]) if part)
         return Stopped(data["code"], data["sentence"], text, data["included_to"])

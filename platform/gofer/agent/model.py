@@ -17,7 +17,7 @@ An image block of ours holds `blob` instead of data until the request is sent. T
 says which message it came from; no adapter sends it.
 """
 
-Stop = Literal["end", "tool_use", "max_tokens", "pause", "refusal", "context_exceeded"]
+Stop = Literal["end", "tool_use", "max_tokens", "pause", "refusal", "context_exceeded", "unknown"]
 
 
 class Message(TypedDict):
@@ -92,7 +92,7 @@ class Turn:
     """A tool call was cut off by the token limit and is left out."""
     diagnostics: dict[str, Any] | None = None
     detail: str = ""
-    """The provider's words on a refusal."""
+    """The provider's words on a refusal, or on a stop that is unknown here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ class Answered:
 
     text: str
     included_to: int
+    warning: str = ""
+    """That a limit of the job is nearly reached, for whoever reads the answer."""
 
 
 @dataclass(frozen=True, slots=True)

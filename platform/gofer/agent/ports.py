@@ -21,6 +21,7 @@ from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.store import events
 from gofer.store.blobs import put_blob, read_blob
+from gofer.store.clock import now
 from gofer.store.content import open_message
 from gofer.store.database import Database
 from gofer.store.sealing import conversation_key, seal, unseal
@@ -75,6 +76,12 @@ def append_event(
         seal=(lambda seq: seal(key, words, "event", claim.id, seq)) if words else None,
         parent_id=parent_id,
     )
+    if kind == "tool.finished" and data["asked"]:
+        # Answered by what somebody wrote instead of a press: nobody is to be asked any longer.
+        asked = (questions.c.job_id == claim.id) & (questions.c.call_id == data["call_id"])
+        connection.execute(
+            update(questions).where(asked, questions.c.answered_at.is_(None)).values(answered_at=now())
+        )
     if kind == CHECKPOINT and claim.participant_id is not None:
         kept = {name: data[name] for name in ("summary", "rules", "covers_to", "narrowed")}
         connection.execute(

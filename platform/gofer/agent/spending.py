@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from sqlalchemy import Connection, case, func, select, update
+from sqlalchemy import ColumnElement, Connection, case, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.agent.limits import Scope
@@ -116,13 +116,31 @@ def _spent(
         query = query.where(
             spends.c.settled | (spends.c.job_id == claim.id) | spends.c.job_id.not_in(running)
         )
+    return int(connection.execute(query.where(_in_scope(claim, scope, day))).scalar_one())
+
+
+def _in_scope(claim: Claim, scope: Scope, day: str) -> ColumnElement[bool]:
     if scope == "conversation":
-        query = query.where(spends.c.conversation_id == claim.conversation_id)
-    else:
-        query = query.where(spends.c.agent_id == claim.agent_id, spends.c.day == day)
-    if scope == "background":
-        query = query.where(spends.c.background)
-    return int(connection.execute(query).scalar_one())
+        return spends.c.conversation_id == claim.conversation_id
+    its_day = (spends.c.agent_id == claim.agent_id) & (spends.c.day == day)
+    return its_day & spends.c.background if scope == "background" else its_day
+
+
+def nearly_used(
+    connection: Connection, claim: Claim, caps: Mapping[Scope, int], warn_at: float, timezone: str
+) -> tuple[Scope, int, int] | None:
+    """A budget that this job has brought to where people are warned: which, what is spent of it, and the cap.
+
+    Only the job that crosses the line is told so, which makes it once a day.
+    """
+    day = today(connection, timezone)
+    mine = case((spends.c.job_id == claim.id, spends.c.micros), else_=0)
+    for scope, cap in caps.items():
+        sums = select(func.coalesce(func.sum(spends.c.micros), 0), func.coalesce(func.sum(mine), 0))
+        spent, own = map(int, connection.execute(sums.where(_in_scope(claim, scope, day))).one())
+        if spent - own < warn_at * cap <= spent:
+            return scope, spent, cap
+    return None
 
 
 def _put(

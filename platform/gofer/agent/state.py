@@ -40,6 +40,8 @@ class Round:
     by: str = ""
     stop: str = ""
     """Why the model stopped; empty until it has."""
+    detail: str = ""
+    """The provider's word for that, where it has one."""
     calls: list[Call] = field(default_factory=list)
     event_id: int | None = None
     size: int | None = field(default=None, compare=False)
@@ -87,6 +89,8 @@ class State:
     plan: list[dict[str, str]] = field(default_factory=list)
     given: set[str] = field(default_factory=set)
     """Codes of nudges and warnings that were given."""
+    warning: str = ""
+    """What the user was warned of."""
     calls: int = 0
     """Model calls begun."""
     turns: int = 0
@@ -193,6 +197,7 @@ def _turn_finished(state: State, event: Event) -> None:
     state.message_id = data["message_id"]
     current = state.rounds[-1]
     current.answer, current.by, current.stop = data["content"] or None, data["model"], data["stop"]
+    current.detail = data.get("detail", "")
     state.refusals, state.cut_call = 0, data["cut_call"]
     current.calls = [
         _call(block, data["malformed"]) for block in data["content"] if block["type"] == "tool_use"
@@ -264,6 +269,7 @@ def _checkpoint(state: State, event: Event) -> None:
 
 def _warned(state: State, event: Event) -> None:
     state.given.add(event.data["code"])
+    state.warning = event.data["sentence"]
 
 
 def _ended(state: State, event: Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from gofer.agent.call_ids import told_apart
 from gofer.agent.context.sizes import CHARACTERS_PER_TOKEN
 from gofer.agent.limits import Go, Halt
 from gofer.agent.model import Attempted, Block, Delta, Model, ModelError, Turn, Usage
@@ -18,7 +19,7 @@ SENTENCES = {
     "auth": "The model's provider refuses the key. Give me another (gofer secrets put), then send it again.",
     "unavailable": "The model cannot be reached now; I will try again.",
     "retryable": "The model failed several times; I will try again.",
-    "context": "This is too long for the model, also after shortening it.",
+    "context": "This is too long for the model, and I could not make it short enough.",
     "image": "The model refuses an image.",
     "invalid": "The model's provider refused the request as invalid.",
 }
@@ -80,11 +81,13 @@ class Thinking:
     async def _finished(self, turn: Turn) -> None:
         cost = self._limits.cost(turn.model, turn.usage)
         await self._limits.settle(self._record.state, cost, turn.model)
+        known = {call.id for round_ in self._record.state.rounds for call in round_.calls}
+        content, malformed = told_apart(turn.content, turn.malformed, known)
         data = {
             "turn": self._record.state.turns + 1,
-            "content": sayable(turn.content),
+            "content": sayable(content),
             "stop": turn.stop,
-            "malformed": turn.malformed,
+            "malformed": malformed,
             "cut_call": turn.cut_call,
             "usage": turn.usage.json(),
             "cost": cost,

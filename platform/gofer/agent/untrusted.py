@@ -10,8 +10,10 @@ from gofer.agent.conversation import Said, Trust, rank
 from gofer.agent.model import Block
 
 MAX_TEXT = 100_000
-_HEADER = re.compile(r"^(\s*)\[#", re.M)
-_TAG = re.compile(r"<(?=\s*/?\s*(?:quoted|note|summary)\b)", re.I)
+# These are applied to what anybody wrote: none may look at a character again and again.
+_HEADER = re.compile(r"^([^\S\n]*+)\[#", re.M)
+_TAG = re.compile(r"<(?=\s*+/?+\s*+(?:quoted|note|summary)\b)", re.I)
+_TO_COMPOSE = re.compile(r"[\x00-\x7f]?[^\x00-\x7f]{1,64}")
 # Characters that hide or reorder text: bidi controls, joiners, tags, fillers, variation selectors.
 _HIDDEN = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
@@ -25,7 +27,15 @@ def clean(text: str) -> str:
     """The text without escape sequences, control, invisible and reordering characters or lone surrogates."""
     text = text.encode("utf-8", "replace").decode("utf-8")
     text = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-    return unicodedata.normalize("NFC", _HIDDEN.sub("", _CONTROL.sub("", text)))
+    return composed(_HIDDEN.sub("", _CONTROL.sub("", text)))
+
+
+def composed(text: str) -> str:
+    """The text with letters and their marks as one character, in pieces: many marks in a row take the square of
+    their number to put in order, and nobody writes so many."""
+    if text.isascii():
+        return text
+    return _TO_COMPOSE.sub(lambda piece: unicodedata.normalize("NFC", piece[0]), text)
 
 
 def cap(text: str, limit: int = MAX_TEXT) -> str:

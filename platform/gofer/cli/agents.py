@@ -35,7 +35,7 @@ def list_agents(as_json: AsJson = False) -> None:
 
 @app.command("show")
 def show_agent(name: Name, as_json: AsJson = False) -> None:
-    """Show an agent's files.
+    """Show an agent's files; of one that is built in, what its file would say.
 
     \b
     gofer agents show reviewer

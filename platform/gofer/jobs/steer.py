@@ -65,9 +65,9 @@ def cancel(connection: Connection, job_id: int, *, by: str) -> JobState:
     elif was is not JobState.RUNNING:
         values |= {"state": JobState.READY}
     numbered = _number(connection, job_id, **values)
-    if was is JobState.WAITING:
-        open_ones = (questions.c.job_id == job_id) & questions.c.answered_at.is_(None)
-        connection.execute(update(questions).where(open_ones).values(answered_at=now()))
+    # Also when it waits no longer: the words that stop it may have woken it first.
+    open_ones = (questions.c.job_id == job_id) & questions.c.answered_at.is_(None)
+    connection.execute(update(questions).where(open_ones).values(answered_at=now()))
     log.record(
         connection, "job.cancel_requested", numbered.workspace_id, job_id=job_id, seq=numbered.event_seq,
         conversation_id=numbered.conversation_id, data={"by": by, "was": was},

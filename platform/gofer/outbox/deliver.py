@@ -19,6 +19,7 @@ from gofer.jobs.outcome import Done, Outcome, Retry, Snooze
 from gofer.jobs.wanted import CONFIRMING
 from gofer.jobs.worker import Run
 from gofer.outbox import ledger
+from gofer.outbox.asked import end_questions
 from gofer.outbox.ledger import INTERRUPTED, Before, Part
 from gofer.outbox.telling import Telling
 from gofer.store.database import Database
@@ -124,6 +125,8 @@ class Outbox:
         confirm_after = self._late_write_within if before.taken_over else None
         await write(partial(ledger.sent, claim=claim, part=part, confirm_after=confirm_after))
         crash_point("outbox.sent")
+        if part.kind == "error":  # what the run asked before it was stopped
+            await end_questions(self._database, self._vault, self._accounts, part.job_id)
 
     def _too_soon(self, part: Part, connected: Connected, before: Before) -> None:
         """Raises Temporary while a part that was begun may still arrive: looking for it now would not find it."""

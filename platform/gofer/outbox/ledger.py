@@ -13,7 +13,17 @@ from gofer.jobs.queue import Claim
 from gofer.store import events as log
 from gofer.store.clock import now
 from gofer.store.sealing import conversation_key, unseal
-from gofer.store.tables import IS_UNSENT, JobState, ReplyState, attempts, bindings, in_state, jobs, replies
+from gofer.store.tables import (
+    IS_UNSENT,
+    JobState,
+    ReplyState,
+    attempts,
+    bindings,
+    in_state,
+    jobs,
+    questions,
+    replies,
+)
 from gofer.vault.envelope import Vault
 from gofer.vault.errors import Tampered
 
@@ -90,7 +100,7 @@ def next_part(connection: Connection, vault: Vault, binding_id: str) -> Part | N
         external_id=row.external_id,
         tries=row.tries,
         question=content.get("question", ""),
-        choices=tuple(content.get("choices", ())),
+        choices=() if _is_ended(connection, content) else tuple(content.get("choices", ())),
         confirm_in=None if row.confirm_at is None else row.confirm_at - row.current,
     )
 
@@ -118,6 +128,24 @@ _TO_CONFIRM = (
     .order_by(replies.c.confirm_at)
     .limit(1)
 )
+
+
+def ended_questions(connection: Connection, vault: Vault, job_id: int) -> list[tuple[str, str, str]]:
+    """Where a job's questions stand that are no longer open: connection, place and id there."""
+    asked = _ROW.where(replies.c.job_id == job_id, replies.c.kind == "note", replies.c.external_id != "")
+    return [
+        (row.connection_id, row.ref, row.external_id)
+        for row in connection.execute(asked).all()
+        if _is_ended(connection, _content(connection, vault, row)[0])
+    ]
+
+
+def _is_ended(connection: Connection, content: Mapping[str, Any]) -> bool:
+    """Whether it offers choices to a question that nobody is to answer any more."""
+    if not content.get("choices"):
+        return False
+    ended = (questions.c.id == content["question"]) & questions.c.answered_at.is_not(None)
+    return connection.execute(select(questions.c.id).where(ended)).first() is not None
 
 
 def begin(connection: Connection, claim: Claim, part: Part) -> None:

@@ -22,6 +22,7 @@ from gofer.jobs.kinds import ANSWER
 from gofer.jobs.outcome import Outcome
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Handler, Run
+from gofer.outbox.asked import end_questions
 from gofer.outbox.telling import Telling
 from gofer.store.database import Database
 from gofer.store.tables import JobState, Trust, in_state, jobs, showings
@@ -82,6 +83,11 @@ class Presence:
             companion = Companion(claim, read.connection_id, message.conversation, message.external_id)
             self._companions[claim.id] = companion
             self._spawn(self._accompany(companion))
+
+    def heard(self, claim: Claim, kind: str, data: dict[str, Any]) -> None:
+        """A run tells what it does: where what it asked is settled, its buttons go. Never blocks or raises."""
+        if kind == "tool.finished" and data["asked"]:
+            self._spawn(end_questions(self._database, self._telling.vault, self._accounts, claim.id))
 
     def around(self, handler: Handler) -> Handler:
         """The handler, with its companion sent away when it ends, however it ends."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from gofer.agent.agents import Agents, AgentSpec
+from gofer.agent.agents import DEFAULT_MODEL, Agents, AgentSpec
 from gofer.errors import GoferError, NotFound
 from gofer.integration import COMMANDS, Incoming
 from gofer.jobs.delays import clock_time, why
@@ -51,6 +51,8 @@ class Asking:
     agents_dir: Path
     today: str
     timezone: str
+    auto: str
+    """The model that `auto` stands for now."""
 
 
 def answer_to(connection: Connection, asking: Asking) -> str:
@@ -139,8 +141,15 @@ def _agent(connection: Connection, asking: Asking) -> str:
 
 
 def _model(connection: Connection, asking: Asking) -> str:
-    lines = [f"{spec.name} answers with {spec.model}." for spec in _agents_here(connection, asking)]
+    lines = [f"{spec.name} answers with {_named(spec, asking)}." for spec in _agents_here(connection, asking)]
     return "\n".join([*lines, "An owner can choose: /model provider/model | default"])
+
+
+def _named(spec: AgentSpec, asking: Asking) -> str:
+    model = (
+        f"{asking.auto} (auto: the best there is a key for)" if spec.model == DEFAULT_MODEL else spec.model
+    )
+    return f"{model}, or with {spec.fallback} when that cannot be had" if spec.fallback else model
 
 
 def _settings(connection: Connection, asking: Asking) -> str:

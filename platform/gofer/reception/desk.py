@@ -13,6 +13,7 @@ import structlog
 from sqlalchemy import Connection, select
 
 from gofer.accounts import Accounts, Connected
+from gofer.agent.agents import DEFAULT_MODEL
 from gofer.agent.models.keys import ModelKeys
 from gofer.errors import Conflict, GoferError, NotFound, Temporary
 from gofer.intake.admit import Admitter, Read, read_one
@@ -213,6 +214,7 @@ class Desk:
             agents_dir=self._settings.data_dir / "agents",
             today=datetime.now(ZoneInfo(self._settings.timezone)).strftime("%Y-%m-%d"),
             timezone=self._settings.timezone,
+            auto=(await self._keys.catalogue(claim.workspace_id)).resolve(DEFAULT_MODEL),
         )
         return await self._database.read(partial(answer_to, asking=asking))
 

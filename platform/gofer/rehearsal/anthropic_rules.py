@@ -205,6 +205,8 @@ def _block(block: Mapping[str, Any], place: str, signatures: Mapping[str, str]) 
         yield f"{place}: text content blocks must be non-empty"
     if block["type"] == "tool_use" and not NAME.fullmatch(block["name"]):
         yield f"{place}.tool_use.name: String should match pattern '{NAME.pattern}'"
+    if block["type"] == "tool_use" and not NAME.fullmatch(block["id"]):
+        yield f"{place}.tool_use.id: String should match pattern '{NAME.pattern}'"
     if block["type"] == "image" and block["source"]["type"] == "base64":
         yield from _image(block["source"], place)
     if block["type"] == "thinking" and signatures.get(block["signature"]) != block["thinking"]:

@@ -30,6 +30,8 @@ class Reply:
     """Name and arguments; a string as arguments is sent as it is."""
     finish: str = ""
     fault: Fault = ""
+    sparse: bool = False
+    """Say neither which call a piece belongs to nor what it cost, like some servers."""
 
 
 Script = Sequence[Reply] | Callable[[Mapping[str, Any]], Reply]
@@ -78,6 +80,9 @@ class OpenAI:
 
     async def _stream(self, body: Mapping[str, Any], reply: Reply) -> AsyncIterator[bytes]:
         for chunk in _chunks(body, reply, len(self.received)):
+            for choice in chunk["choices"] if reply.sparse else ():
+                for piece in choice["delta"].get("tool_calls", ()):
+                    del piece["index"]
             yield f"data: {json.dumps(chunk)}\n\n".encode()
             await asyncio.sleep(0)
         if reply.fault != "cut":
@@ -110,6 +115,8 @@ def _chunks(body: Mapping[str, Any], reply: Reply, number: int) -> Iterator[dict
         return
     finish = "length" if reply.fault == "length_in_call" else reply.finish
     yield chunk({}, finish or ("tool_calls" if reply.calls else "stop"))
+    if reply.sparse:
+        return
     size = len(json.dumps(body["messages"])) // 4
     usage = {"prompt_tokens": size, "completion_tokens": 7, "total_tokens": size + 7}
     yield {**base, "choices": [], "usage": {**usage, "prompt_tokens_details": {"cached_tokens": size // 2}}}

@@ -48,10 +48,11 @@ class Patterns:
 
     def settled(self, text: str) -> int:
         """How much of a growing text can be let go: no secret that began before this is still open."""
-        joined = Joined(text)
+        from_here = max(0, len(text) - self._longest * 2 - LONGEST_BLOCK)
+        joined = Joined(text[from_here:])
         waiting = self._first_open(joined.text)
-        position = len(text) if waiting is None else joined.position(waiting)
-        return max(min(position, unfinished(text)), len(text) - self._longest * 2 - LONGEST_BLOCK)
+        position = len(text) if waiting is None else from_here + joined.position(waiting)
+        return max(min(position, unfinished(text)), from_here)
 
     def _known(self, text: str) -> Iterator[Span]:
         joined = Joined(text)

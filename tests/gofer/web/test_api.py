@@ -151,6 +151,10 @@ def test_a_change_to_what_has_changed_is_refused(api: httpx2.Client, connection:
 
 
 def test_agents_are_edited_one_after_the_other(api: httpx2.Client) -> None:
+    built_in = api.get("/agents/gofer").json()
+    assert 'model = "auto"' in built_in["toml"]
+    assert built_in["spec"]["limits"]["job_dollars"] == 1
+    assert api.get("/agents/nobody").status_code == 404
     made = api.put("/agents/scribe", json={"toml": 'model = "auto"\n', "instructions": "Write."})
     assert made.status_code == 200, made.text
     seen = api.get("/agents/scribe").headers["etag"]

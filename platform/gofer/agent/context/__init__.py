@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gofer.agent.context.sizes import block_size, estimate, run_size
-from gofer.agent.conversation import Said
+from gofer.agent.conversation import Said, Summary
 from gofer.agent.limits import Go
 from gofer.agent.model import Block, Message, Request
 from gofer.agent.parts import Point
@@ -31,6 +31,10 @@ class Provider(Protocol):
         """The messages before the run that it may see."""
         ...
 
+    async def summary(self, state: State) -> Summary | None:
+        """What is kept of everything before those: by this run, or by an earlier one."""
+        ...
+
     async def opening(self, state: State) -> list[Message]:
         """The same as messages for the model, with the summary before them."""
         ...
@@ -43,8 +47,13 @@ class Provider(Protocol):
 class Compressor(Protocol):
     """Makes it fit."""
 
-    async def shrink(self, state: State, history: Sequence[Said], size: int, *, force: bool) -> list[Point]:
-        """What to leave out now; nothing most of the time. With `force` something must go."""
+    async def shrink(
+        self, state: State, before: Summary | None, history: Sequence[Said], size: int, *, force: bool
+    ) -> list[Point]:
+        """What to leave out now; nothing most of the time. With `force` something must go.
+
+        A new summary takes the place of the one before, so it has to hold that, too.
+        """
         ...
 
 
@@ -86,8 +95,8 @@ class WholeContext:
         return before + run_size(state) + added + self.assembler.overhead()
 
     async def shrink(self, state: State, *, force: bool = False) -> list[Point]:
-        history = await self.provider.history(state)
-        return await self.compressor.shrink(state, history, await self.size(state), force=force)
+        before, history = await self.provider.summary(state), await self.provider.history(state)
+        return await self.compressor.shrink(state, before, history, await self.size(state), force=force)
 
     async def request(self, state: State, go: Go) -> Request:
         return await self.assembler.request(state, merge(await self._messages(state)), go)

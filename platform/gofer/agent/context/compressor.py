@@ -68,11 +68,13 @@ class PlainCompressor:
             summariser.summarise if summariser else None
         )
 
-    async def shrink(self, state: State, history: Sequence[Said], size: int, *, force: bool) -> list[Point]:
+    async def shrink(
+        self, state: State, before: Summary | None, history: Sequence[Said], size: int, *, force: bool
+    ) -> list[Point]:
         if not state.rounds and self._history_size(history) > self._settings.history:
-            return [await self._compact_history(state, history)]
+            return [await self._compact_history(state, before, history)]
         if force or size > self._compact_at:
-            return await self._compact(state, history, force)
+            return await self._compact(state, before, history, force)
         if size > self._settings.clear_at:
             return self._clear(state)
         return []
@@ -80,13 +82,13 @@ class PlainCompressor:
     def _history_size(self, history: Sequence[Said]) -> int:
         return sum(text_size(said.text) for said in history)
 
-    async def _compact_history(self, state: State, history: Sequence[Said]) -> Point:
+    async def _compact_history(self, state: State, before: Summary | None, history: Sequence[Said]) -> Point:
         kept, size = len(history), 0
         while kept and size < self._settings.history // 2:
             kept -= 1
             size += text_size(history[kept].text)
         old = history[: max(1, kept)]
-        return await self._checkpoint(state, old, [], kept_from=0, covers_to=old[-1].seq)
+        return await self._checkpoint(state, before, old, [], kept_from=0, covers_to=old[-1].seq)
 
     def _clear(self, state: State) -> list[Point]:
         last = max(state.kept_from, len(state.rounds) - self._settings.keep_rounds)
@@ -96,7 +98,9 @@ class PlainCompressor:
             return []
         return [Point("context.cleared", {"call_ids": [call.id for call in big]})]
 
-    async def _compact(self, state: State, history: Sequence[Said], force: bool) -> list[Point]:
+    async def _compact(
+        self, state: State, before: Summary | None, history: Sequence[Said], force: bool
+    ) -> list[Point]:
         kept_from = self._cut(state, self._keep // 2 if force else self._keep)
         if force and kept_from == state.kept_from:
             # The model says it is too much although we think that it is not: everything answered goes.
@@ -105,7 +109,9 @@ class PlainCompressor:
         if not gone and not history:
             return []
         covers_to = max([state.history_to, *(_last_seq(round_) for round_ in gone)])
-        return [await self._checkpoint(state, history, gone, kept_from=kept_from, covers_to=covers_to)]
+        return [
+            await self._checkpoint(state, before, history, gone, kept_from=kept_from, covers_to=covers_to)
+        ]
 
     def _cut(self, state: State, keep: int) -> int:
         """The first round to keep: as many as fit, and always one that still waits for its answer."""
@@ -120,9 +126,16 @@ class PlainCompressor:
         return max(cut, state.kept_from)
 
     async def _checkpoint(
-        self, state: State, old: Sequence[Said], gone: Sequence[Round], *, kept_from: int, covers_to: int
+        self,
+        state: State,
+        before: Summary | None,
+        old: Sequence[Said],
+        gone: Sequence[Round],
+        *,
+        kept_from: int,
+        covers_to: int,
     ) -> Point:
-        before = state.summary
+        tainted = state.narrowed or (before is not None and before.narrowed)
         trusted = [*_trusted_said(old), *_trusted_input(gone)]
         rules = standing_rules(trusted, before.rules if before else ())
         condensed = await self._summarise(state, _material(before, old, gone)) if self._summarise else None
@@ -138,7 +151,7 @@ class PlainCompressor:
                 "covers_to": covers_to,
                 "history_after": old[-1].seq if old else state.history_after,
                 "kept_from": kept_from,
-                "narrowed": state.narrowed or any(said.has_strangers_words for said in old),
+                "narrowed": tainted or any(said.has_strangers_words for said in old),
                 "usage": condensed.usage.json(),
                 "cost": condensed.cost,
             },

@@ -33,16 +33,18 @@ class ConversationProvider:
             self._said = await self._history.between(after, to, newest=NEWEST) if to > after else ()
         return [said for said in self._said if said.seq > state.history_after]
 
+    async def summary(self, state: State) -> Summary | None:
+        await self.history(state)
+        return state.summary or self._earlier
+
     async def tainted(self, state: State) -> bool:
-        said = await self.history(state)
-        summary = state.summary or self._earlier
+        said, summary = await self.history(state), await self.summary(state)
         return bool(summary and summary.narrowed) or any(
             one.has_strangers_words and not one.by_us for one in said
         )
 
     async def opening(self, state: State) -> list[Message]:
-        said = await self.history(state)
-        summary = state.summary or self._earlier
+        said, summary = await self.history(state), await self.summary(state)
         key = (state.history_after, len(said), summary.text if summary else "")
         if self._opening is None or self._opening[0] != key:
             self._opening = key, [*_summary(summary), *(_message(one, state) for one in said)]

@@ -16,6 +16,7 @@ import httpx2
 from gofer.agent.model import Block, Delta, Message, ModelError, ModelEvent, Request, Stop, Turn, Usage
 from gofer.agent.models.calls import call_block
 from gofer.agent.models.errors import classify
+from gofer.agent.models.words import code
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -63,9 +64,10 @@ class Anthropic:
             async for event in await self._open(request):
                 for delta in answer.take(event.to_dict(warnings=False)):
                     yield delta
+            turn = answer.turn()
         except Exception as error:
             raise classify(error, self.name, answer.usage) from error
-        yield answer.turn()
+        yield turn
 
     async def _open(self, request: Request) -> Any:
         params = parameters(request, self._model, thinking=self._thinking)
@@ -218,9 +220,7 @@ class Answer:
         """The complete answer. A stream that ended early is no answer."""
         if not self._ended or self._stop is None:
             raise self._error("retryable", "The stream of the answer broke off.")
-        if self._stop not in STOPS:
-            raise self._error("invalid", f"The model stopped for a reason unknown here: {self._stop[:80]}.")
-        stop = STOPS[self._stop]
+        stop = STOPS.get(self._stop, "unknown")
         malformed: dict[str, str] = {}
         content = [block for index in sorted(self._blocks) for block in self._block(index, stop, malformed)]
         calls = any(block["type"] == "tool_use" for block in content)
@@ -236,7 +236,7 @@ class Answer:
             malformed=malformed,
             cut_call=dropped_call,
             diagnostics=self._message.get("diagnostics"),
-            detail=self._detail,
+            detail=self._detail if stop != "unknown" else code(self._stop),
         )
 
     def _error(self, kind: Any, text: str) -> ModelError:

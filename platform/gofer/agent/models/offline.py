@@ -25,7 +25,7 @@ WHAT_IT_IS = (
     "To have a real model, give Gofer a key: on its Welcome page, by `gofer secrets put anthropic_key`, or in "
     "`GOFER_ANTHROPIC_KEY`. The page about models in the docs has the rest, local models included."
 )
-_TOOL = re.compile(r"tool\s+([a-z0-9_-]{1,64})\s*(\{.*\})?\s*")
+_TOOL = re.compile(r"tool\s++([a-z0-9_-]{1,64})\s*+(\{.*\})?+\s*+")
 
 
 class Offline:

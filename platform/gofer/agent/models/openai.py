@@ -9,13 +9,15 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import httpx2
 
+from gofer.agent.call_ids import new_id
+from gofer.agent.context.sizes import estimate, text_size
 from gofer.agent.model import Block, Delta, Message, ModelError, ModelEvent, Request, Stop, Turn, Usage
 from gofer.agent.models.calls import call_block
 from gofer.agent.models.errors import classify
+from gofer.agent.models.words import code
 from gofer.agent.state import texts
 from gofer.errors import ConfigError
 
@@ -57,16 +59,17 @@ class OpenAI:
         self._client: AsyncOpenAI | None = None
 
     async def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
-        answer = _Answer(self.name)
+        answer = _Answer(self.name, request)
         try:
             async for chunk in await self._open(request):
                 for delta in answer.take(chunk.to_dict(warnings=False)):
                     yield delta
+            turn = answer.turn()
         except ConfigError:
             raise
         except Exception as error:
             raise classify(error, self.name, answer.usage) from error
-        yield answer.turn()
+        yield turn
 
     async def _open(self, request: Request) -> Any:
         params: dict[str, Any] = {
@@ -155,18 +158,29 @@ def _assistant(message: Message) -> dict[str, Any]:
 
 
 class _Answer:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, request: Request) -> None:
         self._name = name
+        self._request = request
         self._text: list[str] = []
         self._calls: dict[int, dict[str, str]] = {}
         self._stop: str | None = None
         self._id: str | None = None
-        self.usage = Usage()
+        self._counted = Usage()
+
+    @property
+    def usage(self) -> Usage:
+        """As the server counted; estimated for one that does not, or broke off: a budget must hold there, too."""
+        if self._counted.total or self._id is None:
+            return self._counted
+        tools = sum(text_size(json.dumps(tool.schema)) for tool in self._request.tools)
+        asked = estimate(self._request.messages) + text_size(self._request.system) + tools
+        said = "".join([*self._text, *(call["arguments"] for call in self._calls.values())])
+        return Usage(input=asked, output=text_size(said))
 
     def take(self, chunk: dict[str, Any]) -> list[Delta]:
         self._id = chunk.get("id") or self._id
         if chunk.get("usage"):
-            self.usage = _usage(chunk["usage"])
+            self._counted = _usage(chunk["usage"])
         deltas: list[Delta] = []
         for choice in chunk.get("choices") or []:
             self._stop = choice.get("finish_reason") or self._stop
@@ -179,22 +193,26 @@ class _Answer:
             self._text.append(delta["content"])
             deltas.append(Delta("text", delta["content"]))
         for piece in delta.get("tool_calls") or []:
-            call = self._calls.setdefault(piece["index"], {"name": "", "arguments": ""})
             function = piece.get("function") or {}
+            call = self._calls.setdefault(self._number(piece, function), {"name": "", "arguments": ""})
             call["name"] += function.get("name") or ""
             call["arguments"] += function.get("arguments") or ""
             deltas.append(Delta("call", function.get("arguments") or ""))
         return deltas
+
+    def _number(self, piece: dict[str, Any], function: dict[str, Any]) -> int:
+        """Which call a piece belongs to. Some servers do not say: there a name begins the next."""
+        number = piece.get("index")
+        if isinstance(number, int):
+            return number
+        return len(self._calls) - (0 if function.get("name") or not self._calls else 1)
 
     def turn(self) -> Turn:
         if self._stop is None:
             raise ModelError(
                 "retryable", "The stream of the answer broke off.", usage=self.usage, model=self._name
             )
-        if self._stop not in STOPS:
-            text = f"The model stopped for a reason unknown here: {self._stop[:80]}."
-            raise ModelError("invalid", text, usage=self.usage, model=self._name)
-        stop = STOPS[self._stop]
+        stop = STOPS.get(self._stop, "unknown")
         content: list[Block] = [{"type": "text", "text": "".join(self._text)}] if self._text else []
         malformed: dict[str, str] = {}
         # Some servers say "stop" although there are calls; all of them say "length" when one was cut.
@@ -205,12 +223,13 @@ class _Answer:
         cut = bool(self._calls) and stop != "tool_use"
         if stop == "tool_use" and not self._calls:
             stop = "end"
-        return Turn(content, stop, self.usage, self._name, self._id, malformed, cut)
+        detail = code(self._stop) if stop == "unknown" else ""
+        return Turn(content, stop, self.usage, self._name, self._id, malformed, cut, detail=detail)
 
     def _call(self, index: int, malformed: dict[str, str]) -> Block:
         call = self._calls[index]
         # Ids of our own: some servers begin to count anew in every answer, and ids must be unique in a transcript.
-        return call_block(f"call_{uuid4().hex[:24]}", call["name"], call["arguments"] or "{}", malformed)
+        return call_block(new_id(), call["name"], call["arguments"] or "{}", malformed)
 
 
 def _usage(counted: dict[str, Any]) -> Usage:

@@ -6,6 +6,7 @@ keeps it could never be sent again.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from gofer.agent.model import Attempted, Block, Delta, ModelEvent
@@ -16,6 +17,11 @@ def whole(text: str) -> str:
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def code(text: object) -> str:
+    """A provider's name for something, as it can stand in a sentence."""
+    return re.sub(r"[^a-zA-Z0-9_. -]", "?", str(text))[:80]
 
 
 def sendable(event: ModelEvent) -> ModelEvent:

@@ -33,6 +33,24 @@ def is_public(address: Address) -> bool:
     return not any(address.version == closed.version and address in closed for closed in _CLOSED)
 
 
+def is_ours(address: Address) -> bool:
+    """Whether it is this machine's own: what listens there may be closed to the world and open to us."""
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(
+                (str(address), 9)
+            )  # nothing is sent; the system only chooses the address it would send from
+            return str(probe.getsockname()[0]) == str(address)
+        except OSError:
+            return False
+
+
+def may_be_fetched(address: Address) -> bool:
+    """Whether it is somebody else's, and everybody's to reach."""
+    return is_public(address) and not is_ours(address)
+
+
 def _inner(address: Address) -> ipaddress.IPv4Address | None:
     """The IPv4 address that an IPv6 one stands for."""
     if isinstance(address, ipaddress.IPv4Address):

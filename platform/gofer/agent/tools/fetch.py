@@ -6,7 +6,9 @@ that changes its mind in between gains nothing. Each redirect starts over.
 
 from __future__ import annotations
 
+import asyncio
 import codecs
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from urllib.parse import urljoin
@@ -14,7 +16,7 @@ from urllib.parse import urljoin
 import httpx2
 from pydantic import Field
 
-from gofer.agent.tools.addresses import Address, is_public, resolve
+from gofer.agent.tools.addresses import Address, may_be_fetched, resolve
 from gofer.agent.tools.page_text import page_text
 from gofer.agent.untrusted import plain
 from gofer.errors import Malformed, Permanent, Temporary
@@ -23,6 +25,8 @@ from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 MAX_BODY = 3_000_000
 MAX_REDIRECTS = 5
 TIMEOUT = 20
+_CHARSETS = re.compile(r"utf-(?:8|16|32)|ascii|iso|cp\d|koi8|mac-|gb|big5|hz|euc|shift|johab|tis-620")
+"""How pages are written. Python knows further codecs, some of which take hours for a page made for that."""
 _TEXT = ("text/", "application/json", "application/xml", "application/xhtml", "application/javascript")
 
 
@@ -36,7 +40,7 @@ class Fetcher:
     """Fetches pages. The two functions are its only ways to the network's names."""
 
     resolve: Callable[[str, int], Awaitable[list[Address]]] = resolve
-    may_connect: Callable[[Address], bool] = is_public
+    may_connect: Callable[[Address], bool] = may_be_fetched
 
     async def __call__(self, arguments: FetchArguments, context: ToolContext) -> ToolResult:
         url = arguments.url
@@ -47,7 +51,8 @@ class Fetcher:
                     if response.is_redirect:
                         url = urljoin(str(target), response.headers.get("location", ""))
                         continue
-                    return _result(str(target), response, await _body(response), arguments.raw)
+                    body = await _body(response)
+                    return await asyncio.to_thread(_result, str(target), response, body, arguments.raw)
         raise Permanent(f"{arguments.url} redirects more than {MAX_REDIRECTS} times.")
 
     async def _address(self, url: httpx2.URL) -> Address:
@@ -134,6 +139,10 @@ def _result(url: str, response: httpx2.Response, body: bytes, raw: bool) -> Tool
     kind = response.headers.get("content-type", "").lower()
     if kind and not kind.startswith(_TEXT):
         return ToolResult(f"{url} is {plain(kind)[:80]}, not text ({len(body)} bytes).", is_error=True)
+    if (packed := response.headers.get("content-encoding", "identity").lower()) != "identity":
+        return ToolResult(
+            f"{url} came as {plain(packed)[:80]}, although plain text was asked for.", is_error=True
+        )
     text = body.decode(_charset(kind), "replace")
     if "html" in kind and not raw:
         text = page_text(text)
@@ -145,9 +154,10 @@ def _result(url: str, response: httpx2.Response, body: bytes, raw: bool) -> Tool
 def _charset(kind: str) -> str:
     name = kind.partition("charset=")[2].partition(";")[0].strip(" \"'")
     try:
-        return codecs.lookup(name or "utf-8").name
-    except LookupError:
+        found = codecs.lookup(name or "utf-8").name
+    except (LookupError, ValueError):
         return "utf-8"
+    return found if _CHARSETS.match(found) else "utf-8"
 
 
 def fetch_tool(fetcher: Fetcher | None = None) -> Tool[FetchArguments]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import re
 
@@ -14,6 +15,8 @@ from gofer.tool import Arguments, Image, Tier, Tool, ToolContext, ToolResult
 
 MAX_FILE = 10_000_000
 PAGE_LINES = 1000
+COMPARED_LINES, COMPARED_LENGTH = 2000, 500
+"""Lines, and characters of each, in which one like another is looked for: it takes long."""
 PAGE_CHARACTERS = 22_000
 _KEPT = re.compile(r"output:([A-Za-z0-9_-]{8,128})")
 
@@ -124,7 +127,7 @@ async def edit(arguments: EditArguments, context: ToolContext) -> ToolResult:
     for number, one in enumerate(arguments.edits, 1):
         count = text.count(one.old)
         if count != 1:
-            return ToolResult(_mismatch(number, count, one.old, text), is_error=True)
+            return ToolResult(await asyncio.to_thread(_mismatch, number, count, one.old, text), is_error=True)
         text = text.replace(one.old, one.new, 1)
     await context.shell.write(arguments.path, text.encode())
     diff = _diff(before, text, arguments.path)
@@ -135,9 +138,19 @@ async def edit(arguments: EditArguments, context: ToolContext) -> ToolResult:
 def _mismatch(number: int, count: int, old: str, text: str) -> str:
     if count > 1:
         return f"Edit {number}: the old text is there {count} times. Give more of its surroundings. Nothing changed."
-    near = difflib.get_close_matches(old.splitlines()[0], text.splitlines(), 1, 0.6) if old.strip() else []
-    hint = f" The nearest line is: {near[0]!r}." if near else ""
+    near = _nearest(old.splitlines()[0], text) if old.strip() else ""
+    hint = f" The nearest line is: {near!r}." if near else ""
     return f"Edit {number}: the old text is not in the file exactly as given.{hint} Nothing changed."
+
+
+def _nearest(wanted: str, text: str) -> str:
+    """A line that was probably meant: the same but for white space, or one of the first few much like it."""
+    lines = [line for line in text.splitlines() if len(line) <= COMPARED_LENGTH]
+    words = wanted.split()
+    if (same := next((line for line in lines if line.split() == words), "")) != "":
+        return same
+    likely = difflib.get_close_matches(wanted[:COMPARED_LENGTH], lines[:COMPARED_LINES], 1, 0.6)
+    return likely[0] if likely else ""
 
 
 def _diff(before: str, after: str, path: str) -> str:

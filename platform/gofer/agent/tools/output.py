@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -11,6 +15,11 @@ from gofer.tool import Blobs, ToolResult
 MAX_CHARACTERS = 24_000
 MAX_LINE = 2_000
 MAX_BLOB = 10_000_000
+MUCH = 100_000
+"""Characters from which on the work is left to a thread, so that others need not wait for it."""
+OVERLAP = 50_000
+"""Characters; longer than the longest secret in its longest disguise."""
+_LONG_LINE = re.compile(rf"^[^\n]{{{MAX_LINE + 1},}}", re.M)
 
 
 class Masking(Protocol):
@@ -45,10 +54,42 @@ class NoMask:
         return ""
 
 
+class Glimpse:
+    """What a call prints, masked, for whoever watches: no more a second than can be masked beside everything else.
+
+    What is left out comes with the result. The masker still sees the end of it, so that a secret which begins there
+    and ends in what is shown is not shown.
+    """
+
+    def __init__(self, mask: Masker, clock: Callable[[], float] = time.monotonic) -> None:
+        self._mask = mask
+        self._stream = mask.stream()
+        self._clock = clock
+        self._since = clock()
+        self._shown = 0
+        self._missed = ""
+
+    def feed(self, text: str) -> str:
+        if (now := self._clock()) - self._since >= 1:
+            self._since, self._shown = now, 0
+        if self._shown >= MUCH:
+            self._missed = (self._missed + text[-OVERLAP:])[-OVERLAP:]
+            return ""
+        self._shown += len(text)
+        if not self._missed:
+            return self._stream.feed(text)
+        self._stream = self._mask.stream()
+        self._stream.feed(self._missed)
+        self._missed = ""
+        return f"\n[…]\n{self._stream.feed(text)}"
+
+
 async def fit(result: ToolResult, mask: Masker, blobs: Blobs | None) -> ToolResult:
     """The result as model and journal get it. What does not fit is kept as a blob, masked as well."""
-    text = mask.redact(clean(result.content))
-    short = shorten(text)
+    if len(result.content) > MUCH:
+        text, short = await asyncio.to_thread(_fitted, result.content, mask)
+    else:
+        text, short = _fitted(result.content, mask)
     result = replace(result, details=_masked(dict(result.details), mask))
     if short == text:
         return replace(result, content=text)
@@ -57,6 +98,11 @@ async def fit(result: ToolResult, mask: Masker, blobs: Blobs | None) -> ToolResu
         ref = await blobs.put(text.encode()[:MAX_BLOB], "text/plain")
         more = f'The whole is kept: read it in parts with read(path="output:{ref}", offset=1).'
     return replace(result, content=f"{short}\n[{more}]" if more else short, truncated=True, more=more)
+
+
+def _fitted(content: str, mask: Masker) -> tuple[str, str]:
+    text = mask.redact(clean(content))
+    return text, shorten(text)
 
 
 def _masked(value: Any, mask: Masker) -> Any:
@@ -69,8 +115,7 @@ def _masked(value: Any, mask: Masker) -> Any:
 
 def shorten(text: str) -> str:
     """Head and tail, and no endless lines."""
-    lines = [_short_line(line) for line in text.split("\n")] if len(text) > MAX_LINE else [text]
-    text = "\n".join(lines)
+    text = _LONG_LINE.sub(lambda line: _short_line(line[0]), text)
     if len(text) <= MAX_CHARACTERS:
         return text
     head, tail = _cut_back(text[: MAX_CHARACTERS // 2]), _cut_forward(text[-MAX_CHARACTERS // 2 :])
@@ -80,8 +125,6 @@ def shorten(text: str) -> str:
 
 
 def _short_line(line: str) -> str:
-    if len(line) <= MAX_LINE:
-        return line
     return (
         f"{line[: MAX_LINE - 200]} [… {len(line) - MAX_LINE + 100} characters of this line …] {line[-100:]}"
     )

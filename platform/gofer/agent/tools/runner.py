@@ -17,7 +17,7 @@ from gofer.agent.model import Block, ToolSpec
 from gofer.agent.parts import Ran, Status, Surroundings
 from gofer.agent.state import Call
 from gofer.agent.tools.bash import command_result, unless_stopped
-from gofer.agent.tools.output import Masker, NoMask, fit
+from gofer.agent.tools.output import Glimpse, Masker, NoMask, fit
 from gofer.agent.tools.policy import Policy
 from gofer.agent.tools.registry import Registry
 from gofer.agent.transcript import OUTCOME_UNKNOWN
@@ -117,7 +117,7 @@ class ToolRunner:
         return None
 
     def _context(self, call: Call, around: Surroundings) -> ToolContext:
-        live = self._mask.stream()
+        live = Glimpse(self._mask)
         return ToolContext(
             call_id=call.id,
             shell=self._shell,

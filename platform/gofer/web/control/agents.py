@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.agent.agents import NAME, AgentFileError, Agents, put_agent, remove_agent, texts
+from gofer.agent.agents import (
+    NAME,
+    AgentFileError,
+    Agents,
+    AgentSpec,
+    as_toml,
+    put_agent,
+    remove_agent,
+    texts,
+)
 from gofer.errors import ConfigError, NotFound
 from gofer.store.tables import agents
 from gofer.web.control.asking import Question, answered, asked, check_match, etag_of, platform_of, rows
@@ -44,11 +54,30 @@ async def show(request: Request) -> Response:
     name = request.path_params["name"]
     path = _directory(request) / f"{name}.toml"
     files = await asyncio.to_thread(_files, path.parent)
+    if name not in files and await platform_of(request).database.read(partial(_is_stored, name=name)):
+        return answered(request, _built_in(name), etag=etag_of())
     if name not in files or not NAME.fullmatch(name):
-        raise NotFound(f"There is no file for an agent called {name[:40]!r}. `gofer agents list` shows them.")
+        raise NotFound(f"There is no agent called {name[:40]!r}. `gofer agents list` shows those there are.")
     toml, instructions = await asyncio.to_thread(texts, path)
     shown = {"name": name, "toml": toml, "instructions": instructions, **files[name]}
     return answered(request, shown, etag=etag_of(toml, instructions))
+
+
+def _is_stored(connection: Connection, name: str) -> bool:
+    return connection.execute(select(agents.c.id).where(agents.c.name == name)).first() is not None
+
+
+def _built_in(name: str) -> dict[str, Any]:
+    """An agent without a file: what would be in one that changes nothing."""
+    spec = AgentSpec(name=name)
+    toml = f"# {name} has no file. This one would change nothing; docs/agents.md has every setting.\n{as_toml(spec)}"
+    return {
+        "name": name,
+        "toml": toml,
+        "instructions": "",
+        "problem": "",
+        "spec": spec.model_dump(mode="json"),
+    }
 
 
 async def put(request: Request) -> Response:
