@@ -33,7 +33,7 @@ async def admit(unread: Unread, account: Account, access: Access) -> Admission:
     """Look the sender's permission up. Gofer's owner is who is paired as such; repository roles give no more
     than membership, because they say nothing about who runs this Gofer."""
     message = unread.message
-    place = Place.of(message.conversation, message.facts)
+    place = Place.of(message.conversation, message.lasting)
     settings = Settings.model_validate(account.settings)
     client = await access.to(account, place.repository, READ)
     if message.trigger == "check":
@@ -77,9 +77,11 @@ async def _admit_check(message: Incoming, client: Client, place: Place, settings
     tried = sum(1 for body in ours if MARK in body and FIXING in body)
     if tried >= settings.fix_tries:
         return Admission("stranger", note=f"tried {tried} times already")
-    return Admission(
-        "member", text=_instructed(message, settings, ""), note="checks failed on our own pull request"
-    )
+    config = await repository_config(client, place.repository)
+    if closed := _closed(config, message):
+        return Admission("stranger", note=closed)
+    text = _instructed(message, settings, config.instructions)
+    return Admission("member", text=text, note="checks failed on our own pull request")
 
 
 def _instructed(message: Incoming, settings: Settings, own: str) -> str:

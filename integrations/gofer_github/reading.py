@@ -11,7 +11,7 @@ from gofer.integration import COMMANDS, Account, Author, Incoming, Parsed, Reque
 from gofer_github import cleaning, errands
 from gofer_github.events import MESSAGES, why_nothing
 from gofer_github.node import Node
-from gofer_github.place import MARK, is_repository
+from gofer_github.place import MARK, Place, Repository, is_repository
 from gofer_github.settings import Settings
 from gofer_github.triggers import NOT_AT_ALL, spoken
 
@@ -197,18 +197,9 @@ def _incoming(kind: str, payload: Node, settings: Settings, repository: str, sai
 
 
 def _lasting(payload: Node, number: int) -> str:
-    """By the numbers of repository and owner: a renamed one is the same, one made again under its name is not, nor
-    is one that another owner has, since who may write to it is other people."""
-    ours = _numbers(payload)
-    return f"{ours['owner_id']}/{ours['repository_id']}#{number}"
-
-
-def _numbers(payload: Node) -> dict[str, int]:
-    repository = payload.node("repository")
-    return {
-        "owner_id": repository.node("owner").must_number("id"),
-        "repository_id": repository.must_number("id"),
-    }
+    told = payload.node("repository")
+    owner, id_ = told.node("owner").must_number("id"), told.must_number("id")
+    return Place(Repository(told.text("full_name"), owner, id_), number).lasting
 
 
 def _quoted(subject: Node, said: _Said) -> str:
@@ -223,7 +214,6 @@ def _facts(payload: Node, subject: Node, repository: str) -> dict[str, Any]:
     head, base = subject.node("head"), subject.node("base")
     return {
         "repository": repository,
-        **_numbers(payload),
         "number": subject.value["number"],
         "login": payload.node("sender").text("login"),
         "sender": payload.node("sender").value["id"],
@@ -263,7 +253,6 @@ def _failing(payload: Node, settings: Settings, repository: str) -> Incoming | s
         external_id=f"check_suite-{suite.must_number('id')}",
         facts={
             "repository": repository,
-            **_numbers(payload),
             "number": number,
             "head": branch,
             "sha": sha,

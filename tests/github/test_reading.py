@@ -86,6 +86,12 @@ def test_what_addresses_us(text: str, trigger: str) -> None:
     assert spoken(text, "gofer").trigger == trigger
 
 
+def test_commands_work_whatever_the_app_could_be_called() -> None:
+    assert spoken("/gofer link abc", "acme-gofer-7").command == "link"
+    assert spoken("/acme-gofer-7 stop", "acme-gofer-7").command == "stop"
+    assert spoken("@gofer hello", "acme-gofer-7").trigger == "", "that is somebody else"
+
+
 @pytest.mark.parametrize(
     ("given", "seen"),
     [
