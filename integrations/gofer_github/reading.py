@@ -39,6 +39,8 @@ def parse(request: Request, account: Account) -> Parsed:
     kind = request.text_header("x-github-event")
     if not delivery or not kind:
         raise Malformed("A webhook of GitHub has the headers X-GitHub-Delivery and X-GitHub-Event.")
+    if request.body.startswith(b"payload="):
+        raise Malformed("The webhook's content type must be application/json; choose it in its settings.")
     payload = Node.of(request.json())
     action = payload.text("action")
     event = f"{kind}.{action}" if action else kind

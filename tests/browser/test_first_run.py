@@ -100,5 +100,6 @@ def test_an_app_at_github_is_made_by_pressing_buttons(fresh: Page, house: House)
         fresh.get_by_role("button", name="Continue to").click()
         fresh.wait_for_url("**/connections/github_*")
         expect(fresh.get_by_role("main")).to_contain_text("The App pressed is installed nowhere yet.")
+        expect(fresh.locator('main a[href$="/pressed/installations/new"]')).to_be_visible()
     finally:
         house.run(stack.aclose())

@@ -322,6 +322,8 @@ def test_a_sha1_signature_alone_is_refused_and_no_secret_closes_the_door() -> No
 
 
 def test_a_request_that_does_not_say_what_it_is_is_malformed() -> None:
+    with pytest.raises(Malformed, match="content type must be application/json"):
+        integration.parse(request("ping", b"payload=%7B%7D"), account())
     with pytest.raises(Malformed):
         integration.parse(request("", b"{}"), account())
     with pytest.raises(Malformed):
