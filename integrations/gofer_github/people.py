@@ -15,6 +15,7 @@ from gofer_github.settings import Settings, Trigger
 from gofer_github.workflows import chosen
 
 MAY_WRITE = frozenset({"write", "maintain", "admin"})
+ALLOWED = "an allowed bot"
 CONFIG = ".gofer.toml"
 FIXING = "trigger=check"
 
@@ -39,8 +40,11 @@ async def admit(unread: Unread, account: Account, access: Access) -> Admission:
     if message.trigger == "check":
         return await _admit_check(message, client, place, settings)
     login = str(message.facts.get("login", ""))
-    permission = await permission_of(client, place.repository, login, message.author.id)
-    if permission not in MAY_WRITE:
+    if message.author.is_bot and login in settings.allowed_bots:
+        permission = ALLOWED  # GitHub knows no permission of a bot: to it, none is a collaborator
+    else:
+        permission = await permission_of(client, place.repository, login, message.author.id)
+    if permission not in (*MAY_WRITE, ALLOWED):
         return Admission("stranger", note=f"permission: {permission}")
     if not message.addressed:
         return Admission(unread.known_as or "member", note=f"permission: {permission}")

@@ -18,6 +18,7 @@ from gofer_github.triggers import NOT_AT_ALL, spoken
 _COMMANDS = frozenset(command.name for command in COMMANDS)
 _LONGEST_QUOTE = 20_000
 _LONGEST_TITLE = 1_000
+_RELAYED = "(What a bot says may be what strangers told it.)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +194,7 @@ def _incoming(kind: str, payload: Node, settings: Settings, repository: str, sai
         command=command,
         arguments=words.arguments if command else "",
         quoted=_quoted(subject, said) if trigger else "",
+        quoted_here=_by_us_or(sender, subject.node("user"), settings),
         facts={**_facts(payload, subject, repository), "word": words.command, **said.facts},
         lasting=_lasting(payload, number),
     )
@@ -204,10 +206,16 @@ def _lasting(payload: Node, number: int) -> str:
     return Place(Repository(told.text("full_name"), owner, id_), number).lasting
 
 
+def _by_us_or(sender: Node, author: Node, settings: Settings) -> bool:
+    """Whether what a request is about was written by whoever makes it, or by us."""
+    theirs = author.value.get("id") == sender.value.get("id")
+    return (theirs or settings.wrote(author.text("login"))) and not _is_bot(sender)
+
+
 def _quoted(subject: Node, said: _Said) -> str:
     """The issue or pull request the request is about, as it was at that moment, in its author's words."""
-    if said.external_id == str(subject.value.get("number")):
-        return ""  # the request is the issue itself
+    if said.external_id == str(subject.value.get("number")):  # the request is the issue itself
+        return _RELAYED if _is_bot(subject.node("user")) else ""
     author = cleaning.line(subject.node("user").text("login"), 60)
     return f"{author} wrote:\n{_as_seen(subject.text('title'), subject.text('body'))}"[:_LONGEST_QUOTE]
 

@@ -209,10 +209,14 @@ async def test_an_order_hidden_anywhere_gains_no_tool_and_moves_no_secret(
         ]  # fmt: skip
         await scene.github.comment("ada", scene.repository, number, "\n".join(lines))
         await running.quiet()
-    (reply,) = scene.ours(number)
+        (reply,) = scene.ours(number)
+        assert scene.ours(other.number) == []
+        own = tool("github_comment", number=number, body="Hello")
+        await scene.github.comment("ada", scene.repository, other.number, f"@gofer\n{own}")
+        await running.quiet()
+    assert [one.body[:5] for one in scene.ours(number)[1:]] == ["Hello"], "on an issue of her own it may"
     assert reply.body.count("has read text by strangers") == 3, reply.body
     assert f"The branches of this conversation are {scene.repository.issues[number].head}" in reply.body
-    assert scene.ours(other.number) == []
     assert scene.repository.issues[number].reviewers == []
     assert scene.repository.issues[number].labels == []
     assert not any(one.value in reply.body for one in scene.github.world.minted)
