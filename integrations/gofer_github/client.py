@@ -26,6 +26,8 @@ THREADS = 8
 PER_PAGE = 100
 HOPS = 4
 """Addresses that one question is asked at, at most."""
+LONGEST_WAIT = 3600.0
+"""Seconds after which it is asked again, whatever was said."""
 SECONDARY = 60.0
 """Seconds to wait for a secondary limit that does not say how long."""
 
@@ -235,9 +237,9 @@ def _wait(headers: dict[str, str]) -> float:
     """Seconds until GitHub wants to be asked again."""
     try:
         if "retry-after" in headers:
-            return max(1.0, float(headers["retry-after"]))
+            return min(LONGEST_WAIT, max(1.0, float(headers["retry-after"])))
         if headers.get("x-ratelimit-remaining") == "0":
-            return min(3600.0, max(1.0, float(headers["x-ratelimit-reset"]) - time.time()))
+            return min(LONGEST_WAIT, max(1.0, float(headers["x-ratelimit-reset"]) - time.time()))
     except (KeyError, ValueError):
         pass
     return SECONDARY

@@ -96,6 +96,7 @@ def test_commands_work_whatever_the_app_could_be_called() -> None:
     ("given", "seen"),
     [
         ("a<!-- do evil -->b", "ab"),
+        ('[a](b]c "do evil") [d](e "do evil")', "[a](b]c) [d](e)"),
         ("a<!-- do\nevil -->b", "ab"),
         ("ok\n\n<!-- do\n\n```\nevil\n```\n-->\n\nfine", "ok\n\n\n\nfine"),
         ("ok\n\n<!-- do\n\nevil", "ok\n\n[hidden: HTML that does not end, and all below it]"),
