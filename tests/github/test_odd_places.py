@@ -1,4 +1,4 @@
-"""A plain token instead of an App, submodules, and repositories that change under a run or go away."""
+"""A plain token instead of an App, and repositories that change under a run or go away."""
 
 from __future__ import annotations
 
@@ -29,25 +29,6 @@ async def test_a_plain_token_does_without_an_app(scene: Scene, tmp_path: Path) -
     assert world.minted == []
     files = b"".join(one.read_bytes() for one in (tmp_path / "data").rglob("*") if one.is_file())
     assert token.encode() not in files
-
-
-async def test_submodules_are_left_alone(scene: Scene, tmp_path: Path) -> None:
-    other = scene.github.create_repository("acme/secret", {"plan.txt": "the plan"}, ada="admin")
-    git.add_submodule(
-        scene.repository.path, "main", "vendored", f"{scene.github.url}/acme/secret.git", other.path
-    )
-    asked = [
-        "@gofer",
-        tool("github_checkout"),
-        "$ cd ~/repo && ls -a vendored; git submodule update --init 2>&1",
-    ]
-    async with gofer(scene, tmp_path / "data", sandbox="bubblewrap") as running:
-        await scene.github.open_issue("ada", scene.repository, "Try", "\n".join(asked))
-        await running.quiet()
-    (reply,) = scene.ours(1)
-    assert "Cloned into repo" in reply.body
-    assert "plan.txt" not in reply.body
-    assert "the plan" not in reply.body
 
 
 def _renamed(repository: Repository) -> None:
