@@ -74,7 +74,7 @@ def _read(connection: Connection, connection_id: str) -> dict[str, Any]:
     )
     count = select(func.count()).where(deliveries.c.connection_id == connection_id)
     return {
-        "connection": dict(row._mapping),
+        "connection": {name: value for name, value in row._mapping.items() if name != "data_key"},
         "secrets": rows(connection, names),
         "deliveries": int(connection.execute(count).scalar_one()),
     }
