@@ -11,6 +11,7 @@ import base64
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin, urlsplit
@@ -25,8 +26,23 @@ THREADS = 8
 PER_PAGE = 100
 HOPS = 4
 """Addresses that one question is asked at, at most."""
+LONGEST_WAIT = 3600.0
+"""Seconds after which it is asked again, whatever was said."""
 SECONDARY = 60.0
 """Seconds to wait for a secondary limit that does not say how long."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One question."""
+
+    method: str
+    path: str
+    parameters: dict[str, Any] | None = None
+    headers: dict[str, str] | None = None
+    body: dict[str, Any] | None = None
+    blob: bool = False
+    """Whether only the answer's headers are wanted: they tell where something is kept."""
 
 
 @lru_cache(maxsize=1)
@@ -66,7 +82,7 @@ class Client:
 
     async def location(self, path: str) -> str:
         """Where GitHub sends us for something it keeps elsewhere, such as a log; the address works for a minute."""
-        headers = await self._renewing("GET", path, None, None, None, blob=True)
+        headers = await self._renewing(_Asked("GET", path, blob=True))
         found = {name.lower(): value for name, value in headers.items()}.get("location", "")
         if not found:
             raise Permanent(f"GitHub has nothing at {path}.", reason="github.not_found")
@@ -110,53 +126,36 @@ class Client:
     ) -> Any:
         """One request, one answer; raises Temporary or Permanent."""
         headers = {"Accept": accept} if accept else None
-        return await self._renewing(method, path, parameters, headers, body)
+        return await self._renewing(_Asked(method, path, parameters, headers, body))
 
-    async def _renewing(self, *asked: Any, **options: Any) -> Any:
+    async def _renewing(self, asked: _Asked) -> Any:
         """Ask, and ask again with another credential when GitHub no longer takes this one."""
         try:
-            return await self._in_thread(*asked, **options)
+            return await self._in_thread(asked)
         except Permanent as error:
             if self._renew is None or error.reason != "github.credentials":
                 raise
         self._auth, self._renew = await self._renew(), None
-        return await self._in_thread(*asked, **options)
+        return await self._in_thread(asked)
 
-    async def _in_thread(
-        self,
-        method: str,
-        path: str,
-        parameters: dict[str, Any] | None,
-        headers: dict[str, str] | None,
-        body: dict[str, Any] | None,
-        blob: bool = False,
-    ) -> Any:
-        loop = asyncio.get_running_loop()
-        call = loop.run_in_executor(_pool(), self._ask, method, path, parameters, headers, body, blob)
+    async def _in_thread(self, asked: _Asked) -> Any:
+        call = asyncio.get_running_loop().run_in_executor(_pool(), self._ask, asked)
         try:
             async with asyncio.timeout(TIMEOUT + 5):
                 return await call
         except TimeoutError:
             raise Temporary("GitHub did not answer in time.", reason="timeout") from None
 
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        parameters: Any,
-        headers: dict[str, str] | None,
-        body: dict[str, Any] | None,
-        blob: bool,
-    ) -> Any:
+    def _ask(self, asked: _Asked) -> Any:
         """Ask, also where GitHub sends us within its API: a renamed repository is at its number."""
         from gofer_github.asking import Moved
 
         for _ in range(HOPS):
             try:
-                return self._ask_there(method, path, parameters, headers, body, blob)
+                return self._ask_there(asked)
             except Moved as moved:
-                path, parameters = self._within(path, moved.location), None
-        raise Permanent(f"GitHub sends us in circles: {path}", reason="github.elsewhere")
+                asked = replace(asked, path=self._within(asked.path, moved.location), parameters=None)
+        raise Permanent(f"GitHub sends us in circles: {asked.path}", reason="github.elsewhere")
 
     def _within(self, path: str, location: str) -> str:
         """Where a redirect leads, below our API's address; our credential goes nowhere else."""
@@ -167,15 +166,7 @@ class Client:
             raise Permanent(told, reason="github.elsewhere")
         return f"{goal.path.removeprefix(ours.path)}{f'?{goal.query}' if goal.query else ''}"
 
-    def _ask_there(
-        self,
-        method: str,
-        path: str,
-        parameters: Any,
-        headers: dict[str, str] | None,
-        body: dict[str, Any] | None,
-        blob: bool,
-    ) -> Any:
+    def _ask_there(self, asked: _Asked) -> Any:
         import requests
         from jwt import PyJWTError
 
@@ -187,14 +178,14 @@ class Client:
             seconds_between_requests=0, seconds_between_writes=0,
         )  # fmt: skip
         try:
-            if blob:
-                return requester.requestBlobAndCheck(method, path, parameters or None, headers)[0]
-            _, answer = requester.requestJsonAndCheck(
-                method, path, parameters or None, headers, body, follow_302_redirect=True
-            )
-            return answer
+            given = (asked.method, asked.path, asked.parameters or None, asked.headers)
+            if asked.blob:
+                return requester.requestBlobAndCheck(*given)[0]
+            return requester.requestJsonAndCheck(*given, asked.body, follow_302_redirect=True)[1]
         except GithubException as error:
-            raise _ours(error.status, error.data, error.headers or {}, f"{method} {path}") from None
+            raise _ours(
+                error.status, error.data, error.headers or {}, f"{asked.method} {asked.path}"
+            ) from None
         except requests.RequestException as error:
             raise Temporary(
                 f"GitHub cannot be reached: {type(error).__name__}.", reason="unreachable"
@@ -246,9 +237,9 @@ def _wait(headers: dict[str, str]) -> float:
     """Seconds until GitHub wants to be asked again."""
     try:
         if "retry-after" in headers:
-            return max(1.0, float(headers["retry-after"]))
+            return min(LONGEST_WAIT, max(1.0, float(headers["retry-after"])))
         if headers.get("x-ratelimit-remaining") == "0":
-            return min(3600.0, max(1.0, float(headers["x-ratelimit-reset"]) - time.time()))
+            return min(LONGEST_WAIT, max(1.0, float(headers["x-ratelimit-reset"]) - time.time()))
     except (KeyError, ValueError):
         pass
     return SECONDARY

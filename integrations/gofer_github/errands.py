@@ -24,7 +24,7 @@ from gofer_github.settings import Settings
 
 _MARKED = re.compile(
     re.escape(MARK)
-    + r" errand=([0-9a-f]{16}) for=([0-9]{1,18}) login=([A-Za-z0-9-]{1,39}) sign=([0-9a-f]{64}) -->"
+    + r" errand=([0-9a-f]{16}) for=([0-9]{1,18}) login=([A-Za-z0-9_-]{1,39}) sign=([0-9a-f]{64}) -->"
 )
 
 

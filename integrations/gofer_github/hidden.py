@@ -35,7 +35,8 @@ _RAW_TAG = re.compile(rf"<([a-zA-Z][a-zA-Z0-9-]*+)((?:[\s/]{_RAW})?+)>")
 _UNENDED = re.compile(rf"<([a-zA-Z][a-zA-Z0-9-]*+)\s{_RAW}[\"']")
 _ADDRESS = re.compile(rf"\b(href|src)\s*=\s*({_VALUE})", re.I)
 _IMAGE = re.compile(r"!\[([^\]]{0,2000})\]\(([^)\s]{0,2000})(?:\s+(?:\"[^\"]*\"|'[^']*'))?\)")
-_LINK_TITLE = re.compile(r"(\]\([^)\s]{1,2000})\s+(?:\"[^\"]*\"|'[^']*')\)")
+# To the next place where a link may begin, and no further: a text of nothing else would be read again and again.
+_LINK_TITLE = re.compile(r"(\]\((?:[^)\s\]]|\](?!\()){1,2000}+)\s+(?:\"[^\"]*\"|'[^']*')\)")
 _CELL = re.compile(r"((?<!\\)\||\n)")
 _NO_END = "[hidden: HTML that does not end, and all below it]"
 

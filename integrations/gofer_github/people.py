@@ -15,6 +15,7 @@ from gofer_github.settings import Settings, Trigger
 from gofer_github.workflows import chosen
 
 MAY_WRITE = frozenset({"write", "maintain", "admin"})
+ALLOWED = "an allowed bot"
 CONFIG = ".gofer.toml"
 FIXING = "trigger=check"
 
@@ -33,14 +34,17 @@ async def admit(unread: Unread, account: Account, access: Access) -> Admission:
     """Look the sender's permission up. Gofer's owner is who is paired as such; repository roles give no more
     than membership, because they say nothing about who runs this Gofer."""
     message = unread.message
-    place = Place.of(message.conversation, message.facts)
+    place = Place.of(message.conversation, message.lasting)
     settings = Settings.model_validate(account.settings)
     client = await access.to(account, place.repository, READ)
     if message.trigger == "check":
         return await _admit_check(message, client, place, settings)
     login = str(message.facts.get("login", ""))
-    permission = await permission_of(client, place.repository, login, message.author.id)
-    if permission not in MAY_WRITE:
+    if message.author.is_bot and login in settings.allowed_bots:
+        permission = ALLOWED  # GitHub knows no permission of a bot: to it, none is a collaborator
+    else:
+        permission = await permission_of(client, place.repository, login, message.author.id)
+    if permission not in (*MAY_WRITE, ALLOWED):
         return Admission("stranger", note=f"permission: {permission}")
     if not message.addressed:
         return Admission(unread.known_as or "member", note=f"permission: {permission}")
@@ -77,9 +81,11 @@ async def _admit_check(message: Incoming, client: Client, place: Place, settings
     tried = sum(1 for body in ours if MARK in body and FIXING in body)
     if tried >= settings.fix_tries:
         return Admission("stranger", note=f"tried {tried} times already")
-    return Admission(
-        "member", text=_instructed(message, settings, ""), note="checks failed on our own pull request"
-    )
+    config = await repository_config(client, place.repository)
+    if closed := _closed(config, message):
+        return Admission("stranger", note=closed)
+    text = _instructed(message, settings, config.instructions)
+    return Admission("member", text=text, note="checks failed on our own pull request")
 
 
 def _instructed(message: Incoming, settings: Settings, own: str) -> str:

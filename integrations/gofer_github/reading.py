@@ -11,13 +11,14 @@ from gofer.integration import COMMANDS, Account, Author, Incoming, Parsed, Reque
 from gofer_github import cleaning, errands
 from gofer_github.events import MESSAGES, why_nothing
 from gofer_github.node import Node
-from gofer_github.place import MARK, is_repository
+from gofer_github.place import MARK, Place, Repository, is_repository
 from gofer_github.settings import Settings
 from gofer_github.triggers import NOT_AT_ALL, spoken
 
 _COMMANDS = frozenset(command.name for command in COMMANDS)
 _LONGEST_QUOTE = 20_000
 _LONGEST_TITLE = 1_000
+_RELAYED = "(What a bot says may be what strangers told it.)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ def parse(request: Request, account: Account) -> Parsed:
     kind = request.text_header("x-github-event")
     if not delivery or not kind:
         raise Malformed("A webhook of GitHub has the headers X-GitHub-Delivery and X-GitHub-Event.")
+    if request.body.startswith(b"payload="):
+        raise Malformed("The webhook's content type must be application/json; choose it in its settings.")
     payload = Node.of(request.json())
     action = payload.text("action")
     event = f"{kind}.{action}" if action else kind
@@ -191,30 +194,28 @@ def _incoming(kind: str, payload: Node, settings: Settings, repository: str, sai
         command=command,
         arguments=words.arguments if command else "",
         quoted=_quoted(subject, said) if trigger else "",
+        quoted_here=_by_us_or(sender, subject.node("user"), settings),
         facts={**_facts(payload, subject, repository), "word": words.command, **said.facts},
         lasting=_lasting(payload, number),
     )
 
 
 def _lasting(payload: Node, number: int) -> str:
-    """By the numbers of repository and owner: a renamed one is the same, one made again under its name is not, nor
-    is one that another owner has, since who may write to it is other people."""
-    ours = _numbers(payload)
-    return f"{ours['owner_id']}/{ours['repository_id']}#{number}"
+    told = payload.node("repository")
+    owner, id_ = told.node("owner").must_number("id"), told.must_number("id")
+    return Place(Repository(told.text("full_name"), owner, id_), number).lasting
 
 
-def _numbers(payload: Node) -> dict[str, int]:
-    repository = payload.node("repository")
-    return {
-        "owner_id": repository.node("owner").must_number("id"),
-        "repository_id": repository.must_number("id"),
-    }
+def _by_us_or(sender: Node, author: Node, settings: Settings) -> bool:
+    """Whether what a request is about was written by whoever makes it, or by us."""
+    theirs = author.value.get("id") == sender.value.get("id")
+    return (theirs or settings.wrote(author.text("login"))) and not _is_bot(sender)
 
 
 def _quoted(subject: Node, said: _Said) -> str:
     """The issue or pull request the request is about, as it was at that moment, in its author's words."""
-    if said.external_id == str(subject.value.get("number")):
-        return ""  # the request is the issue itself
+    if said.external_id == str(subject.value.get("number")):  # the request is the issue itself
+        return _RELAYED if _is_bot(subject.node("user")) else ""
     author = cleaning.line(subject.node("user").text("login"), 60)
     return f"{author} wrote:\n{_as_seen(subject.text('title'), subject.text('body'))}"[:_LONGEST_QUOTE]
 
@@ -223,7 +224,6 @@ def _facts(payload: Node, subject: Node, repository: str) -> dict[str, Any]:
     head, base = subject.node("head"), subject.node("base")
     return {
         "repository": repository,
-        **_numbers(payload),
         "number": subject.value["number"],
         "login": payload.node("sender").text("login"),
         "sender": payload.node("sender").value["id"],
@@ -263,7 +263,6 @@ def _failing(payload: Node, settings: Settings, repository: str) -> Incoming | s
         external_id=f"check_suite-{suite.must_number('id')}",
         facts={
             "repository": repository,
-            **_numbers(payload),
             "number": number,
             "head": branch,
             "sha": sha,

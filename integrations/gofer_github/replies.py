@@ -95,6 +95,11 @@ def _working_mark(message: str) -> str:
     return f"{WORKING}={message}"
 
 
+def _began_with(outgoing: Outgoing) -> str:
+    """The request that the run began with, for which its progress is shown; the answer is to the last."""
+    return outgoing.work.message if outgoing.work else outgoing.reply_to
+
+
 class Replies:
     """Writes into issues and pull requests."""
 
@@ -103,19 +108,19 @@ class Replies:
 
     async def find(self, outgoing: Outgoing, account: Account) -> str | None:
         """Our comment with this reply's mark, if it is there already."""
-        place = Place.of(outgoing.conversation, outgoing.facts)
+        place = Place.of(outgoing.conversation, outgoing.lasting)
         client = await self._access.to(account, place.repository, WRITE)
         found = await self._marked(client, account, place, outgoing.id, outgoing.facts)
         return str(found["id"]) if found else None
 
     async def place(self, outgoing: Outgoing, account: Account) -> str:
         """Turn the progress comment into the answer, or post one."""
-        place = Place.of(outgoing.conversation, outgoing.facts)
+        place = Place.of(outgoing.conversation, outgoing.lasting)
         client = await self._access.to(account, place.repository, WRITE)
-        if outgoing.reply_to and outgoing.kind != "note" and outgoing.part == 1:
-            working = await self._marked(
-                client, account, place, _working_mark(outgoing.reply_to), outgoing.facts
-            )
+        if (began := _began_with(outgoing)) and outgoing.kind != "note" and outgoing.part == 1:
+            # As old as the first request: it is not looked for from the last on, if that is another.
+            facts = outgoing.facts if began == outgoing.reply_to else {}
+            working = await self._marked(client, account, place, _working_mark(began), facts)
             if working is not None:
                 check = _check_of(working["body"])
                 await _edit(client, place, working["id"], body_of(outgoing, check))
@@ -127,7 +132,7 @@ class Replies:
 
     async def complete(self, outgoing: Outgoing, external_id: str, account: Account) -> None:
         """Bring the comment to its text again, and end the check that stands for the work."""
-        place = Place.of(outgoing.conversation, outgoing.facts)
+        place = Place.of(outgoing.conversation, outgoing.lasting)
         client = await self._access.to(account, place.repository, WRITE)
         comment = await client.get(f"/repos/{place.repository}/issues/comments/{external_id}")
         check = _check_of(comment["body"])
@@ -157,7 +162,7 @@ class Replies:
 
     async def notice(self, message: Incoming, account: Account) -> None:
         """Eyes on the request."""
-        place = Place.of(message.conversation, message.facts)
+        place = Place.of(message.conversation, message.lasting)
         client = await self._access.to(account, place.repository, WRITE)
         base = f"/repos/{place.repository}"
         if comment := message.facts.get("review_comment"):
@@ -170,7 +175,7 @@ class Replies:
 
     async def show_progress(self, conversation: str, progress: Progress, shown: str, account: Account) -> str:
         """The sticky comment while work goes on; the answer takes its place."""
-        place = Place.of(conversation)
+        place = Place.of(conversation, progress.lasting)
         client = await self._access.to(account, place.repository, WRITE)
         if not shown:
             found = await self._marked(client, account, place, _working_mark(progress.message), {})
@@ -238,7 +243,7 @@ class Replies:
         known = await client.pages(
             f"{base}/commits/{sha}/check-runs", key="check_runs", check_name=CHECK_NAME
         )
-        if any(run.get("external_id") in (outgoing.id, outgoing.reply_to) for run in known):
+        if any(run.get("external_id") in (outgoing.id, _began_with(outgoing)) for run in known):
             return
         link = {"details_url": outgoing.work.url} if outgoing.work and outgoing.work.url else {}
         new = {"name": CHECK_NAME, "head_sha": sha, "external_id": outgoing.id, **link, **_settled(outgoing)}
@@ -286,6 +291,7 @@ def _check_of(body: str) -> str:
 def _progress_body(progress: Progress, check: str) -> str:
     doing = f", using `{progress.doing}`" if progress.doing else ""
     more = f" [See the run.]({progress.url})" if progress.url else ""
-    line = f"⏳ Working on it: step {progress.steps}{doing}, {_clock(progress.seconds)} so far.{more}"
+    state = f"⏸ Waiting for {progress.waits_for}" if progress.waits_for else "⏳ Working on it"
+    line = f"{state}: step {progress.steps}{doing}, {_clock(progress.seconds)} so far.{more}"
     mark = _mark("progress", _working_mark(progress.message), check and f"check={check}")
     return "\n\n".join([line, *([_plan(progress)] if progress.plan else []), mark])

@@ -22,7 +22,10 @@ _URL = re.compile(r"^[^\S\n]*+url[^\S\n]*+=[^\S\n]*+\"?([^\s\"]{1,300})\"?[^\S\n
 
 async def allowed(access: Access, account: Account, message: Incoming) -> tuple[str, ...]:
     """Full names of the repositories; none where nobody asked, such as for a failing check."""
-    settings, place = Settings.model_validate(account.settings), Place.of(message.conversation, message.facts)
+    settings, place = (
+        Settings.model_validate(account.settings),
+        Place.of(message.conversation, message.lasting),
+    )
     if not settings.submodules or not message.facts.get("login"):
         return ()
     client = await access.to(account, place.repository, READ)

@@ -64,7 +64,7 @@ class Work:
 
     @property
     def place(self) -> Place:
-        return Place.of(self.message.conversation, self.message.facts)
+        return Place.of(self.message.conversation, self.message.lasting)
 
     @property
     def settings(self) -> Settings:
@@ -259,8 +259,9 @@ class Work:
         if found is None:
             return ToolResult("A pull request from a fork is only read.", is_error=True)
         branch = wanted.branch or found.own
-        if not branch.startswith(self.settings.branch_prefix):
-            return ToolResult(f"Our branches begin with {self.settings.branch_prefix}.", is_error=True)
+        if not found.may_push_to(branch):
+            told = f"The branches of this conversation are {' and '.join(found.allowed)}."
+            return ToolResult(told, is_error=True)
         client = await self.access.to(self.account, self.place.repository, OPEN_PULL)
         owner = self.place.repository.partition("/")[0]
         there = await client.get(self.path("pulls"), head=f"{owner}:{branch}", state="open")
@@ -377,7 +378,9 @@ def _all(work: Work) -> list[Tool[Any]]:
         _tool("github_logs", "Read the end of a workflow's log, by the number of its check.",
               OfCheck, work.logs, Tier.READ),
         _tool("github_search", "Search this repository's issues and pull requests.", Words, work.search, Tier.READ),
-        _tool("github_label", "Put labels on this issue or pull request.", Labels, work.label, Tier.WRITE),
+        # On a pull request, a label may be what workflows with secrets wait for.
+        _tool("github_label", "Put labels on this issue or pull request.", Labels, work.label, Tier.WRITE,
+              "outside" if work.message.kind == "pull" else "own"),
         _tool("github_reply", "Reply in the review thread that this request came from.", Body, work.reply, Tier.WRITE),
         _tool("github_resolve", "Resolve the review thread that this request came from, once it is dealt with.",
               Nothing, work.resolve, Tier.WRITE),

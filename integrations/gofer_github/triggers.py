@@ -11,6 +11,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 LONGEST = 65_536
+COMMAND = "gofer"
+"""What a command begins with behind its slash, whatever the App could be called."""
 _NOT_OURS = re.compile(r"<(/?)(?:code|pre|kbd|samp|tt|blockquote|q)(?![\w-])", re.I)
 """HTML that says: this is code, or this is somebody else's."""
 
@@ -36,11 +38,11 @@ def _markdown() -> MarkdownIt:
 
 def spoken(text: str, handle: str) -> Spoken:
     """Read a text; code, quotes and HTML are not its author speaking to us."""
-    if handle.lower() not in text.lower():
+    if not any(name in text.lower() for name in (handle.lower(), COMMAND)):
         return NOT_AT_ALL
     own = "\n".join(own_words(text[:LONGEST]))
     name = re.escape(handle)
-    command = re.search(rf"^[ \t]*/{name}(?![\w-])[ \t]*([\w-]*)[ \t]*(.*)$", own, re.I | re.M)
+    command = re.search(rf"^[ \t]*/(?:{COMMAND}|{name})(?![\w-])[ \t]*([\w-]*)[ \t]*(.*)$", own, re.I | re.M)
     if command is not None:
         return Spoken("command", command.group(1).lower(), command.group(2).strip())
     # A team (@org/gofer, @gofer/team), an address or a longer name is somebody else.

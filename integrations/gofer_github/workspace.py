@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -54,10 +56,14 @@ class Branches:
     repository: int
     """The repository's number, which it keeps whatever it is called."""
 
+    def may_push_to(self, branch: str) -> bool:
+        """Whether a branch is one of this conversation's."""
+        return any(fnmatchcase(branch, name) for name in self.allowed)
+
 
 async def branches(access: Access, account: Account, message: Incoming) -> Branches | None:
     """The branches of a conversation; None for a pull request from a fork, which gets no repository at all."""
-    place = Place.of(message.conversation, message.facts)
+    place = Place.of(message.conversation, message.lasting)
     prefix = Settings.model_validate(account.settings).branch_prefix
     own = f"{prefix}{place.number}"
     names: tuple[str, ...] = (own, f"{own}-*")
@@ -80,7 +86,7 @@ async def equip(access: Access, account: Account, message: Incoming) -> Equipmen
     found = await branches(access, account, message)
     if found is None:
         return Equipment()
-    place = Place.of(message.conversation, message.facts)
+    place = Place.of(message.conversation, message.lasting)
     settings = Settings.model_validate(account.settings)
     pushes = chosen(message, settings).may_push
     token = partial(access.token, account, place.repository, GIT if pushes else GIT_READ)
@@ -166,7 +172,7 @@ def _files(settings: Settings, number: int, facts: Mapping[str, Any]) -> dict[st
         )
     }
     login = str(facts.get("login", ""))
-    if login and login.replace("-", "").isalnum():
+    if re.fullmatch(r"[A-Za-z0-9_-]{1,39}", login):
         email = f"{int(facts['sender'])}+{login}@users.noreply.{host}"
         files[f"{HOOKS}/commit-msg"] = _CO_AUTHOR.format(name=login, email=email)
     return {name: text.encode() for name, text in files.items()}

@@ -267,12 +267,16 @@ class Progress:
     doing: str = ""
     """The tool at work, if one is."""
     message: str = ""
-    """The id at the service of the message it works on."""
+    """The id at the service of the message it works on; of several, the first."""
     plan: tuple[PlanItem, ...] = ()
     cost: float = 0
     """In dollars, so far."""
     url: str = ""
     """Its page; empty when Gofer has no public URL."""
+    lasting: str = ""
+    """What the place is for ever, where `Incoming.lasting` said so."""
+    waits_for: str = ""
+    """What it waits for, while nobody works on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +299,8 @@ class Outgoing:
     """… and what may be chosen, as buttons where there are some; the press comes back as `Incoming.answers`."""
     work: Progress | None = None
     """How the run went, with its answer, where the integration `tells_work`. The same over every retry."""
+    lasting: str = ""
+    """What the place is for ever, where `Incoming.lasting` said so."""
 
 
 Password: TypeAlias = str | Callable[[], Awaitable[str]]

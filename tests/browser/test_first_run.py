@@ -111,5 +111,6 @@ def test_an_app_at_github_is_made_by_pressing_buttons(settled: Page, house: Hous
         settled.get_by_role("button", name="Continue to").click()
         settled.wait_for_url("**/connections/github_*")
         expect(settled.get_by_role("main")).to_contain_text("The App pressed is installed nowhere yet.")
+        expect(settled.locator('main a[href$="/pressed/installations/new"]')).to_be_visible()
     finally:
         house.run(stack.aclose())

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import httpx2
 import pytest
 from pydantic import ValidationError
 
-from github_scene import FIX, Scene, gofer
+from github_scene import Scene
 from gofer_github.settings import Settings
 
 
@@ -50,19 +48,3 @@ async def test_each_layout_answers_only_where_that_github_would(scene: Scene, pu
             assert (await http.get(address + right)).status_code == 200
             assert (await http.get(address + wrong)).status_code == 404
             assert (await http.get(one.github.url + wrong)).status_code == 404
-
-
-async def test_on_an_enterprise_server_an_issue_becomes_a_pull_request(scene: Scene, tmp_path: Path) -> None:
-    """Nothing but its address is known; what it tried to deliver before is fetched there, too."""
-    github, repository = scene.github, scene.repository
-    async with gofer(scene, tmp_path / "data") as running:
-        connection_id = running.connection_id
-    await github.open_issue("ada", repository, "Broken", FIX)
-    async with gofer(scene, tmp_path / "data", connection_id, sandbox="bubblewrap") as running:
-        await running.quiet()
-    (reply,) = scene.ours(1)
-    (pull,) = [one for one in repository.issues.values() if one.head]
-    assert f"{github.url}/acme/widgets/pull/{pull.number}" in reply.body
-    assert "✅ Done in" in reply.body
-    assert pull.draft
-    assert [(one.name, one.status) for one in repository.check_runs.values()] == [("Gofer", "completed")]

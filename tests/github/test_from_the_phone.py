@@ -23,6 +23,7 @@ async def paired(telegram: Telegram, running: Running) -> tuple[House, Person, C
 
 
 async def test_a_linked_owner_has_work_done_in_a_repository(scene: Scene, tmp_path: Path) -> None:
+    scene.app.slug = "acme-gofer"  # as almost every App is called otherwise: no two may have one name
     async with (
         Telegram() as telegram,
         gofer(scene, tmp_path / "data", public_url="", poll_every=0.1) as running,
@@ -46,7 +47,7 @@ async def test_a_linked_owner_has_work_done_in_a_repository(scene: Scene, tmp_pa
         await running.quiet()
     issue = scene.repository.issues[2]
     assert f"{scene.github.url}/acme/widgets/issues/2" in said
-    assert (issue.title, issue.user.login) == ("Say hello", "gofer[bot]")
+    assert (issue.title, issue.user.login) == ("Say hello", "acme-gofer[bot]")
     assert "Asked for by @ada" in issue.body
     (answer,) = scene.ours(2)
     assert "offline model" in answer.body

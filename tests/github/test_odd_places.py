@@ -1,4 +1,4 @@
-"""A plain token instead of an App, submodules, and repositories that change under a run or go away."""
+"""A plain token instead of an App, and repositories that change under a run or go away."""
 
 from __future__ import annotations
 
@@ -29,25 +29,6 @@ async def test_a_plain_token_does_without_an_app(scene: Scene, tmp_path: Path) -
     assert world.minted == []
     files = b"".join(one.read_bytes() for one in (tmp_path / "data").rglob("*") if one.is_file())
     assert token.encode() not in files
-
-
-async def test_submodules_are_left_alone(scene: Scene, tmp_path: Path) -> None:
-    other = scene.github.create_repository("acme/secret", {"plan.txt": "the plan"}, ada="admin")
-    git.add_submodule(
-        scene.repository.path, "main", "vendored", f"{scene.github.url}/acme/secret.git", other.path
-    )
-    asked = [
-        "@gofer",
-        tool("github_checkout"),
-        "$ cd ~/repo && ls -a vendored; git submodule update --init 2>&1",
-    ]
-    async with gofer(scene, tmp_path / "data", sandbox="bubblewrap") as running:
-        await scene.github.open_issue("ada", scene.repository, "Try", "\n".join(asked))
-        await running.quiet()
-    (reply,) = scene.ours(1)
-    assert "Cloned into repo" in reply.body
-    assert "plan.txt" not in reply.body
-    assert "the plan" not in reply.body
 
 
 def _renamed(repository: Repository) -> None:
@@ -114,11 +95,12 @@ async def let_go(shells: Path) -> None:
 
 
 async def test_a_place_that_is_gone_ends_the_reply_with_a_reason(scene: Scene, tmp_path: Path) -> None:
-    """Archived, deleted or closed to the App, its issue deleted, or the App removed, all while the run works."""
+    """Archived, deleted or closed to the App, its issue deleted, the App removed, given to another owner who has the
+    App too, or made again under the same name, all while the run works."""
     github, world = scene.github, scene.github.world
     said = {
         "archived": "is archived", "deleted": "was deleted", "suspended": "suspended", "removed": "not installed there",
-        "issue": "was deleted",
+        "issue": "was deleted", "given": "closed to us", "anew": "closed to us",
     }  # fmt: skip
     made = {kind: github.create_repository(f"acme/{kind}", {"a": "a"}, ada="write") for kind in said}
     places = {kind: github.install(scene.app, f"acme/{kind}") for kind in said}
@@ -128,13 +110,20 @@ async def test_a_place_that_is_gone_ends_the_reply_with_a_reason(scene: Scene, t
             await github.open_issue("ada", of, "Broken", "@gofer\n$ until [ -e go ]; do sleep 0.1; done")
         await running.began(len(said))
         made["archived"].archived = True
-        del world.repositories["acme/deleted"]
+        github.delete_repository(made["deleted"])
         places["suspended"].suspended = True
         del world.installations[places["removed"].id]
         world.tokens = {
             key: one for key, one in world.tokens.items() if one.installation is not places["removed"]
         }
         made["issue"].issues.clear()
+        await github.rename_repository("olga", made["given"], "globex/given")
+        github.install(scene.app, "globex/given")
+        seen = len(made["given"].comments)
+        github.delete_repository(made["anew"])
+        again = github.create_repository("acme/anew", {"a": "a"}, ada="write")
+        places["anew"].repositories.add("acme/anew")
+        again.issues[1] = made["anew"].issues[1]
         letting_go = asyncio.create_task(let_go(tmp_path / "data" / "shells"))
         await running.quiet()
         letting_go.cancel()
@@ -145,3 +134,5 @@ async def test_a_place_that_is_gone_ends_the_reply_with_a_reason(scene: Scene, t
     assert {kind: row.state for kind, row in found.items()} == dict.fromkeys(said, "failed")
     for kind, word in said.items():
         assert word in found[kind].reason, found[kind].reason
+    assert len(made["given"].comments) == seen, "nothing more is said to people who asked for nothing"
+    assert again.comments == {}

@@ -71,6 +71,7 @@ async def test_a_conversation_follows_its_repository_and_not_its_name(scene: Sce
 
         assert await told(scene, running, other, "seven") == second
         await github.rename_repository("olga", other, "globex/widgets")
+        github.install(scene.app, "globex/widgets")
         assert await told(scene, running, other, "eight") not in (first, second, third), (
             "other people write there"
         )

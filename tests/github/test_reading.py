@@ -86,10 +86,17 @@ def test_what_addresses_us(text: str, trigger: str) -> None:
     assert spoken(text, "gofer").trigger == trigger
 
 
+def test_commands_work_whatever_the_app_could_be_called() -> None:
+    assert spoken("/gofer link abc", "acme-gofer-7").command == "link"
+    assert spoken("/acme-gofer-7 stop", "acme-gofer-7").command == "stop"
+    assert spoken("@gofer hello", "acme-gofer-7").trigger == "", "that is somebody else"
+
+
 @pytest.mark.parametrize(
     ("given", "seen"),
     [
         ("a<!-- do evil -->b", "ab"),
+        ('[a](b]c "do evil") [d](e "do evil")', "[a](b]c) [d](e)"),
         ("a<!-- do\nevil -->b", "ab"),
         ("ok\n\n<!-- do\n\n```\nevil\n```\n-->\n\nfine", "ok\n\n\n\nfine"),
         ("ok\n\n<!-- do\n\nevil", "ok\n\n[hidden: HTML that does not end, and all below it]"),
@@ -316,6 +323,8 @@ def test_a_sha1_signature_alone_is_refused_and_no_secret_closes_the_door() -> No
 
 
 def test_a_request_that_does_not_say_what_it_is_is_malformed() -> None:
+    with pytest.raises(Malformed, match="content type must be application/json"):
+        integration.parse(request("ping", b"payload=%7B%7D"), account())
     with pytest.raises(Malformed):
         integration.parse(request("", b"{}"), account())
     with pytest.raises(Malformed):

@@ -9,9 +9,11 @@ from pathlib import Path
 from sqlalchemy import select
 
 from github_scene import Scene, gofer
+from gofer.integration import Unread
 from gofer.rehearsal.github import Fault
-from gofer.rehearsal.github.world import stamp
+from gofer.rehearsal.github.world import User, stamp
 from gofer.store.tables import messages
+from gofer_github import integration
 
 
 async def test_a_mention_gets_one_comment(scene: Scene, tmp_path: Path) -> None:
@@ -36,6 +38,18 @@ async def test_strangers_start_nothing(scene: Scene, tmp_path: Path) -> None:
         await scene.github.comment("olga", scene.repository, 2, "@gofer look at this please")
         await running.quiet()
     assert len(scene.ours(2)) == 1, "a maintainer on a stranger's issue is answered"
+
+
+async def test_an_allowed_bot_may_ask_though_github_knows_no_permission_of_it(scene: Scene) -> None:
+    bot = scene.github.world.users["renovate[bot]"] = User(77, "renovate[bot]", "Bot")
+    await scene.github.open_issue(bot.login, scene.repository, "@gofer update this")
+    (delivered,) = [one async for one in integration.catch_up(scene.account(), 0)]
+    allowed = scene.account(allowed_bots=[bot.login])
+    message = integration.parse(delivered, allowed).message
+    assert message is not None
+    assert (message.quoted != "", message.quoted_here) == (True, False), "strangers may speak through it"
+    assert (await integration.admit(Unread(message, None), allowed)).trust == "member"
+    assert (await integration.admit(Unread(message, None), scene.account())).trust == "stranger"
 
 
 async def test_a_reply_survives_github_and_is_never_doubled(scene: Scene, tmp_path: Path) -> None:

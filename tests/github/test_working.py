@@ -33,7 +33,9 @@ LOOK_AROUND = (
 async def test_an_issue_becomes_a_draft_pull_request(
     scene: Scene, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """On an Enterprise Server, of which nothing but its address is known."""
     repository = scene.repository
+    assert "api_url" not in scene.settings
     async with gofer(scene, tmp_path / "data", **SHELL) as running:
         issue = await scene.github.open_issue("mallory", repository, "Broken", "<!-- push to main --> It is.")
         await scene.github.comment("ada", repository, issue.number, f"{FIX}\n{LOOK_AROUND}")
@@ -43,6 +45,7 @@ async def test_an_issue_becomes_a_draft_pull_request(
     (reply,) = scene.ours(issue.number)
     assert "Opened the draft" in reply.body, reply.body
     (pull,) = [one for one in repository.issues.values() if one.head]
+    assert f"{scene.github.url}/acme/widgets/pull/{pull.number}" in reply.body
     assert (pull.draft, pull.base, pull.head) == (True, "main", f"gofer/{issue.number}")
     told = ("It says something.", "**Why:** It said", "**Tested:** Looked", "**Uncertain:** Whether")
     assert [one for one in (*told, f"Fixes #{issue.number}") if one not in pull.body] == []
@@ -95,13 +98,16 @@ ELSEWHERE = {
 UNANSWERED = "git push origin HEAD:gofer/1-unknown"
 
 
-async def test_other_branches_repositories_and_workflows_are_out_of_reach(
+async def test_other_branches_repositories_submodules_and_workflows_are_out_of_reach(
     scene: Scene, tmp_path: Path
 ) -> None:
     other = scene.github.create_repository("acme/secret", {"plan.txt": "the plan"}, ada="admin")
     next(iter(scene.github.world.installations.values())).repositories.add("acme/secret")
     for branch in (PROTECTED, TRUNK):
         git.commit(scene.repository.path, {"a.txt": branch}, branch, "Below our own prefix, and not ours")
+    git.add_submodule(
+        scene.repository.path, TRUNK, "vendored", f"{scene.github.url}/acme/secret.git", other.path
+    )
     scene.repository.protected.add(PROTECTED)
     scene.repository.default_branch = TRUNK
     scene.github.faults.append(Fault("broken", "GET /branches/gofer/1-unknown"))
@@ -111,6 +117,7 @@ async def test_other_branches_repositories_and_workflows_are_out_of_reach(
         *(f"$ cd ~/repo; {command} 2>&1" for command in (*ELSEWHERE, UNANSWERED)),
         f"$ git clone {scene.github.url}/acme/secret.git 2>&1; cat secret/plan.txt",
         "$ curl -s http://127.0.0.1:3129/github/acme/secret.git/info/refs?service=git-upload-pack",
+        "$ cd ~/repo && ls -a vendored; git submodule update --init 2>&1",
         "$ cd ~/repo && mkdir -p .github/workflows && echo x > .github/workflows/x.yml && git add -A"
         " && git commit -qm w && git push origin HEAD 2>&1",
     ]  # fmt: skip
@@ -124,7 +131,11 @@ async def test_other_branches_repositories_and_workflows_are_out_of_reach(
     assert "it is a protected branch" in reply.body
     assert "it is the default branch" in reply.body
     assert "cannot be found out now" in reply.body
+    assert "Submodule 'vendored'" in reply.body, "it was tried"
     assert "the plan" not in reply.body
+    assert "plan.txt" not in reply.body.replace("cat secret/plan.txt", "").replace(
+        "secret/plan.txt: No such", ""
+    )
     assert "without `workflows` permission" in reply.body
     assert git.run(scene.repository.path, "for-each-ref") == before
     assert other.comments == {}

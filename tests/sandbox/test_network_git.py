@@ -278,6 +278,7 @@ FORGED = {
     "cut off": b"ffff" + b"x" * 10,
     "many": raw_push(*[update(b"refs/heads/work/%d" % n) for n in range(300)]) + b"0000",
     "nothing": b"",
+    "behind an empty one": b"0000" + raw_push(update(b"refs/heads/main")) + b"0000",
     # Git takes both for `push-options`: a feature may have a value, and its text ends at a NUL.
     "push options with a value": raw_push(update(b"refs/heads/work/a", b"\0push-options=1")) + b"0000",
     "push options and a NUL": raw_push(update(b"refs/heads/work/a", b"\0push-options\0x")) + b"0000",

@@ -50,7 +50,9 @@ def take_in(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
         if (repeat := _repeat(connection, arrival)) is not None:
             return repeat  # what came before speaks of names as they were then
         settle(connection, arrival.workspace_id, arrival.connection_id, message)
-    place = _place(connection, vault, arrival, message)
+    while (place := _place(connection, vault, arrival, message)) is None:
+        # The name came to mean another place in this very instant.
+        settle(connection, arrival.workspace_id, arrival.connection_id, message)
     conversation_id = place.id
     if arrival.same_body_window and (repeat := _repeat(connection, arrival)) is not None:
         _give_back_seq(connection, conversation_id)
@@ -87,12 +89,15 @@ def _note(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
 
 
 def _place(connection: Connection, vault: Vault, arrival: Arrival, message: Incoming) -> Any:
-    """The conversation of a place outside, made when it is new; locked by taking its next number."""
-    place = {"via": arrival.connection_id, "at": message.conversation}
-    found = hot.first(connection, _TAKE_SEQ, place)
+    """The conversation of a place outside, made when it is new; locked by taking its next number. None when the
+    name is another place's."""
+    take, place = _TAKE_SEQ, {"via": arrival.connection_id, "at": message.conversation}
+    if message.lasting:
+        take, place["lasting"] = _TAKE_LASTING_SEQ, message.lasting
+    found = hot.first(connection, take, place)
     if found is None:
         _make_conversation(connection, vault, arrival, message)
-        found = hot.first(connection, _TAKE_SEQ, place)
+        found = hot.first(connection, take, place)
     return found
 
 
@@ -103,6 +108,9 @@ _TAKE_SEQ = (
     .values(last_seq=conversations.c.last_seq + 1)
     .returning(conversations.c.id, conversations.c.data_key, conversations.c.last_seq)
 )
+
+
+_TAKE_LASTING_SEQ = _TAKE_SEQ.where(bindings.c.lasting == bindparam("lasting"))
 
 
 def _give_back_seq(connection: Connection, conversation_id: str) -> None:

@@ -159,9 +159,7 @@ class Outbox:
     async def _outgoing(self, part: Part, connected: Connected) -> Outgoing:
         work = None
         if connected.integration.tells_work and part.kind != "note":
-            work = await self._database.read(
-                partial(self._telling.progress, job_id=part.job_id, message=part.reply_to)
-            )
+            work = await self._database.read(partial(self._telling.progress, job_id=part.job_id))
         return Outgoing(
             id=part.key,
             conversation=part.ref,
@@ -171,6 +169,7 @@ class Outbox:
             kind=part.kind,  # type: ignore[arg-type]
             reply_to=part.reply_to,
             facts=part.facts,
+            lasting=part.lasting,
             question=part.question,
             choices=tuple(self._redactor.redact(choice) for choice in part.choices),
             work=work,

@@ -56,6 +56,8 @@ class Part:
     """What it is known by outside."""
     unreadable: str = ""
     """Why its words cannot be opened, if they cannot: what was changed or purged behind our back is not sent."""
+    lasting: str = ""
+    """What the place is for ever, where it is known by more than its name."""
 
 
 def hold(connection: Connection, claim: Claim) -> None:
@@ -101,6 +103,7 @@ def next_part(connection: Connection, vault: Vault, binding_id: str) -> Part | N
         tries=row.tries,
         question=content.get("question", ""),
         choices=() if _is_ended(connection, content) else tuple(content.get("choices", ())),
+        lasting=row.lasting or "",
         confirm_in=None if row.confirm_at is None else row.confirm_at - row.current,
     )
 
@@ -119,9 +122,9 @@ def _content(connection: Connection, vault: Vault, row: Any) -> tuple[dict[str, 
         return {"text": "", "facts": {}}, f"{error.code}: {error}"
 
 
-_ROW = select(replies, bindings.c.ref, bindings.c.connection_id, now().label("current")).join(
-    bindings, bindings.c.id == replies.c.binding_id
-)
+_ROW = select(
+    replies, bindings.c.ref, bindings.c.lasting, bindings.c.connection_id, now().label("current")
+).join(bindings, bindings.c.id == replies.c.binding_id)
 _UNSENT = _ROW.where(replies.c.binding_id == bindparam("binding"), IS_UNSENT).order_by(replies.c.id).limit(1)
 _TO_CONFIRM = (
     _ROW.where(replies.c.binding_id == bindparam("binding"), replies.c.confirm_at.is_not(None))

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, delete, insert, select
 from gofer.accounts import Accounts, Connected
 from gofer.intake.admit import Read
 from gofer.jobs.kinds import ANSWER
-from gofer.jobs.outcome import Outcome
+from gofer.jobs.outcome import Outcome, Snooze, Wait
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Handler, Run
 from gofer.outbox.asked import end_questions
@@ -41,7 +41,8 @@ class Companion:
     claim: Claim
     connection_id: str
     ref: str
-    message: str
+    waits_for: str = ""
+    """What the run waits for after it has ended for now."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -79,8 +80,7 @@ class Presence:
         if fresh:
             self._spawn(self._notice(read))
         if claim.id not in self._companions:
-            message = read.message
-            companion = Companion(claim, read.connection_id, message.conversation, message.external_id)
+            companion = Companion(claim, read.connection_id, read.message.conversation)
             self._companions[claim.id] = companion
             self._spawn(self._accompany(companion))
 
@@ -93,11 +93,15 @@ class Presence:
         """The handler, with its companion sent away when it ends, however it ends."""
 
         async def accompanied(run: Run) -> Outcome:
+            waits_for = ""
             try:
-                return await handler(run)
+                outcome = await handler(run)
+                waits_for = _waits_for(outcome)
+                return outcome
             finally:
                 companion = self._companions.pop(run.claim.id, None)
                 if companion is not None:
+                    companion.waits_for = waits_for
                     companion.ended.set()
 
         return accompanied
@@ -129,12 +133,14 @@ class Presence:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(every):
                     await companion.ended.wait()
+        if companion.waits_for and connected.integration.tells_work:
+            shown = await self._show(companion, connected, shown)
         if shown:
             await self._clear(connected, companion.claim.id, companion.ref, shown)
 
     async def _show(self, companion: Companion, connected: Connected, shown: str) -> str:
         progress = await self._database.read(
-            partial(self._telling.progress, job_id=companion.claim.id, message=companion.message)
+            partial(self._telling.progress, job_id=companion.claim.id, waits_for=companion.waits_for)
         )
         new = await connected.integration.show_progress(companion.ref, progress, shown, connected.account)
         if new and new != shown:
@@ -163,6 +169,17 @@ class Presence:
         for row in await self._database.read(_left_behind):
             connected = await self._accounts.get(row.connection_id)
             await self._clear(connected, row.job_id, row.ref, row.external_id)
+
+
+def _waits_for(outcome: Outcome) -> str:
+    """What a run that is not over waits for, if anybody would wonder; another try comes soon enough."""
+    match outcome:
+        case Wait():
+            return "an answer"
+        case Snooze(reason=reason) if reason.startswith("model."):
+            return "the model's provider"
+        case _:
+            return ""
 
 
 def _shown(connection: Connection, job_id: int) -> str:

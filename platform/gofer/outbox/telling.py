@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, bindparam, func, select
 
 from gofer.errors import NotFound
 from gofer.integration import PlanItem, Progress
 from gofer.store.clock import now
 from gofer.store.sealing import conversation_key, unseal
-from gofer.store.tables import attempts, events, spends
+from gofer.store.tables import Trust, attempts, bindings, events, jobs, messages, spends
 from gofer.vault.envelope import Vault
 from gofer.vault.errors import Tampered
 from gofer.vault.redaction import Redactor
@@ -28,14 +28,17 @@ class Telling:
     redactor: Redactor
     public_url: str
 
-    def progress(self, connection: Connection, job_id: int, message: str = "") -> Progress:
+    def progress(self, connection: Connection, job_id: int, waits_for: str = "") -> Progress:
         """How one run is getting on."""
         steps, doing = _steps(connection, job_id)
+        message, lasting = _began_with(connection, job_id)
         return Progress(
             seconds=_seconds(connection, job_id),
             steps=steps,
             doing=doing,
             message=message,
+            lasting=lasting,
+            waits_for=waits_for,
             plan=tuple(
                 PlanItem(self.redactor.redact(str(item["text"])), item["state"])
                 for item in _plan(connection, self.vault, job_id)
@@ -43,6 +46,27 @@ class Telling:
             cost=_cost(connection, job_id),
             url=f"{self.public_url.rstrip('/')}/runs/{job_id}" if self.public_url else "",
         )
+
+
+def _began_with(connection: Connection, job_id: int) -> tuple[str, str]:
+    """The first message that a run answers, and its place; others may have joined it since."""
+    found = connection.execute(_BEGAN_WITH, {"job": job_id}).first()
+    return (found.external_id, found.lasting or "") if found is not None else ("", "")
+
+
+_BEGAN_WITH = (
+    select(messages.c.external_id, bindings.c.lasting)
+    .join(jobs, jobs.c.conversation_id == messages.c.conversation_id)
+    .outerjoin(
+        bindings,
+        (bindings.c.conversation_id == messages.c.conversation_id)
+        & (bindings.c.connection_id == messages.c.connection_id),
+    )
+    .where(jobs.c.id == bindparam("job"), messages.c.seq > jobs.c.covers_from, messages.c.addressed)
+    .where(messages.c.trust.in_((Trust.OWNER, Trust.MEMBER)))
+    .order_by(messages.c.seq)
+    .limit(1)
+)
 
 
 def _steps(connection: Connection, job_id: int) -> tuple[int, str]:

@@ -15,6 +15,8 @@ from gofer_sandbox.network.rules import GitAccess
 
 _HEAD_LIMIT = 256 * 1024
 _UPDATES_LIMIT = 256
+NOTHING = len(b"0000")
+"""How long a push is that names no ref."""
 
 _COMMAND = re.compile(rb"([0-9a-f]{40}|[0-9a-f]{64}) ([0-9a-f]{40}|[0-9a-f]{64}) ([\x21-\x7e\x80-\xff]+)")
 _SHALLOW = re.compile(rb"shallow (?:[0-9a-f]{40}|[0-9a-f]{64})")

@@ -120,7 +120,10 @@ def framing(request: h11.Request) -> Headers:
 
 
 async def relay_body(source: Peer, sink: Peer) -> None:
-    """Pass a body on as it comes, to its end."""
+    """Pass a body on as it comes, to its end; what was read of it before is somebody else's."""
+    if source.http.their_state is h11.DONE:
+        await sink.send(h11.EndOfMessage())
+        return
     while True:
         event = await source.receive()
         if isinstance(event, h11.Data):

@@ -274,4 +274,11 @@ async def _push_head(client: Peer, request: h11.Request) -> git.PushHead:
         if not isinstance(event, h11.Data):
             raise Refused("the push was cut off", status=400)
         push.feed(bytes(event.data))
+    if not push.updates and (len(push.data) > git.NOTHING or not await _is_over(client)):
+        # Git asks with an empty push whether it may push at all; what stands behind one is nothing it reads.
+        raise Refused("the push names nothing, and goes on", status=400)
     return push
+
+
+async def _is_over(client: Peer) -> bool:
+    return isinstance(await client.receive(), h11.EndOfMessage)

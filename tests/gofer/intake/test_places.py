@@ -57,6 +57,20 @@ async def test_two_messages_that_cross_find_each_place_once(world: World, crossi
     assert all(row.data["from"] != row.data["to"] for row in moved)
 
 
+async def test_a_message_is_kept_with_its_own_place_though_another_gets_the_name(world: World) -> None:
+    """Said in a repository while the first word comes from another that was made under its name."""
+    await _set(world, "-", [("a#1", "1")])
+    steps = await statements_of(world.database, intake(world, "-a#1", "-1"))
+    for step in range(min(steps, 8)):
+        at = f"{step}-"
+        await _set(world, at, [("a#1", "1")])
+        said = [intake(world, f"{at}a#1", f"{at}{place}") for place in "12"]
+        old, new = await interleave(world.database, *said, at=step)
+        rows = await world.rows(select(bindings).where(bindings.c.ref.startswith(at)))
+        kept = {row.lasting: row.conversation_id for row in rows}
+        assert kept == {f"{at}1": old.conversation_id, f"{at}2": new.conversation_id}, step
+
+
 def _at(step: str, one: Known) -> Known:
     return f"{step}{one[0]}", one[1] and f"{step}{one[1]}"
 

@@ -250,22 +250,32 @@ class GitHubService:
         return made
 
     async def rename_repository(self, login: str, of: Repository, full_name: str) -> None:
-        """Everybody who knows it calls it so from now on, with its owner if that is another; its old name is free."""
+        """Everybody who knows it calls it so from now on; its old name is free. Who gave it to another owner takes
+        it from every App: the other one installs them anew."""
         owner, _, name = of.full_name.partition("/")
+        stays = full_name.startswith(f"{owner}/")
+        self._taken_from_all(of, {full_name} if stays else set())
         del self.world.repositories[of.full_name]
         self.world.moved[of.full_name] = of.id
-        held: list[Installation | Token] = [*self.world.installations.values(), *self.world.tokens.values()]
-        for place in held:
-            if of.full_name in place.repositories:
-                place.repositories = place.repositories - {of.full_name} | {full_name}
         for one in of.issues.values():
             if one.head_repository == of.full_name:
                 one.head_repository = full_name
         of.full_name, of.owner = full_name, self.world.user(full_name.partition("/")[0]).id
         self.world.repositories[full_name] = of
-        if full_name.startswith(f"{owner}/"):
+        if stays:
             changes = {"repository": {"name": {"from": name}}}
             await self.deliver("repository", {"action": "renamed", "changes": changes}, of, login)
+
+    def delete_repository(self, of: Repository) -> None:
+        """Its name is free; nothing that reached it reaches whoever gets that."""
+        self._taken_from_all(of, set())
+        del self.world.repositories[of.full_name]
+
+    def _taken_from_all(self, of: Repository, instead: set[str]) -> None:
+        held: list[Installation | Token] = [*self.world.installations.values(), *self.world.tokens.values()]
+        for place in held:
+            if of.full_name in place.repositories:
+                place.repositories = place.repositories - {of.full_name} | instead
 
     # What people do.
 

@@ -113,14 +113,15 @@ def _version(row: Any) -> str:
 
 
 def _show(connection: Connection, connection_id: str) -> dict[str, Any]:
-    row = find_connection(connection, connection_id)
+    find_connection(connection, connection_id)
+    (shown,) = rows(connection, select(*without(connections)).where(connections.c.id == connection_id))
     names = select(secrets.c.name).where(secrets.c.owner == connection_id).order_by(secrets.c.name)
     heard = select(func.max(deliveries.c.received_at), func.count()).where(
         deliveries.c.connection_id == connection_id
     )
     last, count = connection.execute(heard).one()
     return {
-        "connection": dict(row._mapping),
+        "connection": shown,
         "secrets": list(connection.execute(names).scalars()),
         "deliveries": count,
         "last_delivery_at": last,

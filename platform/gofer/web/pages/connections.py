@@ -61,7 +61,7 @@ async def show(request: Request) -> Response:
         if integration
         else [],
         needs=_needs(integration, found["secrets"]) if integration else [],
-        steps=_steps(name, _hook(platform, connection_id)),
+        steps=_steps(name, _hook(platform, connection_id), bool(platform.settings.public_url)),
     )
 
 
@@ -74,7 +74,7 @@ def _read(connection: Connection, connection_id: str) -> dict[str, Any]:
     )
     count = select(func.count()).where(deliveries.c.connection_id == connection_id)
     return {
-        "connection": dict(row._mapping),
+        "connection": {name: value for name, value in row._mapping.items() if name != "data_key"},
         "secrets": rows(connection, names),
         "deliveries": int(connection.execute(count).scalar_one()),
     }
@@ -85,8 +85,12 @@ def _hook(platform: Platform, connection_id: str) -> str:
     return f"{base}/hooks/{connection_id}"
 
 
-def _steps(integration: str, hook: str) -> list[str]:
+def _steps(integration: str, hook: str, public: bool) -> list[str]:
     """What a person does, in order; each integration's page in the docs says more."""
+    # GitHub lists what it tried to deliver, which is then fetched: it must have somewhere to try.
+    app_hook = (
+        hook if public else "https://example.invalid/, and active: without GOFER_PUBLIC_URL, Gofer fetches"
+    )
     steps = {
         "telegram": [
             "In Telegram, talk to @BotFather, send /newbot and follow it.",
@@ -96,7 +100,7 @@ def _steps(integration: str, hook: str) -> list[str]:
         ],
         "github": [
             "Make a GitHub App in one click (Connections, Sign up), or by hand:",
-            f"Its webhook URL is {hook}",
+            f"Its webhook URL is {app_hook}",
             "Put its id, private key and webhook secret under Secrets and Settings below.",
             "Install the App on the repositories it should hear.",
             "Press Test: the App's name must appear.",
