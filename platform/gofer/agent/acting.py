@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from gofer.agent.conversation import Answer, Inbox, Questions, Said
@@ -90,10 +90,11 @@ class Acting:
     async def _wait_stop(self) -> None:
         await self.stopping.wait()
 
-    def _asked(self, call: Call) -> Asked:
+    def _asked(self, call: Call, seen: Sequence[Said] = ()) -> Asked:
         assert call.asked is not None
         question = Question(call.asked["text"], tuple(call.asked["choices"]), call.asked["expires_after"])
-        return Asked(call.id, question, self._record.state.included_to)
+        included_to = self._record.state.included_to
+        return Asked(call.id, question, included_to, seen[-1].seq if seen else included_to)
 
     async def _answer(self, call: Call) -> Asked | None:
         state = self._record.state
@@ -102,7 +103,7 @@ class Acting:
             unread = await self._inbox.unread(state.included_to)
             heard = [said for said in unread if not said.background and not quotes(said.trust, state.trust)]
             if not heard:
-                return self._asked(call)
+                return self._asked(call, unread)
             if state.background or heard[0].identity == state.asker:
                 answer = _typed(call, heard[0])
         await self._finish(call, Ran(_answered(answer), "ok"), 0)

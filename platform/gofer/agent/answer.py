@@ -238,7 +238,7 @@ class Answerer:
                 warnings = [warning, await self._nearly_used(claim, asker, limits) if cost else ""]
                 text = "\n\n".join([text, *(f"Note: {one}" for one in warnings if one)])
                 return Done(await self._drafts(claim, asker, text, "final"), included_to, cost)
-            case Asked(call_id, question, _):
+            case Asked(call_id, question, _, seen_to):
                 choices = "".join(f"\n- {choice}" for choice in question.choices)
                 drafts = await self._drafts(claim, asker, question.text + choices, "note")
                 # A schedule cannot be asked: whoever is known there may answer.
@@ -251,6 +251,7 @@ class Answerer:
                     drafts,
                     cost,
                     question.choices,
+                    seen_to,
                 )
             case Stopped():
                 return await self._stopped(claim, asker, end, cost)

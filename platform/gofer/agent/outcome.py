@@ -24,6 +24,8 @@ class Asked:
     call_id: str
     question: Question
     included_to: int
+    seen_to: int
+    """The last message it has looked at; one that came later may be the answer."""
 
 
 @dataclass(frozen=True, slots=True)

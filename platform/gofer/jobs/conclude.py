@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import BigInteger, Connection, bindparam, func, select, update
 
 from gofer.errors import Fenced
 from gofer.jobs.ends import Apology, End, Ending, write_ends
 from gofer.jobs.kinds import DELIVER
 from gofer.jobs.outcome import Cancel, Dead, Done, Outcome, Retry, Snooze, Wait
-from gofer.jobs.planning import ask, plan_replies
+from gofer.jobs.planning import ask, is_open, plan_replies
 from gofer.jobs.promotion import promote_behind
 from gofer.jobs.queue import Claim, lock_lane
 from gofer.jobs.wanted import CONFIRMING, ensure_answer, ensure_delivery
@@ -27,6 +27,7 @@ from gofer.store import hot
 from gofer.store.clock import now
 from gofer.store.database import DIALECTS
 from gofer.store.tables import (
+    ASIDE,
     DELAY,
     FINAL,
     IS_UNSENT,
@@ -35,6 +36,7 @@ from gofer.store.tables import (
     events,
     in_state,
     jobs,
+    messages,
     participants,
     replies,
 )
@@ -159,6 +161,8 @@ def _end(connection: Connection, ending: Ending, job: Any, *, lost: bool) -> End
     if job.cancel_requested and not final:
         # A run that pauses while somebody asks to stop it goes back at once, for a worker to end it as asked.
         state, delay = JobState.READY, 0
+    if isinstance(outcome, Wait) and _said_since(connection, claim, outcome.seen_to, job.covers_to):
+        state = JobState.READY
     if (
         isinstance(outcome, Snooze)
         and outcome.drafts
@@ -176,6 +180,23 @@ def _end(connection: Connection, ending: Ending, job: Any, *, lost: bool) -> End
         covers_to=_covers_to(connection, claim, outcome, job.covers_to) if final else job.covers_to,
         event_seq=job.event_seq + 1,
     )
+
+
+def _said_since(connection: Connection, claim: Claim, seen_to: int | None, covers_to: int | None) -> bool:
+    """Whether something was said to a run that waits, after it last looked: nobody would wake it for that."""
+    if seen_to is None:
+        return False
+    given = {"conversation": claim.conversation_id, "seen": seen_to, "most": covers_to}
+    return connection.execute(_SAID_SINCE, given).first() is not None
+
+
+_SAID_SINCE = (
+    select(messages.c.seq)
+    .where(messages.c.conversation_id == bindparam("conversation"), messages.c.seq > bindparam("seen"))
+    .where(messages.c.seq <= func.coalesce(bindparam("most", type_=BigInteger), messages.c.seq))
+    .where(messages.c.addressed, messages.c.sealed.is_not(None), messages.c.event.not_in(ASIDE))
+    .limit(1)
+)
 
 
 def _told(connection: Connection, claim: Claim) -> bool:
@@ -254,6 +275,8 @@ def _say(connection: Connection, vault: Vault, end: End) -> bool:
     drafts = outcome.drafts
     asked: dict[str, Any] = {}
     if isinstance(outcome, Wait):
+        if is_open(connection, claim, outcome):
+            return False  # it was asked before; somebody whose word is no answer woke the run
         asked = ask(connection, vault, claim, outcome)
     elif end.ending.apology is not None and not drafts and not isinstance(outcome, Done):
         drafts = end.ending.apology(connection, claim, end.reason)

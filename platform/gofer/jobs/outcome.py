@@ -68,6 +68,8 @@ class Wait:
     cost: float = 0
     choices: tuple[str, ...] = ()
     """What may be answered by pressing a button, where there are buttons."""
+    seen_to: int | None = None
+    """The last message the run has looked at; with one that came later it goes on at once, and asks nothing yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,20 @@ _PLAN = insert(replies).values(
 )
 
 
+def is_open(connection: Connection, claim: Claim, wait: Wait) -> bool:
+    """Whether the question of this call was asked before, and nobody has answered it."""
+    asked = {"job": claim.id, "call": wait.call_id}
+    return bool(wait.call_id) and connection.execute(_OPEN, asked).first() is not None
+
+
+_OPEN = (
+    select(questions.c.id)
+    .where(questions.c.job_id == bindparam("job"), questions.c.call_id == bindparam("call"))
+    .where(questions.c.answered_at.is_(None))
+    .limit(1)
+)
+
+
 def ask(connection: Connection, vault: Vault, claim: Claim, wait: Wait) -> dict[str, Any]:
     """Keep the question; returns what its last part carries out, so that a press can be told from another."""
     question_id = new_id("q")

@@ -16,7 +16,7 @@ from gofer.jobs.queue import Claim
 from gofer.outbox import ledger
 from gofer.outbox.ledger import Part
 from gofer.store import events
-from gofer.store.tables import ReplyState, messages
+from gofer.store.tables import ReplyState, messages, questions
 from world import World
 
 
@@ -73,6 +73,27 @@ async def test_that_it_takes_longer_is_said_once_in_a_jobs_life(world: World) ->
     assert {reply.job_id for reply in await world.replies()} == {lost.id}
     said = await world.rows(select(messages.c.event).order_by(messages.c.seq))
     assert [row.event for row in said] == ["message", "note", "message", "delay", "reply"]
+
+
+async def test_a_question_is_asked_once_whoever_else_writes_meanwhile_and_no_answer_is_overlooked(
+    world: World,
+) -> None:
+    async def waits(seen_to: int) -> str:
+        draft = await world.draft("Which one?", kind="note")
+        wait = Wait("Which one?", "call-1", drafts=(draft,), seen_to=seen_to)
+        return (await world.end(await world.claim_one(), wait)).state
+
+    first = await world.say("Do it.")
+    more = await world.say("Said while it was thinking about what to ask.")
+    assert (first.seq, more.seq) == (1, 2)
+    assert await waits(1) == "ready", "it goes on, and knows what was said"
+    assert await world.replies() == []
+    assert await waits(2) == "waiting"
+    stranger = await world.say("Me too!")
+    assert stranger.woke
+    assert await waits(stranger.seq or 0) == "waiting", "nobody it listens to has answered"
+    assert [reply.kind for reply in await world.replies()] == ["note"], "it was asked before"
+    assert len(await world.rows(select(questions))) == 1
 
 
 async def _go_on(world: World) -> None:
