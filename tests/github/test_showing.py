@@ -23,21 +23,32 @@ from gofer_github.access import READ, Access
 
 
 async def test_eyes_then_one_comment_that_becomes_the_answer(scene: Scene, tmp_path: Path) -> None:
-    """The answer carries plan, cost, duration and the way to the run."""
+    """It says that the run waits for an answer, which strangers cannot give; in the end it carries plan, cost,
+    duration and the way to the run."""
     plan = [{"text": "Read the code", "state": "done"}, {"text": "Mend it", "state": "doing"}]
-    words = ["@gofer", tool("todo", items=plan), "$ sleep 1; echo 'Map<String, Integer>' done"]
+    ask = tool("ask_user", question="Shall I?")
+    words = ["@gofer", tool("todo", items=plan), ask, "$ echo 'Map<String, Integer>' done"]
     async with gofer(scene, tmp_path / "data", sandbox="bubblewrap") as running:
         issue = await scene.github.open_issue("ada", scene.repository, "Broken")
         asked = await scene.github.comment("ada", scene.repository, issue.number, "\n".join(words))
         async with asyncio.timeout(30):
-            while not scene.ours(issue.number):
+            while not [one for one in scene.ours(issue.number) if "⏸ Waiting for an answer" in one.body]:
                 await asyncio.sleep(0.02)
-        assert "Working on it" in scene.ours(issue.number)[0].body
+        await running.quiet()
+        shown = scene.ours(issue.number)
+        assert [("Waiting" in one.body, "Shall I?" in one.body) for one in shown] == [
+            (True, False),
+            (False, True),
+        ]
+        await scene.github.comment("mallory", scene.repository, issue.number, "@gofer no")
+        await running.quiet()
+        assert len(scene.ours(issue.number)) == 2, "nothing is asked again"
+        await scene.github.comment("olga", scene.repository, issue.number, "@gofer yes, do")
         await running.quiet()
         (job,) = await running.jobs(lambda row: row.kind == "answer")
-    (reply,) = scene.ours(issue.number)
+    reply, _ = scene.ours(issue.number)
     assert "Map<String, Integer> done" in reply.body
-    assert "Working on it" not in reply.body
+    assert "Waiting" not in reply.body
     assert asked.reactions == [("gofer[bot]", "eyes")]
     assert "<summary>The plan</summary>\n\n- [x] Read the code\n- [ ] **Mend it**" in reply.body
     link = re.escape(f"[the run](http://gofer.test/runs/{job.id})")
