@@ -83,6 +83,8 @@ class Sayer:
             agent=saying.agent,
             # No service knows it; an integration tells the work on one message from that on another by it.
             external_id=f"schedule-{claim.id}",
+            # Its name may mean another place by the time that something is said there.
+            lasting=place.lasting or "",
         )
         body = text.encode("utf-8", "replace")
         return Arrival(

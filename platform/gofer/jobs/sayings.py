@@ -103,7 +103,10 @@ def find_agent(connection: Connection, name: str) -> str:
 def find_place(connection: Connection, conversation_id: str) -> Any:
     """Where a conversation is held, by what, and of which kind; raises NotFound when it is held nowhere."""
     query = (
-        select(bindings.c.ref, bindings.c.connection_id, connections.c.integration, conversations.c.kind)
+        select(
+            *(bindings.c.ref, bindings.c.lasting, bindings.c.connection_id),
+            *(connections.c.integration, conversations.c.kind),
+        )
         .join(connections, connections.c.id == bindings.c.connection_id)
         .join(conversations, conversations.c.id == bindings.c.conversation_id)
         .where(bindings.c.conversation_id == conversation_id)
