@@ -370,9 +370,7 @@ class GitHubService:
 
     # Webhooks.
 
-    async def deliver(
-        self, event: str, payload: dict[str, Any], of: Repository, login: str
-    ) -> Delivery | None:
+    async def deliver(self, event: str, payload: dict[str, Any], of: Repository, login: str) -> None:
         """Tell every App that is installed there."""
         sender = self.world.users.get(login) or self._bot(login)
         for place in list(self.world.installations.values()):
@@ -384,11 +382,9 @@ class GitHubService:
                     "sender": shapes.user(sender),
                     "installation": {"id": place.id},
                 }
-                made = Delivery(self.world.next_id(), str(uuid.uuid4()), event, whole)
+                made = Delivery(self.world.next_id(), str(uuid.uuid4()), event, whole, app=place.app.id)
                 self.world.deliveries.append(made)
                 await self._send(place.app, made)
-                return made
-        return None
 
     def _bot(self, login: str) -> Any:
         bots = [app.user for app in self.world.apps.values() if app.user.login == login]
@@ -396,7 +392,7 @@ class GitHubService:
 
     async def _redeliver(self, app: App, delivery: Delivery) -> None:
         again = Delivery(
-            self.world.next_id(), delivery.guid, delivery.event, delivery.payload, redelivery=True
+            self.world.next_id(), delivery.guid, delivery.event, delivery.payload, redelivery=True, app=app.id
         )
         self.world.deliveries.append(again)
         await self._send(app, again)

@@ -181,8 +181,9 @@ class Apps:
         return JSONResponse(shapes.user(found))
 
     async def deliveries(self, request: Request) -> Response:
-        app_of(self._world, request)
-        rows = sorted(self._world.deliveries, key=lambda one: -one.id)
+        app = app_of(self._world, request)
+        mine = [one for one in self._world.deliveries if one.app == app.id]
+        rows = sorted(mine, key=lambda one: -one.id)
         cursor = int(request.query_params.get("cursor", 0))
         rows = [one for one in rows if not cursor or one.id < cursor]
         return JSONResponse(
@@ -190,13 +191,13 @@ class Apps:
         )
 
     def _delivery(self, request: Request) -> Delivery:
+        app = app_of(self._world, request)
         for one in self._world.deliveries:
-            if one.id == int(request.path_params["id"]):
+            if (one.app, one.id) == (app.id, int(request.path_params["id"])):
                 return one
         raise Refusal(404, "Not Found")
 
     async def delivery(self, request: Request) -> Response:
-        app_of(self._world, request)
         return JSONResponse(shapes.delivery(self._delivery(request), whole=True))
 
     async def redeliver(self, request: Request) -> Response:

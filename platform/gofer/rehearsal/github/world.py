@@ -169,6 +169,8 @@ class Delivery:
     status_code: int = 0
     delivered_at: str = field(default_factory=stamp)
     redelivery: bool = False
+    app: int = 0
+    """Whose it is."""
 
 
 @dataclass
