@@ -32,14 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     log_plainly()
     if not hasattr(config, "workerinput"):
         left_running.mark()
-
-
-@pytest.hookimpl(hookwrapper=True, tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
-    """End the shells that tests left; when the run's workers have ended, and not before."""
-    yield
-    if not hasattr(session.config, "workerinput"):
-        left_running.end(left_running.still_running())
+        left_running.mind()
 
 
 def pytest_collection_finish() -> None:

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
 
 import left_running
+
+KILLED = """
+import os, signal, subprocess, left_running
+left_running.mark()
+left_running.mind()
+print(subprocess.Popen(["bash", "--noprofile", "-c", "sleep 300; :"], start_new_session=True).pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def test_what_was_started_and_left_is_found() -> None:
@@ -14,3 +28,13 @@ def test_what_was_started_and_left_is_found() -> None:
     assert pid in left_running.still_running(within=0.2)
     left_running.end([pid])
     assert pid not in left_running.still_running(within=5)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may take another mark than the run's own")
+def test_what_a_killed_run_has_started_is_ended() -> None:
+    there = {**os.environ, "PYTHONPATH": str(Path(left_running.__file__).parent)}
+    run = subprocess.run([sys.executable, "-c", KILLED], env=there, stdout=subprocess.PIPE)
+    place, until = Path("/proc", run.stdout.decode().strip(), "cmdline"), time.monotonic() + 60
+    while place.exists() and place.read_bytes() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not place.exists() or not place.read_bytes()
