@@ -34,8 +34,10 @@ def mark() -> None:
 def mind() -> None:
     """Have all that this process will start ended after it, however it ends."""
     reading, _held_open = os.pipe()
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.Popen([sys.executable, "-I", __file__], stdin=reading, start_new_session=True, **quiet)
+    nowhere = subprocess.DEVNULL
+    subprocess.run(
+        [sys.executable, "-I", __file__], stdin=reading, stdout=nowhere, stderr=nowhere, check=True
+    )
     os.close(reading)
 
 
@@ -130,5 +132,6 @@ def _others() -> list[int]:
     return [pid for pid in _marked(lambda words: not _ends_by_itself(words)) if pid != os.getpid()]
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and not os.fork():
+    os.setsid()
     _end_what_is_left()
