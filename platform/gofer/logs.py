@@ -61,10 +61,10 @@ def set_up_logs(settings: Settings, redactor: Redactor, recent: RecentLines | No
 
 
 def _inert(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Strangers' words come into lines by way of errors; values of their own are quoted by whoever renders them."""
-    for name in ("event", "exception"):
-        if isinstance(event.get(name), str):
-            event[name] = _ACTING.sub("�", event[name])
+    """A stranger's words come into lines by way of errors and addresses, and lines to a terminal."""
+    for name, value in event.items():
+        if isinstance(value, str) and _ACTING.search(value):
+            event[name] = _ACTING.sub("�", value)
     return event
 
 

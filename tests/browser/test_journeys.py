@@ -45,6 +45,12 @@ def test_what_strangers_write_is_shown_and_does_nothing(page: Page, lived: Lived
 def test_a_question_is_answered_and_the_run_goes_on_before_your_eyes(page: Page, lived: Lived) -> None:
     with page.expect_response(lambda answer: "hx-request" in answer.request.headers):  # woken by the stream
         page.goto(f"/runs/{lived.first_waiting}")
+    given = page.locator("article details")
+    given.get_by_text("Input").click()
+    with page.expect_response(lambda answer: "hx-request" in answer.request.headers):
+        page.evaluate("htmx.trigger('#run', 'gofer:changed')")
+    page.wait_for_timeout(50)
+    expect(given).to_have_attribute("open", "")
     page.goto("/")
     expect(page.get_by_text("Which port shall I use?")).to_be_visible()
     assert "stolen" not in str(lived.ask("GET", "/tokens")), "what came over the stream acted"
@@ -124,4 +130,19 @@ def test_reading_needs_no_script(browser: Browser, signed_in: BrowserContext, li
     page.locator("tr[data-row] a[href^='/runs/']").last.click()
     expect(page.get_by_role("heading", name="What happened")).to_be_visible()
     expect(page.locator("time").first).to_have_text(re.compile("ago|now"))
+    context.close()
+
+
+def test_who_was_signed_out_meanwhile_keeps_what_they_see_and_is_told(
+    browser: Browser, signed_in: BrowserContext, lived: Lived
+) -> None:
+    context = browser.new_context(base_url=lived.house.url, storage_state=signed_in.storage_state())
+    page = context.new_page()
+    page.goto("/")
+    context.clear_cookies()
+    page.evaluate("htmx.trigger('#overview', 'gofer:changed')")
+    expect(page.get_by_text("You are signed out")).to_be_visible()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    page.get_by_role("link", name="Sign in again").click()
+    expect(page).to_have_url(re.compile(r"/login\?next=%2F$"))
     context.close()

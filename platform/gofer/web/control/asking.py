@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -78,17 +79,19 @@ async def asked(request: Request, kind: type[Q]) -> Q:
     media = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if body and media != "application/json":
         raise BodyError(415, "Send the body as application/json.")
-    return _checked(kind, load_json(body) if body else {})
+    load_json(body or b"{}")  # refuses what is JSON only to the lenient
+    # Strict: true is no number, and "5" is none either.
+    return _checked(lambda: kind.model_validate_json(body or b"{}", strict=True))
 
 
 def queried(request: Request, kind: type[Q]) -> Q:
     """The query string as a model; raises Malformed."""
-    return _checked(kind, dict(request.query_params))
+    return _checked(lambda: kind.model_validate(dict(request.query_params)))
 
 
-def _checked(kind: type[Q], value: Any) -> Q:
+def _checked(read: Callable[[], Q]) -> Q:
     try:
-        return kind.model_validate(value)
+        return read()
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         name = ".".join(str(part) for part in first["loc"])

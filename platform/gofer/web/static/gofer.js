@@ -111,6 +111,14 @@
     look();
   }
   for (const place of $$("[data-follow]")) follow(place.dataset.follow);
+  // Who was signed out meanwhile keeps what they see and have typed, and is told so.
+  document.addEventListener("htmx:before:response", (event) => {
+    if (!event.detail.ctx.response.raw.redirected) return;
+    event.preventDefault();
+    const told = $("[data-signed-out]");
+    $("a", told).href = `/login?next=${encodeURIComponent(location.pathname + location.search)}`;
+    told.hidden = false;
+  });
   document.addEventListener("htmx:after:swap", () => { age(); drawCharts(); });
 
   // Charts: the figures are in the page as a table, too.
