@@ -60,7 +60,8 @@
     rooms.querySelector("li.muted")?.remove();
     const entry = document.createElement("li"), anchor = document.createElement("a");
     anchor.href = base; anchor.setAttribute("aria-current", "page");
-    anchor.textContent = (item.querySelector(".plain")?.textContent || "Files").replace(/\s+/g, " ").slice(0, 60);
+    const first = (item.querySelector(".plain")?.textContent || "Files").replace(/\s+/g, " ").trim();
+    anchor.textContent = first.length > 60 ? `${first.slice(0, 59).trim()}…` : first;
     entry.append(anchor);
     rooms.prepend(entry);
   }

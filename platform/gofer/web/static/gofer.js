@@ -42,7 +42,10 @@
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-copy]");
     if (!button) return;
-    await navigator.clipboard.writeText($(button.dataset.copy).textContent.trim());
+    const place = $(button.dataset.copy);
+    // Without https there is no clipboard for pages: then it is marked, and the keyboard copies it.
+    if (!navigator.clipboard) { getSelection().selectAllChildren(place); button.textContent = "Marked"; return; }
+    await navigator.clipboard.writeText(place.textContent.trim());
     button.textContent = "Copied";
   });
   document.addEventListener("submit", (event) => {
