@@ -96,6 +96,7 @@ def test_the_keyboard_is_enough(page: Page, lived: Lived) -> None:
     expect(page.locator("tr[data-row]").first).to_have_class("at")
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile(rf"/runs/{answers(lived)[0]}$"))
+    page.wait_for_load_state()  # its address is there before its scripts are
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")
