@@ -267,6 +267,7 @@ def test_several_jobs_are_redriven_and_cancelled_at_once(house: House, api: http
     assert "no job" in done["refused"]["987654321"]
     for wrong in ([True], ["1"], [1.5]):
         assert api.post("/jobs/redrive", json={"ids": wrong}).status_code == 400
+    assert api.post("/jobs/redrive", json={"ids": [float(first)]}).status_code == 200
     refused = api.post("/jobs/redrive", json={"ids": [first, third]}).json()
     assert (len(refused["done"]), list(refused["refused"])) == (1, [str(first)])
     stopped = api.post("/jobs/cancel", json={"ids": [first, second, third]}).json()

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from sqlalchemy import ColumnElement, Connection, Select, Table
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -27,7 +27,15 @@ LARGEST = 2**63 - 1
 
 Q = TypeVar("Q", bound="Question")
 Id = Annotated[str, Field(max_length=200)]
-Number = Annotated[int, Field(ge=0, le=LARGEST)]
+
+
+def _whole(value: Any) -> Any:
+    """5.0 is a whole number to JSON Schema, and so to the document we serve."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
+Number = Annotated[int, Field(ge=0, le=LARGEST), WHOLE]
 
 
 class Question(BaseModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 from sqlalchemy import Connection, select
@@ -16,7 +16,7 @@ from gofer.web.access import Scope, Visitor, note, visitor_of
 from gofer.web.access.members import find_member, first_owner
 from gofer.web.access.sessions import new_token, revoke_token
 from gofer.web.access.visitor import AS_ROLE, ROLES
-from gofer.web.control.asking import Question, answered, asked, platform_of, rows, shown_once
+from gofer.web.control.asking import WHOLE, Question, answered, asked, platform_of, rows, shown_once
 
 
 class New(Question):
@@ -24,8 +24,8 @@ class New(Question):
 
     name: str = Field(min_length=1, max_length=100, description="What it is for.")
     scope: Scope = "read"
-    days: int | None = Field(
-        default=None, ge=1, le=3650, description="How long it is valid; without end if null."
+    days: Annotated[int, Field(ge=1, le=3650), WHOLE] | None = Field(
+        default=None, description="How long it is valid; without end if null."
     )
     member: str = Field(default="", max_length=200, description="Whose it is; one's own when empty.")
 
