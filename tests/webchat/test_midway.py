@@ -87,15 +87,20 @@ def test_also_where_no_socket_passes(visit: Visit) -> None:
             grows_to_the_answer(line, had)
 
 
+def printed(line: Line) -> str:
+    """What a command printed, however it was cut into frames."""
+    return "".join(frame["text"] for frame in line.frames if frame["type"] == "output")
+
+
 def test_who_comes_while_a_command_runs_sees_what_it_has_printed(visit: Visit) -> None:
     with visit.line() as line:
         line.say("Count")
-        line.until(lambda: any("printed 2" in frame.get("text", "") for frame in line.frames))
+        line.until(lambda: "printed 2" in printed(line))
         with fresh_page(visit).line() as late:
             frame = late.until(lambda: next((f for f in late.frames if f["type"] == "output"), None))
             assert frame["whole"]
             assert frame["text"].startswith("printed 1\nprinted 2")
-            late.until(lambda: any("printed 5" in frame.get("text", "") for frame in late.frames))
+            late.until(lambda: "printed 5" in printed(late))
             rest = [frame for frame in late.frames if frame["type"] == "output"]
             assert [frame["whole"] for frame in rest] == [True] + [False] * (len(rest) - 1)
             assert "".join(frame["text"] for frame in rest).count("printed 2") == 1
