@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from gofer.agent.agents import AgentSpec
 from gofer.agent.outcome import Answered
 from gofer.agent.parts import Ran, Surroundings
 from gofer.agent.state import Call
+from gofer.agent.tools import runner
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.tools.output import MAX_CHARACTERS, MUCH, Glimpse, Masker
 from gofer.agent.tools.policy import Policy
@@ -170,7 +173,9 @@ async def test_find_and_grep_and_ls(bench: Bench) -> None:
     assert (await bench("ls", path="nowhere")).is_error
 
 
-async def test_a_tool_that_raises_or_hangs_is_answered_for(tmp_path: Path) -> None:
+async def test_a_tool_that_raises_or_hangs_is_answered_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def broken(arguments: Arguments, context: ToolContext) -> ToolResult:
         raise RuntimeError("kaput")
 
@@ -178,12 +183,38 @@ async def test_a_tool_that_raises_or_hangs_is_answered_for(tmp_path: Path) -> No
         await asyncio.sleep(60)
         return ToolResult("never")
 
+    async def exits(arguments: Arguments, context: ToolContext) -> ToolResult:
+        sys.exit(3)
+
+    async def gives_nothing(arguments: Arguments, context: ToolContext) -> Any:
+        return None
+
+    async def odd_details(arguments: Arguments, context: ToolContext) -> ToolResult:
+        return ToolResult("x", details={"when": object()})
+
+    async def holds_on(arguments: Arguments, context: ToolContext) -> ToolResult:
+        while not released.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await released.wait()
+        return ToolResult("never")
+
+    released = asyncio.Event()
+    monkeypatch.setattr(runner, "LETTING_GO", 0.05)
     bench = Bench(
         tmp_path,
         Tool("broken", "", Arguments, broken, Tier.READ),
         Tool("hangs", "", Arguments, hangs, Tier.READ, timeout=0.05),
+        Tool("exits", "", Arguments, exits, Tier.READ),
+        Tool("nothing", "", Arguments, gives_nothing, Tier.READ),
+        Tool("odd", "", Arguments, odd_details, Tier.READ),
+        Tool("holds_on", "", Arguments, holds_on, Tier.READ, timeout=0.05),
     )
     assert "kaput" in (await bench("broken")).content
+    assert "exit(3)" in (await bench("exits")).content
+    assert "instead of a ToolResult" in (await bench("nothing")).content
+    assert "not JSON serializable" in (await bench("odd")).content
+    assert (await bench("holds_on")).timed_out
+    released.set()
     hung = await bench("hangs")
     assert hung.timed_out
     assert hung.is_error
