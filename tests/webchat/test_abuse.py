@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from gofer.agent.tools import output
 from gofer.live import here
 from gofer.live.said import MOST_OUTPUT
 from gofer.web import server, streaming
@@ -162,6 +163,7 @@ def test_who_does_not_read_is_cut_off_and_others_do_not_wait(
     monkeypatch.setattr(server, "READ_WITHIN", 0.3)
     # More than the kernel holds for a reader that does not read.
     monkeypatch.setattr(here, "MOST_OUTPUT", 10_000_000)
+    monkeypatch.setattr(output, "MUCH", 10_000_000)
     with visit.line() as line, deaf(visit, UPGRADE), deaf(visit, ""):
         line.say(
             "$ for i in $(seq 60); do head -c 100000 /dev/zero | tr '\\0' x; echo; sleep 0.02; done; echo over"
