@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -325,9 +326,24 @@ def test_plugins_bring_tools_through_an_entry_point(monkeypatch: pytest.MonkeyPa
     point = EntryPoint("mine", "agent.test_tools:my_tools", "gofer.tools")
     monkeypatch.setattr("gofer.agent.tools.registry.entry_points", lambda group: [point])
     assert [tool.name for tool in plugin_tools()] == ["mine"]
-    broken = EntryPoint("mine", "agent.test_tools:nothing_there", "gofer.tools")
-    monkeypatch.setattr("gofer.agent.tools.registry.entry_points", lambda group: [broken])
-    assert plugin_tools() == [], "a broken one costs only itself"
+    bad = [
+        EntryPoint("bad", f"agent.test_tools:{name}", "gofer.tools")
+        for name in ("nothing_there", "no_tools", "badly_named", "without_arguments")
+    ]
+    monkeypatch.setattr("gofer.agent.tools.registry.entry_points", lambda group: [*bad, point])
+    assert [tool.name for tool in plugin_tools()] == ["mine"], "a broken one costs only itself"
+
+
+def no_tools() -> Any:
+    return ["mine"]
+
+
+def badly_named() -> list[Tool[Any]]:
+    return [replace(tool, name="My Tool!") for tool in my_tools()]
+
+
+def without_arguments() -> list[Any]:
+    return [replace(tool, arguments=dict) for tool in my_tools()]  # type: ignore[arg-type]
 
 
 def my_tools() -> list[Tool[Any]]:
