@@ -343,7 +343,7 @@ def badly_named() -> list[Tool[Any]]:
 
 
 def without_arguments() -> list[Any]:
-    return [replace(tool, arguments=dict) for tool in my_tools()]  # type: ignore[arg-type]
+    return [replace(tool, arguments=dict) for tool in my_tools()]
 
 
 def my_tools() -> list[Tool[Any]]:
