@@ -165,7 +165,9 @@ class LocalShell:
         self.commands.append(command)
         self._cancelled, timed_out = False, False
         process = self._process = await asyncio.create_subprocess_exec(
-            "bash", "-c", command, cwd=self.directory, stdout=-1, stderr=asyncio.subprocess.STDOUT,
+            # uvloop leaves a copy of the pipe open, which whatever the command starts would hold.
+            "bash", "-c", f"eval exec {{3..99}}'>&-'\n{command}", cwd=self.directory, stdout=-1,
+            stderr=asyncio.subprocess.STDOUT,
             stdin=asyncio.subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         output = bytearray()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from gofer.agent.agents import AgentSpec
 from gofer.agent.outcome import Answered
 from gofer.agent.parts import Ran, Surroundings
 from gofer.agent.state import Call
+from gofer.agent.tools import runner
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.tools.output import MAX_CHARACTERS, MUCH, Glimpse, Masker
 from gofer.agent.tools.policy import Policy
@@ -170,7 +174,9 @@ async def test_find_and_grep_and_ls(bench: Bench) -> None:
     assert (await bench("ls", path="nowhere")).is_error
 
 
-async def test_a_tool_that_raises_or_hangs_is_answered_for(tmp_path: Path) -> None:
+async def test_a_tool_that_raises_or_hangs_is_answered_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def broken(arguments: Arguments, context: ToolContext) -> ToolResult:
         raise RuntimeError("kaput")
 
@@ -178,12 +184,38 @@ async def test_a_tool_that_raises_or_hangs_is_answered_for(tmp_path: Path) -> No
         await asyncio.sleep(60)
         return ToolResult("never")
 
+    async def exits(arguments: Arguments, context: ToolContext) -> ToolResult:
+        sys.exit(3)
+
+    async def gives_nothing(arguments: Arguments, context: ToolContext) -> Any:
+        return None
+
+    async def odd_details(arguments: Arguments, context: ToolContext) -> ToolResult:
+        return ToolResult("x", details={"when": object()})
+
+    async def holds_on(arguments: Arguments, context: ToolContext) -> ToolResult:
+        while not released.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await released.wait()
+        return ToolResult("never")
+
+    released = asyncio.Event()
+    monkeypatch.setattr(runner, "LETTING_GO", 0.05)
     bench = Bench(
         tmp_path,
         Tool("broken", "", Arguments, broken, Tier.READ),
         Tool("hangs", "", Arguments, hangs, Tier.READ, timeout=0.05),
+        Tool("exits", "", Arguments, exits, Tier.READ),
+        Tool("nothing", "", Arguments, gives_nothing, Tier.READ),
+        Tool("odd", "", Arguments, odd_details, Tier.READ),
+        Tool("holds_on", "", Arguments, holds_on, Tier.READ, timeout=0.05),
     )
     assert "kaput" in (await bench("broken")).content
+    assert "exit(3)" in (await bench("exits")).content
+    assert "instead of a ToolResult" in (await bench("nothing")).content
+    assert "not JSON serializable" in (await bench("odd")).content
+    assert (await bench("holds_on")).timed_out
+    released.set()
     hung = await bench("hangs")
     assert hung.timed_out
     assert hung.is_error
@@ -294,9 +326,24 @@ def test_plugins_bring_tools_through_an_entry_point(monkeypatch: pytest.MonkeyPa
     point = EntryPoint("mine", "agent.test_tools:my_tools", "gofer.tools")
     monkeypatch.setattr("gofer.agent.tools.registry.entry_points", lambda group: [point])
     assert [tool.name for tool in plugin_tools()] == ["mine"]
-    broken = EntryPoint("mine", "agent.test_tools:nothing_there", "gofer.tools")
-    monkeypatch.setattr("gofer.agent.tools.registry.entry_points", lambda group: [broken])
-    assert plugin_tools() == [], "a broken one costs only itself"
+    bad = [
+        EntryPoint("bad", f"agent.test_tools:{name}", "gofer.tools")
+        for name in ("nothing_there", "no_tools", "badly_named", "without_arguments")
+    ]
+    monkeypatch.setattr("gofer.agent.tools.registry.entry_points", lambda group: [*bad, point])
+    assert [tool.name for tool in plugin_tools()] == ["mine"], "a broken one costs only itself"
+
+
+def no_tools() -> Any:
+    return ["mine"]
+
+
+def badly_named() -> list[Tool[Any]]:
+    return [replace(tool, name="My Tool!") for tool in my_tools()]
+
+
+def without_arguments() -> list[Any]:
+    return [replace(tool, arguments=dict) for tool in my_tools()]
 
 
 def my_tools() -> list[Tool[Any]]:

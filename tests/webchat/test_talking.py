@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from gofer.store.tables import conversations, deliveries, events, jobs, messages, participants, replies
+from gofer.store.tables import (
+    agents,
+    conversations,
+    deliveries,
+    events,
+    jobs,
+    messages,
+    participants,
+    replies,
+    routes,
+)
 from gofer.web.chat import timeline
 from web_house import House, csrf_in
 from webchat.visiting import Line, Visit
@@ -162,6 +172,12 @@ def test_an_agent_is_chosen_with_the_first_message_and_stays(house: House, visit
             path.unlink()
     assert count(house, participants, conversation_id=visit.room) == 1
     assert "with helper" in visit.shown()
+    hearing = select(agents.c.name).join(routes, routes.c.agent_id == agents.c.id)
+    for _ in range(100):  # without a file, the one that is built in hears everything again
+        if house.read(lambda connection: connection.execute(hearing).scalars().all()) == ["gofer"]:
+            return
+        time.sleep(0.1)
+    pytest.fail("an agent without a file still hears everything")
 
 
 def test_no_agent_is_made_up_from_the_address(visit: Visit) -> None:

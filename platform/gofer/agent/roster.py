@@ -1,7 +1,7 @@
 """From files to rows: the agents of the data directory and their routes, kept in the store as intake needs them.
 
-While the directory is empty, a fresh install's one agent hears everything. The first file takes over: agents
-without a file keep their history and hear nothing new.
+While the directory is empty, a fresh install's one agent hears everything, also after the last file is gone. The first
+file takes over: agents without a file keep their history and hear nothing new.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from gofer.agent.agents import Agents, AgentSpec
 from gofer.store.clock import now
 from gofer.store.database import Database
 from gofer.store.ids import new_id
+from gofer.store.open import FIRST_AGENT
 from gofer.store.tables import agents, connections, routes
 
 log = structlog.get_logger()
@@ -36,10 +37,10 @@ class Roster:
 
     async def sync(self) -> None:
         """Look at the files once; a file that makes no sense is reported and its last good version stands."""
-        specs = await asyncio.to_thread(self._read)
+        specs = await asyncio.to_thread(self._read) or [AgentSpec(name=FIRST_AGENT)]
         # A route may name a connection that is made only later.
         seen = (specs, await self._database.read(_every_connection))
-        if specs and seen != self._seen:
+        if seen != self._seen:
             await self._database.write(partial(sync_agents, workspace_id=self._workspace_id, specs=specs))
             log.info("agents.synced", agents=[spec.name for spec in specs])
         self._seen = seen

@@ -17,8 +17,11 @@ from gofer.agent.context.sizes import result_size, round_size, text_size
 from gofer.agent.conversation import Said, Summary
 from gofer.agent.model import Usage
 from gofer.agent.parts import Point
-from gofer.agent.state import Call, Round, State
-from gofer.agent.untrusted import body
+from gofer.agent.state import Call, Round, State, texts
+from gofer.agent.untrusted import body, name, plain, quoted
+
+TRUSTED = ("owner", "member")
+"""Whose rules count, and whose words need no marks around them."""
 
 
 class ContextSettings(BaseModel):
@@ -52,7 +55,7 @@ class Condensed:
 class Summariser(Protocol):
     """Writes summaries."""
 
-    async def summarise(self, state: State, material: str) -> Condensed | None:
+    async def summarise(self, state: State, material: Sequence[str]) -> Condensed | None:
         """A structured summary; None when there is no money for it or the model fails."""
         ...
 
@@ -64,7 +67,7 @@ class PlainCompressor:
         self._settings = settings
         self._compact_at = min(settings.compact_at, window * 6 // 10)
         self._keep = min(settings.keep, window // 5)
-        self._summarise: Callable[[State, str], Awaitable[Condensed | None]] | None = (
+        self._summarise: Callable[[State, Sequence[str]], Awaitable[Condensed | None]] | None = (
             summariser.summarise if summariser else None
         )
 
@@ -163,36 +166,45 @@ def _last_seq(round_: Round) -> int:
 
 
 def _trusted_said(old: Sequence[Said]) -> list[str]:
-    return [said.text for said in old if not said.by_us and said.trust in ("owner", "member")]
+    return [said.text for said in old if not said.by_us and said.trust in TRUSTED]
 
 
 def _trusted_input(gone: Sequence[Round]) -> list[str]:
     blocks = [block for round_ in gone for block in round_.input if "origin" in block]
     trusted = [block for block in blocks if not block["origin"]["quoted"]]
-    return [body(block) for block in trusted if block["origin"]["trust"] in ("owner", "member")]
+    return [body(block) for block in trusted if block["origin"]["trust"] in TRUSTED]
 
 
-def _material(before: Summary | None, old: Sequence[Said], gone: Sequence[Round]) -> str:
-    parts = [f"Summary so far:\n{before.text}"] if before else []
-    parts += [f"{'You' if said.by_us else said.author}: {said.text}" for said in old]
+def _material(before: Summary | None, old: Sequence[Said], gone: Sequence[Round]) -> list[str]:
+    """What is to be summed up. Our marks are in it, and nobody else can have made them: who wrote what stays known."""
+    parts = [f"Summary so far:\n{plain(before.text)}"] if before else []
+    parts += [_said(said, len(said.text)) for said in old]
     for round_ in gone:
-        parts += [
-            block["text"] for block in [*round_.input, *(round_.answer or [])] if block["type"] == "text"
-        ]
+        parts += texts(round_.input)
+        parts += map(plain, texts(round_.answer or []))
         parts += [_told(call, 2000) for call in round_.calls]
-    return "\n\n".join(parts)
+    return parts
+
+
+def _said(said: Said, length: int) -> str:
+    words = plain(said.text[:length])
+    if said.by_us:
+        return f"You: {words}"
+    return f"{name(said.author)}, {said.trust}: {words if said.trust in TRUSTED else quoted(words)}"
 
 
 def _told(call: Call, length: int) -> str:
-    result = call.result["content"] if call.result else "outcome unknown"
-    return f"Called {call.name} with {str(call.input)[:500]}: {result[:length]}"
+    result = plain(call.result["content"][:length]) if call.result else "outcome unknown"
+    strangers = call.result is not None and call.result["untrusted"]
+    asked = plain(str(call.input)[:500])
+    return f"Called {call.name} with {asked}: {quoted(result) if strangers else result}"
 
 
 def plain_summary(before: Summary | None, old: Sequence[Said], gone: Sequence[Round]) -> str:
     """A summary made without a model: what was asked, what was called, what was said last."""
     parts = ["Goal:", *(f"- {text[:1000]}" for text in _trusted_input(gone)[:5])]
     parts += ["Earlier:"] + ([before.text[:6000]] if before else [])
-    parts += [f"- {'me' if said.by_us else said.author}: {said.text[:300]}" for said in old[-30:]]
+    parts += [f"- {_said(said, 300)}" for said in old[-30:]]
     parts += ["Progress:", *(f"- {_told(call, 200)}" for round_ in gone[-40:] for call in round_.calls)]
     said = [block["text"] for round_ in gone for block in round_.answer or [] if block["type"] == "text"]
     parts += ["Last words of mine:", *(text[:2000] for text in said[-1:])]

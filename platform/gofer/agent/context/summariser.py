@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from gofer.agent.context.compressor import Condensed
 from gofer.agent.context.sizes import text_size
 from gofer.agent.limits import JobLimits
 from gofer.agent.model import Model, ModelError, Request, Turn
 from gofer.agent.state import State, texts
-from gofer.agent.untrusted import cap, plain
+from gofer.agent.untrusted import cap
 
 SYSTEM = """You keep the notes of an agent at work. Condense what follows so that the agent can go on from your
 notes alone. Use exactly these headings: Goal, Constraints, Progress, Decisions, Next steps, Files. Under each, short
@@ -25,8 +27,8 @@ class ModelSummariser:
         self._model = model
         self._limits = limits
 
-    async def summarise(self, state: State, material: str) -> Condensed | None:
-        text = cap(plain(material), min(MAX_MATERIAL, self._model.context_window * 2))
+    async def summarise(self, state: State, material: Sequence[str]) -> Condensed | None:
+        text = fitted(material, min(MAX_MATERIAL, self._model.context_window * 2))
         if not await self._limits.afford(state, text_size(text) + text_size(SYSTEM), OUTPUT_TOKENS):
             return None
         turn = await self._ask(text)
@@ -51,3 +53,23 @@ class ModelSummariser:
         except ModelError:
             return None
         return None
+
+
+def fitted(parts: Sequence[str], limit: int) -> str:
+    """The first and the last parts, as many as there is room for. Each stays whole, and so do the marks around it."""
+    capped = [cap(part, limit // 4) for part in parts]
+    head = _first(capped, limit * 2 // 3)
+    tail = _first(reversed(capped[len(head) :]), limit - limit * 2 // 3)
+    left_out = len(parts) - len(head) - len(tail)
+    between = [f"[… {left_out} parts left out …]"] if left_out else []
+    return "\n\n".join([*head, *between, *reversed(tail)])
+
+
+def _first(parts: Iterable[str], room: int) -> list[str]:
+    kept = []
+    for part in parts:
+        room -= len(part)
+        if room < 0:
+            break
+        kept.append(part)
+    return kept

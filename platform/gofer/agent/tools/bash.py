@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
+from gofer.agent.untrusted import cap
 from gofer.tool import Arguments, CommandResult, Shell, Tier, Tool, ToolContext, ToolResult
 
 DEFAULT_TIMEOUT = 120
@@ -94,6 +95,8 @@ async def unless_stopped(
 def command_result(result: CommandResult) -> ToolResult:
     """A finished command as the model reads it."""
     text = result.output.decode("utf-8", "replace")
+    if result.cancelled:
+        text = cap(text)  # whoever stops it does not want to wait while all of it is read
     notes = []
     if result.dropped:
         notes.append(f"{result.dropped} bytes in the middle were not kept")

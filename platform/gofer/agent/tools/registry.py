@@ -84,12 +84,24 @@ def _without_titles(schema: dict[str, Any]) -> dict[str, Any]:
     return small
 
 
+def _usable(tools: Iterable[Any]) -> list[Tool[Any]]:
+    """What a plugin brings, if all of it can be offered to a model; raises what is wrong."""
+    brought = list(tools)
+    for tool in brought:
+        if not isinstance(tool, Tool):
+            raise TypeError(f"{type(tool).__name__} is no Tool")
+        if not _NAME.fullmatch(tool.name):
+            raise ValueError(f"{tool.name!r} is no name for a tool: use 1 to 64 of a-z, 0-9, _ and -")
+        small_schema(tool)
+    return brought
+
+
 def plugin_tools() -> list[Tool[Any]]:
     """Tools of installed plugins: each entry point is a function that returns them. A broken one costs only itself."""
     found: list[Tool[Any]] = []
     for point in entry_points(group=GROUP):
         try:
-            found += point.load()()
+            found += _usable(point.load()())
         except Exception as error:  # noqa: BLE001 - a stranger's code may fail in any way
             log.error("plugin.broken", plugin=point.value, error=f"{type(error).__name__}: {error}")
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,8 @@ from gofer.tool import Blobs, Shell, Tier, Tool, ToolContext, ToolResult
 
 GRACE = 15
 """Seconds in which a tool ends by itself what it may not hold longer."""
+LETTING_GO = 5
+"""Seconds that a cancelled tool is waited for."""
 
 
 class ToolRunner:
@@ -156,8 +159,7 @@ def _refused(status: Status, text: str) -> Ran:
 
 async def _guarded(tool: Tool[Any], arguments: BaseModel, context: ToolContext, timeout: float) -> Ran:
     try:
-        async with asyncio.timeout(timeout):
-            result = await tool.run(arguments, context)
+        result = _sound(await _within(timeout, _contained(tool, arguments, context)))
     except TimeoutError:
         text = f"{tool.name} did not end within {timeout:g} seconds and was given up."
         return Ran(ToolResult(text, is_error=True, timed_out=True), "error")
@@ -169,7 +171,38 @@ async def _guarded(tool: Tool[Any], arguments: BaseModel, context: ToolContext, 
         return Ran(ToolResult(str(error), is_error=True), "error")
     except Exception as error:  # noqa: BLE001 - a tool may raise anything; the run must not end for it
         return Ran(ToolResult(f"{tool.name} failed: {type(error).__name__}: {error}", is_error=True), "error")
-    return Ran(replace(result, content=str(result.content)), "error" if result.is_error else "ok")
+    return Ran(result, "error" if result.is_error else "ok")
+
+
+async def _contained(tool: Tool[Any], arguments: BaseModel, context: ToolContext) -> ToolResult:
+    try:
+        return await tool.run(arguments, context)
+    except SystemExit as error:  # it would end the whole server
+        raise RuntimeError(f"it called exit({error.code})") from error
+
+
+def _sound(result: ToolResult) -> ToolResult:
+    """A result that can be journaled; raises TypeError for what is none, or for details that are no JSON."""
+    if not isinstance(result, ToolResult):
+        raise TypeError(f"it returned {type(result).__name__} instead of a ToolResult")
+    return replace(result, content=str(result.content), details=json.loads(json.dumps(dict(result.details))))
+
+
+async def _within(timeout: float, work: Awaitable[ToolResult]) -> ToolResult:
+    """What a tool gives; raises TimeoutError. One that does not even let itself be cancelled is left behind."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(
+        lambda done: done.cancelled() or done.exception()
+    )  # nobody may be left to look at it
+    try:
+        await asyncio.wait({task}, timeout=timeout)
+        if not task.done():
+            raise TimeoutError
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=LETTING_GO)
 
 
 def _os_error(error: OSError) -> str:
