@@ -520,3 +520,10 @@ async def test_no_command_runs_twice_when_the_snapshot_before_it_could_not_be_re
         result = await sandbox.run("echo once >>/workspace/log")
         assert result.exit_code == 0
         assert (sandbox.workspace / "log").read_text() == "once\n"
+
+
+async def test_a_shell_does_not_end_by_itself_because_nothing_was_asked_of_it_for_a_while() -> None:
+    async with Sandbox() as sandbox:
+        before = await sandbox.run("TMOUT=1; echo $$")
+        await asyncio.sleep(1.2)
+        assert (await sandbox.run("echo $$")).output == before.output
