@@ -117,7 +117,7 @@ async def _master_key(platform: Platform) -> list[Finding]:
         return [Finding("master key", "warning", line, "gofer key rotate")]
     found = [Finding("master key", "ok", f"Key {active} from {where} opens the store and its canary.")]
     if ring.path is None and len(ring.ids) > 1:
-        line = f"{where} still holds {len(ring.ids) - 1} older key(s)."
+        line = f"{where} still holds older keys, which nothing needs: {len(ring.ids) - 1}."
         found.append(Finding("old keys", "note", line, f"Drop all but the first from {where}, and restart."))
     return found
 
@@ -180,7 +180,7 @@ async def _jobs(platform: Platform) -> list[Finding]:
     states = await platform.database.read(depth)
     found = []
     if states.get("dead"):
-        line = f"{states['dead']} dead job(s)."
+        line = f"Dead jobs: {states['dead']}."
         found.append(Finding("jobs", "warning", line, "gofer jobs list --state dead"))
     oldest = await platform.database.read(oldest_ready)
     if platform.roles and oldest > 60:

@@ -102,7 +102,7 @@ async def write(arguments: WriteArguments, context: ToolContext) -> ToolResult:
     await context.shell.write(arguments.path, arguments.content.encode("utf-8", "surrogatepass"))
     details = {"diff": _diff(before or "", arguments.content, arguments.path)}
     verb = "Wrote" if before is None else "Replaced"
-    text = f"{verb} {arguments.path}: {len(arguments.content.splitlines())} lines."
+    text = f"{verb} {arguments.path}, lines: {len(arguments.content.splitlines())}."
     return ToolResult(text, details=details, progress=before != arguments.content)
 
 
@@ -131,7 +131,7 @@ async def edit(arguments: EditArguments, context: ToolContext) -> ToolResult:
         text = text.replace(one.old, one.new, 1)
     await context.shell.write(arguments.path, text.encode())
     diff = _diff(before, text, arguments.path)
-    done = f"Made {len(arguments.edits)} edit(s) in {arguments.path}."
+    done = f"Edited {arguments.path}, edits made: {len(arguments.edits)}."
     return ToolResult(done, details={"diff": diff}, progress=text != before)
 
 
