@@ -208,7 +208,8 @@ def make_worker(platform: Platform, shells: Shells, presence: Presence, lending:
         vault=vault,
         accounts=platform.accounts,
         redactor=platform.redactor,
-        late_write_within=settings.request_timeout,
+        # A service may still do what was asked of it after we stopped waiting, or died just when we had asked.
+        late_write_within=2 * settings.request_timeout,
         public_url=settings.public_url,
     )
     desk = Desk(
