@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import select, update
 
 from e2e.door import KEY, message, open_door
+from e2e.scenario import prepared
 from gofer.errors import Fenced
 from gofer.jobs import lease
 from gofer.jobs.lease import Lease, clock, only_while_held
@@ -63,3 +64,22 @@ async def test_a_service_that_takes_a_reply_after_our_time_out_is_not_sent_a_sec
 
         await eventually(sent)
     assert len(service.ledger) == 1
+
+
+async def test_a_service_that_is_slow_while_its_sender_is_killed_gets_one_reply(
+    data_dir: Path, eventually: Callable[..., Any]
+) -> None:
+    """On SQLite the next start takes over at once: what the dead one asked for may still come about."""
+    async with prepared(data_dir, "") as scenario:
+        gofer = scenario.start().wait_until_ready()
+        scenario.service.faults.append(Fault("stalled", 1.9))
+        await scenario.say("m1", "kitchen", "hello")
+
+        async def taken() -> bool:
+            return not scenario.service.faults
+
+        await eventually(taken)
+        gofer.kill()
+        scenario.start().wait_until_ready()
+        assert await scenario.settle()
+        assert not (await scenario.findings()).doubled
