@@ -117,7 +117,8 @@ def _our_name() -> str:
     if shutil.which("gofer") or started.name != "gofer":
         return "gofer"
     here = Path.cwd()
-    return str(started.relative_to(here) if started.is_relative_to(here) else started)
+    below = started.is_relative_to(here) and here != Path(here.anchor)
+    return str(started.relative_to(here) if below else started)
 
 
 def _stop_on_signals() -> asyncio.Event:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from gofer.cli.commands import COMMANDS, NOUNS
 from gofer.settings import PREFIX, Settings
+from gofer_sandbox.bubblewrap import cgroups
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -59,6 +61,26 @@ def test_a_restart_by_systemd_spares_the_shells_and_a_container_says_it_does_not
     assert "\nKillMode=process\n" in UNIT
     assert "GOFER_KEEP_SHELLS=false" in DOCKERFILE
     assert "Shells do not survive the container." in PAGE
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_what_keeps_an_older_systemd_from_starting_the_next_server_is_taken_away(
+    tmp_path: Path, moved: bool
+) -> None:
+    """Run as systemd would; that it then starts one was seen with systemd 252."""
+    assert f"\nDelegateSubgroup={cgroups.GIVEN}\n" in UNIT
+    (line,) = re.findall(r"^ExecStopPost=-/bin/sh -c '(.+?)'$", UNIT.replace("\\\n", " "), re.M)
+    own = tmp_path / "fs" / "system.slice" / "gofer.service"
+    (own / (cgroups.MOVED if moved else cgroups.GIVEN)).mkdir(parents=True)
+    (own / "cgroup.subtree_control").write_text("cpu memory pids\n")
+    (tmp_path / "cgroup").write_text("0::/system.slice/gofer.service/.control\n")
+    script = line.replace("$$", "$").replace("%%", "%")
+    script = script.replace("/proc/self/cgroup", f"{tmp_path}/cgroup").replace(
+        "/sys/fs/cgroup", f"{tmp_path}/fs"
+    )
+    subprocess.run(["/bin/sh", "-c", script], check=True)
+    written = (own / "cgroup.subtree_control").read_text()
+    assert written == ("-memory -pids -cpu\n" if moved else "cpu memory pids\n")
 
 
 def test_the_image_runs_as_nobody_in_particular_under_an_init_with_a_health_check() -> None:

@@ -128,6 +128,42 @@ async def test_limits_that_do_not_hold_are_noticed() -> None:
         group.discard()
 
 
+def test_whoever_looks_for_groups_again_finds_the_same_place() -> None:
+    """Having looked once the server is in a leaf, where version 2 allows processes and no groups."""
+    first, why = cgroups.find()
+    if first is None:
+        pytest.skip(f"this machine has no cgroups for us; this half did not run: {why}")
+    assert cgroups.find() == (first, "")
+
+
+async def test_limits_that_lapsed_between_two_servers_hold_again(place: Path) -> None:
+    """As they do with version 2 when its controllers are switched off, which lets systemd start the next server."""
+    before = Bubblewrap(base=place)
+    async with Sandbox(before, directory=place / "session") as sandbox:
+        if sandbox.capabilities.limits_by != "cgroup v2":
+            pytest.skip("this machine gives us no groups of version 2; this half did not run")
+        pid = sandbox.record.reference.pid
+        (own,) = Path(f"/proc/{pid}/cgroup").read_text().split()
+        limit = Path("/sys/fs/cgroup", own.removeprefix("0::/"), "memory.max")
+        limit.write_text("max")
+        await Bubblewrap(base=place).probe()
+        assert int(limit.read_text()) == sandbox.record.limits.memory
+
+
+async def test_a_session_that_began_without_groups_is_not_said_to_be_limited(place: Path) -> None:
+    if (await Bubblewrap().probe()).level < Level.LIMITED:
+        pytest.skip("this machine has no cgroups for us; this half did not run")
+    first = Sandbox(Bubblewrap(base=place, use_cgroups=False), directory=place / "session")
+    await first.start()
+    record = first.record
+    await first.detach()
+    second = await Sandbox.attach(record, Bubblewrap(base=place))
+    try:
+        assert (second.capabilities.level, second.capabilities.limits_by) == (Level.ISOLATED, "rlimits")
+    finally:
+        await second.close()
+
+
 async def test_a_minimum_beyond_the_machine_is_refused() -> None:
     provider = Bubblewrap(minimum=Level.LIMITED, use_cgroups=False)
     with pytest.raises(IsolationUnavailable, match=r"LIMITED[\s\S]*Delegate=yes"):
@@ -202,6 +238,19 @@ def test_version_2_groups_get_their_limits(place: Path) -> None:
     pressure = group.pressure()
     assert pressure
     assert (pressure.processes, pressure.memory) == (3, 2)
+
+
+@pytest.mark.parametrize("leaf", [cgroups.GIVEN, cgroups.MOVED])
+def test_version_2_groups_are_made_beside_the_server_and_limited_anew(place: Path, leaf: str) -> None:
+    _fake_unified(place / "fs", "cpu memory pids")
+    (place / "fs" / "own" / leaf).mkdir()
+    groups, why = cgroups.find(place / "fs", f"0::/own/{leaf}\n")
+    assert groups, why
+    groups.make("x", Limits())
+    made = place / "fs" / "own" / "gofer-sandbox-x"
+    (made / "pids.max").write_text("max")
+    groups.resume("x", os.getpid(), Limits(processes=77))
+    assert (made / "pids.max").read_text() == "77"
 
 
 def test_version_2_without_controllers_is_said(place: Path) -> None:

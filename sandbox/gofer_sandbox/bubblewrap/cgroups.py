@@ -20,6 +20,11 @@ from gofer_sandbox.limits import Limits
 from gofer_sandbox.provider import Pressure
 
 PREFIX = "gofer-sandbox-"
+GIVEN = f"{PREFIX}server"
+"""A leaf that systemd starts the server in, by DelegateSubgroup= in the unit."""
+MOVED = f"{PREFIX}moved"
+"""A leaf that the server moved to by itself. As long as groups beside it have limits nothing can be started in the
+group above, not even by systemd; the unit's ExecStopPost= sees to that, and knows by this name that it must."""
 _PERIOD = 100_000
 _ROOT = Path("/sys/fs/cgroup")
 
@@ -68,6 +73,9 @@ class Groups(Protocol):
 
     def open(self, name: str) -> Group:
         """A group that was made earlier."""
+
+    def resume(self, name: str, pid: int, limits: Limits) -> Group:
+        """The group of a process that another server started, under these limits again where they have lapsed."""
 
 
 def _write(path: Path | str, value: object) -> None:
@@ -251,6 +259,10 @@ class GroupsV1:
         """The same directories again."""
         return GroupV1({controller: parent / (PREFIX + name) for controller, parent in self.parents.items()})
 
+    def resume(self, name: str, pid: int, limits: Limits) -> Group:
+        """Limits of this version stay whatever becomes of the server."""
+        return self.open(name)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupV2:
@@ -311,22 +323,40 @@ class GroupsV2:
     """Below a directory of the unified hierarchy that is delegated to us."""
 
     parent: Path
+    mounted: Path
     kind: str = "cgroup v2"
 
     def make(self, name: str, limits: Limits) -> Group:
         """A directory with its limits."""
         place = self.parent / (PREFIX + name)
-        required: dict[str, object] = {
-            "memory.max": limits.memory,
-            "pids.max": limits.processes,
-            "cpu.max": f"{int(limits.cpus * _PERIOD)} {_PERIOD}",
-        }
-        _make(place, required, {"memory.swap.max": 0, "memory.oom.group": 0})
+        place.mkdir()
+        _limit(place, limits)
         return GroupV2(place)
 
     def open(self, name: str) -> Group:
         """The same directory again."""
         return GroupV2(self.parent / (PREFIX + name))
+
+    def resume(self, name: str, pid: int, limits: Limits) -> Group:
+        """Wherever it is: with the server before it, in another unit maybe. Limits lapse with the controllers, which
+        are off between two servers where systemd has no DelegateSubgroup=."""
+        place = self.parent / (PREFIX + name)
+        with contextlib.suppress(OSError):
+            own = _memberships(Path(f"/proc/{pid}/cgroup").read_text()).get("", "")
+            if own.endswith(f"/{PREFIX}{name}"):
+                place = self.mounted / own.lstrip("/")
+            _limit(place, limits)
+        return GroupV2(place)
+
+
+def _limit(place: Path, limits: Limits) -> None:
+    """Set a session's limits; a kernel without swap has no file for it."""
+    _write(f"{place}/memory.max", limits.memory)
+    _write(f"{place}/pids.max", limits.processes)
+    _write(f"{place}/cpu.max", f"{int(limits.cpus * _PERIOD)} {_PERIOD}")
+    for name in ("memory.swap.max", "memory.oom.group"):
+        with contextlib.suppress(OSError):
+            _write(f"{place}/{name}", 0)
 
 
 def find(root: Path = _ROOT, own: str | None = None) -> tuple[Groups | None, str]:
@@ -372,11 +402,13 @@ def _version_2(root: Path, memberships: dict[str, str]) -> Groups | str:
     if mounted is None:
         return "there is no unified hierarchy"
     parent = _below(mounted, memberships.get("", "/"))
+    if parent.name in (GIVEN, MOVED):
+        parent = parent.parent
     missing = {"memory", "pids", "cpu"} - set((parent / "cgroup.controllers").read_text().split())
     if missing:
         return f"the unified hierarchy gives us no {', '.join(sorted(missing))} controller"
     try:
-        return GroupsV2(_enabled(parent))
+        return GroupsV2(_enabled(parent), mounted)
     except OSError as error:
         return f"the unified hierarchy is not delegated to us ({error.strerror})"
 
@@ -390,7 +422,7 @@ def _enabled(parent: Path) -> Path:
     try:
         _write(control, "+memory +pids +cpu")
     except OSError:
-        leaf = parent / f"{PREFIX}server"
+        leaf = parent / MOVED
         leaf.mkdir(exist_ok=True)
         _write(leaf / "cgroup.procs", os.getpid())
         _write(control, "+memory +pids +cpu")

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
-from gofer_sandbox import processes, runtime
+from gofer_sandbox import processes, records, runtime
 from gofer_sandbox.bubblewrap import arguments, binary, cgroups, seccomp, users
 from gofer_sandbox.bubblewrap.box import BubblewrapBox, clean_up
 from gofer_sandbox.bubblewrap.probe import Probe
@@ -55,7 +55,7 @@ class Bubblewrap:
         async with self._lock:
             if self._probe is None:
                 base = self.base if platform.system() == "Linux" else Path()  # elsewhere nothing is kept
-                self._probe = await asyncio.to_thread(Probe.run, base, self._bwrap, self._use_cgroups)
+                self._probe = await asyncio.to_thread(_look, base, self._bwrap, self._use_cgroups)
         return self._probe
 
     async def _accepted(self) -> Probe:
@@ -93,20 +93,23 @@ class Bubblewrap:
         whole = Reference(
             spawned.keeper, start, reference.boot, reference.uid, reference.gid, reference.control
         )
-        return BubblewrapBox(session, whole, _capabilities(probe), group, limits, spawned.monitor)
+        return BubblewrapBox(
+            session, whole, _capabilities(probe, group is not None), group, limits, spawned.monitor
+        )
 
     async def find(self, record: Record) -> Box | None:
-        """Only a process with the same start time in the same boot is the one that was recorded."""
+        """A living box by its record; looked at twice, for it may end meanwhile."""
         reference = record.reference
-        if reference.boot != processes.boot_id() or processes.start_time(reference.pid) != reference.start:
+        if not _lives(reference):
             return None
         probe = await self._accepted()
-        group = probe.groups.open(record.id) if probe.groups else None
+        group = probe.groups.resume(record.id, reference.pid, record.limits) if probe.groups else None
+        limited = group is not None and _holds(group, reference.pid, record.limits)
         try:
-            box = BubblewrapBox(record.id, reference, _capabilities(probe), group, record.limits)
+            box = BubblewrapBox(record.id, reference, _capabilities(probe, limited), group, record.limits)
         except ProcessLookupError:
             return None
-        if processes.start_time(reference.pid) != reference.start:
+        if not _lives(reference):
             box.detach()
             return None
         return box
@@ -120,9 +123,32 @@ class Bubblewrap:
         await clean_up(record.id, record.reference, group)
 
 
-def _capabilities(probe: Probe) -> Capabilities:
-    kind = probe.groups.kind if probe.groups else "rlimits"
-    return Capabilities("bubblewrap", probe.report.level, survives_server=True, network=True, limits_by=kind)
+def _look(base: Path, bwrap: Path | None, use_cgroups: bool) -> Probe:
+    """Also has the limits of sessions that live on hold again, whether or not anybody attaches to them."""
+    probe = Probe.run(base, bwrap, use_cgroups)
+    for record in records.every(base) if probe.groups else ():
+        if record.provider == Bubblewrap.name and _lives(record.reference):
+            probe.groups.resume(record.id, record.reference.pid, record.limits)
+    return probe
+
+
+def _lives(reference: Reference) -> bool:
+    """Only a process with the same start time in the same boot is the one that was recorded."""
+    return reference.boot == processes.boot_id() and processes.start_time(reference.pid) == reference.start
+
+
+def _capabilities(probe: Probe, limited: bool) -> Capabilities:
+    kind = probe.groups.kind if probe.groups and limited else "rlimits"
+    level = probe.report.level if limited else min(probe.report.level, Level.ISOLATED)
+    return Capabilities("bubblewrap", level, survives_server=True, network=True, limits_by=kind)
+
+
+def _holds(group: cgroups.Group, pid: int, limits: Limits) -> bool:
+    """Whether a session is under its limits as a whole: it may have begun where that could not be."""
+    try:
+        return not group.shortfall(pid, limits)
+    except OSError:
+        return False
 
 
 def _identity(base: Path, spec: Spec) -> tuple[int, int]:
