@@ -126,7 +126,9 @@ class Bubblewrap:
 def _look(base: Path, bwrap: Path | None, use_cgroups: bool) -> Probe:
     """Also has the limits of sessions that live on hold again, whether or not anybody attaches to them."""
     probe = Probe.run(base, bwrap, use_cgroups)
-    for record in records.every(base) if probe.groups else ():
+    if probe.groups is None:
+        return probe
+    for record in records.every(base):
         if record.provider == Bubblewrap.name and _lives(record.reference):
             probe.groups.resume(record.id, record.reference.pid, record.limits)
     return probe
