@@ -21,6 +21,11 @@ from gofer_sandbox.limits import Limits
 MESSAGES = [
     ("bwrap: No permissions to create new namespace, likely because the kernel does not allow "
      "non-privileged user namespaces.", "namespaces", "--security-opt seccomp="),
+    ("bwrap: No permissions to creating new namespace, likely because the kernel does not allow "
+     "non-privileged user namespaces. On e.g. debian this can be enabled with 'sysctl "
+     "kernel.unprivileged_userns_clone=1'.", "namespaces", "--security-opt seccomp="),
+    ("bwrap: cannot open /proc/sys/user/max_user_namespaces: Read-only file system",
+     "/proc", "systempaths=unconfined"),
     ("bwrap: Creating new namespace failed: Operation not permitted",
      "namespaces", "--security-opt seccomp="),
     ("bwrap: Creating new namespace failed: nesting depth or /proc/sys/user/max_*_namespaces exceeded "
@@ -220,6 +225,7 @@ def _fake_unified(root: Path, controllers: str) -> None:
     (root / "cgroup.controllers").write_text(controllers)
     (own / "cgroup.controllers").write_text(controllers)
     (own / "cgroup.subtree_control").write_text(controllers)
+    (own / "cgroup.procs").write_text(f"{os.getpid()}\n")
 
 
 def test_version_2_groups_get_their_limits(place: Path) -> None:
@@ -244,6 +250,7 @@ def test_version_2_groups_get_their_limits(place: Path) -> None:
 def test_version_2_groups_are_made_beside_the_server_and_limited_anew(place: Path, leaf: str) -> None:
     _fake_unified(place / "fs", "cpu memory pids")
     (place / "fs" / "own" / leaf).mkdir()
+    (place / "fs" / "own" / leaf / "cgroup.procs").write_text(f"{os.getpid()}\n")
     groups, why = cgroups.find(place / "fs", f"0::/own/{leaf}\n")
     assert groups, why
     groups.make("x", Limits())
@@ -251,6 +258,15 @@ def test_version_2_groups_are_made_beside_the_server_and_limited_anew(place: Pat
     (made / "pids.max").write_text("max")
     groups.resume("x", os.getpid(), Limits(processes=77))
     assert (made / "pids.max").read_text() == "77"
+
+
+def test_version_2_of_the_host_is_not_taken_for_ours(place: Path) -> None:
+    """As it is mounted by `-v /sys/fs/cgroup:/sys/fs/cgroup`, where a container could make groups and enter none."""
+    _fake_unified(place / "fs", "cpu memory pids")
+    (place / "fs" / "own" / "cgroup.procs").write_text("0\n1\n")
+    groups, why = cgroups.find(place / "fs", "0::/own\n")
+    assert groups is None
+    assert "not ours but the host's" in why
 
 
 def test_version_2_without_controllers_is_said(place: Path) -> None:

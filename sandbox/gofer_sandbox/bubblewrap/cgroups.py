@@ -401,32 +401,42 @@ def _version_2(root: Path, memberships: dict[str, str]) -> Groups | str:
     )
     if mounted is None:
         return "there is no unified hierarchy"
-    parent = _below(mounted, memberships.get("", "/"))
-    if parent.name in (GIVEN, MOVED):
-        parent = parent.parent
+    own = _below(mounted, memberships.get("", "/"))
+    if _outside(own, os.getpid()):
+        return "the unified hierarchy that is mounted is not ours but the host's"
+    parent = own.parent if own.name in (GIVEN, MOVED) else own
     missing = {"memory", "pids", "cpu"} - set((parent / "cgroup.controllers").read_text().split())
     if missing:
         return f"the unified hierarchy gives us no {', '.join(sorted(missing))} controller"
     try:
-        return GroupsV2(_enabled(parent), mounted)
+        _enable(parent, _in_the_way(parent, mounted))
+        return GroupsV2(parent, mounted)
     except OSError as error:
         return f"the unified hierarchy is not delegated to us ({error.strerror})"
 
 
-def _enabled(parent: Path) -> Path:
-    """A directory whose children have the controllers. Processes may only be in its leaves, so when we are
-    the one in the way we move to a leaf."""
+def _enable(parent: Path, ours: list[int]) -> None:
+    """Have the children of a directory get the controllers. Processes may only be in its leaves, so those of ours
+    that are in the way move to one."""
     control = parent / "cgroup.subtree_control"
     if {"memory", "pids", "cpu"} <= set(control.read_text().split()):
-        return parent
+        return
     try:
         _write(control, "+memory +pids +cpu")
     except OSError:
         leaf = parent / MOVED
         leaf.mkdir(exist_ok=True)
-        _write(leaf / "cgroup.procs", os.getpid())
+        for pid in ours:
+            with contextlib.suppress(ProcessLookupError):
+                _write(leaf / "cgroup.procs", pid)
         _write(control, "+memory +pids +cpu")
-    return parent
+
+
+def _in_the_way(parent: Path, mounted: Path) -> list[int]:
+    """Ourselves; and in a container, all of which is ours, its init."""
+    if parent != mounted:
+        return [os.getpid()]
+    return [int(pid) for pid in (parent / "cgroup.procs").read_text().split()]
 
 
 def _below(mounted: Path, path: str) -> Path:

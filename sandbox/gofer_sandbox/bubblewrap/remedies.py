@@ -13,8 +13,8 @@ from gofer_sandbox.provider import Feature
 
 CGROUPS = (
     "as an ordinary user: systemd-run --user --scope -p Delegate=yes <command>; as a systemd service: "
-    "Delegate=yes and KillMode=process in its unit; in Docker: docker run --cgroupns=private "
-    "-v /sys/fs/cgroup:/sys/fs/cgroup:rw"
+    "Delegate=yes and KillMode=process in its unit; in Docker 28 or newer, as root: docker run "
+    "--security-opt writable-cgroups=true"
 )
 OWN_USER = "run the server as root; it becomes another user for each session"
 
@@ -73,12 +73,12 @@ def _setting(name: str) -> str:
 
 
 CAUSES = (
-    Cause(r"No permissions to create (a )?new namespace", "namespaces", _namespaces),
+    Cause(r"No permissions to creat(e|ing) (a )?new namespace", "namespaces", _namespaces),
     Cause(r"reating new namespace failed: .*(No space|resource)", "namespaces", lambda _: _MORE_NAMESPACES),
     Cause(r"reating new namespace failed", "namespaces", _namespaces),
     Cause(r"setting up uid map: Permission denied", "user namespaces", _apparmor),
     Cause(r"setting up [ug]id map", "user namespaces", lambda _: _CONTAINER_SECCOMP),
-    Cause(r"Can't mount proc", "a fresh /proc", lambda _: _CONTAINER_PROC),
+    Cause(r"Can't mount proc|max_user_namespaces: Read-only", "a fresh /proc", lambda _: _CONTAINER_PROC),
     Cause(r"make / slave|pivot_root|bind mount|mount tmpfs", "mounts", lambda _: _CONTAINER_MOUNTS),
     Cause(r"loopback: |RTM_NEW", "a network of its own", lambda _: _CONTAINER_NETWORK),
     Cause(r"Unknown option", "bubblewrap", lambda _: binary.INSTALL),
