@@ -1,7 +1,8 @@
-"""Every sixth of the hostile commands once more, in containers of the stand-in engine."""
+"""Every sixth of the hostile commands once more, in containers of the stand-in engine, or of a real one."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from sandbox.test_hostile import ROWS, Row
 @pytest.fixture(scope="module")
 def provider() -> Iterator[Docker]:
     with tempfile.TemporaryDirectory() as place, docker_engine(Path(place)) as engine:
-        yield Docker("debian:12", engine=engine.address)
+        yield Docker("debian:12", engine=os.environ.get("SANDBOX_TEST_ENGINE") or engine.address)
 
 
 @pytest.mark.parametrize("row", ROWS[::6], ids=lambda row: row.name)
