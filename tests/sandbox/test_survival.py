@@ -183,6 +183,25 @@ async def test_a_session_has_one_owner(base: Path, directory: Path) -> None:
     await sandbox.close()
 
 
+HELD = """
+import asyncio, os
+from gofer_sandbox import Bubblewrap, Sandbox
+async def main():
+    async with Sandbox(Bubblewrap(use_cgroups=False)) as sandbox:
+        fds = f"/proc/{sandbox.record.reference.pid}/fd"
+        found = {os.readlink(f"{fds}/{fd}").rpartition("/")[2] for fd in os.listdir(fds)}
+        print(*sorted(found & {"o1", "e1", "o2", "e2", "o3", "e3"}))
+asyncio.run(main())
+"""
+
+
+def test_the_keeper_holds_every_output_however_few_files_its_server_has_open() -> None:
+    """Its own descriptors are low numbers; what the server gives it must not be in their place."""
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", HELD], env=path, capture_output=True, text=True, check=True)
+    assert done.stdout == "e1 e2 e3 o1 o2 o3\n"
+
+
 class Shut:
     """A gate that does not open."""
 

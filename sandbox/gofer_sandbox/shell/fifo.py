@@ -92,12 +92,22 @@ def reading_ends(control: Path) -> list[int]:
     found: list[int] = []
     try:
         for name in scripts.OUTPUTS:
-            found.append(os.open(f"{control}/{name}", _READ))
+            found.append(_out_of_the_way(os.open(f"{control}/{name}", _READ)))
     except OSError:
         for fd in found:
             os.close(fd)
         raise
     return found
+
+
+def _out_of_the_way(fd: int) -> int:
+    """The same under a number that the keeper, whose are those of one digit, does not use itself."""
+    import fcntl  # not there on every system that may import this
+
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, scripts.FIRST)
+    finally:
+        os.close(fd)
 
 
 def put_keeper(control: Path, keeper: str, owner: Ownership) -> None:

@@ -22,7 +22,8 @@ SLOTS = 3
 """How many pairs of output FIFOs the keeper holds open; more are made when so many are held at once. Each is a
 pipe, of which the kernel gives an ordinary user about a thousand of full size."""
 OUTPUTS = tuple(f"{kind}{slot}" for slot in range(1, SLOTS + 1) for kind in "oe")
-_FIRST = 11
+FIRST = 11
+"""The keeper's own descriptors have lower numbers than those it holds."""
 
 
 def keeper(
@@ -57,7 +58,7 @@ def keeper(
     ]
     holding = ""
     if not held:
-        held = range(_FIRST, _FIRST + len(OUTPUTS))
+        held = range(FIRST, FIRST + len(OUTPUTS))
         opening = zip(held, OUTPUTS, strict=True)
         holding = "\n".join(f"exec 9<>{control}/{name} {fd}<{control}/{name} 9>&-" for fd, name in opening)
     closing = " ".join(f"{fd}<&-" for fd in held)
