@@ -65,7 +65,7 @@ def nanobot(home: Path, port: int) -> list[str]:
     (home / ".nanobot").mkdir(exist_ok=True)
     (home / ".nanobot" / "config.json").write_text(json.dumps(settings))
     python = Peer("nanobot", "nanobot-ai", (3, 11), "")._environment().absolute()
-    return [str(python.parent / "nanobot"), "gateway", "--foreground", "--port", str(_free_port())]
+    return [str(python), "-m", "nanobot", "gateway", "--foreground", "--port", str(_free_port())]
 
 
 def openclaw(home: Path, port: int) -> list[str]:
