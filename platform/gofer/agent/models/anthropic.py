@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -71,8 +70,6 @@ class Anthropic:
         yield turn
 
     async def _open(self, request: Request) -> Any:
-        if self._client is None:
-            await asyncio.to_thread(import_module, "anthropic")  # others need not wait for it
         params = parameters(request, self._model, thinking=self._thinking)
         if self._client is None:
             # In a thread: webhooks must not wait two seconds for the first message to a model.

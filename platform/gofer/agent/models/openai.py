@@ -6,10 +6,8 @@ The SDK is an extra, `pip install -e '.[openai]'`, and imported only when first 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -74,9 +72,6 @@ class OpenAI:
         yield turn
 
     async def _open(self, request: Request) -> Any:
-        if self._client is None:
-            with contextlib.suppress(ImportError):  # told where it is needed
-                await asyncio.to_thread(import_module, "openai")
         params: dict[str, Any] = {
             "model": self._model,
             "messages": [{"role": "system", "content": request.system}, *translated(request.messages)],

@@ -38,9 +38,8 @@ def is_ours(address: Address) -> bool:
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(
-                (str(address), 9)
-            )  # nothing is sent; the system only chooses the address it would send from
+            # Nothing is sent: the system only chooses the address it would send from.
+            probe.connect((str(address), 9))
             return str(probe.getsockname()[0]) == str(address)
         except OSError:
             return False
