@@ -149,7 +149,8 @@ class Worker:
             await asyncio.sleep(self._jittered())
 
     def _jittered(self) -> float:
-        return self._capacity.poll_interval * random.SystemRandom().uniform(0.8, 1.2)
+        # Not from the system: its randomness lets go of Python's lock, for which the writer thread waits.
+        return self._capacity.poll_interval * random.uniform(0.8, 1.2)  # noqa: S311
 
     # Claiming and running.
 

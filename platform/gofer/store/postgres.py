@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -14,6 +14,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from gofer.errors import ConfigError, StoreUnavailable
 from gofer.store import json_text
@@ -21,7 +22,7 @@ from gofer.store.address import driver_arguments
 from gofer.store.database import Dialect
 
 T = TypeVar("T")
-Way: TypeAlias = Callable[[Any, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+Way: TypeAlias = Callable[[Any, Callable[[], Any]], Any]
 """How work is run on a driver's connection: within a transaction, or by itself."""
 
 TRIES = 5
@@ -82,7 +83,7 @@ class PostgresDatabase:
     async def _write(self, verb: Callable[[Connection], T], way: Way) -> T:
         for attempt in range(TRIES):
             try:
-                return await self._transact(verb, way)
+                return await greenlet_spawn(self._transact, verb, way)
             except (DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
                 if attempt + 1 < TRIES and _worth_repeating(error):
                     await asyncio.sleep(random.SystemRandom().uniform(0, 0.02 * 2**attempt))
@@ -92,40 +93,42 @@ class PostgresDatabase:
                 raise StoreUnavailable(f"Postgres cannot be reached: {error}.") from error
         raise AssertionError("unreachable")
 
-    async def _transact(self, verb: Callable[[Connection], T], way: Way) -> T:
-        async with self._engine.connect() as connection:
-            driver: Any = (await connection.get_raw_connection()).driver_connection
-            if driver.is_closed():
-                await connection.invalidate()
-                driver = (await connection.get_raw_connection()).driver_connection
+    def _transact(self, verb: Callable[[Connection], T], way: Way) -> T:
+        """In a greenlet, where `await_only` waits: SQLAlchemy's own async connection would enter one at every step."""
+        with self._engine.sync_engine.connect() as connection:
+            pooled: Any = connection.connection
+            if pooled.driver_connection.is_closed():
+                connection.invalidate()
+                pooled = connection.connection
+            driver = pooled.driver_connection
             try:
-                result: T = await way(driver, lambda: connection.run_sync(verb))
+                result: T = way(driver, lambda: verb(connection))
                 return result
             finally:
                 if driver.is_closed() or driver.is_in_transaction():
-                    await connection.invalidate()
+                    connection.invalidate()
 
     async def read(self, verb: Callable[[Connection], T]) -> T:
         return await self.write(verb)
 
 
-async def _in_transaction(driver: Any, work: Callable[[], Awaitable[T]]) -> T:
+def _in_transaction(driver: Any, work: Callable[[], T]) -> T:
     """Not asyncpg's own context: on a broken connection its end hides the error, and even a cancel, it ends for."""
     transaction = driver.transaction()
-    await transaction.start()
+    await_only(transaction.start())
     try:
-        result = await work()
+        result = work()
     except BaseException:
         with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
-            await transaction.rollback()
+            await_only(transaction.rollback())
         raise
-    await transaction.commit()
+    await_only(transaction.commit())
     return result
 
 
-async def _by_itself(driver: Any, work: Callable[[], Awaitable[T]]) -> T:
+def _by_itself(driver: Any, work: Callable[[], T]) -> T:
     """A statement alone is a transaction already."""
-    return await work()
+    return work()
 
 
 def _worth_repeating(error: Exception) -> bool:
