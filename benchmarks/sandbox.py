@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,8 @@ GROUP = "sandbox"
 _PAUSE = 0.003
 """Between commands; a model thinks longer. Floors are measured with the same pause, for a machine that has slept
 is slower for all; only the first is back to back as well, the strictest there is."""
+_TURNS = 5
+"""Of what is compared: the machine is another from one second to the next."""
 
 
 def percentile(times: list[float], share: float) -> float:
@@ -32,8 +35,8 @@ def percentile(times: list[float], share: float) -> float:
 
 def pipe_floor(
     rounds: int, command: bytes, cores: tuple[int, int] | None = None, pause: float = _PAUSE
-) -> float:
-    """The median of a write to a running bash and the read of its answer: nothing can be faster."""
+) -> list[float]:
+    """Each write to a running bash and the read of its answer: nothing can be faster."""
     own = os.sched_getaffinity(0)
     bash = subprocess.Popen(["bash", "--norc"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert bash.stdin
@@ -53,7 +56,7 @@ def pipe_floor(
         os.sched_setaffinity(0, own)
         bash.kill()
         bash.communicate()
-    return statistics.median(times)
+    return times
 
 
 def spawned(arguments: list[str], **options: object) -> float:
@@ -87,27 +90,31 @@ async def fresh_bwrap(provider: Bubblewrap) -> Callable[[str], float]:
 
 
 async def commands(rounds: int, provider: Bubblewrap) -> tuple[list[Row], float]:
-    """What one command costs."""
-    fresh = await fresh_bwrap(provider)
+    """What one command costs, in turns with its floors so that all see the same machine."""
+    fresh, last = await fresh_bwrap(provider), (os.cpu_count() or 1) - 1
+    found: dict[str, list[float]] = defaultdict(list)
+    each, fewer = rounds // _TURNS, max(1, rounds // _TURNS // 20)
     async with Sandbox(provider) as sandbox:
         await timed_commands(sandbox, "true", 20)
-        times = await timed_commands(sandbox, "true", rounds)
-        external = statistics.median(await timed_commands(sandbox, "/bin/true", rounds // 4))
-    ours, last = statistics.median(times), (os.cpu_count() or 1) - 1
-    same, cross = pipe_floor(rounds, b"true", (0, 0), pause=0), pipe_floor(rounds, b"true", (0, last))
-    hot = pipe_floor(rounds, b"true", (0, last), pause=0)
-    forked = pipe_floor(rounds // 4, b"/bin/true")
-    fewer = max(5, rounds // 20)
-    bash = statistics.median(spawned(["bash", "-c", "true"]) for _ in range(fewer))
-    bwrap = statistics.median(fresh("bash -c true") for _ in range(fewer))
+        for _ in range(_TURNS):
+            found["ours"] += await timed_commands(sandbox, "true", each)
+            found["external"] += await timed_commands(sandbox, "/bin/true", each // 4)
+            found["same"] += pipe_floor(each, b"true", (0, 0), pause=0)
+            found["cross"] += pipe_floor(each, b"true", (0, last))
+            found["hot"] += pipe_floor(each, b"true", (0, last), pause=0)
+            found["forked"] += pipe_floor(each // 4, b"/bin/true")
+            found["bash"] += [spawned(["bash", "-c", "true"]) for _ in range(fewer)]
+            found["bwrap"] += [fresh("bash -c true") for _ in range(fewer)]
+    at = {name: statistics.median(times) for name, times in found.items()}
+    ours = at["ours"]
     rows = [
-        _row("true, median", ours, "raw pipe, same core, back to back", same, at_most=30),
-        _row("true, median", ours, "raw pipe, across cores", cross, at_most=5),
-        _row("true, median", ours, "raw pipe, across cores, back to back", hot),
-        _row("true, 99 of 100", percentile(times, 0.99), "its median", ours, at_most=3),
-        _row("true, median", ours, "fresh bash -c", bash),
-        _row("true, median", ours, "fresh bwrap bash -c", bwrap, at_most=1 / 30),
-        _row("/bin/true, median", external, "bash's own fork and exec", forked, at_most=1.7),
+        _row("true, median", ours, "raw pipe, same core, back to back", at["same"], at_most=30),
+        _row("true, median", ours, "raw pipe, across cores", at["cross"], at_most=5),
+        _row("true, median", ours, "raw pipe, across cores, back to back", at["hot"]),
+        _row("true, 99 of 100", percentile(found["ours"], 0.99), "its median", ours, at_most=3),
+        _row("true, median", ours, "fresh bash -c", at["bash"]),
+        _row("true, median", ours, "fresh bwrap bash -c", at["bwrap"], at_most=1 / 30),
+        _row("/bin/true, median", at["external"], "bash's own fork and exec", at["forked"], at_most=1.7),
     ]
     return rows, ours
 
@@ -165,27 +172,34 @@ def _share(sandbox: Sandbox) -> int:
     return total
 
 
-async def output(size: int, provider: Bubblewrap) -> list[Row]:
-    """A lot of output, capped, beside reading a pipe and throwing it away."""
+async def output(size: int, rounds: int, provider: Bubblewrap) -> list[Row]:
+    """A lot of output, capped, in turns with reading a pipe and throwing it away."""
     command = f"yes 'a line of text of some length' | head -c {size}"
-    began = time.perf_counter()
-    raw = subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE)
-    assert raw.stdout
-    while os.read(raw.stdout.fileno(), 1 << 17):
-        pass
-    raw.communicate()
-    floor = size / (time.perf_counter() - began) / 1e6
+    ours, floors = [], []
     async with Sandbox(provider, limits=Limits(cpus=float(os.cpu_count() or 1))) as sandbox:
-        result = await sandbox.run(command)
-    ours = size / result.duration / 1e6
+        for _ in range(rounds):
+            floors.append(size / thrown_away(command) / 1e6)
+            ours.append(size / (await sandbox.run(command)).duration / 1e6)
     name = f"{size // 1_000_000} MB of output"
-    return [Row(GROUP, name, ours, "MB/s", "a raw read loop", floor, at_least=0.6)]
+    read = statistics.median(floors)
+    return [Row(GROUP, name, statistics.median(ours), "MB/s", "a raw read loop", read, at_least=0.6)]
+
+
+def thrown_away(command: str) -> float:
+    """How long it takes to read what a command prints and to keep nothing of it."""
+    began = time.perf_counter()
+    with subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE) as raw:
+        assert raw.stdout
+        while os.read(raw.stdout.fileno(), 1 << 17):
+            pass
+    return time.perf_counter() - began
 
 
 async def recovery(rounds: int, provider: Bubblewrap) -> list[Row]:
     """Coming back: after the shell's death, after the server's, and after a deadline."""
-    deaths, attached, late = [], [], []
+    deaths, attached, late, fresh = [], [], [], []
     for _ in range(rounds):
+        fresh.append(spawned(["bash", "-c", "true"]))
         sandbox = Sandbox(provider)
         await sandbox.start()
         await sandbox.run("x=1")
@@ -199,9 +213,9 @@ async def recovery(rounds: int, provider: Bubblewrap) -> list[Row]:
         again = await Sandbox.attach(record, provider)
         attached.append(time.perf_counter() - began)
         await again.close()
-    bash = statistics.median(spawned(["bash", "-c", "true"]) for _ in range(rounds))
+    death, bash = statistics.median(deaths), statistics.median(fresh)
     return [
-        _row("shell's death to the next shell", statistics.median(deaths), "fresh bash -c", bash, at_most=2),
+        _row("shell's death to the next shell", death, "fresh bash -c", bash, at_most=2),
         Row(GROUP, "attach by another server", statistics.median(attached) * 1e3, "ms", at_most=5),
         Row(GROUP, "return after the deadline", statistics.median(late) * 1e3, "ms", at_most=20),
     ]
@@ -232,7 +246,7 @@ async def main(quick: bool = False) -> list[Row]:
     made, create = await creation(5 if quick else 40, provider)
     rows += made
     rows += await recovery(3 if quick else 20, provider)
-    rows += await output(20_000_000 if quick else 100_000_000, provider)
+    rows += await output(*((20_000_000, 1) if quick else (100_000_000, 7)), provider)
     rows += await density(20 if quick else 500, provider)
     return rows + await asyncio.to_thread(peers, 5 if quick else 30, command, create)
 
