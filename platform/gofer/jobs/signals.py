@@ -204,6 +204,8 @@ class SharedSignals(LocalSignals):
         raise NotImplementedError
 
 
+CHECK_EVERY, CHECK_WITHIN = 10.0, 10.0
+"""Seconds between two looks whether a silent connection still is one: a router in between may have forgotten it."""
 CHANNEL = "gofer"
 PARCELS = "gofer_parcels"
 
@@ -233,11 +235,20 @@ class PostgresSignals(SharedSignals):
             for channel in (CHANNEL, PARCELS):
                 await connection.add_listener(channel, lambda *args: self._heard(*args[-2:]))
             self._connection = connection
-            await broken.wait()
+            while not await _is_set(broken, within=CHECK_EVERY):
+                async with self._in_turn:
+                    await connection.execute("SELECT 1", timeout=CHECK_WITHIN)
         finally:
             self._connection = None
             with contextlib.suppress(Exception):
                 await connection.close(timeout=2)
+
+
+async def _is_set(event: asyncio.Event, *, within: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within):
+            await event.wait()
+    return event.is_set()
 
 
 class RedisSignals(SharedSignals):

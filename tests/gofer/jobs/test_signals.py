@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -132,6 +134,30 @@ async def test_listening_goes_on_after_the_connection_is_cut(
         async with redis.asyncio.Redis.from_url(url) as client:
             await client.client_kill_filter(_type="pubsub")
     assert await heard(here, there, JOBS)
+
+
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+async def test_a_connection_that_only_looks_alive_is_made_anew(
+    pair: tuple[SharedSignals, SharedSignals], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing says that it is gone: the server's end stands still, as behind a router that has forgotten it."""
+    here, there = pair
+    monkeypatch.setattr("gofer.jobs.signals.CHECK_EVERY", 0.1)
+    monkeypatch.setattr("gofer.jobs.signals.CHECK_WITHIN", 0.3)
+    await there.close()
+    await there.start()
+    assert await heard(here, there, JOBS)
+    admin = await asyncpg.connect(url)
+    stuck = await admin.fetchval(
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+        "ORDER BY backend_start DESC LIMIT 1"
+    )
+    await admin.close()
+    os.kill(stuck, signal.SIGSTOP)
+    try:
+        assert await heard(here, there, JOBS)
+    finally:
+        os.kill(stuck, signal.SIGCONT)
 
 
 async def succeed(run: Run) -> Outcome:
