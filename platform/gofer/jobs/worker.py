@@ -102,6 +102,8 @@ class Worker:
         """When jobs were last asked for: their leases count from there."""
         self._loops: list[asyncio.Task[None]] = []
         self._freed = signals.subscribe(JOBS)
+        # Not the system's randomness: to ask it is to let go of Python's lock, for which the writer thread waits.
+        self._dice = random.Random()  # noqa: S311
         self._endings: list[Ending] = []
         self._enders: set[asyncio.Task[None]] = set()
 
@@ -149,8 +151,7 @@ class Worker:
             await asyncio.sleep(self._jittered())
 
     def _jittered(self) -> float:
-        # Not from the system: its randomness lets go of Python's lock, for which the writer thread waits.
-        return self._capacity.poll_interval * random.uniform(0.8, 1.2)  # noqa: S311
+        return self._capacity.poll_interval * self._dice.uniform(0.8, 1.2)
 
     # Claiming and running.
 
