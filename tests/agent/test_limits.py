@@ -63,13 +63,12 @@ def loud(request: Any) -> Reply:
     return calls(*(call("bash", command=f"yes {turn}-{n} | head -c 24000") for n in range(12)))
 
 
-@pytest.mark.parametrize("cap", [0.2, 0.26])
 @pytest.mark.parametrize(
-    ("name", "code"),
+    ("name", "code", "cap"),
     [
-        ("job_dollars", "budget.job"),
-        ("day_dollars", "budget.day"),
-        ("conversation_dollars", "budget.conversation"),
+        ("job_dollars", "budget.job", 0.2),
+        ("day_dollars", "budget.day", 0.26),
+        ("conversation_dollars", "budget.conversation", 0.2),
     ],
 )
 async def test_there_is_money_for_a_last_answer_whatever_tools_return(

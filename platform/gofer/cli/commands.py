@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
@@ -34,6 +35,23 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        instance.version()
+        raise typer.Exit
+
+
+@app.callback()
+def gofer(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """What may stand before a command."""
+
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve.serve,

@@ -13,6 +13,7 @@ import pytest
 import typer.main
 
 from commandline import Terminal, environment, gofer
+from gofer import __version__
 from gofer.cli.commands import COMMANDS, NOUNS, app
 
 
@@ -143,6 +144,10 @@ def test_a_secret_typed_as_an_argument_is_refused_and_not_repeated(terminal: Ter
     said = terminal("connections", "add", "hello", "--secret-file", "sk-typed-by-mistake", fails=2)
     assert "sk-typed-by-mistake" not in said
     assert "name=path" in said
+
+
+def test_the_version_is_told_whichever_way_it_is_asked_for(terminal: Terminal) -> None:
+    assert terminal("--version") == terminal("version") == f"{__version__}\n"
 
 
 def test_a_reader_that_goes_away_is_no_error(data_dir: Path) -> None:
