@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
+from sqlalchemy import select
 from starlette.applications import Starlette
 
 from gofer.assembly import open_platform
 from gofer.platform import Platform
 from gofer.serve import _listen
 from gofer.settings import Settings
+from gofer.store.tables import agents, routes
 from gofer.web.access.members import add_member, first_owner, new_link
 from gofer.web.access.passwords import Passwords
 from gofer.web.access.sessions import new_token
@@ -101,6 +103,13 @@ class House:
 
     def link(self, member_id: str) -> str:
         return self.write(new_link, member_id=member_id)
+
+    def hears(self, agent: str) -> bool:
+        """Whether what comes in now is heard by an agent."""
+        heard = (
+            select(routes.c.id).join(agents, agents.c.id == routes.c.agent_id).where(agents.c.name == agent)
+        )
+        return self.read(lambda connection: connection.execute(heard).first() is not None)
 
     def browser(self, **headers: str) -> Browser:
         browser = Browser(self.url, headers)

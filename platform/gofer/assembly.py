@@ -119,6 +119,9 @@ async def _open(
         intake=intake,
         refusals=Refusals(),
         follower=Follower(database=database, vault=vault, redactor=redactor, signals=signals),
+        roster=Roster(
+            agents=Agents(settings.data_dir / "agents"), database=database, workspace_id=FIRST_WORKSPACE
+        ),
         live=SharedLive(signals, vault, owner) if signals.reaches_others else Live(),
         roles=roles,
     )
@@ -129,10 +132,8 @@ async def _open(
 
 async def _present(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
     """Be known as a process, and keep the agents like their files say."""
-    agents = Agents(platform.settings.data_dir / "agents")
-    roster = Roster(agents=agents, database=platform.database, workspace_id=FIRST_WORKSPACE)
-    await roster.sync()
-    stack.callback(asyncio.create_task(roster.watch(), name="agents").cancel)
+    await platform.roster.sync()
+    stack.callback(asyncio.create_task(platform.roster.watch(), name="agents").cancel)
     if platform.database.dialect == "postgresql":
         # On SQLite every change passes through this process.
         stack.callback(asyncio.create_task(platform.watch_secrets(), name="secrets").cancel)

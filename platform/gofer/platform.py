@@ -13,6 +13,7 @@ import structlog
 from sqlalchemy import Connection
 
 from gofer.accounts import Accounts
+from gofer.agent.roster import Roster
 from gofer.errors import GoferError
 from gofer.intake.polling import ensure_catch_up, ensure_inflow
 from gofer.intake.receive import Intake, Refusals
@@ -51,6 +52,7 @@ class Platform:
     intake: Intake
     refusals: Refusals
     follower: Follower
+    roster: Roster
     live: Live = field(default_factory=Live)
     worker: Worker | None = None
     roles: frozenset[str] = frozenset()
@@ -67,9 +69,17 @@ class Platform:
         self.redactor.replace({**secrets_of_settings(self.settings), **stored})
 
     async def secrets_changed(self) -> None:
-        """Reload them here, and have every other process do the same."""
+        """Reload them here, and have every other process do the same; routes may name a connection that is new."""
         await self.reload_secrets()
+        await self.agents_changed()
         self.signals.wake(SECRETS)
+
+    async def agents_changed(self) -> None:
+        """Have routes say at once what the agents' files do; what cannot be done now is done by the next look."""
+        try:
+            await self.roster.sync()
+        except GoferError as error:
+            log.warning("agents.not_synced", error=str(error))
 
     async def watch_secrets(self) -> None:
         """Reload them when another process says so, and now and then in case its word got lost."""

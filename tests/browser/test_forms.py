@@ -9,10 +9,8 @@ from typing import Any
 
 import httpx2
 import pytest
-from sqlalchemy import Connection, select
 
 from commandline import SIGNING_KEY, until
-from gofer.store.tables import agents, routes
 from web_house import Browser, csrf_in
 
 from .furnishing import KEY, ODD, Lived
@@ -176,19 +174,13 @@ def test_an_agent_is_checked_before_it_is_written(owner: Visitor, lived: Lived) 
     assert "model = 3" in wrong.text
     page = owner.does("/agents", name="tidy", toml='tools = ["read"]', notes="Be brief.", stamp="")
     assert "In force from the next run on." in page
+    assert lived.house.hears("tidy")
     stamp = re.findall(r'name="stamp" value="(\w+)"', page)[0]
     assert owner.post("/agents", name="tidy", toml="", notes="", stamp="0").status_code == 409
     assert "Saved." in owner.does("/agents", name="tidy", toml="", notes="Be very brief.", stamp=stamp)
     assert (lived.house.settings.data_dir / "agents" / "tidy.md").read_text() == "Be very brief."
     assert "removed" in owner.does("/agents/tidy/remove")
-    until(
-        lambda: not lived.house.run(lived.house.platform.database.read(_hears))
-    )  # or what follows is said to it
-
-
-def _hears(connection: Connection) -> bool:
-    tidy = select(routes.c.id).join(agents, agents.c.id == routes.c.agent_id).where(agents.c.name == "tidy")
-    return connection.execute(tidy).first() is not None
+    assert not lived.house.hears("tidy")
 
 
 def test_a_delivery_is_taken_in_again_and_one_like_it(owner: Visitor, lived: Lived) -> None:

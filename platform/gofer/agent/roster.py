@@ -23,6 +23,7 @@ from gofer.store.tables import agents, connections, routes
 log = structlog.get_logger()
 
 LOOK_EVERY = 2.0
+"""Seconds between two looks at files that anybody may edit; what Gofer itself changes is in force at once."""
 
 
 class Roster:
@@ -34,9 +35,15 @@ class Roster:
         self._workspace_id = workspace_id
         self._seen: tuple[list[AgentSpec], list[str]] | None = None
         self._told: dict[str, str] = {}
+        self._turn = asyncio.Lock()
 
     async def sync(self) -> None:
         """Look at the files once; a file that makes no sense is reported and its last good version stands."""
+        # In turn: what one look saw must not be written after what a later one saw.
+        async with self._turn:
+            await self._sync()
+
+    async def _sync(self) -> None:
         specs = await asyncio.to_thread(self._read) or [AgentSpec(name=FIRST_AGENT)]
         # A route may name a connection that is made only later.
         seen = (specs, await self._database.read(_every_connection))

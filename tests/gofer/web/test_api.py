@@ -154,13 +154,14 @@ def test_a_change_to_what_has_changed_is_refused(api: httpx2.Client, connection:
     assert api.patch(path, json={"enabled": True}, headers={"if-match": "*"}).is_success
 
 
-def test_agents_are_edited_one_after_the_other(api: httpx2.Client) -> None:
+def test_agents_are_edited_one_after_the_other(house: House, api: httpx2.Client) -> None:
     built_in = api.get("/agents/gofer").json()
     assert 'model = "auto"' in built_in["toml"]
     assert built_in["spec"]["limits"]["job_dollars"] == 1
     assert api.get("/agents/nobody").status_code == 404
     made = api.put("/agents/scribe", json={"toml": 'model = "auto"\n', "instructions": "Write."})
     assert made.status_code == 200, made.text
+    assert house.hears("scribe")
     seen = api.get("/agents/scribe").headers["etag"]
     assert made.headers["etag"] == seen
     mine = {"toml": 'model = "auto"\n', "instructions": "Write briefly."}
@@ -171,6 +172,7 @@ def test_agents_are_edited_one_after_the_other(api: httpx2.Client) -> None:
     assert broken.status_code == 422
     assert "line 1" in broken.json()["detail"]
     assert api.delete("/agents/scribe").status_code == 200
+    assert not house.hears("scribe")
 
 
 def test_one_unreadable_file_is_one_row_with_a_problem(house: House, api: httpx2.Client) -> None:

@@ -88,6 +88,7 @@ async def put(request: Request) -> Response:
         async with request.app.state.agents_turn:
             await _check(request, name)
             spec = await asyncio.to_thread(put_agent, _directory(request), name, wish.toml, wish.instructions)
+            await platform_of(request).agents_changed()
             etag = await _etag(request, name)
     except AgentFileError as error:
         raise ConfigError(f"line {error.line}: {error.message}") from None
@@ -112,6 +113,7 @@ async def remove(request: Request) -> Response:
     async with request.app.state.agents_turn:
         await _check(request, name)
         await asyncio.to_thread(remove_agent, _directory(request), name)
+        await platform_of(request).agents_changed()
     return answered(request, {"name": name})
 
 

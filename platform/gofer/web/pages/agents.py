@@ -120,6 +120,7 @@ async def save(request: Request) -> Response:
             )
         kept = notes if notes or there[1] else None
         await asyncio.to_thread(put_agent, _directory(request), name, f"{toml}\n", kept)
+        await platform_of(request).agents_changed()
     except AgentFileError as error:
         return _form(request, name, toml, notes, stamp, f"Line {error.line}: {error.message}", 400)
     except GoferError as error:
@@ -132,4 +133,5 @@ async def remove(request: Request) -> Response:
     """Remove the files; the agent keeps its history and hears nothing new."""
     name = request.path_params["name"]
     await asyncio.to_thread(remove_agent, _directory(request), name)
+    await platform_of(request).agents_changed()
     return go("/agents", f"The files of {name} are removed.")
