@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 
 from gofer_github.hidden import shown_block, shown_inline
+from gofer_github.parsing import TooIntricate
 from gofer_github.sections import sections
 
 # Bidi controls, joiners, tags, fillers, variation selectors: characters that hide or reorder.
@@ -24,7 +25,11 @@ _NO_LABELS = frozenset({"//", "comment", ""})
 
 def clean(text: str) -> str:
     """A Markdown text as a reader sees it: hidden parts removed, alternative texts shown for what they are."""
-    return re.sub(r"\A(?:[ \t]*\n)+", "", "\n".join(_shown(_visible(text)))).rstrip()
+    try:
+        shown = "\n".join(_shown(_visible(text)))
+    except TooIntricate:
+        return "[hidden: a table with far more cells than words]"
+    return re.sub(r"\A(?:[ \t]*+\n)++", "", shown).rstrip()
 
 
 def plain(text: str) -> str:

@@ -34,9 +34,12 @@ _TAG = re.compile(rf"<([a-zA-Z][a-zA-Z0-9-]*+)({_ATTRIBUTES})\s*+/?>")
 _RAW_TAG = re.compile(rf"<([a-zA-Z][a-zA-Z0-9-]*+)((?:[\s/]{_RAW})?+)>")
 _UNENDED = re.compile(rf"<([a-zA-Z][a-zA-Z0-9-]*+)\s{_RAW}[\"']")
 _ADDRESS = re.compile(rf"\b(href|src)\s*=\s*({_VALUE})", re.I)
-_IMAGE = re.compile(r"!\[([^\]]{0,2000})\]\(([^)\s]{0,2000})(?:\s+(?:\"[^\"]*\"|'[^']*'))?\)")
 # To the next place where a link may begin, and no further: a text of nothing else would be read again and again.
-_LINK_TITLE = re.compile(r"(\]\((?:[^)\s\]]|\](?!\()){1,2000}+)\s+(?:\"[^\"]*\"|'[^']*')\)")
+_WHERE_TO = r"(?:[^)\s\]]|\](?!\())"
+_TITLE = r"(?:\"[^\"]*+\"|'[^']*+')"
+_IMAGE = re.compile(rf"!\[((?:[^\]!]|!(?!\[)){{0,2000}}+)\]\(({_WHERE_TO}{{0,2000}}+)(?:\s++{_TITLE})?\)")
+_LINK_TITLE = re.compile(rf"(\]\({_WHERE_TO}{{1,2000}}+)\s++{_TITLE}\)")
+_MARKS = re.compile(r"[\\`<]|\]\(")
 _CELL = re.compile(r"((?<!\\)\||\n)")
 _NO_END = "[hidden: HTML that does not end, and all below it]"
 
@@ -61,6 +64,8 @@ def shown_block(text: str) -> tuple[str, bool]:
 
 
 def _shown_words(text: str) -> str:
+    if not _MARKS.search(text):
+        return text
     shown = []
     for is_code, group in groupby(_pieces(text), lambda piece: piece[0]):
         joined = "".join(piece for _, piece in group)

@@ -3,6 +3,7 @@ closed once a run has read strangers' words."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import shlex
@@ -83,7 +84,7 @@ class Work:
         kind = "Pull request" if "pull_request" in issue else "Issue"
         head = f"{kind} #{number} ({issue['state']}): {self._title(issue)}"
         labels = ", ".join(label["name"] for label in issue["labels"])
-        said = [self._said(one) for one in [issue, *comments]]
+        said = await asyncio.to_thread(lambda: [self._said(one) for one in [issue, *comments]])
         text = "\n\n".join([head, f"Labels: {labels or 'none'}", *said])
         return ToolResult(text, untrusted=self._others([issue, *comments]))
 
@@ -157,7 +158,7 @@ class Work:
         runs = await logs.pages(
             self.path(f"commits/{pull['head']['sha']}/check-runs"), key="check_runs", most=2
         )
-        lines = [_check(run) for run in runs]
+        lines = await asyncio.to_thread(lambda: [_check(run) for run in runs])
         return ToolResult("\n".join(lines) or "There are no checks on it.", untrusted=True)
 
     async def logs(self, of: OfCheck, context: ToolContext) -> ToolResult:

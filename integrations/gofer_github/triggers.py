@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
+from gofer_github.parsing import INLINE, found_in
 
 LONGEST = 65_536
 COMMAND = "gofer"
 """What a command begins with behind its slash, whatever the App could be called."""
 _NOT_OURS = re.compile(r"<(/?)(?:code|pre|kbd|samp|tt|blockquote|q)(?![\w-])", re.I)
 """HTML that says: this is code, or this is somebody else's."""
+_ASIDE = frozenset({"BlockQuote", "CodeBlock", "Image"})
+"""Markdown that says the same, and the words for those who do not see a picture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,11 @@ class Spoken:
 NOT_AT_ALL = Spoken("")
 
 
-@lru_cache(maxsize=1)
-def _markdown() -> MarkdownIt:
-    return MarkdownIt("commonmark", {"maxNesting": 20})
-
-
 def spoken(text: str, handle: str) -> Spoken:
     """Read a text; code, quotes and HTML are not its author speaking to us."""
     if not any(name in text.lower() for name in (handle.lower(), COMMAND)):
         return NOT_AT_ALL
-    own = "\n".join(own_words(text[:LONGEST]))
+    own = "\n".join(own_words(text[:LONGEST].encode("utf-8", "replace").decode()))
     name = re.escape(handle)
     command = re.search(rf"^[ \t]*/(?:{COMMAND}|{name})(?![\w-])[ \t]*([\w-]*)[ \t]*(.*)$", own, re.I | re.M)
     if command is not None:
@@ -52,17 +47,22 @@ def spoken(text: str, handle: str) -> Spoken:
 
 def own_words(text: str) -> Iterator[str]:
     """The lines of a Markdown text that are plain words: no code, no quotes, no HTML."""
-    depth, marked = 0, 0
-    for token in _markdown().parse(text):
-        if token.type == "blockquote_open":
-            depth += 1
-        elif token.type == "blockquote_close":
-            depth -= 1
-        elif token.type == "html_block":
-            marked = _marked_after(token.content, marked)
-        elif token.type == "inline":
-            words, marked = _inline(token.children or [], marked)
-            yield from words.split("\n") if depth == 0 else ()
+    pieces: list[str] = []
+    aside = marked = 0
+    for found in found_in(text):
+        if found.what and found.kind not in INLINE:
+            pieces.append("\n")
+        if found.kind in _ASIDE:
+            aside += 1 if found.what == "Start" else -1
+            pieces.append("\x00")
+        elif found.kind in ("SoftBreak", "HardBreak"):
+            pieces.append("\n")
+        elif found.kind in ("Html", "InlineHtml"):
+            marked = _marked_after(found.words, marked)
+            pieces.append("\x00")
+        elif found.kind in ("Text", "Code"):
+            pieces.append("\x00" if aside or marked or found.kind == "Code" else found.words)
+    yield from "".join(pieces).split("\n")
 
 
 def _marked_after(html: str, marked: int) -> int:
@@ -70,16 +70,3 @@ def _marked_after(html: str, marked: int) -> int:
     for found in _NOT_OURS.finditer(html):
         marked = max(0, marked - 1) if found.group(1) else marked + 1
     return marked
-
-
-def _inline(children: list[Token], marked: int) -> tuple[str, int]:
-    pieces = []
-    for child in children:
-        if child.type in ("softbreak", "hardbreak"):
-            pieces.append("\n")
-        elif child.type in ("code_inline", "html_inline", "image"):
-            marked = _marked_after(child.content, marked) if child.type == "html_inline" else marked
-            pieces.append("\x00")
-        elif child.type == "text":
-            pieces.append("\x00" if marked else child.content)
-    return "".join(pieces), marked

@@ -16,6 +16,10 @@ CODE, TABLE, HEADING, ITEM = "CodeBlock", "Table", "Heading", "Item"
 MARKS = {"Strong": 2, "Emphasis": 1, "Strikethrough": 2}
 """How long the mark is on each side."""
 INLINE = {*MARKS, "Link", "Image", "Code", "InlineMath", "DisplayMath"}
+MOST_MARKS = 1200
+"""Bold words, links and the like in an answer that is shown in messages: twice what these could have."""
+MOST_EVENTS = 30_000
+"""Steps of the parser for such an answer: with a table, few characters can be many."""
 _MARGIN = re.compile(r"[ >]*")
 _MARKER = re.compile(r"(?:[-+*]|\d{1,9}[.)])(?: {1,4}(?! )| )?")
 _FENCE = re.compile(r"(`{3,}|~{3,})([^\n]*)")
@@ -169,6 +173,28 @@ def _moved(line: str, indents: list[tuple[int, int]]) -> str:
         if character == ">" or not any(begin <= column < stop for begin, stop in indents)
     ]
     return "".join(kept) + line[end:]
+
+
+def is_too_much(markdown: str, most_words: int) -> bool:
+    """Whether a text has more words, more marks, or more made of them, than the few messages of an answer can show."""
+    import pyromark
+    from telegramify_markdown.converter import STANDARD_OPTIONS
+
+    words = marks = 0
+    in_table = False
+    for number, event in enumerate(pyromark.events(markdown, options=STANDARD_OPTIONS)):
+        name, value = _named(event)
+        words += len(value) if name in ("Text", "Code") else 0
+        if TABLE in (name, _ended(event)):
+            in_table = not in_table
+        marks += not in_table and (name in INLINE or name in (CODE, HEADING))
+        if words > most_words or marks > MOST_MARKS or number > MOST_EVENTS:
+            return True
+    return False
+
+
+def _ended(event: Any) -> Any:
+    return event.get("End") if isinstance(event, dict) else None
 
 
 def _spans(markdown: str) -> Iterator[Span]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from gofer.integration import Outgoing
@@ -19,7 +20,7 @@ async def place(outgoing: Outgoing, client: Client) -> str:
     """Send the opening lines; only the first part of an answer makes a sound."""
     where = place_of(outgoing.conversation)
     parameters: dict[str, Any] = {
-        "text": opening(render(outgoing.text).text),
+        "text": opening((await _rendered(outgoing)).text),
         "disable_notification": outgoing.part > 1 or None,
         "reply_parameters": _answering(outgoing, where),
         "link_preview_options": _NO_PREVIEW,
@@ -31,6 +32,11 @@ async def place(outgoing: Outgoing, client: Client) -> str:
             raise
         sent = await client.call("sendMessage", **Place(error.moved_to).sending, **parameters)
     return _external_id(sent, where)
+
+
+async def _rendered(outgoing: Outgoing) -> Rendered:
+    """Beside everything else: a long text takes its time."""
+    return await asyncio.to_thread(render, outgoing.text)
 
 
 def _answering(outgoing: Outgoing, where: Place) -> dict[str, Any] | None:
@@ -49,7 +55,7 @@ async def complete(outgoing: Outgoing, external_id: str, client: Client) -> None
     """Edit the placed message to its whole text."""
     chat, _, message = external_id.rpartition(":")
     target = {"chat_id": int(chat), "message_id": int(message)}
-    rendered = render(outgoing.text)
+    rendered = await _rendered(outgoing)
     if not rendered.fits:
         await _attach(outgoing, caption(rendered.text), target, client)
         return

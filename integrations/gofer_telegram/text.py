@@ -10,7 +10,7 @@ from functools import cache
 from itertools import islice, pairwise
 from typing import Any
 
-from gofer_telegram.cutting import Outline
+from gofer_telegram.cutting import Outline, is_too_much
 
 LIMIT = 4096
 PART_LIMIT = 3900
@@ -45,10 +45,17 @@ def units(text: str) -> int:
 
 
 def render(markdown: str) -> Rendered:
-    """What a message shows for some Markdown; plain text where nothing else makes sense."""
+    """What a message shows for some Markdown; plain text where nothing else makes sense, or would take its time."""
+    clean = markdown.encode("utf-8", "replace").decode()
+    if not _is_too_much(clean):
+        return _rendered(clean)
+    # Its opening is all that is shown of it.
+    return Rendered(_rendered(clean[:CAPTION]).text + clean[CAPTION:], [])
+
+
+def _rendered(clean: str) -> Rendered:
     from telegramify_markdown import convert
 
-    clean = markdown.encode("utf-8", "replace").decode()
     text, entities = convert(clean, latex_escape=False, config=_config())
     kept = text.rstrip()
     if not kept.strip():
@@ -163,10 +170,15 @@ def caption(full: str) -> str:
 
 def split(markdown: str) -> list[str]:
     """A reply in parts; what cannot be had in a few is one part, which no message can hold: it becomes a file."""
-    if len(markdown) > MOST_SOURCE:
+    clean = markdown.encode("utf-8", "replace").decode()
+    if _is_too_much(clean):
         return [markdown]
-    parts = list(islice(_parts(markdown), MOST_PARTS + 1))
+    parts = list(islice(_parts(clean), MOST_PARTS + 1))
     return parts if 0 < len(parts) <= MOST_PARTS and all(map(_fits, parts)) else [markdown]
+
+
+def _is_too_much(clean: str) -> bool:
+    return len(clean) > MOST_SOURCE or is_too_much(clean, MOST_PARTS * PART_LIMIT)
 
 
 def _parts(markdown: str) -> Iterator[str]:
@@ -186,7 +198,7 @@ def _fits(markdown: str) -> bool:
     # What is far too long need not be rendered to be known as too long.
     if len(markdown) > 4 * PART_LIMIT or units(markdown) > PART_LIMIT:
         return False
-    rendered = render(markdown)
+    rendered = _rendered(markdown)
     return units(rendered.text) <= PART_LIMIT and len(rendered.entities) <= MOST_ENTITIES
 
 
@@ -198,7 +210,7 @@ def _window(markdown: str) -> str:
         if count > PART_LIMIT - 100:
             break
         size += 1
-    while size > OPENING and len(render(markdown[:size]).entities) > MOST_ENTITIES:
+    while size > OPENING and len(_rendered(markdown[:size]).entities) > MOST_ENTITIES:
         size = size * 9 // 10
     return markdown[:size]
 

@@ -5,8 +5,9 @@ it. Subclass `Integration`, export an instance through the entry point group `go
 the rest: it receives, verifies, dedupes, stores, routes, runs the agent and keeps the ledger of what was sent.
 `gofer_hello` is the smallest complete example; docs/integrations/hello.md walks through it.
 
-What is pure (`verify`, `parse`, `split`) must touch no network, clock or database. What is async may raise
-`gofer.errors.Temporary` (tried again, at `retry_after` if given) or `gofer.errors.Permanent` (given up, visibly).
+What is pure (`verify`, `parse`, `split`) must touch no network, clock or database, and may run in any thread. What is
+async may raise `gofer.errors.Temporary` (tried again, at `retry_after` if given) or `gofer.errors.Permanent` (given
+up, visibly).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -184,11 +185,36 @@ def test_a_log_is_no_html(code: str) -> None:
     assert plain(f"  {code}\n\x1b[1;31m\x1b[Kno\u202e\x00\x1b]0;title\x07\n") == f"  {code}\nno\n"
 
 
-@pytest.mark.parametrize("piece", ["<!--", "<?", "`" * 3 + "x", "<a ", "<a x='", "> ", "<![CDATA[", "\\`"])
-def test_text_that_never_closes_what_it_opens_is_read_quickly(piece: str) -> None:
-    clean(piece * (65_000 // len(piece)))
-    clean("<div>\n" + piece * (65_000 // len(piece)))
-    clean("".join("`" * size + " " for size in range(350)))
+WIDE = f"|{'a|' * 127}\n|{'-|' * 127}\n"
+SLOW = [
+    *(piece * (65_000 // len(piece)) for piece in ["<!--", "<?", "```x", "<a ", "<a x='", "> ", "<![CDATA["]),
+    *(
+        piece * (65_000 // len(piece))
+        for piece in ["\\`", "![", "![a](b", "[a](b '", "*a_", "#\n", "- - - a\n"]
+    ),
+    ">" * 100 + "a\n" * 32_000,
+    "<div>\n" + "<a x='" * 10_000,
+    "".join("`" * size + " " for size in range(350)),
+    WIDE + "a\n" * 32_000,
+    "a|b\n-|-\n" + "|\n" * 32_000,
+    f"[a]: {'b' * 32_000}\n\n" + "[a]" * 10_000,
+]
+
+
+@pytest.mark.parametrize("text", SLOW, ids=range(len(SLOW)))
+def test_text_made_to_be_slow_takes_no_more_than_some_times_as_long(text: str, usual: float) -> None:
+    begun = time.process_time()
+    comment(f"@gofer\n\n{text}"[:65_000])
+    assert time.process_time() - begun < 40 * usual
+
+
+@pytest.fixture(scope="module")
+def usual() -> float:
+    """Seconds for words of the same length that are meant to be read."""
+    words = "Some **bold** words and `code`, and [a link](https://x.y).\nAnd more of them, on a line.\n\n"
+    begun = time.process_time()
+    comment(f"@gofer\n\n{words * 800}"[:65_000])
+    return time.process_time() - begun
 
 
 def test_a_comment_belongs_to_its_issue_and_author() -> None:

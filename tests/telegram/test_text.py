@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import textwrap
+import time
 from random import Random
 
 import pytest
@@ -102,6 +103,25 @@ def test_a_very_long_answer_stays_whole_for_a_file() -> None:
     assert not render(text).fits
     for whole in (render(text).text, "🎉" * 9000, "a" + "👩‍🚀" * 9000, "🎉 " * 9000):
         checked_text(caption(whole), None, limit=1024)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"|{'a|' * 127}\n|{'-|' * 127}\n" + "a\n" * 10_000,
+        "- " * 20 + "a\n" * 5_000,
+        "# a\n" * 5_500,
+        "![" * 3_000 + "](b)" * 3_000,
+    ],
+    ids=["table", "list", "headings", "images"],
+)
+def test_text_made_to_be_slow_takes_no_more_than_some_times_as_long(text: str) -> None:
+    begun = time.process_time()
+    assert split(PARAGRAPHS)
+    usual, begun = time.process_time() - begun, time.process_time()
+    assert split(text)
+    assert render(text).text
+    assert time.process_time() - begun < 40 * usual
 
 
 @settings(max_examples=15, deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -317,7 +318,7 @@ class Answerer:
         if binding is None or connection_id is None:
             return ()
         connected = await self._accounts.get(connection_id)
-        parts = tuple(connected.integration.split(text))
+        parts = tuple(await asyncio.to_thread(connected.integration.split, text))
         if asker is None:
             return (Draft(binding, parts, kind),)
         return (Draft(binding, parts, kind, asker.message.external_id, asker.message.facts),)

@@ -35,6 +35,8 @@ SECRET_HEADERS = frozenset(
 CONNECTION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LONGEST_ID = 500
 """Characters of a delivery's id or a conversation's reference: both are looked up by index."""
+LARGE = 16_384
+"""Bytes from which a body is read beside everything else: words of that many can be made to take their time."""
 MOST_AT_ONCE = 512
 """Requests waiting for their commit; beyond this a burst is told to come back."""
 
@@ -126,7 +128,7 @@ class Intake:
         With `again` it counts as new although it came before.
         """
         integration = connected.integration
-        parsed = self._parse(connected, request)
+        parsed = await self._read(connected, request)
         if again:
             parsed = dataclasses.replace(parsed, delivery_id=f"{parsed.delivery_id[:400]}~{new_id('again')}")
         hidden = SECRET_HEADERS | integration.secret_headers
@@ -171,6 +173,11 @@ class Intake:
             # What cannot be checked is not verified.
             log.exception("intake.verify_failed", connection=connected.account.id)
             raise Refused from error
+
+    async def _read(self, connected: Connected, request: Request) -> Parsed:
+        if len(request.body) < LARGE:
+            return self._parse(connected, request)
+        return await asyncio.to_thread(self._parse, connected, request)
 
     def _parse(self, connected: Connected, request: Request) -> Parsed:
         try:

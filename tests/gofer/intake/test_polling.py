@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from gofer.accounts import Accounts
 from gofer.errors import Fenced, Permanent, Temporary
 from gofer.intake.admit import Admitter, unread
 from gofer.intake.polling import CATCH_UP, POLL, Poller, ensure_inflow
-from gofer.intake.receive import Gate, Intake
+from gofer.intake.receive import LARGE, Gate, Intake
 from gofer.integration import Account, Admission, Author, File, Incoming, Integration, Parsed, Request, Unread
 from gofer.jobs.queue import Claim
 from gofer.jobs.signals import LocalSignals
@@ -22,7 +23,7 @@ from gofer.registry import Registry
 from gofer.store.blobs import read_blob
 from gofer.store.tables import connections, jobs, messages
 from gofer.vault.redaction import Redactor
-from world import World
+from world import CONNECTION, World
 
 Eventually = Callable[..., Awaitable[Any]]
 
@@ -38,9 +39,13 @@ class Post(Integration):
         self.asked_after: list[str | None] = []
         self.admitted: list[str] = []
         self.trouble: Exception | None = None
+        self.reading, self.go_on = threading.Event(), threading.Event()
 
     def parse(self, request: Request, account: Account) -> Parsed:
         letter = request.json()
+        if "slowly" in letter:
+            self.reading.set()
+            assert self.go_on.wait(30)
         message = Incoming(
             "kitchen", Author(letter["from"]), letter["text"], addressed=True, external_id=letter["id"]
         )
@@ -123,6 +128,18 @@ async def test_what_is_polled_comes_in_once_and_in_order(
     assert post.asked_after[0] is None
     rows = await world.rows(select(messages.c.external_id).order_by(messages.c.seq))
     assert [row.external_id for row in rows] == [f"letter-{n}" for n in range(6)]
+
+
+async def test_while_much_text_is_read_everything_else_goes_on(office: Office, post: Post) -> None:
+    connected = await office.accounts.get(CONNECTION)
+    much = {**letter(1), "text": "[" * LARGE, "slowly": "yes"}
+    taking = asyncio.create_task(
+        office.intake.take(connected, Request(json.dumps(much).encode()), "webhook"),
+    )
+    assert await asyncio.to_thread(post.reading.wait, 30)
+    small = await office.intake.take(connected, Request(json.dumps(letter(2)).encode()), "webhook")
+    post.go_on.set()
+    assert (await taking).result == small.result == "accepted"
 
 
 async def has_messages(world: World, count: int) -> bool:

@@ -24,7 +24,7 @@ from gofer.web.chat.rooms import Room
 from gofer.web.chat.saying import MESSAGE_ID, said, take
 from gofer.web.chat.socket import Sockets
 from gofer.web.chat.timeline import Reader, Timeline
-from gofer.web.pages.rendering import platform_of, render
+from gofer.web.pages.rendering import platform_of, render_words
 
 MOST_TEXT = 512 * 1024
 
@@ -152,7 +152,7 @@ async def _page(
     older: bool = False,
 ) -> Response:
     """A room, or a page on which the first message makes one."""
-    return render(
+    return await render_words(
         request,
         "chat/page.html",
         room=room.id if room is not None else "",

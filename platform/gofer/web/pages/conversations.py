@@ -19,7 +19,7 @@ from gofer.store.sealing import conversation_key
 from gofer.store.tables import bindings, blobs, conversations, jobs, messages, spends
 from gofer.vault.envelope import DataKey, Vault
 from gofer.vault.redaction import Redactor
-from gofer.web.pages.rendering import go, platform_of, render
+from gofer.web.pages.rendering import go, platform_of, render, render_words
 from gofer.web.pages.serving import (
     PER_PAGE,
     agent_names,
@@ -117,7 +117,7 @@ async def show(request: Request) -> Response:
         )
     )
     (found["conversation"],) = await with_titles(platform, [found["conversation"]], by="id")
-    return render(request, "conversation.html", **found)
+    return await render_words(request, "conversation.html", **found)
 
 
 def read_one(

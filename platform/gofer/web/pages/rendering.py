@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -149,6 +150,11 @@ def render(
     if said is not None:
         response.delete_cookie(SAID)
     return response
+
+
+async def render_words(request: Request, template: str, **values: Any) -> Response:
+    """A page that shows what people and agents wrote: nobody else waits while the Markdown of it is read."""
+    return await asyncio.to_thread(render, request, template, **values)
 
 
 def refused_of(request: Request) -> Refused:

@@ -20,7 +20,7 @@ from gofer.store.sealing import conversation_key, unseal
 from gofer.store.tables import FINAL, attempts, conversations, deliveries, events, messages, replies
 from gofer.vault.envelope import DataKey, Vault
 from gofer.web.pages import asked
-from gofer.web.pages.rendering import platform_of, render
+from gofer.web.pages.rendering import platform_of, render, render_words
 from gofer.web.pages.serving import agent_names, connection_names, number_of, page, rows
 from gofer.web.pages.story import cards, spans
 from gofer.web.titles import with_titles
@@ -42,7 +42,7 @@ async def show(request: Request) -> Response:
     (found["job"],) = await with_titles(platform, [found["job"]])
     base = platform.settings.public_url.rstrip("/") or platform.url or str(request.base_url).rstrip("/")
     delay = _delay(found["job"], platform.settings.timezone)
-    return render(request, "run.html", **found, delay=delay, curl=_curl(base, job_id))
+    return await render_words(request, "run.html", **found, delay=delay, curl=_curl(base, job_id))
 
 
 def _delay(job: Mapping[str, Any], timezone: str) -> dict[str, str]:
