@@ -83,7 +83,7 @@ async def set_up(access: Access, account: Account) -> Health:
         app = await access.as_app(account).get("/app")
         health = _drift(app) or await _installed(access, account, app)
     except ServiceError as error:
-        return _ill(error)
+        return _ill(error, account)
     learned = {"handle": app["slug"], "login": f"{app['slug']}[bot]", "permissions": app["permissions"]}
     return Health(health.ok, health.line, health.fix, learned)
 
@@ -104,7 +104,7 @@ async def health(access: Access, account: Account) -> Health:
         app = await access.as_app(account).get("/app")
         return _drift(app) or await _installed(access, account, app)
     except ServiceError as error:
-        return _ill(error)
+        return _ill(error, account)
 
 
 def _drift(app: dict[str, Any]) -> Health | None:
@@ -165,11 +165,11 @@ async def _repositories(access: Access, account: Account, installation: int) -> 
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
 
-def _ill(error: ServiceError) -> Health:
+def _ill(error: ServiceError, account: Account) -> Health:
     if isinstance(error, Temporary):
         return Health(False, f"GitHub cannot say now: {error}")
-    if isinstance(error, Permanent) and error.reason == "github.credentials":
-        return Health(
-            False, "GitHub does not accept the key or token.", "gofer secrets put private_key --connection ID"
-        )
+    if isinstance(error, Permanent) and error.reason in ("github.credentials", "credentials"):
+        name = "token" if Settings.model_validate(account.settings).app_id is None else "private_key"
+        told = "GitHub does not accept the key or token." if error.reason != "credentials" else str(error)
+        return Health(False, told, f"gofer secrets put {name} --owner {account.id}")
     return Health(False, str(error))

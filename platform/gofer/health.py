@@ -11,7 +11,7 @@ import structlog
 from gofer.accounts import Connected
 from gofer.connecting import remove_connection, set_up_connection
 from gofer.errors import GoferError, NotFound
-from gofer.intake.polling import poll_now, poll_trouble
+from gofer.intake.polling import fetch_now, fetch_trouble
 from gofer.integration import Health
 from gofer.jobs.signals import JOBS
 from gofer.platform import Platform
@@ -31,7 +31,7 @@ async def set_up(platform: Platform, connection_id: str) -> Health:
         lambda _: set_up_connection(platform.database, platform.accounts, connection_id),
     )
     if health.ok:
-        await platform.database.write(partial(poll_now, connection_id=connection_id))
+        await platform.database.write(partial(fetch_now, connection_id=connection_id))
         platform.signals.wake(JOBS)
     return health
 
@@ -41,16 +41,16 @@ async def health_of(platform: Platform, connection_id: str) -> Health:
     health = await _ask(
         platform, connection_id, lambda connected: connected.integration.health(connected.account)
     )
-    return await _with_poll_trouble(platform, connection_id, health) if health.ok else health
+    return await _with_trouble(platform, connection_id, health) if health.ok else health
 
 
-async def _with_poll_trouble(platform: Platform, connection_id: str, health: Health) -> Health:
-    """A service may be well and its poller not: somebody else has taken its place."""
-    reason = await platform.database.read(partial(poll_trouble, connection_id=connection_id))
+async def _with_trouble(platform: Platform, connection_id: str, health: Health) -> Health:
+    """A service may be well and still give us nothing: somebody else polls in our place, or we may not look."""
+    reason = await platform.database.read(partial(fetch_trouble, connection_id=connection_id))
     if not reason:
         return health
     connected = await platform.accounts.get(connection_id)
-    words = connected.integration.reasons.get(reason, f"Polling is interrupted: {reason}.")
+    words = connected.integration.reasons.get(reason, f"Fetching what comes in is interrupted: {reason}.")
     return Health(False, f"{health.line} {words}", fix=f"gofer connections enable {connection_id}")
 
 

@@ -19,11 +19,14 @@ from sqlalchemy import select
 from commandline import environment
 from github_scene import Scene, gofer
 from gofer.errors import ConfigError, Conflict, Permanent, Refused
+from gofer.health import health_of, set_up
 from gofer.integration import Account
 from gofer.rehearsal.github import GitHubService
 from gofer.signing_up import begin, finish
+from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import audit_entries
 from gofer.vault.secret import Secret
+from gofer.vault.stored import put_secret
 from gofer.web.access.members import first_owner, new_link
 from gofer_github import integration
 from gofer_github.connecting import EVENTS, PERMISSIONS, convert, manifest, manifest_page
@@ -208,6 +211,36 @@ async def test_a_wrong_key_is_said_to_be_wrong(scene: Scene) -> None:
         health = await integration.health(dataclasses.replace(scene.account(), secrets=secrets))
         assert not health.ok
         assert "key" in health.line
+        assert health.fix == f"gofer secrets put private_key --owner {scene.account().id}"
+
+
+async def test_with_the_right_key_in_place_of_a_wrong_one_what_was_missed_is_fetched(
+    scene: Scene, tmp_path: Path
+) -> None:
+    _, other = scene.github.create_app("other")
+    async with gofer(dataclasses.replace(scene, private_key=other), tmp_path / "data") as running:
+        scene.app.hook_url = "http://127.0.0.1:9/"
+        missed = await scene.github.open_issue("ada", scene.repository, "@gofer are you there?")
+        async with asyncio.timeout(40):
+            while not await running.jobs(lambda row: (row.kind, row.state) == ("catch_up", "scheduled")):
+                await asyncio.sleep(0.05)
+        assert not (await health_of(running.platform, running.connection_id)).ok
+        await running.platform.database.write(
+            partial(
+                put_secret,
+                vault=running.platform.vault,
+                workspace_id=FIRST_WORKSPACE,
+                owner=running.connection_id,
+                name="private_key",
+                value=Secret(scene.private_key),
+            )
+        )
+        await running.platform.secrets_changed()
+        assert (await set_up(running.platform, running.connection_id)).ok
+        await running.quiet()
+        assert (await health_of(running.platform, running.connection_id)).ok
+        assert not await running.jobs(lambda row: row.state == "dead")
+    assert len(scene.ours(missed.number)) == 1
 
 
 async def test_a_plain_token_works_without_an_app(scene: Scene) -> None:

@@ -19,7 +19,7 @@ from gofer.accounts import Accounts, Connected
 from gofer.connecting import set_up_connection
 from gofer.errors import ConfigError, NotFound, Permanent, Refused, Temporary
 from gofer.intake.receive import Intake, polled
-from gofer.jobs.outcome import Dead, Done, Outcome, Retry, Snooze
+from gofer.jobs.outcome import Done, Outcome, Retry, Snooze
 from gofer.jobs.queue import SERVICE, lock_lane, submit
 from gofer.jobs.worker import Run
 from gofer.store.clock import now
@@ -50,6 +50,10 @@ def check_schedulable(connection: Connection, payload: Mapping[str, Any]) -> Non
         )
 
 
+REMOVED = "connection.removed"
+"""Why a job had nothing to do. No job of a connection ends dead: its health says what is wrong, and what helps."""
+MENDED_WITHIN = 900.0
+"""Seconds to the next try at what a person has to put right; once that is seen to be done, it is tried at once."""
 MOST_MISSED = 3 * 86400.0
 """Seconds back that a first catch-up looks."""
 
@@ -86,7 +90,7 @@ class Poller:
             log.error("poll.refused", connection=connection_id, error=str(error))
             return Snooze(60, getattr(error, "reason", error.code))
         except NotFound:
-            return Dead("connection.removed")
+            return Done(reason=REMOVED)
         return Done()
 
     async def catch_up(self, run: Run) -> Outcome:
@@ -98,8 +102,14 @@ class Poller:
                 await self._fetch_missed(connected)
         except Temporary as error:
             return Snooze(error.retry_after, error.reason) if error.retry_after else Retry(error.reason)
-        except (Permanent, Refused, NotFound) as error:
-            return Dead(error.code)
+        except (Permanent, Refused) as error:
+            log.error("catchup.refused", connection=connection_id, error=str(error))
+            reason = getattr(error, "reason", error.code)
+            # Ours, of which there is one, waits; one that a schedule made is followed by the next.
+            waits = run.claim.lane == _lane(CATCH_UP, connection_id)
+            return Snooze(MENDED_WITHIN, reason) if waits else Done(reason=reason)
+        except NotFound:
+            return Done(reason=REMOVED)
         return Done()
 
     async def set_up(self, run: Run) -> Outcome:
@@ -109,9 +119,11 @@ class Poller:
             health = await set_up_connection(self._database, self._accounts, connection_id)
         except Temporary as error:
             return Snooze(error.retry_after, error.reason) if error.retry_after else Retry(error.reason)
-        except (Permanent, Refused, NotFound) as error:
+        except (Permanent, Refused) as error:
             log.error("connection.not_set_up", connection=connection_id, error=str(error))
-            return Dead(error.code)
+            return Done(reason=getattr(error, "reason", error.code))
+        except NotFound:
+            return Done(reason=REMOVED)
         log.info("connection.set_up", connection=connection_id, ok=health.ok)
         return Done()
 
@@ -172,16 +184,21 @@ def ensure_inflow(
     return made
 
 
-def poll_now(connection: Connection, connection_id: str) -> None:
-    """After something was put right: a poller that waits because of it need not wait any longer."""
-    waiting = (jobs.c.lane == f"{POLL}:{connection_id}", in_state(JobState.SCHEDULED))
-    connection.execute(update(jobs).where(*waiting).values(state=JobState.READY, run_at=now()))
+def fetch_now(connection: Connection, connection_id: str) -> None:
+    """After something was put right: what waits because of it need not wait any longer."""
+    waiting = update(jobs).where(*_put_off(connection_id))
+    connection.execute(waiting.values(state=JobState.READY, run_at=now()))
 
 
-def poll_trouble(connection: Connection, connection_id: str) -> str:
-    """Why a connection is not being polled at the moment; empty when it is, or need not be."""
-    waiting = (jobs.c.lane == f"{POLL}:{connection_id}", in_state(JobState.SCHEDULED))
-    return connection.execute(select(jobs.c.reason).where(*waiting).limit(1)).scalar() or ""
+def fetch_trouble(connection: Connection, connection_id: str) -> str:
+    """Why a connection is not polled or caught up with at the moment; empty when it is, or need not be."""
+    waiting = select(jobs.c.reason).where(*_put_off(connection_id))
+    return connection.execute(waiting.order_by(jobs.c.id).limit(1)).scalar() or ""
+
+
+def _put_off(connection_id: str) -> tuple[ColumnElement[bool], ...]:
+    lanes = [_lane(kind, connection_id) for kind in (POLL, CATCH_UP)]
+    return jobs.c.lane.in_(lanes), in_state(JobState.SCHEDULED)
 
 
 def ensure_catch_up(connection: Connection, integrations: frozenset[str]) -> int:
@@ -191,8 +208,12 @@ def ensure_catch_up(connection: Connection, integrations: frozenset[str]) -> int
     return sum(_ensure(connection, row.workspace_id, CATCH_UP, row.id) for row in rows)
 
 
+def _lane(kind: str, connection_id: str) -> str:
+    return f"{kind}:{connection_id}"
+
+
 def _ensure(connection: Connection, workspace_id: str, kind: str, connection_id: str) -> bool:
-    lane = f"{kind}:{connection_id}"
+    lane = _lane(kind, connection_id)
     lock_lane(connection, lane)  # two processes may start at once
     live = select(jobs.c.id).where(jobs.c.lane == lane, in_state(*LIVE)).limit(1)
     if connection.execute(live).first() is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,14 +15,14 @@ from sqlalchemy import select, update
 from gofer.accounts import Accounts
 from gofer.errors import Fenced, Permanent, Temporary
 from gofer.intake.admit import Admitter, unread
-from gofer.intake.polling import CATCH_UP, POLL, Poller, ensure_inflow
+from gofer.intake.polling import CATCH_UP, POLL, Poller, ensure_inflow, fetch_now, fetch_trouble
 from gofer.intake.receive import LARGE, Gate, Intake
 from gofer.integration import Account, Admission, Author, File, Incoming, Integration, Parsed, Request, Unread
-from gofer.jobs.queue import Claim
+from gofer.jobs.queue import SERVICE, Claim
 from gofer.jobs.signals import LocalSignals
 from gofer.registry import Registry
 from gofer.store.blobs import read_blob
-from gofer.store.tables import connections, jobs, messages
+from gofer.store.tables import JobState, connections, in_state, jobs, messages
 from gofer.vault.redaction import Redactor
 from world import CONNECTION, World
 
@@ -39,6 +40,7 @@ class Post(Integration):
         self.asked_after: list[str | None] = []
         self.admitted: list[str] = []
         self.trouble: Exception | None = None
+        self.locked: Exception | None = None
         self.reading, self.go_on = threading.Event(), threading.Event()
 
     def parse(self, request: Request, account: Account) -> Parsed:
@@ -61,6 +63,12 @@ class Post(Integration):
         if not new:
             await asyncio.sleep(0.01)
         return [Request(json.dumps(letter).encode()) for letter in new]
+
+    async def catch_up(self, account: Account, since: float) -> AsyncIterator[Request]:
+        if self.locked is not None:
+            raise self.locked
+        for letter in self.box:
+            yield Request(json.dumps(letter).encode())
 
     async def admit(self, unread: Unread, account: Account) -> Admission:
         if self.trouble is not None:
@@ -161,6 +169,36 @@ async def test_trouble_at_the_service_pauses_the_poller_and_costs_no_try(
         await eventually(has_paused)
     (job,) = await world.rows(select(jobs).where(jobs.c.kind == POLL))
     assert job.attempts == 0
+
+
+async def test_what_a_person_must_put_right_ends_no_job_dead(
+    world: World, office: Office, post: Post, eventually: Eventually
+) -> None:
+    post.locked = Permanent("no", reason="credentials")
+    await inflow(world)
+    for named in (CONNECTION, "gone"):
+        await world.submit(f"schedule:{named}", kind=CATCH_UP, pool=SERVICE, payload={"connection_id": named})
+
+    async def is_tried() -> bool:
+        return (
+            await world.count(jobs, jobs.c.kind == CATCH_UP, in_state(JobState.READY, JobState.RUNNING)) == 0
+        )
+
+    async with world.worker({CATCH_UP: office.poller.catch_up}):
+        await eventually(is_tried)
+        rows = await world.rows(
+            select(jobs.c.lane, jobs.c.state, jobs.c.reason).where(jobs.c.kind == CATCH_UP)
+        )
+        assert {tuple(row) for row in rows} == {
+            (f"catch_up:{CONNECTION}", "scheduled", "credentials"),
+            (f"schedule:{CONNECTION}", "done", "credentials"),
+            ("schedule:gone", "done", "connection.removed"),
+        }
+        assert await world.database.read(partial(fetch_trouble, connection_id=CONNECTION)) == "credentials"
+        post.locked, post.box = None, [letter(1)]
+        await world.run(fetch_now, connection_id=CONNECTION)
+        await eventually(lambda: has_messages(world, 1))
+    assert not await world.database.read(partial(fetch_trouble, connection_id=CONNECTION))
 
 
 # Admission.

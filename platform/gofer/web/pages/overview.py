@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gofer.agent.prices import MICROS
 from gofer.agent.spending import today
-from gofer.intake.polling import POLL
+from gofer.intake.polling import POLL, SCHEDULABLE
 from gofer.jobs.upkeep import depth, oldest_ready
 from gofer.store.tables import ENDED_BADLY, JobState, conversations, in_state, jobs, spends
 from gofer.vault.envelope import Vault
@@ -61,6 +61,7 @@ def _ended_early(connection: Connection) -> list[dict[str, Any]]:
     """Of the newest jobs those that are done and yet did not do their work: a model refused, a limit was reached."""
     newest = select(func.max(jobs.c.id)).scalar_subquery()
     query = _SHOWN.where(jobs.c.id > newest - LATELY, jobs.c.state == JobState.DONE, jobs.c.reason != "")
+    query = query.where(jobs.c.kind.not_in((POLL, *SCHEDULABLE)))  # the connection itself says what is wrong
     return rows(connection, query.order_by(jobs.c.id.desc()).limit(MOST))
 
 
