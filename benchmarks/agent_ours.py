@@ -158,6 +158,7 @@ class Bench:
             redactor=platform.redactor,
             shells=self.shells,
             lending=Lending(),
+            uses=platform.uses,
             keys=keys,
             agents=Agents(settings.data_dir / "agents"),
         )

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import structlog
 from sqlalchemy import Connection, select
 
-from gofer.errors import GoferError, NotFound
+from gofer.errors import NotFound
 from gofer.integration import Account, Integration
 from gofer.registry import Registry
 from gofer.store.database import Database
 from gofer.store.tables import connections
 from gofer.vault.envelope import Vault
-from gofer.vault.stored import mark_secret_used, secrets_of
+from gofer.vault.stored import secrets_of
+from gofer.vault.uses import Uses
 
 if TYPE_CHECKING:
     import httpx2
-
-
-log = structlog.get_logger()
-
-NOTED_EVERY = 60.0
-"""Seconds between two notes of which secrets were used."""
-
-_Place = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +45,16 @@ class Accounts:
         vault: Vault,
         registry: Registry,
         public_url: str,
+        uses: Uses,
         http: httpx2.AsyncClient | None = None,
     ) -> None:
         self._database = database
         self._vault = vault
         self._registry = registry
         self._public_url = public_url.rstrip("/")
+        self._uses = uses
         self._http = http
         self._kept: dict[str, Connected] = {}
-        self._used: set[_Place] = set()
 
     def forget(self) -> None:
         """Read everything anew from here on: a connection or a secret has changed."""
@@ -93,21 +85,6 @@ class Accounts:
                 continue
         return found
 
-    async def note_uses(self) -> None:
-        """Write down which secrets were used since the last time; not at each use, which would cost a write."""
-        used, self._used = self._used, set()
-        if used:
-            await self._database.write(partial(_note, used=used))
-
-    async def keep_noting(self) -> None:
-        """Do so now and then."""
-        while True:
-            await asyncio.sleep(NOTED_EVERY)
-            try:
-                await self.note_uses()
-            except GoferError as error:
-                log.warning("secrets.uses_not_noted", error=str(error))
-
     def connected(self, row: Any, secrets: dict[str, Any]) -> Connected:
         """A connection's row with its secrets and code."""
         account = Account(
@@ -117,7 +94,7 @@ class Accounts:
             secrets=secrets,
             hook_url=f"{self._public_url}/hooks/{row.id}" if self._public_url else None,
             http=self._http,
-            on_use=lambda name: self._used.add((row.workspace_id, row.id, name)),
+            on_use=partial(self._uses.add, row.workspace_id, row.id),
         )
         return Connected(account, self._registry.get(row.integration), row.workspace_id, row.enabled)
 
@@ -126,8 +103,3 @@ class Accounts:
         if row is None:
             raise NotFound(f"There is no connection {connection_id!r}.")
         return row, secrets_of(connection, self._vault, workspace_id=row.workspace_id, owner=connection_id)
-
-
-def _note(connection: Connection, used: set[_Place]) -> None:
-    for workspace_id, owner, name in sorted(used):
-        mark_secret_used(connection, workspace_id=workspace_id, owner=owner, name=name)

@@ -57,6 +57,7 @@ from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 from gofer.vault.redaction import Redactor
 from gofer.vault.secret import Secret
+from gofer.vault.uses import Uses
 
 log = structlog.get_logger()
 
@@ -95,8 +96,14 @@ async def _open(
         httpx2.AsyncClient(timeout=settings.request_timeout, event_hooks={"request": [only_while_held]})
     )
     registry = Registry.installed()
+    uses = Uses(database)
     accounts = Accounts(
-        database=database, vault=vault, registry=registry, public_url=settings.public_url, http=http
+        database=database,
+        vault=vault,
+        registry=registry,
+        public_url=settings.public_url,
+        uses=uses,
+        http=http,
     )
     signals = _signals(settings, database)
     await signals.start()
@@ -114,6 +121,7 @@ async def _open(
         redactor=redactor,
         registry=registry,
         accounts=accounts,
+        uses=uses,
         http=http,
         signals=signals,
         intake=intake,
@@ -137,8 +145,8 @@ async def _present(platform: Platform, stack: contextlib.AsyncExitStack) -> None
     if platform.database.dialect == "postgresql":
         # On SQLite every change passes through this process.
         stack.callback(asyncio.create_task(platform.watch_secrets(), name="secrets").cancel)
-    stack.push_async_callback(platform.accounts.note_uses)
-    stack.callback(asyncio.create_task(platform.accounts.keep_noting(), name="uses").cancel)
+    stack.push_async_callback(platform.uses.note)
+    stack.callback(asyncio.create_task(platform.uses.keep_noting(), name="uses").cancel)
     await platform.database.write(partial(_announce, owner=platform.owner, roles=platform.roles))
     stack.push_async_callback(_farewell, platform)
 
@@ -201,6 +209,7 @@ def make_worker(platform: Platform, shells: Shells, presence: Presence, lending:
         shells=shells,
         lending=lending,
         keys=keys,
+        uses=platform.uses,
         agents=Agents(settings.data_dir / "agents"),
         listening=partial(_listener, platform, presence),
     )

@@ -29,6 +29,7 @@ from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
 from gofer.vault.secret import Secret
 from gofer.vault.stored import all_secrets
+from gofer.vault.uses import Uses
 
 log = structlog.get_logger()
 
@@ -47,6 +48,7 @@ class Platform:
     redactor: Redactor
     registry: Registry
     accounts: Accounts
+    uses: Uses
     http: httpx2.AsyncClient
     signals: Signals
     intake: Intake

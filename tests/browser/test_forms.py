@@ -316,7 +316,6 @@ def test_a_run_shows_what_it_changed(owner: Visitor, lived: Lived) -> None:
 
 
 def test_the_secrets_of_a_connection_say_when_they_were_used(owner: Visitor, lived: Lived) -> None:
-    lived.house.run(lived.house.platform.accounts.note_uses())
     row = owner.read("/secrets").split(">signing_key</code>")[1].split("</tr>")[0]
     assert lived.connection in row
     assert "not yet" not in row

@@ -19,7 +19,7 @@ from gofer.agent.conversation import Covers
 from gofer.agent.equipping import Equipping
 from gofer.agent.lending import Lending
 from gofer.agent.limits import LimitSettings
-from gofer.agent.models.keys import ModelKeys
+from gofer.agent.models.keys import ModelKeys, key_of
 from gofer.agent.outcome import Answered, Asked, Failed, Stopped
 from gofer.agent.outcome import Outcome as End
 from gofer.agent.ports import FilesIn, StoreBlobs, StoreHistory, StoreInbox, StoreJournal, StoreQuestions
@@ -46,6 +46,7 @@ from gofer.store.tables import SCHEDULE, Trust, bindings, messages
 from gofer.tool import Shell, Tool
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
+from gofer.vault.uses import Uses
 
 log = structlog.get_logger()
 
@@ -91,6 +92,7 @@ class Answerer:
         shells: Shells,
         lending: Lending,
         keys: ModelKeys,
+        uses: Uses,
         agents: Agents,
         listening: Callable[[Claim], Listener] = lambda claim: lambda kind, data: None,
     ) -> None:
@@ -103,6 +105,7 @@ class Answerer:
         self._shells = shells
         self._lending = lending
         self._keys = keys
+        self._uses = uses
         self._agents = agents
         self._listening = listening
         self._plugins = plugin_tools()  # looked for once: reading every package's entry points takes long
@@ -145,7 +148,7 @@ class Answerer:
         spec = await self._limited(await self._spec(claim), asker)
         catalogue = await self._keys.catalogue(claim.workspace_id)
         model = catalogue.model(spec.model, fallback=spec.fallback, thinking=spec.thinking)
-        await self._keys.note_use(claim.workspace_id, catalogue.resolve(spec.model))
+        self._uses.add(claim.workspace_id, "", key_of(catalogue.resolve(spec.model)))
         async with self._lending.job() as job:
             tools, equipping = await self._tools(asker, job), await self._equipping(asker, job)
             async with self._shells.lend(claim, asker.trust, equipping) as shell:

@@ -24,6 +24,7 @@ from gofer.registry import Registry
 from gofer.store.blobs import read_blob
 from gofer.store.tables import JobState, connections, in_state, jobs, messages
 from gofer.vault.redaction import Redactor
+from gofer.vault.uses import Uses
 from world import CONNECTION, World
 
 Eventually = Callable[..., Awaitable[Any]]
@@ -85,7 +86,13 @@ class Office:
     def __init__(self, world: World, post: Post) -> None:
         registry = Registry([])
         registry.integrations["post"] = post
-        self.accounts = Accounts(database=world.database, vault=world.vault, registry=registry, public_url="")
+        self.accounts = Accounts(
+            database=world.database,
+            vault=world.vault,
+            registry=registry,
+            public_url="",
+            uses=Uses(world.database),
+        )
         self.intake = Intake(
             database=world.database, vault=world.vault, accounts=self.accounts, signals=LocalSignals(),
             gate=Gate(1000), redactor=Redactor(),

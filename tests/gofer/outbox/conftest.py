@@ -16,6 +16,7 @@ from gofer.outbox.deliver import Outbox
 from gofer.registry import Registry
 from gofer.store.tables import connections
 from gofer.vault.redaction import Redactor
+from gofer.vault.uses import Uses
 from hello_service import HelloService
 from world import CONNECTION, World
 
@@ -37,7 +38,12 @@ async def outbox(world: World, service: HelloService) -> AsyncIterator[Outbox]:
     async with httpx2.AsyncClient(timeout=5) as http:
         registry = Registry.installed()
         accounts = Accounts(
-            database=world.database, vault=world.vault, registry=registry, public_url="", http=http
+            database=world.database,
+            vault=world.vault,
+            registry=registry,
+            public_url="",
+            uses=Uses(world.database),
+            http=http,
         )
         yield Outbox(
             database=world.database,

@@ -5,7 +5,6 @@ A key put into the vault works from the next run on, without a restart.
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import httpx2
@@ -16,14 +15,12 @@ from gofer.agent.models.catalogue import Catalogue, Provider
 from gofer.settings import Settings
 from gofer.store.database import Database
 from gofer.vault.envelope import Vault
-from gofer.vault.stored import mark_secret_used, secrets_of
+from gofer.vault.stored import secrets_of
 
 log = structlog.get_logger()
 
 ANTHROPIC_KEY, OPENAI_KEY = "anthropic_key", "openai_key"
 """The names of the workspace's secrets."""
-NOTED_EVERY = 60.0
-"""Seconds between two notes that a key was used: the page of secrets says when, but not at a write for each run."""
 
 
 class ModelKeys:
@@ -38,7 +35,6 @@ class ModelKeys:
         self._http = http
         self._breakers = Breakers(on_open=_alert)
         self._current: Catalogue | None = None
-        self._noted: dict[tuple[str, str], float] = {}
 
     async def catalogue(self, workspace_id: str) -> Catalogue:
         """The models there are now."""
@@ -50,14 +46,6 @@ class ModelKeys:
         if self._current is None or self._current.providers != providers:
             self._current = Catalogue(providers, self._breakers, self._http)
         return self._current
-
-    async def note_use(self, workspace_id: str, model: str) -> None:
-        """Note that a run asks a model, and so uses its provider's key."""
-        name = f"{model.partition('/')[0]}_key"
-        noted = self._noted.get((workspace_id, name))
-        if name in (ANTHROPIC_KEY, OPENAI_KEY) and (noted is None or time.monotonic() - noted > NOTED_EVERY):
-            self._noted[workspace_id, name] = time.monotonic()
-            await self._database.write(partial(mark_secret_used, workspace_id=workspace_id, name=name))
 
     def trial(self, keys: dict[str, str]) -> Catalogue:
         """The models there would be with these keys instead of the vault's."""
@@ -74,6 +62,11 @@ class ModelKeys:
             # A local server needs a URL and no key.
             found["openai"] = Provider(openai or "none", settings.openai_base_url or None)
         return found
+
+
+def key_of(model: str) -> str:
+    """The name of the key by which a model is asked; there need not be such a key."""
+    return f"{model.partition('/')[0]}_key"
 
 
 def _alert(model: str, reason: str) -> None:

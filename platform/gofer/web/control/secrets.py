@@ -42,7 +42,9 @@ class Given(Named):
 
 async def index(request: Request) -> Response:
     """List names and times."""
-    found = await platform_of(request).database.read(partial(list_secrets, workspace_id=WORKSPACE))
+    platform = platform_of(request)
+    await platform.uses.note()
+    found = await platform.database.read(partial(list_secrets, workspace_id=WORKSPACE))
     return answered(request, {"secrets": [dataclasses.asdict(each) for each in found]})
 
 

@@ -22,6 +22,7 @@ from gofer.web.pages.serving import connection_names, form_of, page, text_of
 async def index(request: Request) -> Response:
     """The list, and a form to put one in."""
     platform = platform_of(request)
+    await platform.uses.note()
     found = await platform.database.read(partial(list_secrets, workspace_id=FIRST_WORKSPACE))
     names = await platform.database.read(connection_names)
     given = {**request.query_params, **refused_of(request).typed}
