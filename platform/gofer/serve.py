@@ -18,12 +18,15 @@ from pathlib import Path
 import structlog
 
 from gofer import __version__
+from gofer.agent.models.loading import load_sdks
 from gofer.assembly import open_platform
 from gofer.doctor import LOOPBACK, another_place
-from gofer.errors import ConfigError, StoreBusy
+from gofer.doctor.model import keys_of
+from gofer.errors import ConfigError, GoferError, StoreBusy
 from gofer.logs import RecentLines, set_up_logs
 from gofer.platform import Platform
 from gofer.settings import Settings, unknown_variables
+from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.sqlite import held
 from gofer.vault.redaction import Redactor
 from gofer.web.access.members import first_owner, new_link, owner_has_password, somebody_signed_in
@@ -39,6 +42,8 @@ log = structlog.get_logger()
 WEB, WORKER = "web", "worker"
 
 INTERRUPTED = 130
+LOAD_AFTER = 1.0
+"""Seconds from being ready to the loading of SDKs."""
 COMMANDS_TAKE = 10.0
 """Seconds to wait for a command that has the database file."""
 
@@ -78,13 +83,30 @@ async def serve(settings: Settings, roles: frozenset[str]) -> None:
                 _say_ready(platform)
                 if link is not None:
                     _say_link(platform, link)
+                loading = asyncio.create_task(_load_ahead(platform), name="sdks")
                 await stopping.wait()
+                loading.cancel()
                 log.info("process.stopping", running=platform.worker.running if platform.worker else 0)
                 _notify("STOPPING=1")
             log.info("process.stopped")
     finally:
         if door is not None:
             door.close()
+
+
+async def _load_ahead(platform: Platform) -> None:
+    """Spare the first message to a model the wait for its SDK, once whoever waited for us to start is served."""
+    if platform.worker is None:
+        return
+    await asyncio.sleep(LOAD_AFTER)
+    try:
+        catalogue = await keys_of(platform).catalogue(FIRST_WORKSPACE)
+    except GoferError as error:
+        log.warning("models.not_loaded", error=str(error))
+        return
+    if loaded := await load_sdks(catalogue.providers):
+        gc.freeze()
+        log.info("models.loaded", sdks=loaded)
 
 
 async def _first_link(platform: Platform) -> str | None:

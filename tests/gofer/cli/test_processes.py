@@ -104,8 +104,8 @@ def test_web_and_worker_apart_on_postgres(
 ) -> None:
     key = tmp_path / "key.txt"
     key.write_text(SIGNING_KEY)
-    web = start("web", database_url=postgres_url).wait_until_ready()
-    worker = start("worker", database_url=postgres_url).wait_until_ready()
+    web = start("web", database_url=postgres_url, openai_key="sk-none").wait_until_ready()
+    worker = start("worker", database_url=postgres_url, openai_key="sk-none").wait_until_ready()
     made = gofer(
         data_dir,
         *("connections", "add", "hello", "--set", f"reply_url={hello.service.url}", "--json"),
@@ -117,6 +117,9 @@ def test_web_and_worker_apart_on_postgres(
     until(lambda: hello.replies_to("m1"))
     roles = {each["roles"] for each in control(data_dir, "/status")["processes"]}
     assert roles == {"web", "worker"}
+    # What a model will need is there before a message does; where no agent runs, it never is.
+    until(lambda: "models.loaded" in worker.text())
+    assert "models.loaded" not in web.text()
     assert worker.stop() == 0
     assert hello.post(web.url, id_, "m2").json() == {"result": "accepted"}
     assert web.stop() == 0

@@ -89,6 +89,11 @@ class Anthropic:
         )
 
 
+def load() -> None:
+    """Import the SDK, all of it that a call needs."""
+    Anthropic("none", "none")._connect()
+
+
 def parameters(request: Request, model: str, *, thinking: bool = False) -> dict[str, Any]:
     """The body of a call. Its prefix depends on nothing that changes from turn to turn."""
     params: dict[str, Any] = {

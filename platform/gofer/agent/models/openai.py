@@ -102,13 +102,20 @@ class OpenAI:
             from openai import AsyncOpenAI
         except ImportError as error:
             raise ConfigError(NEEDS_EXTRA) from error
-        return AsyncOpenAI(
+        client = AsyncOpenAI(
             api_key=self._key or "none",
             base_url=self._base_url or OPENAI_URL,
             max_retries=0,
             timeout=httpx2.Timeout(self._stall, connect=10),
             http_client=self._http,
         )
+        _ = client.chat.completions  # imports more
+        return client
+
+
+def load() -> None:
+    """Import the SDK, all of it that a call needs; raises ConfigError when it is not installed."""
+    OpenAI("none", "none")._connect()
 
 
 def translated(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
