@@ -44,3 +44,5 @@ class Taken:
     """Whether workers should look for a new or changed job."""
     external_id: str = ""
     """The service's id of the delivery."""
+    moved: bool = False
+    """Whether the connection's settings are others from now on."""

@@ -109,6 +109,10 @@ class Intake:
         self._redactor = redactor
         self.gate = gate
 
+    async def connected(self, connection_id: str) -> Connected:
+        """A connection as it is now; raises NotFound."""
+        return await self._accounts.get(connection_id)
+
     async def receive(self, connection_id: str, request: Request) -> Taken:
         """A webhook: verified before anything in it is read. Durable when this returns."""
         with self.gate.passed():
@@ -162,7 +166,7 @@ class Intake:
             self.gate.waiting += 1
             self._signals.wake(JOBS)
         self._signals.wake(EVENTS)
-        return dataclasses.replace(taken, external_id=parsed.delivery_id)
+        return dataclasses.replace(taken, external_id=parsed.delivery_id, moved=arrival.settings is not None)
 
     def _verify(self, connected: Connected, request: Request) -> None:
         try:
@@ -251,6 +255,9 @@ async def polled(intake: Intake, connected: Connected, requests: list[Request], 
             taken = await intake.take(connected, request, source)
             new += taken.result == "accepted"
             last = taken.external_id
+            if taken.moved:
+                # What follows in the batch comes from the new place already.
+                connected = await intake.connected(connected.account.id)
         except Malformed as error:
             # It will be as malformed next time; the poll must go on.
             log.warning("intake.skipped", connection=connected.account.id, error=str(error))
