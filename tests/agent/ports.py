@@ -16,7 +16,7 @@ from gofer.agent.agents import AgentSpec
 from gofer.agent.build import Ports, build
 from gofer.agent.conversation import Answer, Covers, Said, StopSignal, Summary
 from gofer.agent.journal import Event
-from gofer.agent.limits import Scope
+from gofer.agent.limits import Scope, Short
 from gofer.agent.loop import Loop
 from gofer.agent.model import Model
 from gofer.agent.prices import load_prices
@@ -120,11 +120,11 @@ class DictLedger:
 
     async def reserve(
         self, key: str, amount: int, caps: Mapping[Scope, int], *, background: bool = False
-    ) -> Scope | None:
+    ) -> Short | None:
         rest = self.others + sum(value for other, value in self.amounts.items() if other != key)
         for scope, cap in caps.items():
             if rest + amount > cap:
-                return scope
+                return Short(scope, rest)
         self.amounts[key] = amount
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -53,6 +54,12 @@ async def test_a_run_that_would_never_end_wraps_up_and_stops(
     caps = [limits.get(name, 99) for name in ("job_dollars", "day_dollars", "conversation_dollars")]
     assert spent <= min(caps) * MICROS
     assert spent == world.ledger.total
+    if code.startswith("budget"):
+        told = re.search(r"\$([\d.]+) is spent or set aside, .* up to \$([\d.]+)\. ", outcome.sentence)
+        assert told is not None, outcome.sentence
+        paid, needed = map(float, told.groups())
+        assert paid <= min(caps) < paid + needed + 0.01
+        assert next(iter(limits)) in outcome.sentence, "what raises it"
 
 
 def loud(request: Any) -> Reply:

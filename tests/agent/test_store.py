@@ -15,6 +15,7 @@ from agent.conftest import Make
 from agent.ports import Killed, LocalShell
 from agent.ports import World as Run
 from gofer.agent.journal import KINDS
+from gofer.agent.limits import Short
 from gofer.agent.outcome import Answered
 from gofer.agent.ports import StoreBlobs, StoreHistory, StoreJournal, StoreQuestions
 from gofer.agent.prices import MICROS, load_prices
@@ -167,4 +168,4 @@ async def test_two_runs_cannot_both_spend_the_last_of_the_day(world: World, dire
     await first.settle("turn:1", 20)
     assert await waiting is None
     await second.settle("turn:1", 50)
-    assert await first.reserve("turn:2", 40, caps) == "day", "what is paid is gone"
+    assert await first.reserve("turn:2", 40, caps) == Short("day", 70), "what is paid is gone"

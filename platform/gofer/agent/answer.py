@@ -277,7 +277,7 @@ class Answerer:
         if end.code == "user.stop":
             return Cancel("cancelled", await self._drafts(claim, asker, end.text), dealt_with, cost)
         if end.code in SPANNING and end.text == end.sentence:
-            return Done(await self._ran_out(claim, asker, end.text), dealt_with, cost, end.code)
+            return Done(await self._ran_out(claim, asker, end.text, end.code), dealt_with, cost, end.code)
         return Done(await self._drafts(claim, asker, end.text, "final"), dealt_with, cost, end.code)
 
     async def _nearly_used(self, claim: Claim, asker: Read, limits: LimitSettings) -> str:
@@ -300,11 +300,11 @@ class Answerer:
         until = clock_time(time.time() + after, self._settings.timezone, today=time.time())
         return await self._drafts(claim, asker, DELAYED.format(until=until), "note")
 
-    async def _ran_out(self, claim: Claim, asker: Read, text: str) -> tuple[Draft, ...]:
-        """Whoever asks is told that there is no money left; of what schedules want, once a day is enough."""
+    async def _ran_out(self, claim: Claim, asker: Read, text: str, code: str) -> tuple[Draft, ...]:
+        """Whoever asks is told that there is no money left; of what schedules want, once is enough until there is."""
         zone = self._settings.timezone
         if asker.message.event == SCHEDULE and await self._database.read(
-            partial(ran_out_before, claim=claim, timezone=zone)
+            partial(ran_out_before, claim=claim, code=code, timezone=zone)
         ):
             return ()
         return await self._drafts(claim, asker, text, "final")

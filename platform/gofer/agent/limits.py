@@ -71,15 +71,24 @@ def micros(dollars: float) -> int:
     return round(dollars * MICROS)
 
 
+@dataclass(frozen=True, slots=True)
+class Short:
+    """A cap that leaves too little."""
+
+    scope: Scope
+    spent: int
+    """What of it is spent, or set aside for calls that are being made."""
+
+
 class Ledger(Protocol):
     """Spending that spans jobs; the platform keeps it in its store, per agent and day and per conversation."""
 
     async def reserve(
         self, key: str, amount: int, caps: Mapping[Scope, int], *, background: bool = False
-    ) -> Scope | None:
+    ) -> Short | None:
         """Set aside this much for a call of this job, in one transaction with the check of all caps.
 
-        Returns the scope whose cap it would break, and then sets nothing aside. The same key again replaces its
+        Returns the first cap that it would break, and then sets nothing aside. The same key again replaces its
         reservation. Reservations count as spent until they are settled.
         """
         ...
@@ -163,12 +172,12 @@ class JobLimits:
             # Near the end of a cap that spans jobs, a shorter answer may still do.
             for most in (tokens, min(tokens, WRAP_UP_TOKENS)):
                 amount, kept_back = price.worst(size, most), self._last_call(size, price)
-                scope = await self._reserve(state, _next_turn(state), amount, kept_back)
-                if scope is None:
+                short = await self._reserve(state, _next_turn(state), amount, kept_back)
+                if short is None:
                     return self._go(state, most, amount)
-                over = _scope_halt(scope, self._settings)
+                over = _scope_halt(short, amount + kept_back, self._settings)
         begun = Halt(**state.wrapping_up) if state.wrapping_up else None
-        return await self._wrap_up(state, size, price, begun or over or self._job_halt(state))
+        return await self._wrap_up(state, size, price, begun or over or self._job_halt(state, size, price))
 
     async def settle(self, state: State, cost: int, model: str) -> None:
         """Tell the ledger what the call that just ended has cost, failed tries included."""
@@ -211,10 +220,13 @@ class JobLimits:
             return Halt("limit.tokens", f"I reached the limit of {settings.tokens} tokens for one job.")
         return None
 
-    def _job_halt(self, state: State) -> Halt:
-        kind = "background job" if state.background else "job"
-        dollars = self._job_cap(state) / MICROS
-        return Halt("budget.job", f"The budget of ${dollars:.2f} for one {kind} is used up.")
+    def _job_halt(self, state: State, size: int, price: Price) -> Halt:
+        kind, name = ("background job", "background_dollars") if state.background else ("job", "job_dollars")
+        cap = self._job_cap(state)
+        needed = price.worst(size, LEAST_TOKENS) + self._last_call(size, price)
+        why = _too_little(state.spent + state.reserved, needed)
+        budget = f"The budget of {_dollars(cap)} for one {kind} is used up"
+        return Halt("budget.job", f"{budget}: {why} Ask for a smaller step, or raise {name} of the agent.")
 
     def _affordable(self, state: State, size: int, price: Price) -> int:
         """Output tokens that still leave enough for a wrap-up answer after this call."""
@@ -230,7 +242,7 @@ class JobLimits:
         them then, they are cleared."""
         return price.worst(size + self._settings.output_tokens, WRAP_UP_TOKENS)
 
-    async def _reserve(self, state: State, key: str, amount: int, kept_back: int = 0) -> Scope | None:
+    async def _reserve(self, state: State, key: str, amount: int, kept_back: int = 0) -> Short | None:
         """Set aside this much for a call, if every cap leaves this much beside it."""
         background = state.background
         caps = {scope: cap - kept_back for scope, cap in self._settings.caps(background=background).items()}
@@ -275,14 +287,30 @@ def _next_turn(state: State) -> str:
     return f"turn:{state.calls + 1}"
 
 
-def _scope_halt(scope: Scope, settings: LimitSettings) -> Halt:
-    if scope == "background":
-        dollars = settings.background_day_dollars
-        return Halt(
-            "budget.background",
-            f"This agent's budget of ${dollars:.2f} a day for work that nobody waits for is used up.",
-        )
-    if scope == "day":
-        return Halt("budget.day", f"This agent's budget of ${settings.day_dollars:.2f} for today is used up.")
-    dollars = settings.conversation_dollars
-    return Halt("budget.conversation", f"The budget of ${dollars:.2f} for this conversation is used up.")
+def _scope_halt(short: Short, needed: int, settings: LimitSettings) -> Halt:
+    why = _too_little(short.spent, needed)
+    match short.scope:
+        case "background":
+            a_day = f"${settings.background_day_dollars:.2f} a day"
+            budget = f"This agent's budget of {a_day} for work that nobody waits for"
+            then = "It begins anew tomorrow; background_day_dollars of the agent raises it."
+        case "day":
+            budget = f"This agent's budget of ${settings.day_dollars:.2f} for today"
+            then = "It begins anew tomorrow; day_dollars of the agent raises it."
+        case "conversation":
+            budget = f"The budget of ${settings.conversation_dollars:.2f} for this conversation"
+            then = "Go on in another one, or raise conversation_dollars of the agent."
+    return Halt(f"budget.{short.scope}", f"{budget} is used up: {why} {then}")
+
+
+def _too_little(spent: int, needed: int) -> str:
+    """Said with it, for a budget may be used up long before all of it is spent."""
+    return (
+        f"{_dollars(spent)} is spent or set aside, and the next call, with room for a last answer, "
+        f"could cost up to {_dollars(needed)}."
+    )
+
+
+def _dollars(amount: int) -> str:
+    dollars = amount / MICROS
+    return f"${dollars:.2f}" if dollars >= 0.01 or not dollars else f"${dollars:.4f}"

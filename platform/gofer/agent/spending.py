@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 from sqlalchemy import ColumnElement, Connection, case, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from gofer.agent.limits import Scope
+from gofer.agent.limits import Scope, Short
 from gofer.agent.prices import MICROS
 from gofer.jobs.queue import Claim
 from gofer.outbox.ledger import hold
@@ -40,16 +40,16 @@ class StoreLedger:
 
     async def reserve(
         self, key: str, amount: int, caps: Mapping[Scope, int], *, background: bool = False
-    ) -> Scope | None:
+    ) -> Short | None:
         asked: dict[str, Any] = {
             "claim": self._claim, "key": key, "amount": amount, "timezone": self._timezone,
         }  # fmt: skip
         verb = partial(reserve, **asked, caps=dict(caps), background=background)
         give_up = time.monotonic() + PATIENCE
-        while (scope := await self._database.write(verb)) is not None:
-            in_others = partial(only_set_aside, **asked, scope=scope, cap=caps[scope])
+        while (short := await self._database.write(verb)) is not None:
+            in_others = partial(only_set_aside, **asked, scope=short.scope, cap=caps[short.scope])
             if time.monotonic() > give_up or not await self._database.read(in_others):
-                return scope
+                return short
             await asyncio.sleep(BETWEEN_TRIES)
         return None
 
@@ -67,15 +67,16 @@ def reserve(
     caps: Mapping[Scope, int],
     timezone: str,
     background: bool,
-) -> Scope | None:
+) -> Short | None:
     """Set money aside if every cap allows it; else say which does not."""
     # Runs of one agent reserve one after the other, else two could both see the last dollar.
     connection.execute(select(agents.c.id).where(agents.c.id == claim.agent_id).with_for_update())
     hold(connection, claim)
     day = today(connection, timezone)
     for scope, cap in caps.items():
-        if _spent(connection, claim, scope, day, but=key) + amount > cap:
-            return scope
+        spent = _spent(connection, claim, scope, day, but=key)
+        if spent + amount > cap:
+            return Short(scope, spent)
     _put(connection, claim, key, day, amount, settled=False, background=background)
     return None
 
@@ -176,16 +177,24 @@ def _put(
     )
 
 
-def ran_out_before(connection: Connection, claim: Claim, timezone: str) -> bool:
-    """Whether an earlier run here has ended today because a budget that spans jobs is used up."""
-    midnight = datetime.fromisoformat(today(connection, timezone)).replace(tzinfo=ZoneInfo(timezone))
+def ran_out_before(connection: Connection, claim: Claim, code: str, timezone: str) -> bool:
+    """Whether an earlier run here has ended because of the same budget: today, or, if the budget does not begin
+    anew each day, since the last run that did its work."""
     query = (
         select(events.c.id)
         .join(jobs, jobs.c.id == events.c.job_id)
         .where(events.c.conversation_id == claim.conversation_id, events.c.kind == "run.stopped")
-        .where(events.c.at >= midnight.timestamp(), events.c.data["code"].as_string().in_(SPANNING))
+        .where(events.c.data["code"].as_string() == code)
         .where(jobs.c.participant_id == claim.participant_id, jobs.c.id < claim.id)
     )
+    if code == "budget.conversation":
+        done = select(func.coalesce(func.max(jobs.c.id), 0)).where(
+            jobs.c.participant_id == claim.participant_id, jobs.c.state == JobState.DONE, jobs.c.reason == ""
+        )
+        query = query.where(jobs.c.id > done.scalar_subquery())
+    else:
+        midnight = datetime.fromisoformat(today(connection, timezone)).replace(tzinfo=ZoneInfo(timezone))
+        query = query.where(events.c.at >= midnight.timestamp())
     return connection.execute(query.limit(1)).first() is not None
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, delete, select, update
 
-from gofer.agent.spending import StoreLedger
+from gofer.agent.limits import Short
+from gofer.agent.spending import StoreLedger, ran_out_before
 from gofer.errors import NotFound
 from gofer.intake.admit import read_one
 from gofer.intake.scheduled import Sayer
@@ -18,8 +20,9 @@ from gofer.jobs.sayings import SAY, Saying, add_saying, told
 from gofer.jobs.signals import LocalSignals
 from gofer.jobs.worker import Run
 from gofer.purging import purge_conversation
+from gofer.store.events import record
 from gofer.store.open import FIRST_WORKSPACE
-from gofer.store.tables import agents, deliveries, jobs, members, messages, schedules
+from gofer.store.tables import agents, deliveries, events, jobs, members, messages, schedules
 from gofer.vault.redaction import Redactor
 from gofer.vault.secret import Secret
 from gofer.web.access.members import add_member
@@ -206,6 +209,27 @@ async def test_work_nobody_waits_for_leaves_the_rest_of_the_day_to_people(world:
     caps: Any = {**day, "background": 30}
     assert await ledgers[0].reserve("turn:1", 30, caps, background=True) is None
     await ledgers[0].settle("turn:1", 25)
-    assert await ledgers[1].reserve("turn:1", 10, caps, background=True) == "background"
+    assert await ledgers[1].reserve("turn:1", 10, caps, background=True) == Short("background", 25)
     assert await ledgers[1].reserve("turn:1", 70, day) is None, "what people ask for has the whole day"
     assert await ledgers[0].reserve("turn:2", 5, caps, background=True) is None
+
+
+async def test_that_a_budget_is_used_up_is_news_once_until_it_changes(world: World) -> None:
+    async def ends(code: str) -> bool:
+        """Whether a run that ends for this reason was preceded by one for which that was said."""
+        await world.say()
+        claim = await world.claim_one()
+        said = await world.database.read(partial(ran_out_before, claim=claim, code=code, timezone="UTC"))
+        if code:
+            facts = {"conversation_id": claim.conversation_id, "job_id": claim.id, "data": {"code": code}}
+            await world.run(record, kind="run.stopped", workspace_id=claim.workspace_id, **facts)
+        await world.end(claim, Done(reason=code))
+        return bool(said)
+
+    assert [await ends("budget.conversation") for _ in range(3)] == [False, True, True]
+    assert [await ends("budget.day") for _ in range(2)] == [False, True]
+    await world.run(lambda c: c.execute(update(events).values(at=events.c.at - 86_400)))
+    assert not await ends("budget.day"), "tomorrow's is another"
+    assert await ends("budget.conversation"), "this one is the same"
+    await ends("")
+    assert not await ends("budget.conversation"), "there was money in between"
