@@ -132,7 +132,9 @@ class LocalBox:
         return ConfinedFiles(reference.pid, reference.uid, reference.gid, base=self.home)
 
     async def _end_keeper(self) -> None:
-        """Kill it, wait until it has gone, and leave no zombie."""
+        """Kill it, wait until it has gone, and leave no zombie; nothing, when that is done already."""
+        if self._handle < 0:
+            return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
         if self._child == self.reference.pid:

@@ -10,7 +10,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -68,6 +68,7 @@ class Sandbox:
         self._journal: Journal | None = None
         self._lock = asyncio.Lock()
         self._pending: asyncio.Task[Result] | None = None
+        self._leaving: asyncio.Task[None] | None = None
 
     # Lifecycle
 
@@ -144,7 +145,9 @@ class Sandbox:
             raise
         sandbox._session = session
         if running:
+            await sandbox._lock.acquire()  # now: a command given next comes after it
             sandbox._pending = asyncio.create_task(sandbox._resume())
+            sandbox._pending.add_done_callback(_heard)
         return sandbox
 
     @classmethod
@@ -208,25 +211,36 @@ class Sandbox:
         return sandbox
 
     async def close(self) -> None:
-        """End the session with everything in it. Nothing outlives this."""
-        session = self._leave()
-        if session:
-            await session.destroy()
-            records.remove(self._provider.base, self._id)
-            self._let_go()
+        """End the session with everything in it. Nothing outlives this; who is cancelled in it does not stop it."""
+        await self._leave(self._destroy)
 
     async def detach(self) -> None:
         """Let go of the session without ending it; another process may attach."""
-        session = self._leave()
-        if session:
-            await session.detach()
-            self._let_go(keep=True)
+        await self._leave(self._detach)
 
-    def _leave(self) -> Session | None:
+    async def _leave(self, how: Callable[[Session], Coroutine[None, None, None]]) -> None:
+        """Once; who asks again waits with the first."""
         session, self._session = self._session, None
-        if self._pending:
-            self._pending.cancel()
-        return session
+        if session:
+            self._leaving = asyncio.create_task(how(session))
+        if self._leaving:
+            await asyncio.shield(self._leaving)
+
+    async def _destroy(self, session: Session) -> None:
+        """Over when a command under way is, too: it may be about to make the sandbox again, and finds it closed."""
+        try:
+            await session.destroy()
+            async with self._lock:
+                pass
+        except BaseException:  # what is left is for a reaper, who needs the record, and that nobody owns it
+            self._let_go(keep=True)
+            raise
+        records.remove(self._provider.base, self._id)
+        self._let_go()
+
+    async def _detach(self, session: Session) -> None:
+        await session.detach()
+        self._let_go(keep=True)
 
     def _let_go(self, keep: bool = False) -> None:
         if self._journal:
@@ -315,8 +329,10 @@ class Sandbox:
         return result
 
     async def _resume(self) -> Result:
-        async with self._lock:
+        try:
             return self._noted(await self._alive().resume())
+        finally:
+            self._lock.release()
 
     async def pending(self) -> Result | None:
         """The result of the command that ran when this process attached; None when there was none."""
@@ -398,6 +414,12 @@ def _prepare(directory: Path | None) -> Path:
         with contextlib.suppress(FileExistsError):
             os.mkdir(f"{directory}/{name}", 0o700)
     return directory
+
+
+def _heard(task: asyncio.Task[Result]) -> None:
+    """Nobody need ask for a result."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _saved(directory: Path) -> bytes | None:

@@ -70,6 +70,9 @@ class Session:
         """Make the box, bring up a shell with that state, and open the gate to the network. `made` is called with
         the box while the shell comes up."""
         self._box = await self._provider.start(self._spec)
+        if self._closed:  # meanwhile
+            await self._box.destroy()
+            raise SandboxClosed
         self._shell = self._new_shell(self._box, snapshot)
         self._shell.begin()
         if made:
@@ -264,5 +267,10 @@ class Session:
         self.background = []
         await self._end_box()
         self._spec = replace(self._spec, previous=self.box.reference)
-        await self.start(snapshot)
+        try:
+            await self.start(snapshot)
+        except Exception:
+            if self._closed:  # meanwhile, so its files go
+                raise SandboxClosed from None
+            raise
         outcome.cwd = self.shell.cwd

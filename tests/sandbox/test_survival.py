@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from gofer_sandbox import (
+    Box,
     Bubblewrap,
     InvalidInput,
     Limits,
@@ -28,9 +29,11 @@ from gofer_sandbox import (
     SandboxError,
     SandboxGone,
     SandboxOwned,
+    StartFailed,
     processes,
     reap,
 )
+from gofer_sandbox.provider import Spec
 from gofer_sandbox.session import ENDED_ALONE
 from gofer_sandbox.shell.fifo import FifoWire
 from sandbox.leftovers import ASLEEP, eventually
@@ -301,14 +304,24 @@ async def test_detach_and_close_in_the_middle_of_a_command(directory: Path) -> N
     with pytest.raises(SandboxClosed):
         await running
     second = await Sandbox.attach(record, provider)
+    assert (await second.run("echo next")).output == "next\n", "given before what was pending was asked for"
     result = await second.pending()
     assert result is not None
     assert (result.exit_code, result.output) == (7, "begin\nend\n")
     running = asyncio.create_task(second.run("sleep 60"))
     await asyncio.sleep(0.1)
-    await second.close()
+    await second.detach()
     with pytest.raises(SandboxClosed):
         await running
+    third = await Sandbox.attach(record, provider)
+    pending = asyncio.create_task(third.pending())
+    await asyncio.sleep(0.01)
+    closing = asyncio.create_task(third.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await third.close()
+    with pytest.raises(SandboxClosed):
+        await pending
     assert processes.start_time(record.reference.pid) != record.reference.start
     assert not Path(record.reference.control).exists()
 
@@ -355,6 +368,47 @@ async def test_a_box_lost_in_the_middle_of_a_command(directory: Path) -> None:
         result = await running
         assert (result.exit_code, result.recreated, result.output) == (None, True, "begin\n")
         assert (await sandbox.run("echo $A")).output == "1\n"
+
+
+async def test_a_box_that_cannot_be_made_again_at_once_is_later_or_can_be_closed(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    provider = Bubblewrap()
+    sandbox = Sandbox(provider, directory=directory)
+    await sandbox.start()
+    await sandbox.run(STATE)
+    await sandbox.snapshot()
+    keeper = sandbox.record.reference.pid
+    os.kill(keeper, signal.SIGKILL)
+    await eventually(lambda: processes.start_time(keeper) is None)
+    with monkeypatch.context() as patch:
+        patch.setattr(provider, "start", _no_room)
+        for _ in range(2):
+            with pytest.raises(StartFailed):
+                await sandbox.run("true")
+    assert (await sandbox.run("true")).recreated
+    assert (await sandbox.run("echo $A $PWD")).output == "1 /tmp\n"
+    reference, make, being_made = sandbox.record.reference, provider.start, asyncio.Event()
+
+    async def start(spec: Spec) -> Box:
+        being_made.set()
+        return await make(spec)
+
+    monkeypatch.setattr(provider, "start", start)
+    running = asyncio.create_task(sandbox.run("sleep 60"))
+    os.kill(reference.pid, signal.SIGKILL)
+    await being_made.wait()
+    await sandbox.close()
+    with pytest.raises(SandboxClosed):
+        await running
+    assert not Path(reference.control).exists()
+    assert not any(
+        str(directory) in processes.command_line(pid) for pid in processes.descendants(os.getpid())
+    )
+
+
+async def _no_room(spec: Spec) -> Box:
+    raise StartFailed("no room")
 
 
 async def test_after_a_reboot_files_and_state_come_back_and_the_loss_is_told(directory: Path) -> None:

@@ -412,6 +412,7 @@ class Shell:
     def close(self) -> None:
         """Let go of the wire and the files; who waits for a command learns that it is out of our hands."""
         self.closed = True
+        self._events.clear()  # nothing more can be done about them
         self.push(Lost())
         if self._cancel_asking():  # for whoever takes over
             self._ask_snapshot(_slot(self._journal.live.number))
