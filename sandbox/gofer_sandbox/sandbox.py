@@ -22,7 +22,7 @@ from gofer_sandbox.files import BytesPage, Edit, Edited, Listing, TextPage, Writ
 from gofer_sandbox.journal import Journal, Live
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
-from gofer_sandbox.output import page
+from gofer_sandbox.output import page, prune
 from gofer_sandbox.provider import Box, Capabilities, Files, Gate, Process, Provider, Spec
 from gofer_sandbox.record import Record, Reference
 from gofer_sandbox.result import Page, Result
@@ -90,6 +90,7 @@ class Sandbox:
         self._directory = _prepare(self._directory)
         self._journal = Journal(self._directory)
         self._journal.live = Live()
+        _forget(self._directory)
         await self._start(self._new_session(None), None)
 
     def _new_session(self, previous: Record | None) -> Session:
@@ -414,6 +415,12 @@ def _prepare(directory: Path | None) -> Path:
         with contextlib.suppress(FileExistsError):
             os.mkdir(f"{directory}/{name}", 0o700)
     return directory
+
+
+def _forget(directory: Path) -> None:
+    """What an earlier session of that directory left besides its workspace: commands are counted anew."""
+    prune(directory / "output", 0)
+    (directory / "snapshot").unlink(missing_ok=True)
 
 
 def _heard(task: asyncio.Task[Result]) -> None:

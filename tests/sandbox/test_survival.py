@@ -270,6 +270,17 @@ async def test_detach_leaves_it_running(directory: Path) -> None:
         await Sandbox.attach(record, provider)
 
 
+async def test_another_session_in_the_same_directory_has_its_files_and_nothing_else_of_it(
+    directory: Path,
+) -> None:
+    limits = Limits(output=100)
+    async with Sandbox(directory=directory, limits=limits) as first:
+        await first.run("A=1; echo file >file; yes old | head -n 1000")
+    async with Sandbox(directory=directory, limits=limits) as second:
+        assert (await second.run("cat file; echo $A; yes new | head -n 1000")).dropped
+        assert second.output(1).text == "file\n\n" + "new\n" * 1000
+
+
 async def test_a_status_whose_news_went_to_a_server_that_died_is_found_once_the_shell_has_left_it(
     directory: Path,
 ) -> None:
