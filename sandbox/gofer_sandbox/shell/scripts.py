@@ -69,7 +69,7 @@ exec >/dev/null 2>&1
 exec 0<>{control}/in 8<>{control}/st
 {holding}
 {"; ".join(f"ulimit {one}" for one in ulimits)}
-trap : HUP INT QUIT TERM USR1 USR2 ALRM PIPE
+trap : HUP INT QUIT ILL TRAP ABRT BUS FPE USR1 SEGV USR2 PIPE ALRM TERM XCPU XFSZ VTALRM PROF SYS
 death=0 status=0 answer= waited=0
 while :; do
   until read -r -t 1 answer && [[ $answer == ": $death" ]]; do
