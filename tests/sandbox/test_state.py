@@ -51,6 +51,19 @@ def test_only_what_may_be_restored_is() -> None:
     assert state.index("cd -- '/it'\\''s'") < state.index("OLDPWD")
 
 
+@pytest.mark.parametrize(
+    "forged", [b"declare -- a=", b'declare -- a="', b"declare -- a=$'", b"declare -- a='\n", b"\n"]
+)
+def test_a_forged_snapshot_keeps_nobody_waiting(forged: bytes) -> None:
+    """Each of these took hours, with all of a server's sessions waiting, when every line was looked at to the end."""
+    variables = b"declare -- A=1\n" + forged * (MAXIMUM // len(forged) - 10)
+    data = snapshot(variables=variables, options=b"a:" * 9_999)
+    parsed = Snapshot.parse(data)
+    assert parsed
+    assert b"declare -- A=1\n" in parsed.state("/workspace")
+    assert fitting(data[:-2], data) is not None
+
+
 def test_options_that_would_end_the_next_shell_are_left_out() -> None:
     parsed = Snapshot.parse(
         snapshot(options=b"errexit:hashall:onecmd:noexec:monitor:rm -rf /:interactive-comments")

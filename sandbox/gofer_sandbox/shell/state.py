@@ -7,6 +7,7 @@ inside again.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gofer_sandbox.shell.frames import SLOTS
@@ -21,6 +22,8 @@ _DECLARATION = re.compile(rb"declare -(\S+) (\w+)(?:=" + _VALUE + rb")?\n", re.S
 
 _ALL_FUNCTIONS, _MORE_VARIABLES = "functions", "further variables"
 _NAMED = 10
+_ODD = 8
+"""Lines that are no declaration: bash writes none."""
 
 # bash sets these itself, or they would break the next shell (a prompt command, a time-out, a history file).
 _NOT_RESTORED = re.compile(
@@ -30,6 +33,7 @@ _NOT_RESTORED = re.compile(
 )
 # Read-only, and wrong, they would leave every later shell as unusable.
 _WRITABLE = (b"PATH", b"HOME", b"IFS", b"OLDPWD")
+_OPTIONS_SIZE = 4096
 _OPTION = re.compile(rb"[a-z][a-z0-9_-]*")
 _OPTIONS_NOT_RESTORED = {
     *(b"history", b"histexpand", b"monitor", b"noexec", b"onecmd", b"privileged", b"emacs", b"vi")
@@ -70,7 +74,7 @@ class Snapshot:
 
     def state(self, home: str) -> bytes:
         """A script that brings all of it back, but for the options, which must come last."""
-        declarations = list(_DECLARATION.finditer(self.variables))
+        declarations = list(_declarations(self.variables))
         cwd, fallback = _quoted(self.cwd), _quoted(home.encode())
         return b"".join(
             [
@@ -104,8 +108,8 @@ class Snapshot:
 
 
 def _options(listed: bytes) -> list[bytes]:
-    """The names in a list as bash keeps it."""
-    return [name for name in listed.split(b":") if _OPTION.fullmatch(name)]
+    """The names in a list as bash keeps it, which has not so many."""
+    return [name for name in listed[:_OPTIONS_SIZE].split(b":") if _OPTION.fullmatch(name)]
 
 
 def _wanted(name: bytes) -> bool:
@@ -155,11 +159,24 @@ def fitting(data: bytes, before: bytes | None) -> bytes | None:
     return _reduced(Snapshot(cwd[1:], options, settings, aliases, functions, b""), found, dropped)
 
 
+def _declarations(variables: bytes) -> Iterator[re.Match[bytes]]:
+    """Each that is whole. To see that one is not can take a look at all that follows, so a forger gets few."""
+    start = odd = 0
+    while start < len(variables) and odd < _ODD:
+        found = _DECLARATION.match(variables, start)
+        if found:
+            yield found
+            start = found.end()
+        else:
+            odd += 1
+            start = variables.find(b"\n", start) + 1 or len(variables)
+
+
 def _declared(variables: bytes, cut: bool) -> dict[bytes, bytes]:
     """Each variable's declaration; of text that was cut off, only up to there."""
     found: dict[bytes, bytes] = {}
     end = 0
-    for match in _DECLARATION.finditer(variables):
+    for match in _declarations(variables):
         if cut and match.start() != end:
             break
         end = match.end()
