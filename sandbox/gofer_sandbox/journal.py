@@ -28,11 +28,16 @@ class Live:
     """Wall time."""
     shell: int = 0
     """What the user's shell calls itself."""
+    deaths: int = -1
+    """How many shells had died when it was submitted; less than none where that is not known."""
+    left: int = 0
+    """When a shell that ended had last left a snapshot by then."""
 
     def line(self) -> bytes:
         """As JSON; by hand, for it is written twice with every command."""
         return (
-            b'{"number":%d,"running":%s,"separate":%s,"started":%.6f,"clock":%d,"deadline":%.6f,"shell":%d}'
+            b'{"number":%d,"running":%s,"separate":%s,"started":%.6f,"clock":%d,"deadline":%.6f,"shell":%d,'
+            b'"deaths":%d,"left":%d}'
             % (
                 self.number,
                 b"true" if self.running else b"false",
@@ -41,6 +46,8 @@ class Live:
                 self.clock,
                 self.deadline,
                 self.shell,
+                self.deaths,
+                self.left,
             )
         )
 

@@ -91,11 +91,14 @@ class LocalBox:
         if couple:
             couple.close()
 
-    def shell(self, inner: int) -> Process | None:
-        """The child of the keeper that has that number inside."""
+    def shell(self, inner: int = 0) -> Process | None:
+        """The child of the keeper that has that number inside, or was started as one."""
         for pid in processes.children_of_lone_thread(self.reference.pid):
-            if processes.inner_pid(pid) == inner:
-                return processes.describe(pid)
+            if inner and processes.inner_pid(pid) != inner:
+                continue
+            found = processes.describe(pid)
+            if inner or (found and self._is_shell(found)):
+                return found
         return None
 
     def waits(self, shell: Process) -> bool:

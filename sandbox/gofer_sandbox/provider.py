@@ -152,6 +152,9 @@ class Wire(Protocol):
     def open(self, listener: Listener) -> None:
         """Begin to deliver."""
 
+    def hear(self) -> None:
+        """Deliver the frames that are there already."""
+
     def submit(self, number: int, command: bytes, separate: bool, snapshot: str) -> None:
         """Hand one command to the shell, and have it leave a snapshot in a slot first, if one is named."""
 
@@ -171,11 +174,17 @@ class Wire(Protocol):
     def status(self) -> bytes:
         """The last status the shell left, also if its frame was lost with an earlier server."""
 
+    def death(self) -> bytes:
+        """The news of the last shell's death, which the keeper leaves, too."""
+
     def take_snapshot(self, slot: str) -> bytes | None:
         """The snapshot the shell left in a slot, unread and untrusted."""
 
     def left_snapshots(self) -> list[bytes]:
         """What is in all of them, the latest first."""
+
+    def left_at_exit(self) -> int:
+        """When a shell that ended last left one, by the box's own clock; 0 when none did."""
 
     def ask_snapshot(self, slot: str) -> None:
         """Have an idle shell leave a snapshot in a slot."""
@@ -222,8 +231,8 @@ class Box(Protocol):
     def background(self, shell: Process | None) -> list[Process]:
         """Everything inside but PID 1 and the shell; quick when there is nothing, for every command asks."""
 
-    def shell(self, inner: int) -> Process | None:
-        """The process that calls itself `inner`, a child of PID 1."""
+    def shell(self, inner: int = 0) -> Process | None:
+        """The process that calls itself `inner`, a child of PID 1; whichever is a shell where that is not known."""
 
     def waits(self, shell: Process) -> bool:
         """Whether the shell waits without running a command; False where that cannot be seen."""

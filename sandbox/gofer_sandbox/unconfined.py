@@ -89,7 +89,7 @@ class Unconfined:
         control = runtime.make_control(self.base, spec.id, gid)
         (control / "p").mkdir(mode=0o700)
         inside = str(control)
-        keeper = scripts.keeper(spec.limits, None, spec.limits.memory, inside)
+        keeper = scripts.keeper(spec.limits, None, spec.limits.memory, inside, f"{inside}/p")
         fifo.prepare(control, keeper, fifo.Ownership(uid, gid), inside, f"{inside}/p")
         process = await asyncio.to_thread(_spawn, spec, control)
         start = processes.start_time(process.pid) or 0

@@ -21,13 +21,17 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def die_before_recording() -> None:
-    """Die at the very instant between having read the status and putting it down."""
+def die_before_recording(running: bool) -> None:
+    """Die at the very instant between having read something and putting it down: the status, or, while the command
+    is still taken for running, that there is another shell."""
     write = Journal.write
+    submitted = False
 
     def write_or_die(journal: Journal) -> None:
-        if not journal.live.running:
+        nonlocal submitted
+        if submitted and journal.live.running is running:
             os.kill(os.getpid(), signal.SIGKILL)
+        submitted = True
         write(journal)
 
     Journal.write = write_or_die  # type: ignore[assignment, method-assign]
@@ -40,8 +44,8 @@ async def main(base: str, directory: str, where: str, *commands: str) -> None:
     for command in commands[:-1]:
         await sandbox.run(command)
     say(sandbox.record.to_json())
-    if where == "before recording":
-        die_before_recording()
+    if where.startswith("before recording"):
+        die_before_recording(where.endswith("shell"))
     timeout = 0.5 if where == "with a deadline" else 60
     await sandbox.run(
         commands[-1],

@@ -133,13 +133,26 @@ async def test_what_was_printed_while_nobody_was_there_is_kept(
     await sandbox.close()
 
 
-async def test_exit_code_is_not_lost_between_reading_and_recording_it(base: Path, directory: Path) -> None:
-    server = Server(base, directory, "before recording", STATE, "echo out; (exit 43)")
+@pytest.mark.parametrize(
+    ("where", "end", "lost"),
+    [
+        ("before recording", "(exit 43)", False),
+        ("before recording", "exit 43", False),
+        ("before recording the shell", "exit 43", False),
+        ("before recording the shell", "(sleep 0.01; kill -43 $$) & exec sleep 9", True),
+    ],
+)
+async def test_exit_code_is_not_lost_between_reading_and_recording_it(
+    base: Path, directory: Path, where: str, end: str, lost: bool
+) -> None:
+    server = Server(base, directory, where, STATE, "A=0; exit 0", "A=1", f"echo out; B=2; {end}")
     server.wait()
     sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
     result = await sandbox.pending()
     assert result is not None
-    assert (result.exit_code, result.output, result.cwd) == (43, "out\n", "/tmp")
+    assert (result.exit_code, result.output, result.cwd) == (171 if lost else 43, "out\n", "/tmp")
+    assert (result.state_lost, result.notes) == (lost, ())
+    assert (await sandbox.run("echo $A$B")).output == ("1\n" if lost else "12\n")
     await sandbox.close()
 
 

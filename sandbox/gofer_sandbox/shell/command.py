@@ -65,7 +65,7 @@ class Speaker(Protocol):
     box: Box
     wire: Wire
     process: Process | None
-    snapshots: int
+    exits: int
     owes_snapshot: bool
     unread: bool
     unkept: str
@@ -88,7 +88,7 @@ class Run:
         self._deadline = self._loop.time() + timeout
         self._behind = self._was_behind = shell.owes_snapshot
         self._timer = self._loop.call_later(min(_TICK, timeout), shell.push, TICK)
-        self._snapshots_before = shell.snapshots
+        self._exits_before = 0 if command is None else shell.exits
         self._silent = 0
         self._died = False
 
@@ -135,10 +135,8 @@ class Run:
 
     def _on_begun(self) -> None:
         """The shell is done with what came before: the command's time counts from here."""
-        if self._was_behind:
-            self._snapshots_before += 1
-            if not (self._outcome.timed_out or self._outcome.stopped):
-                self._deadline = self._loop.time() + self._timeout
+        if self._was_behind and not (self._outcome.timed_out or self._outcome.stopped):
+            self._deadline = self._loop.time() + self._timeout
         self._behind = self._was_behind = False
 
     def _on_done(self, event: frames.Done) -> bool:
@@ -166,7 +164,7 @@ class Run:
             shell.submit(self._command)
             return False
         outcome.cwd = event.cwd
-        outcome.state_lost = shell.snapshots == self._snapshots_before or bool(shell.unkept)
+        outcome.state_lost = shell.exits == self._exits_before or bool(shell.unkept)
         outcome.notes += [shell.unkept] if shell.unkept else []
         return True
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gofer_sandbox.provider import Listener
 from gofer_sandbox.shell import scripts, slots
-from gofer_sandbox.shell.frames import SLOTS
+from gofer_sandbox.shell.frames import AT_EXIT, SLOTS
 from gofer_sandbox.shell.state import MAXIMUM, ROOM
 
 _CHUNKS_AT_ONCE = 8
@@ -203,6 +203,11 @@ class FifoWire:
         """Begin to deliver frames."""
         self._listener = listener
         self._loop.add_reader(self._status, self._on_status)
+
+    def hear(self) -> None:
+        """As when the loop tells of them."""
+        if not self._paused:
+            self._on_status()
 
     # Commands
 
@@ -444,6 +449,11 @@ class FifoWire:
         data = self._read_private("d", _FRAME_MAXIMUM)
         return data[:-1] if data and data.endswith(b"\0") else b""
 
+    def death(self) -> bytes:
+        """The keeper's file up to its terminator: what is behind is from a longer one before."""
+        news, whole, _ = (self._read_private("x", _FRAME_MAXIMUM) or b"").partition(b"\0")
+        return news if whole else b""
+
     def take_snapshot(self, slot: str) -> bytes | None:
         """The file of a slot; when it is so large that the next might find no room, older ones go."""
         data = self._read_private(f"s{slot}", ROOM)
@@ -464,6 +474,10 @@ class FifoWire:
             (self._written_at(name), data) for name in _SNAPSHOTS if (data := self._read_private(name, ROOM))
         ]
         return [data for _, data in sorted(found, reverse=True)]
+
+    def left_at_exit(self) -> int:
+        """By its file's time."""
+        return self._written_at(f"s{AT_EXIT}")
 
     def _written_at(self, name: str) -> int:
         try:

@@ -31,6 +31,7 @@ def keeper(
     processes: int | None,
     address_space: int | None,
     control: str = INSIDE,
+    private: str = PRIVATE,
     entrances: Sequence[int] = (),
     held: Sequence[int] = (),
     locale: str = "",
@@ -47,7 +48,8 @@ def keeper(
     It holds the reading ends of outputs, or what a command printed would vanish when it ends while no server is
     there; only the reading ends, so that a server still sees when nobody writes any more.
     It repeats the news of a shell's death until it gets the matching `go`: neither a server that dies between
-    reading and answering nor a stale answer can start a shell without its state.
+    reading and answering nor a stale answer can start a shell without its state. For one that dies after it has
+    answered, the news is left in a file, too; opened for both directions, lest a FIFO in its place hold it up.
     """
     ulimits = [
         "-c 0",
@@ -79,6 +81,7 @@ while :; do
   {shell} --noprofile --rcfile {control}/rc --noediting -i 8>&- {closing}
   status=$?
   death=$((death + 1))
+  printf 'X%s %s \\0' "$death" "$status" 1<>{private}/x
   printf 'X%s %s \\0' "$death" "$status" >&8
 done
 """

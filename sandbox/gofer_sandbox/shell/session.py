@@ -47,7 +47,11 @@ class Shell:
         """Processes that ran before the command and are none of its business, by pid and start."""
         self.on_tick: Callable[[], None] = lambda: None
         """Called now and then while a command runs."""
-        self.snapshots = 0
+        self.exits = 0
+        """How many shells left a snapshot as they ended."""
+        self._snapshots = 0
+        self._left = 0
+        """When the last of them did."""
         self.owes_snapshot = False
         """Whether the shell is still busy with the snapshot after its last command: it has not begun the next."""
         self.unread = False
@@ -97,7 +101,7 @@ class Shell:
         """Have the first shell start, with the state of an earlier one if there is any."""
         if self.snapshot:
             self._put_state()
-        self._deaths = 0
+        self._deaths = self._journal.live.deaths = 0
         self.wire.go(0)
 
     async def until_ready(self) -> bool:
@@ -114,10 +118,14 @@ class Shell:
     def take_over(self) -> bool:
         """Go on where another process stopped; True when a command is still to be awaited."""
         live = self._journal.live
-        self.process = self.box.shell(live.shell) if live.shell else None
+        self.process = self.box.shell(live.shell) or self.box.shell()
         self._ready = self.process is not None
+        death = frames.parse(self.wire.death())
+        known = death.death if isinstance(death, frames.Died) else live.deaths
+        self._deaths = known if known >= 0 else None
         snapshots = (fitting(data, self.snapshot) for data in self.wire.left_snapshots())
         self._copy_out(next(filter(None, snapshots), None))
+        self._left = self.wire.left_at_exit()
         self.wire.adopt(live.running)
         if not live.running:
             self._unsaved = live.number
@@ -129,11 +137,25 @@ class Shell:
             capture.recover()
         with contextlib.suppress(FileNotFoundError):
             self.wire.resume(live.number, live.separate)
+        self.wire.hear()  # before anything else is concluded
         left = frames.parse(self.wire.status())
         if isinstance(left, frames.Done) and left.number == live.number:
             self.ended_alone = not self.wire.keeps_output
             self.push(left)
+        elif isinstance(death, frames.Died) and 0 <= live.deaths < death.death:
+            self._died_alone(death)
         return True
+
+    def _died_alone(self, death: frames.Died) -> None:
+        """The command's shell ended, and the news of that, and of the one after it, may have gone to the server
+        before."""
+        self.ended_alone = not self.wire.keeps_output
+        self.exits += self._left != self._journal.live.left
+        self.push(death)
+        if self.process:
+            state = Snapshot.parse(self.snapshot or b"")
+            cwd = state.cwd.decode("utf-8", "replace") if state else self._home
+            self.push(frames.Ready(self._journal.live.shell, cwd))
 
     # What comes in
 
@@ -203,10 +225,13 @@ class Shell:
 
     def _take_snapshot(self, slot: str) -> None:
         """Copy it out: it is in a tmpfs that ends with PID 1."""
-        self.snapshots += 1
+        self._snapshots += 1
         self.owes_snapshot = False
         data = self.wire.take_snapshot(slot) or b""
-        if slot != frames.AT_EXIT:  # which nobody asked for
+        if slot == frames.AT_EXIT:  # which nobody asked for
+            self.exits += 1
+            self._left = self.wire.left_at_exit()
+        else:
             took = time.monotonic() - self._asked_at
             self._snapshot_slow = len(data) > _SMALL_SNAPSHOT and took > _SLOW_SNAPSHOT
         whole = fitting(data, self.snapshot)
@@ -277,6 +302,7 @@ class Shell:
         live.clock = self.box.clock()
         live.running, live.separate, live.started = True, separate, time.time()
         live.deadline = live.started + timeout
+        live.deaths, live.left = -1 if self._deaths is None else self._deaths, self._left
         self._journal.write()
         self.submit(command)
         # From here on the shell is at work, and what we do costs the caller nothing.
@@ -392,13 +418,13 @@ class Shell:
 
     async def take_snapshot(self) -> bytes | None:
         """A snapshot as of now; the last one when the shell gives none."""
-        seen = self.snapshots
+        seen = self._snapshots
         self._events.clear()
         self._cancel_asking()
         self._ask_snapshot(frames.IDLE)
         timer = self._loop.call_later(_READY_WITHIN, self.push, TICK)
         try:
-            while self.snapshots == seen:
+            while self._snapshots == seen:
                 if isinstance(await self.next(), (Lost, Tick)):
                     break
         finally:
