@@ -106,10 +106,12 @@ class Capture:
 
 
 class BackgroundLog:
-    """What runs on after its command prints here, up to a bound."""
+    """What runs on after its command prints here: up to a bound each, and, with all that is kept, up to another."""
 
-    def __init__(self, directory: Path, bound: int) -> None:
-        self._directory, self._bound = directory, bound
+    def __init__(self, directory: Path, bound: int, in_all: int) -> None:
+        self._directory, self._bound, self._in_all = directory, bound, in_all
+        self._since = 0
+        """How much was added since the bound of all was last seen to."""
 
     def path(self, number: int) -> Path:
         """Where the later output of a command is."""
@@ -122,7 +124,10 @@ class BackgroundLog:
             with path.open("ab") as file:
                 room = self._bound - file.tell()
                 if room > 0:
-                    file.write(data[:room])
+                    self._since += file.write(data[:room])
+            if self._since > self._in_all // 8:
+                self._since = 0
+                prune(self._directory, self._in_all)
         except OSError:
             pass
 

@@ -356,17 +356,17 @@ class Sandbox:
 
     async def read(self, path: str, *, first_line: int = 1, lines: int = 2000) -> TextPage:
         """A page of a text file's lines, counted from 1. Relative paths begin in the workspace."""
+        _whole(first_line=first_line, lines=lines)
         return await self._files(lambda files: files.read_text(path, first_line=first_line, lines=lines))
 
     async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> BytesPage:
         """A range of a file's bytes."""
+        _whole(offset=offset, limit=0 if limit is None else limit)
         return await self._files(lambda files: files.read_bytes(path, offset=offset, limit=limit))
 
     async def write(self, path: str, data: str | bytes) -> Written:
         """Put a file in place, whole or not at all, making the directories above it."""
-        content = data.encode() if isinstance(data, str) else data
-        if not isinstance(content, bytes):
-            raise InvalidInput(f"content must be text or bytes, not {type(data).__name__}")
+        content = _encoded(data, "content")
         return await self._files(lambda files: files.write(path, content))
 
     async def edit(self, path: str, edits: Sequence[Edit]) -> Edited:
@@ -375,6 +375,7 @@ class Sandbox:
 
     async def list(self, path: str = ".", *, limit: int = 1000) -> Listing:
         """A directory's entries."""
+        _whole(limit=limit)
         return await self._files(lambda files: files.list(path, limit=limit))
 
     async def _files(self, work: Callable[[Files], T]) -> T:
@@ -397,11 +398,13 @@ class Sandbox:
         return await self.run(grep_command(pattern, path, limit, ignore_case))
 
     def output(self, number: int, offset: int = 0, limit: int = 65536, *, stream: int = 1) -> Page:
-        """A part of the output that a command's result left out; a negative offset counts from the end."""
-        if stream not in (1, 2):
-            raise InvalidInput("stream must be 1 for output or 2 for errors")
-        directory = self.workspace.parent / "output"
-        return page(directory / f"{int(number)}.{'out' if stream == 1 else 'err'}", offset, limit)
+        """A part of the output that a command's result left out, or, as stream 3, of what the processes that it left
+        running printed later; a negative offset counts from the end."""
+        kind = {1: "out", 2: "err", 3: "background"}.get(stream)
+        if kind is None:
+            raise InvalidInput("stream must be 1 for output, 2 for errors or 3 for what came later")
+        _whole(number=number, offset=offset, limit=limit)
+        return page(self.workspace.parent / "output" / f"{number}.{kind}", offset, limit)
 
 
 def _prepare(directory: Path | None) -> Path:
@@ -438,17 +441,27 @@ def _saved(directory: Path) -> bytes | None:
 
 
 def _command(command: object) -> bytes:
-    if not isinstance(command, (str, bytes)):
-        raise InvalidInput(f"a command must be text or bytes, not {type(command).__name__}")
-    try:
-        data = command.encode() if isinstance(command, str) else command
-    except UnicodeEncodeError as error:
-        raise InvalidInput("the command is not valid text: it has lone surrogates") from error
+    data = _encoded(command, "a command")
     if b"\0" in data:
         raise InvalidInput("the command has a NUL byte in it; bash cannot run that")
     if len(data) > COMMAND_MAXIMUM:
         raise InvalidInput(f"the command has {len(data)} bytes, but at most {COMMAND_MAXIMUM} can be run")
     return data
+
+
+def _encoded(data: object, what: str) -> bytes:
+    if not isinstance(data, (str, bytes)):
+        raise InvalidInput(f"{what} must be text or bytes, not {type(data).__name__}")
+    try:
+        return data.encode() if isinstance(data, str) else data
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{what} must be valid text: this has lone surrogates") from error
+
+
+def _whole(**numbers: object) -> None:
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int) or abs(number) >= 2**62:
+            raise InvalidInput(f"{name} must be a whole number, not {number!r}")
 
 
 def _timeout(timeout: object) -> float:
@@ -463,6 +476,6 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     for name, value in environment.items():
         if not isinstance(name, str) or not name.isidentifier() or not name.isascii():
             raise InvalidInput(f"not a variable's name: {name!r}")
-        if not isinstance(value, str) or "\0" in value:
+        if not isinstance(value, str) or b"\0" in _encoded(value, f"the value of {name}"):
             raise InvalidInput(f"the value of {name} must be text without NUL")
     return dict(environment)

@@ -174,6 +174,19 @@ async def test_what_is_kept_on_disk_is_bounded(sandbox: Sandbox) -> None:
     assert kept <= 150 * KIB
     with pytest.raises(InvalidInput, match="no longer kept"):
         sandbox.output(1)
+    for number in range(4, 7):
+        await sandbox.run("{ sleep 0.05; head -c 60000 /dev/zero | tr '\\0' y; } & echo begun")
+        await eventually(lambda number=number: _size(sandbox, number) == 60_000)  # type: ignore[misc]
+    kept = sum(path.stat().st_size for path in (sandbox.workspace.parent / "output").iterdir())
+    assert kept <= 170 * KIB, "what is printed later, too"
+
+
+def _size(sandbox: Sandbox, number: int) -> int:
+    """Of what a command's processes printed after it."""
+    try:
+        return sandbox.output(number, stream=3).size
+    except InvalidInput:
+        return 0
 
 
 async def test_decoding_never_fails(sandbox: Sandbox) -> None:
@@ -187,8 +200,8 @@ async def test_background_processes_stay_and_print_to_a_place_of_their_own(sandb
     assert first.background
     second = await sandbox.run("sleep 0.1; echo second")
     assert second.output == "second\n"
-    log = sandbox.workspace.parent / "output" / f"{first.number}.background"
-    await eventually(lambda: log.exists() and log.read_text().startswith("tick\n"))
+    await eventually(lambda: _size(sandbox, first.number) > 0)
+    assert sandbox.output(first.number, stream=3).text.startswith("tick\n")
 
 
 async def test_a_time_out_ends_what_the_command_started_and_only_that(sandbox: Sandbox) -> None:
@@ -330,14 +343,27 @@ async def test_bad_input_is_refused_in_plain_words(sandbox: Sandbox) -> None:
         assert isinstance(caught.value, (InvalidInput, FileMissing)) or "FileError" in str(
             type(caught.value).__mro__
         )
-    for number, offset, limit in ((99, 0, 10), (1, 0, 0), (1, 0, -1), (1, 0, 10**9)):
+    for number, offset, limit in (
+        (99, 0, 10),
+        (1, 0, 0),
+        (1, 0, -1),
+        (1, 0, 10**9),
+        ("1", 0, 1),
+        (1, None, 1),
+    ):
         with pytest.raises(InvalidInput):
-            sandbox.output(number, offset, limit)
+            sandbox.output(number, offset, limit)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="lone surrogates"):
+        await sandbox.write("file", "\ud800")
+    with pytest.raises(InvalidInput, match="first_line must be a whole number"):
+        await sandbox.read("file", first_line="1")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="offset must be a whole number"):
+        await sandbox.read_bytes("file", offset=2**70)
     assert (await sandbox.run("echo alive")).output == "alive\n"
 
 
 def test_bad_settings_are_refused() -> None:
-    for environment in ({"A B": "x"}, {"": "x"}, {"A": "x\0"}, {"A": 1}):
+    for environment in ({"A B": "x"}, {"": "x"}, {"A": "x\0"}, {"A": 1}, {"A": "\ud800"}):
         with pytest.raises(InvalidInput):
             Sandbox(environment=environment)  # type: ignore[arg-type]
     for limits in (

@@ -160,9 +160,3 @@ async def answer(peer: Peer, status: int, body: bytes, kind: str = "text/plain; 
         h11.Data(data=body),
         h11.EndOfMessage(),
     )
-
-
-def _reason(status: int) -> bytes:
-    return {400: b"Bad Request", 403: b"Forbidden", 502: b"Bad Gateway", 504: b"Gateway Timeout"}.get(
-        status, b""
-    )

@@ -62,7 +62,7 @@ class Shell:
         """What the shell that is coming up, or came up last, could not be given of its predecessor's state."""
         self.ended_alone = False
         """Whether the command we took over had ended before, when nobody read or kept what it printed."""
-        self.background_log = BackgroundLog(directory / "output", limits.spool)
+        self.background_log = BackgroundLog(directory / "output", limits.spool, limits.spools)
         self._home, self._limits, self._journal, self._directory = home, limits, journal, directory
         self._outputs = f"{directory}/output/"
         self._loop = asyncio.get_running_loop()
