@@ -155,8 +155,9 @@ class Wire(Protocol):
     def hear(self) -> None:
         """Deliver the frames that are there already."""
 
-    def submit(self, number: int, command: bytes, separate: bool, snapshot: str) -> None:
-        """Hand one command to the shell, and have it leave a snapshot in a slot first, if one is named."""
+    def submit(self, number: int, command: bytes, separate: bool, snapshot: str, before: int) -> None:
+        """Hand one command to the shell, and have it leave a snapshot in a slot first, if one is named. `before` is
+        how the command before ended, which this one finds in `$?`."""
 
     def resume(self, number: int, separate: bool) -> None:
         """Go on reading the output of a command that another process submitted."""

@@ -92,8 +92,10 @@ async def test_state_persists_between_commands(sandbox: Sandbox) -> None:
 
 
 async def test_state_is_kept_by_a_shell_that_came_after_another(sandbox: Sandbox) -> None:
+    await sandbox.run("alias '{=echo'; trap 'echo ERR' ERR; set -E; (exit 4)")
+    assert (await sandbox.run("echo $?")).output == "4\n", "as in any shell"
     await sandbox.run("exit 3")
-    await sandbox.run("A=1")
+    assert (await sandbox.run("echo $?; A=1")).output == "3\n"
     assert (await sandbox.run("kill -9 $$")).restarted
     assert (await sandbox.run("echo $A")).output == "1\n"
 

@@ -121,6 +121,7 @@ def put_scripts(control: Path, owner: Ownership, inside: str, private: str) -> N
         "rc": scripts.rc(inside),
         "d": scripts.done(inside, private),
         "s": scripts.SNAPSHOT,
+        "q": scripts.STATUS,
         "x": scripts.snapshot(inside, private),
         "c": "",
         "state": "",
@@ -211,7 +212,7 @@ class FifoWire:
 
     # Commands
 
-    def submit(self, number: int, command: bytes, separate: bool, snapshot: str) -> None:
+    def submit(self, number: int, command: bytes, separate: bool, snapshot: str, before: int) -> None:
         """Put the command in its file, open its output, and give the shell its three short lines."""
         self._junk = 0
         self._put_command(command)
@@ -219,7 +220,7 @@ class FifoWire:
             names = self._use_spare(self._spare, number)
         else:
             names = self._open_streams(number, separate, create=True)
-        os.write(self._input, scripts.lines(number, names, snapshot, self._inside))
+        os.write(self._input, scripts.lines(number, names, snapshot, before, self._inside))
         self._asked = self._asked or bool(snapshot)
 
     def _put_command(self, command: bytes) -> None:

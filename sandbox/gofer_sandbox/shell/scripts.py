@@ -114,17 +114,21 @@ FUNCNEST=2000
 """
 
 
-def lines(number: int, fifos: Sequence[str], snapshot: str, control: str = INSIDE) -> bytes:
+def lines(number: int, fifos: Sequence[str], snapshot: str, before: int = 0, control: str = INSIDE) -> bytes:
     """What the shell reads for one command: leave a snapshot in a slot, if one is named; run it; report.
 
     The report is a line of its own because an error or an interrupt in an interactive bash returns to the next
     line. The command begins only once the news of the snapshot has been sent: whoever does not hear it knows that
     the command never began, and may have it run by another shell. The report is sourced as the command is: a shell
     that has lost the word for that runs no command, and must not report one. The output's FIFOs are opened for
-    both directions, so that a writer waits for a server that is away instead of dying.
+    both directions, so that a writer waits for a server that is away instead of dying. `before` is what the command
+    shall find in `$?`; neither `set -e` nor a trap on ERR minds what stands before `&&`, and no alias takes the place
+    of a quoted word, as it would that of a brace.
     """
     errors = f"2<>{control}/{fifos[1]}" if len(fifos) > 1 else "2>&1"
     run = f"\\builtin . {control}/c </dev/null 1<>{control}/{fifos[0]} {errors}\n"
+    if before:
+        run = f"\\builtin eval '\\builtin . {control}/q {before} && \\builtin :; {run[:-1]}'\n"
     leave = f"{_leave(snapshot, control)} && " if snapshot else ""
     return (leave + run + f'\\builtin . {control}/d {number} "$?"\n').encode()
 
@@ -148,6 +152,10 @@ def done(control: str = INSIDE, private: str = PRIVATE) -> str:
 \\builtin unset -v TMOUT
 """
 
+
+STATUS = r"""\builtin return "$1"
+"""
+"""Called with what `$?` shall be."""
 
 SNAPSHOT = r"""
 \builtin printf 'U%s\0%s\0%s\n' "$PWD" "$SHELLOPTS" "$BASHOPTS"

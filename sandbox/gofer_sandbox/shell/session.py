@@ -91,6 +91,8 @@ class Shell:
         self._saving: asyncio.TimerHandle | None = None
         self._saved_at = -_SAVE_EVERY
         self._on_output: OnOutput | None = None
+        self._before = 0
+        """How the last command ended."""
         self.wire = box.wire()
         self.wire.open(self)
         box.on_death(lambda: self.push(Lost()))
@@ -323,7 +325,7 @@ class Shell:
         if self._cancel_asking() and not self._snapshot_slow:
             owed = _slot(live.number - 1)
         try:
-            self.wire.submit(live.number, command, live.separate, owed)
+            self.wire.submit(live.number, command, live.separate, owed, self._before)
         except BlockingIOError:
             self._submit_later(command, owed)
             return
@@ -372,6 +374,7 @@ class Shell:
         with contextlib.suppress(OSError):
             self.wire.finish()
         self._on_output = None
+        self._before = outcome.exit_code or 0
         self._journal.live.running = False
         self._journal.write()
         if self._ready:
