@@ -371,6 +371,8 @@ class Sandbox:
 
     async def edit(self, path: str, edits: Sequence[Edit]) -> Edited:
         """Replace texts that each occur exactly once; all or none."""
+        if not all(isinstance(edit, Edit) for edit in edits):
+            raise InvalidInput("edits must be a list of Edit(old=…, new=…)")
         return await self._files(lambda files: files.edit(path, edits))
 
     async def list(self, path: str = ".", *, limit: int = 1000) -> Listing:
@@ -388,14 +390,14 @@ class Sandbox:
         return await asyncio.to_thread(do)
 
     async def find(self, name: str, path: str = ".", *, limit: int = 1000) -> Result:
-        """Files whose name matches a pattern, found inside, under the limits."""
-        return await self.run(find_command(name, path, limit))
+        """Files whose name matches a pattern, found inside, under the limits, below a path as `read` takes it."""
+        return await self.run(find_command(self._alive().box.home, name, path, limit))
 
     async def grep(
         self, pattern: str, path: str = ".", *, limit: int = 1000, ignore_case: bool = False
     ) -> Result:
-        """Lines that match an extended regular expression, found inside, under the limits."""
-        return await self.run(grep_command(pattern, path, limit, ignore_case))
+        """Lines that match an extended regular expression, found inside, under the limits, below such a path."""
+        return await self.run(grep_command(self._alive().box.home, pattern, path, limit, ignore_case))
 
     def output(self, number: int, offset: int = 0, limit: int = 65536, *, stream: int = 1) -> Page:
         """A part of the output that a command's result left out, or, as stream 3, of what the processes that it left

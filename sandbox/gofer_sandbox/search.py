@@ -9,26 +9,33 @@ from gofer_sandbox.errors import InvalidInput
 _SKIPPED = (".git", "node_modules", "__pycache__", ".venv")
 
 
-def find_command(name: str, path: str, limit: int) -> str:
-    """Print the paths of files whose name matches a pattern."""
+def find_command(home: str, name: str, path: str, limit: int) -> str:
+    """Print the paths of files whose name matches a pattern, and what could not be looked at."""
     _check(name=name, path=path)
     pruned = " -o ".join(f"-name {shlex.quote(skipped)}" for skipped in _SKIPPED)
     where = shlex.quote(_not_an_option(path))
-    return (
-        f"command find {where} \\( {pruned} \\) -prune -o -name {shlex.quote(name)} -print 2>/dev/null"
-        f" | command head -n {_limit(limit)}"
+    return _at(
+        home,
+        f"command find {where} \\( {pruned} \\) -prune -o -name {shlex.quote(name)} -print 2>&1"
+        f" | command head -n {_limit(limit)}",
     )
 
 
-def grep_command(pattern: str, path: str, limit: int, ignore_case: bool = False) -> str:
+def grep_command(home: str, pattern: str, path: str, limit: int, ignore_case: bool = False) -> str:
     """Print the lines that match a pattern, with their files and numbers; binary files are left out."""
     _check(pattern=pattern, path=path)
     excluded = " ".join(f"--exclude-dir={shlex.quote(skipped)}" for skipped in _SKIPPED)
     flags = "-rnIEi" if ignore_case else "-rnIE"
-    return (
+    return _at(
+        home,
         f"command grep {flags} {excluded} -e {shlex.quote(pattern)} -- {shlex.quote(path)} 2>&1"
-        f" | command cut -c 1-1000 | command head -n {_limit(limit)}"
+        f" | command cut -c 1-1000 | command head -n {_limit(limit)}",
     )
+
+
+def _at(home: str, command: str) -> str:
+    """Where all files' paths begin, wherever the shell stands, which stays there."""
+    return f"(\\builtin cd -- {shlex.quote(home)} && {command})"
 
 
 def _limit(limit: object) -> int:

@@ -264,8 +264,10 @@ async def test_files(sandbox: Sandbox) -> None:
 
 async def test_searching(sandbox: Sandbox) -> None:
     await sandbox.run(
-        "mkdir -p s/.git s/deep; echo needle >s/deep/x.py; echo needle >s/.git/x.py; touch -- s/-y.py"
+        "mkdir -p s/.git s/deep; echo needle >s/deep/x.py; echo needle >s/.git/x.py; touch -- s/-y.py; cd /"
     )
+    assert (await sandbox.list("s")).entries, "paths mean the same to all, wherever the shell stands"
+    assert "No such file" in (await sandbox.find("*", "missing")).output
     assert sorted((await sandbox.find("*.py", "s")).output.splitlines()) == ["s/-y.py", "s/deep/x.py"]
     assert (await sandbox.grep("ne+dle", "s")).output == "s/deep/x.py:1:needle\n"
     assert (await sandbox.grep("-x'$(touch /tmp/no)", "s")).exit_code == 0
@@ -359,6 +361,8 @@ async def test_bad_input_is_refused_in_plain_words(sandbox: Sandbox) -> None:
         await sandbox.write("file", "\ud800")
     with pytest.raises(InvalidInput, match="first_line must be a whole number"):
         await sandbox.read("file", first_line="1")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="list of Edit"):
+        await sandbox.edit("file", "ab")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="offset must be a whole number"):
         await sandbox.read_bytes("file", offset=2**70)
     assert (await sandbox.run("echo alive")).output == "alive\n"
