@@ -54,8 +54,9 @@ class Capture:
         except OSError:  # a full disk must not take the session down; the result still has head and tail
             self._room = 0
 
-    def recover(self) -> None:
-        """Take in what an earlier server had already read and written to the file."""
+    def recover(self) -> bool:
+        """Take in what an earlier server had already read and written to the file; False when it may have read more
+        than it could write there."""
         try:
             with open(self.path, "rb") as file:
                 self._written = True
@@ -64,6 +65,7 @@ class Capture:
                     self._room -= len(piece)
         except FileNotFoundError:
             pass
+        return self._room > 0
 
     @property
     def kept(self) -> int:

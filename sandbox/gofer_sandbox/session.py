@@ -21,6 +21,9 @@ from gofer_sandbox.shell.ladder import Step
 from gofer_sandbox.shell.session import OnOutput, Shell
 
 ENDED_ALONE = "It ended while no server was there to read it: what it printed last may be missing."
+UNCOUNTED = (
+    "The server before may have read more of its output than was kept: that part is missing, and not counted."
+)
 
 
 @dataclass(slots=True)
@@ -93,6 +96,8 @@ class Session:
         running = self._shell.take_over()
         if self._shell.ended_alone:
             self.news.notes.append(ENDED_ALONE)
+        if self._shell.uncounted:
+            self.news.notes.append(UNCOUNTED)
         self._note_background(before=self._journal.live.clock if running else None)
         if self.background and not running:
             self._disk.begin(self._clear_background)

@@ -34,7 +34,7 @@ from gofer_sandbox import (
     reap,
 )
 from gofer_sandbox.provider import Spec
-from gofer_sandbox.session import ENDED_ALONE
+from gofer_sandbox.session import ENDED_ALONE, UNCOUNTED
 from gofer_sandbox.shell.fifo import FifoWire
 from sandbox.leftovers import ASLEEP, eventually
 
@@ -573,6 +573,29 @@ async def test_output_nobody_could_keep_is_told(directory: Path) -> None:
     third, result = await left_alone(second)
     assert (result.output, result.notes) == ("begin\nend\n", ())
     await third.close()
+
+
+async def test_output_that_was_read_and_could_not_be_kept_is_told(directory: Path) -> None:
+    provider = Bubblewrap()
+    first = Sandbox(provider, directory=directory, limits=Limits(output=100, spool=1000))
+    await first.start()
+    seen = 0
+
+    def see(_: int, data: bytes) -> None:
+        nonlocal seen
+        seen += len(data)
+
+    running = asyncio.create_task(first.run("seq 5000; sleep 0.3; echo end", on_output=see))
+    await eventually(lambda: seen == len("".join(f"{n}\n" for n in range(1, 5001))))
+    record = first.record
+    await first.detach()
+    with pytest.raises(SandboxClosed):
+        await running
+    second = await Sandbox.attach(record, provider)
+    result = await second.pending()
+    assert result is not None
+    assert (result.output[-4:], result.notes) == ("end\n", (UNCOUNTED,))
+    await second.close()
 
 
 async def left_alone(sandbox: Sandbox) -> tuple[Sandbox, Result]:

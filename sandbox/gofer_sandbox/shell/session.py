@@ -62,6 +62,8 @@ class Shell:
         """What the shell that is coming up, or came up last, could not be given of its predecessor's state."""
         self.ended_alone = False
         """Whether the command we took over had ended before, when nobody read or kept what it printed."""
+        self.uncounted = False
+        """Whether the server before may have read more of its output than it kept."""
         self.background_log = BackgroundLog(directory / "output", limits.spool, limits.spools)
         self._home, self._limits, self._journal, self._directory = home, limits, journal, directory
         self._outputs = f"{directory}/output/"
@@ -136,7 +138,7 @@ class Shell:
             return False
         self._open_captures()
         for capture in self.captures:
-            capture.recover()
+            self.uncounted |= not capture.recover()
         with contextlib.suppress(FileNotFoundError):
             self.wire.resume(live.number, live.separate)
         self.wire.hear()  # before anything else is concluded
