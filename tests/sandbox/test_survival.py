@@ -35,6 +35,7 @@ from gofer_sandbox import (
 )
 from gofer_sandbox.provider import Spec
 from gofer_sandbox.session import ENDED_ALONE, UNCOUNTED
+from gofer_sandbox.shell import fifo
 from gofer_sandbox.shell.fifo import FifoWire
 from sandbox.leftovers import ASLEEP, eventually
 
@@ -261,6 +262,27 @@ async def test_what_prints_in_the_background_goes_on_with_another_server(
     await sandbox.pending()
     assert (await sandbox.run("sleep 0.1; echo quiet")).output == "quiet\n"
     await eventually(lambda: count.read_text() not in ("", before))
+    await sandbox.close()
+
+
+async def test_what_holds_its_output_does_not_use_up_the_server_s_descriptors(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fifo, "_HELD_AT_MOST", 4)
+    provider = Bubblewrap()
+    sandbox = Sandbox(provider, directory=directory)
+    await sandbox.start()
+    waiting = "(until [ -e /tmp/go ]; do sleep 0.01; done; echo late) &"
+    for number in range(4):
+        assert (await sandbox.run(f"{waiting} echo {number}")).output == f"{number}\n"
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(4):
+        assert (await sandbox.run(f"{waiting} echo {number}")).output == f"{number}\n"
+    assert len(os.listdir("/proc/self/fd")) == before
+    record = sandbox.record
+    await sandbox.detach()
+    sandbox = await Sandbox.attach(record, provider)
+    assert (await sandbox.run("touch /tmp/go; wait; sleep 0.1; echo next")).output == "next\n"
     await sandbox.close()
 
 

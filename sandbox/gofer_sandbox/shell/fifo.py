@@ -34,6 +34,7 @@ _FRAMES_TIME = 0.005
 _SHARE = 10
 """Acting on frames may take one part in this many of the time once it takes long."""
 _BACKGROUND_CHUNK = 64 * 1024
+_HELD_AT_MOST = 64
 _EARLIER = 0
 """Stands for the commands of an earlier server, whose numbers are not known."""
 # Windows has none of them, and imports this too.
@@ -242,21 +243,24 @@ class FifoWire:
         """Read on for what earlier commands left running, or it would wait for ever once its FIFO is full, and
         the next command would get its output. The current slot is the running command's, if there is one, and
         goes on being used if nobody holds it."""
+        held = set()
         for name in os.listdir(self._control):
             slot = int(name[1:]) if re.fullmatch(r"[oe]\d+", name) else 0
-            if slot and not (running and slot == self._slots.current):
-                self._adopt(name, slot)
-        for slot in set(self._slots.held) - {stream.slot for stream in self._background}:
+            if slot and not (running and slot == self._slots.current) and self._adopt(name, slot):
+                held.add(slot)
+        for slot in set(self._slots.held) - held:
             self._slots.release(slot)
 
-    def _adopt(self, name: str, slot: int) -> None:
+    def _adopt(self, name: str, slot: int) -> bool:
+        """Whether somebody holds it."""
         path = f"{self._control}/{name}"
         number = self._slots.held.get(slot, _EARLIER)
         stream = _Stream(path, slot, number, os.open(path, _READ))
         if self._at_end(stream):
             self._discard(stream)
-        else:
-            self._leave_open(stream)
+            return False
+        self._leave_open(stream)
+        return True
 
     def _at_end(self, stream: _Stream) -> bool:
         """Whether nobody writes to a FIFO any more and nothing is left in it: the loop would not tell of an end
@@ -372,9 +376,13 @@ class FifoWire:
         return False
 
     def _leave_open(self, stream: _Stream) -> None:
-        """Something still running holds it: read on for it, slowly, so that it neither blocks nor floods."""
-        self._background.add(stream)
+        """Something still running holds it: read on for it, slowly, so that it neither blocks nor floods. Of so many
+        that they would use up the descriptors of all sessions, the last are left to wait."""
         self._slots.hold(stream.slot, stream.number)
+        if len(self._background) >= _HELD_AT_MOST:
+            stream.close()
+            return
+        self._background.add(stream)
         self._loop.add_reader(stream.reader, self._on_background, stream)
 
     def _on_background(self, stream: _Stream) -> None:
