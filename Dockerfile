@@ -40,8 +40,9 @@ WORKDIR /data
 VOLUME /data
 EXPOSE 8765
 STOPSIGNAL SIGTERM
-# Asks the running server through its socket, whatever its role; never opens the store itself.
-HEALTHCHECK --interval=30s --timeout=10s --start-period=30s --retries=3 CMD ["gofer", "status", "--running"]
+# Asks the running server through its socket, whatever its role; never opens the store itself. A small
+# computer takes its time to start either of them.
+HEALTHCHECK --interval=30s --timeout=30s --start-period=2m --retries=3 CMD ["gofer", "status", "--running"]
 # tini reaps the orphans that shells leave behind, and passes SIGTERM on.
 ENTRYPOINT ["/usr/bin/tini", "--", "gofer"]
 CMD ["serve"]

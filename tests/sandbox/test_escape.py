@@ -10,7 +10,9 @@ import json
 import os
 import platform
 import shutil
+import signal
 import socket
+import struct
 import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -269,3 +271,22 @@ async def test_calls_of_another_machine_do_not_pass_the_filter(world: World) -> 
     result = await world.sandbox.run("python3 other.py")
     assert result.exit_code != 0
     assert not result.output.strip().isdigit()
+
+
+# The 32-bit sibling of each machine, and its exit(42).
+SIBLINGS = {
+    "x86_64": (3, "b801000000bb2a000000cd80"),
+    "aarch64": (40, "0170a0e32a00a0e3000000ef"),
+}
+
+
+async def test_32_bit_programs_do_not_pass_the_filter(world: World) -> None:
+    machine, code = SIBLINGS[platform.machine()]
+    entry = 0x10000 + 52 + 32
+    program = struct.pack(
+        "<16s2H5I6H", b"\x7fELF\x01\x01\x01", 2, machine, 1, entry, 52, 0, 0x05000000, 52, 32, 1, 0, 0, 0
+    )
+    program += struct.pack("<8I", 1, 0, 0x10000, 0x10000, 96, 96, 5, 0x1000) + bytes.fromhex(code)
+    written = "".join(f"\\x{byte:02x}" for byte in program)
+    result = await world.sandbox.run(f"printf '{written}' >/tmp/sibling; chmod +x /tmp/sibling; /tmp/sibling")
+    assert result.exit_code in (126, 128 + signal.SIGSYS)  # where the kernel runs none of them at all, 126

@@ -228,6 +228,18 @@ def _fake_unified(root: Path, controllers: str) -> None:
     (own / "cgroup.procs").write_text(f"{os.getpid()}\n")
 
 
+def test_who_stands_in_the_way_of_groups_is_named(place: Path) -> None:
+    """As make does that started the server: version 2 has no limits below a group with processes in it."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin
+        assert other.stdout
+        other.stdin.write(b"\n")
+        other.stdin.flush()
+        other.stdout.readline()  # by now it has its own name
+        (place / "cgroup.procs").write_text(f"{other.pid}\n4194305\n")
+        assert cgroups.beside_us(place) == ["cat"]
+
+
 def test_version_2_groups_get_their_limits(place: Path) -> None:
     _fake_unified(place / "fs", "cpu memory pids io")
     groups, why = cgroups.find(place / "fs", "0::/own\n")

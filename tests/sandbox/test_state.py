@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import struct
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -208,5 +211,33 @@ def test_the_filter_decides_the_same_on_both_machines(machine: str) -> None:
     assert decide(machine, 0, audit=0x40000003) == KILLED
 
 
+# What the kernel's own headers say; those that all newer machines share are aarch64's.
+HEADERS = {
+    "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+    "aarch64": Path("/usr/include/asm-generic/unistd.h"),
+}
+
+
+@pytest.mark.parametrize("machine", seccomp.MACHINES)
+def test_the_numbers_of_calls_are_the_kernels(machine: str) -> None:
+    if not HEADERS[machine].exists():
+        pytest.skip(f"{HEADERS[machine]} is not installed")
+    lines = re.findall(r"#define __NR_(\w+)\s+(\d+)", HEADERS[machine].read_text())
+    kernels = {name: int(number) for name, number in lines}
+    known = seccomp.MACHINES[machine]
+    ours = {**seccomp.REFUSED_EVERYWHERE, **known.refused}
+    ours |= {name: getattr(known, name) for name in ("clone", "clone3", "ioctl", "socket", "socketpair")}
+    # Headers may be older than a call, never of another opinion about it.
+    assert {name: kernels.get(name, number) for name, number in ours.items()} == ours
+    assert len(kernels.keys() & ours.keys()) >= len(ours) - 3
+
+
 def test_an_unknown_machine_has_no_filter() -> None:
     assert seccomp.program("vax") is None
+
+
+def test_32_bit_programs_on_a_64_bit_kernel_are_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a Raspberry Pi with a 32-bit system: every call of theirs would be killed."""
+    monkeypatch.setattr(sys, "maxsize", (1 << 31) - 1)
+    assert seccomp.here() not in seccomp.MACHINES
+    assert seccomp.program(seccomp.here()) is None

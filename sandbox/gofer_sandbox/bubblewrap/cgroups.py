@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -412,7 +413,18 @@ def _version_2(root: Path, memberships: dict[str, str]) -> Groups | str:
         _enable(parent, _in_the_way(parent, mounted))
         return GroupsV2(parent, mounted)
     except OSError as error:
+        if error.errno == errno.EBUSY and (others := beside_us(parent)):
+            return f"in our control group are others, too ({', '.join(others)}); we have to be alone there"
         return f"the unified hierarchy is not delegated to us ({error.strerror})"
+
+
+def beside_us(place: Path) -> list[str]:
+    """What else runs in a group, such as the make or sh around the server. It may not be ours to move."""
+    found = []
+    for pid in (place / "cgroup.procs").read_text().split():
+        with contextlib.suppress(OSError):
+            found.append(Path(f"/proc/{pid}/comm").read_text().strip())
+    return sorted(found)
 
 
 def _enable(parent: Path, ours: list[int]) -> None:

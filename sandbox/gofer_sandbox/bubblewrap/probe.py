@@ -33,8 +33,9 @@ class Probe:
         if platform.system() != "Linux":
             return cls._nothing(Feature("Linux", False, f"{platform.system()} has no namespaces"))
         if seccomp.program() is None:
-            why = f"no call numbers are known for {platform.machine()}"
-            return cls._nothing(Feature("system call filter", False, why, "use an x86_64 or aarch64 machine"))
+            why = f"no call numbers are known for {seccomp.here()}"
+            fix = "use a 64-bit system on x86_64 or aarch64"
+            return cls._nothing(Feature("system call filter", False, why, fix))
         try:
             found = binary.within_reach(bwrap or binary.find(), base)
         except IsolationUnavailable as error:

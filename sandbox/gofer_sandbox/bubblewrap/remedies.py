@@ -13,7 +13,7 @@ from gofer_sandbox.provider import Feature
 
 CGROUPS = (
     "as an ordinary user: systemd-run --user --scope -p Delegate=yes <command>; as a systemd service: "
-    "Delegate=yes and KillMode=process in its unit; in Docker 28 or newer, as root: docker run "
+    "Delegate=yes and KillMode=process in its unit; in Docker 28 or newer: docker run "
     "--security-opt writable-cgroups=true"
 )
 OWN_USER = "run the server as root; it becomes another user for each session"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import platform
 import struct
+import sys
 from dataclasses import dataclass
 from functools import cache
 
@@ -167,10 +168,16 @@ MACHINES = {"x86_64": X86_64, "aarch64": AARCH64}
 _Instruction = tuple[int, int, int, int]
 
 
+def here() -> str:
+    """The machine whose calls programs make here: with a system of 32 bits, as on many a Raspberry Pi, not the
+    kernel's, whose name is all that Python knows."""
+    return platform.machine() if sys.maxsize > 1 << 32 else f"{platform.machine()} with 32-bit programs"
+
+
 @cache
 def program(machine: str | None = None) -> bytes | None:
     """The filter for a machine, ready for bubblewrap; None for one we have no numbers for."""
-    known = MACHINES.get(machine or platform.machine())
+    known = MACHINES.get(machine or here())
     return b"".join(struct.pack("HBBI", *one) for one in _instructions(known)) if known else None
 
 
