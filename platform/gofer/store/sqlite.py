@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
-from sqlalchemy import Connection, create_engine, event
+from sqlalchemy import URL, Connection, create_engine, event
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
-from gofer.errors import StoreBusy, StoreError, StoreUnavailable
+from gofer.errors import ConfigError, StoreBusy, StoreError, StoreUnavailable
 from gofer.store import json_text
 from gofer.store.database import Dialect
 
@@ -152,13 +152,8 @@ class SqliteDatabase:
     def _run(self, ready: Future[None]) -> None:
         try:
             connection = _connect(_engine(self.path, writes=True))
-        except (OperationalError, sqlite3.Error) as error:
-            ready.set_exception(
-                StoreError(
-                    f"SQLite cannot open {self.path}: {getattr(error, 'orig', error)}. "
-                    "Check that the folder is writable."
-                )
-            )
+        except BaseException as error:  # noqa: BLE001 - somebody waits for it, who would else wait for ever
+            ready.set_exception(_not_opened(self.path, error))
             return
         ready.set_result(None)
         with contextlib.closing(connection):
@@ -178,6 +173,17 @@ class SqliteDatabase:
                 break
             batch += more
         return batch
+
+
+def _not_opened(path: Path, error: BaseException) -> BaseException:
+    if not isinstance(error, DBAPIError | sqlite3.Error):
+        return error
+    what = f"SQLite cannot open {path}: {getattr(error, 'orig', error)}."
+    if isinstance(error, OperationalError | sqlite3.OperationalError):
+        return StoreError(f"{what} Check that the folder is writable.")
+    return ConfigError(
+        f"{what} Put a backup in its place: gofer restore FILE. The old file is kept beside it."
+    )
 
 
 def _commit_together(connection: Connection, batch: list[_Operation]) -> None:
@@ -258,7 +264,8 @@ def _connect(engine: Engine) -> Connection:
 def _engine(path: Path, *, writes: bool) -> Engine:
     # AUTOCOMMIT leaves BEGIN and COMMIT to us; SQLAlchemy only compiles and binds.
     engine = create_engine(
-        f"sqlite:///{path}",
+        # Not written out as text, in which a `?` in the name of a folder would begin something else.
+        URL.create("sqlite", database=str(path)),
         poolclass=NullPool,
         isolation_level="AUTOCOMMIT",
         json_serializer=json_text.write,
