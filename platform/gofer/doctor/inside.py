@@ -11,6 +11,7 @@ from sqlalchemy import Connection, select
 
 from gofer.agent.shells import make_provider
 from gofer.doctor.agents import look_at_agents
+from gofer.doctor.around import openness
 from gofer.doctor.finding import Finding, Severity, found_wrong
 from gofer.doctor.model import look_at_model
 from gofer.errors import GoferError
@@ -57,7 +58,8 @@ async def _server(platform: Platform) -> list[Finding]:
     since = round(time.time() - platform.started_at)
     where = f" at {platform.url}" if platform.url else ""
     line = f"Running{where} for {since} s (pid {os.getpid()}, {', '.join(sorted(platform.roles))})."
-    return [Finding("server", "ok", line)]
+    found = [Finding("server", "ok", line)]
+    return [*found, openness(platform.settings)] if "web" in platform.roles else found
 
 
 async def _database(platform: Platform) -> list[Finding]:

@@ -80,6 +80,7 @@ class SqliteDatabase:
     async def start(self) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = _take_lock(self.path)
+        _close_to_others(self.path)
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="gofer-writer", daemon=True)
         self._thread.start()
@@ -286,6 +287,16 @@ def _engine(path: Path, *, writes: bool) -> Engine:
         dbapi.execute("PRAGMA temp_store=MEMORY")
 
     return engine
+
+
+def _close_to_others(path: Path) -> None:
+    """SQLite makes files that all may read, and its log like the file it belongs to."""
+    with contextlib.suppress(OSError):  # told better when it is opened
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for suffix in ("", "-wal", "-shm"):
+            part = path.with_name(path.name + suffix)
+            if part.exists():
+                part.chmod(0o600)
 
 
 @contextlib.contextmanager

@@ -224,6 +224,7 @@ async def test_a_folder_may_have_any_name(sqlite_url: str, tmp_path: Path) -> No
     store = SqliteDatabase(folder / "gofer.db")
     await store.start()
     await store.write(add("there"))
+    assert {each.stat().st_mode & 0o077 for each in folder.iterdir()} == {0}  # for this user alone
     copy_database(store.path, folder / "copy.db")
     await store.close()
     (folder / "copy.db").rename(tmp_path / "plain.db")
