@@ -143,7 +143,7 @@ async def _integrations(platform: Platform) -> list[Finding]:
             "integration",
             "error",
             f"{name} could not be loaded: {why}",
-            f"pip uninstall {name}, or update it.",
+            f"pip uninstall {platform.registry.packages[name]}, or update it.",
         )
         for name, why in sorted(platform.registry.broken.items())
     ]

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select, update
 
 from gofer.accounts import Accounts
-from gofer.errors import Fenced, Permanent, Temporary
+from gofer.errors import Fenced, Malformed, Permanent, Temporary
 from gofer.intake.admit import Admitter, unread
 from gofer.intake.polling import CATCH_UP, POLL, Poller, ensure_inflow
 from gofer.intake.receive import Gate, Intake
@@ -38,8 +38,12 @@ class Post(Integration):
         self.asked_after: list[str | None] = []
         self.admitted: list[str] = []
         self.trouble: Exception | None = None
+        self.reads: Any = ...
 
     def parse(self, request: Request, account: Account) -> Parsed:
+        if self.reads is not ...:
+            odd: Parsed = self.reads
+            return odd
         letter = request.json()
         message = Incoming(
             "kitchen", Author(letter["from"]), letter["text"], addressed=True, external_id=letter["id"]
@@ -123,6 +127,26 @@ async def test_what_is_polled_comes_in_once_and_in_order(
     assert post.asked_after[0] is None
     rows = await world.rows(select(messages.c.external_id).order_by(messages.c.seq))
     assert [row.external_id for row in rows] == [f"letter-{n}" for n in range(6)]
+
+
+async def test_whatever_an_integration_makes_of_a_request_it_is_no_failure_of_ours(
+    world: World, office: Office, post: Post
+) -> None:
+    ann = Author("ann")
+    connected = await office.accounts.get(
+        await world.run(lambda c: c.execute(select(connections.c.id)).scalar_one())
+    )
+    for odd in (
+        None,
+        Parsed(7, "message"),  # type: ignore[arg-type]
+        Parsed("1", "message", Incoming("kitchen", Author("\ud800"), "half a pair", addressed=True)),
+        Parsed("2", "message", Incoming("kitchen", ann, "x", addressed=True, title="a\x00b")),
+        Parsed("3", "message", Incoming("kitchen", ann, None, addressed=True)),  # type: ignore[arg-type]
+    ):
+        post.reads = odd
+        with pytest.raises(Malformed):
+            await office.intake.take(connected, Request(b"{}"), "webhook")
+    assert not await has_messages(world, 1)
 
 
 async def has_messages(world: World, count: int) -> bool:
