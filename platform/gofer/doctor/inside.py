@@ -73,6 +73,9 @@ async def _database(platform: Platform) -> list[Finding]:
         found.append(
             Finding("database", "ok", f"{kind}, version {version}, answers in {took * 1000:.0f} ms.")
         )
+    elif version is not None and migrations.runs_on(version):
+        line = f"{kind} is at version {version}, of a later release than this one, which can work with it."
+        found.append(Finding("database", "note", line, "Install the later release when you can."))
     else:
         found.append(
             Finding("database", "error", f"{kind} is at version {version}, not {newest}.", "gofer serve")

@@ -75,9 +75,16 @@ def key_beside(backup: Path) -> Path:
     return backup.with_name(backup.name + ".key")
 
 
+def version_of(backup: Path) -> str:
+    """The version of the tables in a backup."""
+    check_database(backup)
+    with closing(_reading(backup)) as connection:
+        row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    return str(row[0]) if row else ""
+
+
 def key_needed(backup: Path) -> str | None:
     """The fingerprint of the master key that opens a backup; None when it holds nothing sealed."""
-    check_database(backup)
     with closing(_reading(backup)) as connection:
         row = connection.execute("SELECT id FROM master_key WHERE active").fetchone()
     return str(row[0]) if row else None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import sqlite3
 import stat
 import threading
 import time
@@ -98,6 +101,11 @@ def test_what_is_no_backup_or_could_not_be_read_is_refused_untouched(
     assert "not a Gofer backup" in terminal("restore", str(tmp_path / "nonsense.db"), fails=78)
     terminal("restore", str(tmp_path / "cut.db"), fails=78)
     assert "needs the master key" in terminal("restore", str(tmp_path / "copy.db"), fails=78)
+    shutil.copy(tmp_path / "newer.db", tmp_path / "later.db")
+    with contextlib.closing(sqlite3.connect(tmp_path / "later.db")) as later:
+        later.execute("UPDATE alembic_version SET version_num = '9999-9998'")
+        later.commit()
+    assert "Install that release first" in terminal("restore", str(tmp_path / "later.db"), fails=78)
     assert (data_dir / "gofer.db").read_bytes() == before
     terminal("restore", str(tmp_path / "newer.db"))
 
