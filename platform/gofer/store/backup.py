@@ -60,13 +60,16 @@ def check_database(path: Path) -> None:
 def copy_key(source: Path, backup: Path) -> Path:
     """Put the master key beside a backup, for this user alone."""
     target = key_beside(backup)
-    if target.exists():
-        raise ConfigError(f"{target} exists already. Give a name that is free.")
-    descriptor = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(source.read_bytes())
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        descriptor = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(source.read_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        raise ConfigError(f"{target} exists already. Give a name that is free.") from None
+    except OSError as error:
+        raise StoreError(f"The copy of the key to {target} failed: {error.strerror}.") from error
     return target
 
 

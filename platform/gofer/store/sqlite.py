@@ -312,7 +312,13 @@ def held(path: Path) -> Iterator[None]:
 def _take_lock(path: Path) -> int:
     """Hold the file for this process, or say who does and what to do."""
     lock_path = path.with_name(path.name + ".lock")
-    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"{lock_path} cannot be opened: {error.strerror}. If another user made it, as after a command with "
+            f"sudo, run: chown -R $USER {path.parent}"
+        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -94,6 +94,9 @@ def test_what_is_no_backup_or_could_not_be_read_is_refused_untouched(
     terminal("backup", str(tmp_path / "copy.db"))
     terminal("key", "rotate")
     terminal("backup", str(tmp_path / "newer.db"), "--with-key")
+    (tmp_path / "half.db.key").touch()
+    assert "exists already" in terminal("backup", str(tmp_path / "half.db"), "--with-key", fails=2)
+    assert not (tmp_path / "half.db").exists()
     before = (data_dir / "gofer.db").read_bytes()
     (tmp_path / "nonsense.db").write_bytes(b"not a database" * 1000)
     cut = (tmp_path / "copy.db").read_bytes()[:-4096]

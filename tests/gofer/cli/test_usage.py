@@ -186,3 +186,11 @@ def test_the_command_tree_is_whole() -> None:
         *("serve", "web", "worker", "demo", "doctor", "status", "key", "secrets", "connections", "jobs"),
         *("deliveries", "questions", "schedules", "replay", "backup", "restore", "purge", "version"),
     }
+
+
+@pytest.mark.parametrize("name", ["gofer.db.lock", "master.key.lock"])
+def test_a_file_that_cannot_be_opened_is_one_line(terminal: Terminal, data_dir: Path, name: str) -> None:
+    (data_dir / name).mkdir()  # as good as one of another user, and so for root, too
+    line = terminal("status", fails=78)
+    assert str(data_dir / name) in line
+    assert "Traceback" not in line
