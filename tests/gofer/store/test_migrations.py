@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,10 @@ async def test_processes_that_start_together_migrate_once(blank: Database) -> No
     assert await blank.read(differences) == []
 
 
+def set_version(connection: Connection, version: str) -> None:
+    connection.execute(text("UPDATE alembic_version SET version_num = :version"), {"version": version})
+
+
 async def test_the_previous_release_runs_on_a_migrated_database_and_an_older_one_is_refused(
     blank: Database,
 ) -> None:
@@ -67,11 +72,7 @@ async def test_the_previous_release_runs_on_a_migrated_database_and_an_older_one
         ("9999-9998", False),
         ("9999", False),
     ):
-        await blank.write(
-            lambda c, version=version: c.execute(
-                text("UPDATE alembic_version SET version_num = :version"), {"version": version}
-            )
-        )
+        await blank.write(partial(set_version, version=version))
         if runs:
             await migrate(blank, backup_to=None)
         else:
