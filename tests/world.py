@@ -265,6 +265,7 @@ class World:
         *,
         owner: str = "worker-1",
         signals: Signals | None = None,
+        vault: Vault | None = None,
         slots: int = 4,
         **capacity: Any,
     ) -> AsyncIterator[Worker]:
@@ -273,7 +274,7 @@ class World:
         worker = Worker(
             owner=owner,
             database=self.database,
-            vault=self.vault,
+            vault=vault or self.vault,
             signals=signals or LocalSignals(),
             handlers=handlers,
             apology=apology,

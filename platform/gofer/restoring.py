@@ -7,7 +7,8 @@ from pathlib import Path
 
 from gofer.errors import ConfigError, Conflict, Malformed
 from gofer.settings import Settings, prepare_data_dir
-from gofer.store.backup import key_beside, key_needed, restore_database
+from gofer.store import migrations
+from gofer.store.backup import key_beside, key_needed, restore_database, version_of
 from gofer.store.sqlite import held
 from gofer.vault.keyring import KeyRing, ring_from_file, ring_from_value
 from gofer.vault.secret import Secret
@@ -42,9 +43,19 @@ def restore(settings: Settings, backup: Path, *, with_key: bool) -> Restored:
     prepare_data_dir(settings)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with held(path):
+        _check_version(backup)
         added = _see_to_the_key(settings, backup, with_key=with_key)
         previous = restore_database(backup, path)
     return Restored(str(path), str(previous) if previous else None, added)
+
+
+def _check_version(backup: Path) -> None:
+    version = version_of(backup)
+    if not (migrations.known(version) or migrations.runs_on(version)):
+        raise ConfigError(
+            f"The backup is at version {version}, which this release does not know: a newer one made it. "
+            "Install that release first."
+        )
 
 
 def _see_to_the_key(settings: Settings, backup: Path, *, with_key: bool) -> bool:

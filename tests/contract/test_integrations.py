@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,55 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 def test_every_announced_integration_loads() -> None:
     assert REGISTRY.broken == {}
+
+
+STRANGERS = """
+from gofer.integration import Integration
+
+
+class Sound(Integration):
+    name = "sound"
+
+
+class Shouted(Integration):
+    name = "Shouted!"
+
+
+class Unkept(Integration):
+    name = "unkept"
+    secrets = ("token",)
+
+
+class Unset(Integration):
+    name = "unset"
+    settings = dict
+
+
+sound, shouted, unkept, unset, nothing = Sound(), Shouted(), Unkept(), Unset(), object()
+"""
+
+
+def test_a_strangers_package_that_is_broken_costs_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "strangers.py").write_text(STRANGERS)
+    (tmp_path / "leaving.py").write_text("raise SystemExit(5)")
+    monkeypatch.syspath_prepend(tmp_path)
+    announced = {
+        "sound": "strangers:sound",
+        "Shouted!": "strangers:shouted",
+        "unkept": "strangers:unkept",
+        "unset": "strangers:unset",
+        "nothing": "strangers:nothing",
+        "missing": "strangers:missing",
+        "other": "strangers:sound",
+        "leaving": "leaving:integration",
+        "nowhere": "nowhere:integration",
+    }
+    registry = Registry(EntryPoint(name, value, "gofer.integrations") for name, value in announced.items())
+    assert list(registry.integrations) == ["sound"]
+    assert registry.broken.keys() == announced.keys() - {"sound"}
+    assert registry.packages["leaving"] == "leaving"
 
 
 def test_its_name_decides_the_rest(case: Case) -> None:

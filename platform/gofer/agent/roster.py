@@ -14,6 +14,7 @@ import structlog
 from sqlalchemy import Connection, delete, insert, or_, select, update
 
 from gofer.agent.agents import Agents, AgentSpec
+from gofer.errors import StoreError
 from gofer.store.clock import now
 from gofer.store.database import Database
 from gofer.store.ids import new_id
@@ -57,6 +58,8 @@ class Roster:
         while True:
             try:
                 await self.sync()
+            except StoreError as error:
+                log.warning("agents.not_synced", error=str(error))
             except Exception:
                 log.exception("agents.not_synced")
             await asyncio.sleep(LOOK_EVERY)

@@ -22,7 +22,7 @@ from gofer.agent.conversation import rank
 from gofer.agent.equipping import Equipping
 from gofer.agent.mirrors import Mirrors
 from gofer.crash import crash_point
-from gofer.errors import Fenced, Temporary
+from gofer.errors import Fenced, StoreError, Temporary
 from gofer.jobs.queue import Claim
 from gofer.outbox.ledger import hold
 from gofer.purging import MIRRORS, purged_conversations, remove_shell_files
@@ -249,6 +249,8 @@ class Shells:
                         await self._end(key)
                     elif time.monotonic() - shell.used > LET_GO_AFTER or key[0] in purged:
                         await self._let_go(key)
+            except StoreError as error:
+                log.warning("shells.not_tidied", error=str(error))
             except Exception:
                 log.exception("shells.not_tidied")
             await asyncio.sleep(TIDY_EVERY)

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from gofer.cli.exits import BROKEN_PIPE, INTERRUPTED, Failed
+from gofer.cli.exits import BROKEN_PIPE, FAILED, INTERRUPTED, Failed
 
 if TYPE_CHECKING:
     from typer.exceptions import TyperException
@@ -36,6 +36,10 @@ def main(arguments: list[str] | None = None) -> int:
         # Whoever read us has gone; the interpreter must not stumble over it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except OSError as error:
+        # A folder that may not be entered, a disk that is full: whatever the system refuses, it says why.
+        what = f"{error.filename}: " if error.filename else ""
+        return _say(f"{what}{error.strerror or error}.", FAILED)
     return int(code or 0)
 
 

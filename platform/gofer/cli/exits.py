@@ -40,7 +40,7 @@ _BY_ERROR: dict[type[GoferError], int] = {
     Temporary: TRY_LATER,
 }
 
-_BY_STATUS = {400: USAGE, 422: USAGE, 404: NOT_FOUND, 409: CONFLICT, 503: TRY_LATER}
+_BY_STATUS = {400: USAGE, 413: USAGE, 422: USAGE, 404: NOT_FOUND, 409: CONFLICT, 503: TRY_LATER}
 
 
 class Failed(Exception):

@@ -13,6 +13,8 @@ from gofer.cli.calling import Api, call, open_api
 from gofer.cli.exits import FAILED, Failed
 from gofer.cli.showing import AsJson, ago, facts, plain, show, table
 
+PROMPTLY = 5.0
+"""Seconds after which a server that was asked whether it runs does not: it hangs, or was stopped."""
 SIGNS = {"ok": "ok  ", "note": "note", "warning": "warn", "error": "FAIL"}
 
 
@@ -57,6 +59,10 @@ def _require_server() -> None:
     path = load_settings().socket_path
     if not somebody_listens(path):
         raise Failed(f"No server listens at {path}. Run: gofer serve", FAILED)
+    try:
+        call("GET", "/status", timeout=PROMPTLY)
+    except Failed as error:
+        raise Failed(str(error), FAILED) from error
 
 
 def _print_refusals(refusals: list[dict[str, Any]]) -> None:

@@ -28,7 +28,8 @@ def look_around(settings: Settings, *, serving: bool) -> list[Finding]:
         _data_dir(settings),
         _disk(settings),
         _port(settings, serving=serving),
-        _openness(settings),
+        # What a server was told when it was started is known to it alone.
+        *([] if serving else [openness(settings)]),
         *_unknown(),
     ]
 
@@ -141,7 +142,8 @@ def another_place(settings: Settings, error: Exception) -> tuple[str, str]:
     return "host", "127.0.0.1"
 
 
-def _openness(settings: Settings) -> Finding:
+def openness(settings: Settings) -> Finding:
+    """Whether others can reach it."""
     if settings.host in LOOPBACK:
         return Finding("network", "ok", f"Listens on {settings.host} alone.")
     return Finding(

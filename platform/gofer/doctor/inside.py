@@ -11,6 +11,7 @@ from sqlalchemy import Connection, select
 
 from gofer.agent.shells import make_provider
 from gofer.doctor.agents import look_at_agents
+from gofer.doctor.around import openness
 from gofer.doctor.finding import Finding, Severity, found_wrong
 from gofer.doctor.model import look_at_model
 from gofer.errors import GoferError
@@ -57,7 +58,8 @@ async def _server(platform: Platform) -> list[Finding]:
     since = round(time.time() - platform.started_at)
     where = f" at {platform.url}" if platform.url else ""
     line = f"Running{where} for {since} s (pid {os.getpid()}, {', '.join(sorted(platform.roles))})."
-    return [Finding("server", "ok", line)]
+    found = [Finding("server", "ok", line)]
+    return [*found, openness(platform.settings)] if "web" in platform.roles else found
 
 
 async def _database(platform: Platform) -> list[Finding]:
@@ -71,6 +73,9 @@ async def _database(platform: Platform) -> list[Finding]:
         found.append(
             Finding("database", "ok", f"{kind}, version {version}, answers in {took * 1000:.0f} ms.")
         )
+    elif version is not None and migrations.runs_on(version):
+        line = f"{kind} is at version {version}, of a later release than this one, which can work with it."
+        found.append(Finding("database", "note", line, "Install the later release when you can."))
     else:
         found.append(
             Finding("database", "error", f"{kind} is at version {version}, not {newest}.", "gofer serve")
@@ -141,7 +146,7 @@ async def _integrations(platform: Platform) -> list[Finding]:
             "integration",
             "error",
             f"{name} could not be loaded: {why}",
-            f"pip uninstall {name}, or update it.",
+            f"pip uninstall {platform.registry.packages[name]}, or update it.",
         )
         for name, why in sorted(platform.registry.broken.items())
     ]

@@ -186,6 +186,7 @@ class Intake:
     def _parse(self, connected: Connected, request: Request) -> Parsed:
         try:
             parsed = connected.integration.parse(request, connected.account)
+            _check_texts(parsed)
         except GoferError:
             raise
         except Exception as error:
@@ -230,6 +231,20 @@ class Intake:
 def _usable(id_: str) -> bool:
     # Postgres stores no NUL, and indexes nothing long.
     return 0 < len(id_) <= LONGEST_ID and "\x00" not in id_
+
+
+def _check_texts(parsed: Parsed) -> None:
+    """What reads no JSON may make anything of a request. Raises when a text is none, or cannot be stored as one."""
+    texts = [parsed.delivery_id, parsed.event, parsed.note, *(parsed.moved or ())]
+    if (said := parsed.message) is not None:
+        texts += [said.conversation, said.author.id, said.author.name, said.text, said.title, said.quoted]
+        texts += [said.kind, said.event, said.trigger, said.agent, said.command, said.arguments]
+        texts += [said.external_id, said.reply_to, said.replaces, said.joins, said.lasting]
+    joined = "\n".join(texts)
+    if not joined.isascii():
+        joined.encode()
+    if "\x00" in joined:
+        raise Malformed("The message contains a NUL character.")
 
 
 def _moved(connected: Connected, parsed: Parsed) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from itertools import islice, takewhile
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
+import structlog
 from cronsim import CronSim, CronSimError
 from sqlalchemy import Connection, insert, select, update
 
@@ -17,7 +18,12 @@ from gofer.store.clock import now
 from gofer.store.ids import new_id
 from gofer.store.tables import schedules
 
+log = structlog.get_logger()
+
 Missed = Literal["skip", "once", "all"]
+
+NO_TIMES = (CronSimError, StopIteration, KeyError, ValueError, OSError)
+"""What looking for the times of a schedule may raise when there are none, or no such time zone."""
 
 MOST_CAUGHT_UP = 100
 """Runs made up for at most under the policy `all`; a year of downtime must not become a storm."""
@@ -67,7 +73,7 @@ def next_tick(connection: Connection, cron: str, timezone: str) -> float:
     current = float(connection.execute(select(now())).scalar_one())
     try:
         return next(ticks(cron, timezone, current))
-    except (CronSimError, StopIteration, KeyError, ValueError, OSError) as error:
+    except NO_TIMES as error:
         raise ConfigError(
             f"{cron!r} is not a cron line that ever comes due in {timezone}: {error}."
         ) from error
@@ -84,7 +90,13 @@ def tick(connection: Connection) -> int:
 
 
 def _run_due(connection: Connection, schedule: Any) -> int:
-    missed, following = _due_times(schedule)
+    try:
+        missed, following = _due_times(schedule)
+    except NO_TIMES as error:
+        # Its time zone is unknown on this machine, say. The others must not wait for it, nor the rest of upkeep.
+        log.error("schedule.switched_off", schedule=schedule.id, name=schedule.name, error=str(error))
+        connection.execute(update(schedules).where(schedules.c.id == schedule.id).values(enabled=False))
+        return 0
     made = 0
     for moment in _to_run(missed, schedule.missed, schedule.current):
         made += None is not submit(

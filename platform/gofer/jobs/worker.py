@@ -26,7 +26,9 @@ from gofer.jobs.queue import Claim
 from gofer.jobs.signals import EVENTS, JOBS, Signals
 from gofer.jobs.steer import expire_questions
 from gofer.store.database import Database
+from gofer.vault.canary import open_canary
 from gofer.vault.envelope import Vault
+from gofer.vault.errors import KeyMissing, KeyRefused
 
 log = structlog.get_logger()
 
@@ -98,6 +100,7 @@ class Worker:
         self._running: dict[tuple[int, int], tuple[Run, asyncio.Task[None], str]] = {}
         """By job and fence: after a lost lease this process may hold the same job anew while the old run ends."""
         self._stopping = False
+        self._locked_out = False
         self._asked_at = 0.0
         """When jobs were last asked for: their leases count from there."""
         self._loops: list[asyncio.Task[None]] = []
@@ -157,15 +160,31 @@ class Worker:
 
     async def _claim_loop(self) -> None:
         while not self._stopping:
+            if self._locked_out:
+                await self._look_at_key()
             self._asked_at = clock()
             for pool, claimed in (await self._claim(self._room())).items():
                 for claim in claimed:
                     self._begin(claim, pool)
             await self._freed.wait(self._jittered())
 
+    async def _look_at_key(self) -> None:
+        """See whether this process has the key that the store is sealed with: another one may have rotated it, and
+        the key file of this machine may come later. Without it a worker would only use up the tries of jobs."""
+        try:
+            await self._database.read(partial(open_canary, vault=self._vault))
+        except KeyRefused as error:
+            if not self._locked_out:
+                log.error("worker.locked_out", error=str(error))
+            self._locked_out = True
+        else:
+            self._locked_out = False
+
     def _room(self) -> dict[str, int]:
         """How many more jobs each pool can take: what is over leaves its slot before its end is written, but not
         without bound."""
+        if self._locked_out:
+            return {}
         held = Counter(pool for *_, pool in self._running.values())
         over = Counter(pool for run, _, pool in self._running.values() if run.over)
         return {
@@ -245,6 +264,10 @@ class Worker:
         except (Fenced, StoreError):
             raise
         except Exception as error:
+            if isinstance(error, KeyMissing):
+                await self._look_at_key()
+                if self._locked_out:
+                    return Snooze(0, "worker.locked_out"), None
             log.exception("job.failed", error=type(error).__name__)
             return Retry("internal"), self._apology
 
@@ -338,7 +361,8 @@ class Worker:
         database = self._database
         while True:
             woke = await database.write(tick) + await database.write(expire_questions)
-            for claim in await database.read(upkeep.lost_jobs):
+            # One that is locked out has no words for those who ask: it leaves the lost to the others.
+            for claim in [] if self._locked_out else await database.read(upkeep.lost_jobs):
                 woke += await self._rescue(claim)
             if woke:
                 self._signals.wake(JOBS)

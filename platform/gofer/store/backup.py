@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 from contextlib import closing
@@ -26,7 +27,7 @@ def copy_database(source: Path, target: Path) -> int:
         raise ConfigError(f"{target} cannot be written: {error.strerror}.") from error
     try:
         with (
-            closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as reader,
+            closing(_reading(source)) as reader,
             closing(sqlite3.connect(partial)) as writer,
         ):
             reader.backup(writer)
@@ -46,9 +47,10 @@ def copy_database(source: Path, target: Path) -> int:
 def check_database(path: Path) -> None:
     """Refuse a file that is damaged or is no database of Gofer."""
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        with closing(_reading(path)) as connection:
             verdict = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-            connection.execute("SELECT version_num FROM alembic_version").fetchone()
+            # Other programs have an alembic_version, too.
+            connection.execute("SELECT version_num, (SELECT max(id) FROM master_key) FROM alembic_version")
     except sqlite3.Error as error:
         raise ConfigError(f"{path} is not a Gofer backup: {error}.") from error
     if verdict != "ok":
@@ -58,13 +60,16 @@ def check_database(path: Path) -> None:
 def copy_key(source: Path, backup: Path) -> Path:
     """Put the master key beside a backup, for this user alone."""
     target = key_beside(backup)
-    if target.exists():
-        raise ConfigError(f"{target} exists already. Give a name that is free.")
-    descriptor = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(source.read_bytes())
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        descriptor = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(source.read_bytes())
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        raise ConfigError(f"{target} exists already. Give a name that is free.") from None
+    except OSError as error:
+        raise StoreError(f"The copy of the key to {target} failed: {error.strerror}.") from error
     return target
 
 
@@ -73,10 +78,17 @@ def key_beside(backup: Path) -> Path:
     return backup.with_name(backup.name + ".key")
 
 
+def version_of(backup: Path) -> str:
+    """The version of the tables in a backup."""
+    check_database(backup)
+    with closing(_reading(backup)) as connection:
+        row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    return str(row[0]) if row else ""
+
+
 def key_needed(backup: Path) -> str | None:
     """The fingerprint of the master key that opens a backup; None when it holds nothing sealed."""
-    check_database(backup)
-    with closing(sqlite3.connect(f"file:{backup}?mode=ro", uri=True)) as connection:
+    with closing(_reading(backup)) as connection:
         row = connection.execute("SELECT id FROM master_key WHERE active").fetchone()
     return str(row[0]) if row else None
 
@@ -91,9 +103,10 @@ def restore_database(backup: Path, target: Path) -> Path | None:
     copy_database(backup, fresh)
     aside = None
     if target.exists():
+        _fold_in(target)
         aside = _free_name(target)
         os.link(target, aside)
-        # The old write-ahead log belongs to the old file and would corrupt the new one.
+        # The log of one that cannot be opened any more goes with it, and must not stay beside the new one.
         for suffix in ("-wal", "-shm"):
             part = target.with_name(target.name + suffix)
             if part.exists():
@@ -103,11 +116,21 @@ def restore_database(backup: Path, target: Path) -> Path | None:
     return aside
 
 
+def _fold_in(path: Path) -> None:
+    """Bring what is in the write-ahead log into the file: without its log, a kill must not leave it older."""
+    with contextlib.suppress(sqlite3.Error), closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode=DELETE")
+
+
 def _free_name(path: Path) -> Path:
     number = 1
     while (candidate := path.with_name(f"{path.name}.replaced-{number}")).exists():
         number += 1
     return candidate
+
+
+def _reading(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
 def _sync(path: Path) -> None:

@@ -42,6 +42,9 @@ async def migrate(database: Database, *, backup_to: Path | None) -> None:
     if version == migrations.newest():
         return
     if version is not None and not migrations.known(version):
+        if migrations.runs_on(version):
+            log.warning("store.newer", version=version, known=migrations.newest())
+            return
         raise ConfigError(
             f"The database is at version {version}, which this release does not know: it was upgraded by a newer "
             "one. Install that release again, or restore the backup made before the upgrade: gofer restore."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -26,7 +27,9 @@ Way: TypeAlias = Callable[[Any, Callable[[], Any]], Any]
 """How work is run on a driver's connection: within a transaction, or by itself."""
 
 TRIES = 5
-SERIALIZATION_FAILURE, DEADLOCK = "40001", "40P01"
+PATIENCE = 10.0
+"""Seconds to wait for a connection, of the pool or of the server."""
+SERIALIZATION_FAILURE, DEADLOCK, TOO_MANY_CONNECTIONS = "40001", "40P01", "53300"
 UNAVAILABLE = ("08", "25006", "53", "57P")
 """SQLSTATEs and their classes: connection trouble, read-only after a fail-over, out of resources, shutting down."""
 
@@ -36,14 +39,15 @@ class PostgresDatabase:
 
     dialect: Dialect = "postgresql"
 
-    def __init__(self, url: str, *, pool_size: int = 10) -> None:
+    def __init__(self, url: str, *, pool_size: int = 10, patience: float = PATIENCE) -> None:
         self.url = url
+        self._patience = patience
         self._engine: AsyncEngine = create_async_engine(
             "postgresql+asyncpg://",
             async_creator=partial(asyncpg.connect, **driver_arguments(url)),
             pool_size=pool_size,
             max_overflow=pool_size,
-            pool_timeout=10,
+            pool_timeout=patience,
             pool_pre_ping=False,
             # BEGIN and COMMIT are ours, since hot statements pass SQLAlchemy by.
             isolation_level="AUTOCOMMIT",
@@ -81,17 +85,17 @@ class PostgresDatabase:
             raise
 
     async def _write(self, verb: Callable[[Connection], T], way: Way) -> T:
-        for attempt in range(TRIES):
+        repeats, deadline = 0, time.monotonic() + self._patience
+        while True:
             try:
                 return await greenlet_spawn(self._transact, verb, way)
             except (DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-                if attempt + 1 < TRIES and _worth_repeating(error):
-                    await asyncio.sleep(random.SystemRandom().uniform(0, 0.02 * 2**attempt))
-                    continue
-                raise _translated(error) from error
+                if (pause := _pause(error, repeats, deadline)) is None:
+                    raise _translated(error) from error
             except (OSError, PoolTimeout, TimeoutError) as error:
                 raise StoreUnavailable(f"Postgres cannot be reached: {error}.") from error
-        raise AssertionError("unreachable")
+            repeats += 1
+            await asyncio.sleep(pause)
 
     def _transact(self, verb: Callable[[Connection], T], way: Way) -> T:
         """In a greenlet, where `await_only` waits: SQLAlchemy's own async connection would enter one at every step."""
@@ -131,9 +135,15 @@ def _by_itself(driver: Any, work: Callable[[], T]) -> T:
     return work()
 
 
-def _worth_repeating(error: Exception) -> bool:
-    """Whether the server itself rolled back and asks for another try."""
-    return _state(error) in (SERIALIZATION_FAILURE, DEADLOCK)
+def _pause(error: Exception, repeats: int, deadline: float) -> float | None:
+    """Seconds until it is tried again, where the server itself asks for that or has no connection to spare; both
+    times nothing was done. A connection of ours may be free by then."""
+    dice = random.SystemRandom()
+    if _state(error) in (SERIALIZATION_FAILURE, DEADLOCK) and repeats + 1 < TRIES:
+        return dice.uniform(0, 0.02 * 2**repeats)
+    if _state(error) == TOO_MANY_CONNECTIONS and time.monotonic() < deadline:
+        return dice.uniform(0.02, 0.2)
+    return None
 
 
 def _state(error: Exception) -> str:

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
-from sqlalchemy import Connection, create_engine, event
+from sqlalchemy import URL, Connection, create_engine, event
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
-from gofer.errors import StoreBusy, StoreError, StoreUnavailable
+from gofer.errors import ConfigError, StoreBusy, StoreError, StoreUnavailable
 from gofer.store import json_text
 from gofer.store.database import Dialect
 
@@ -80,6 +80,7 @@ class SqliteDatabase:
     async def start(self) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = _take_lock(self.path)
+        _close_to_others(self.path)
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="gofer-writer", daemon=True)
         self._thread.start()
@@ -152,13 +153,8 @@ class SqliteDatabase:
     def _run(self, ready: Future[None]) -> None:
         try:
             connection = _connect(_engine(self.path, writes=True))
-        except (OperationalError, sqlite3.Error) as error:
-            ready.set_exception(
-                StoreError(
-                    f"SQLite cannot open {self.path}: {getattr(error, 'orig', error)}. "
-                    "Check that the folder is writable."
-                )
-            )
+        except BaseException as error:  # noqa: BLE001 - somebody waits for it, who would else wait for ever
+            ready.set_exception(_not_opened(self.path, error))
             return
         ready.set_result(None)
         with contextlib.closing(connection):
@@ -178,6 +174,17 @@ class SqliteDatabase:
                 break
             batch += more
         return batch
+
+
+def _not_opened(path: Path, error: BaseException) -> BaseException:
+    if not isinstance(error, DBAPIError | sqlite3.Error):
+        return error
+    what = f"SQLite cannot open {path}: {getattr(error, 'orig', error)}."
+    if isinstance(error, OperationalError | sqlite3.OperationalError):
+        return StoreError(f"{what} Check that the folder is writable.")
+    return ConfigError(
+        f"{what} Put a backup in its place: gofer restore FILE. The old file is kept beside it."
+    )
 
 
 def _commit_together(connection: Connection, batch: list[_Operation]) -> None:
@@ -258,7 +265,8 @@ def _connect(engine: Engine) -> Connection:
 def _engine(path: Path, *, writes: bool) -> Engine:
     # AUTOCOMMIT leaves BEGIN and COMMIT to us; SQLAlchemy only compiles and binds.
     engine = create_engine(
-        f"sqlite:///{path}",
+        # Not written out as text, in which a `?` in the name of a folder would begin something else.
+        URL.create("sqlite", database=str(path)),
         poolclass=NullPool,
         isolation_level="AUTOCOMMIT",
         json_serializer=json_text.write,
@@ -281,6 +289,16 @@ def _engine(path: Path, *, writes: bool) -> Engine:
     return engine
 
 
+def _close_to_others(path: Path) -> None:
+    """SQLite makes files that all may read, and its log like the file it belongs to."""
+    with contextlib.suppress(OSError):  # told better when it is opened
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for suffix in ("", "-wal", "-shm"):
+            part = path.with_name(path.name + suffix)
+            if part.exists():
+                part.chmod(0o600)
+
+
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
     """Hold a database file without opening it; raises StoreBusy when a process has it."""
@@ -294,7 +312,13 @@ def held(path: Path) -> Iterator[None]:
 def _take_lock(path: Path) -> int:
     """Hold the file for this process, or say who does and what to do."""
     lock_path = path.with_name(path.name + ".lock")
-    descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"{lock_path} cannot be opened: {error.strerror}. If another user made it, as after a command with "
+            f"sudo, run: chown -R $USER {path.parent}"
+        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -275,7 +275,12 @@ def _sync_folder(folder: Path) -> None:
 def _locked(path: Path) -> Iterator[None]:
     """One process at a time reads, changes and writes the key file."""
     lock = path.with_name(path.name + ".lock")
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise KeyRefused(
+            f"{lock}, beside the key file, cannot be opened ({error.strerror}). Check its owner."
+        ) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prometheus_client import CONTENT_TYPE_LATEST
+from sqlalchemy import Connection
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -14,6 +15,8 @@ from gofer import __version__
 from gofer.errors import GoferError, StoreError
 from gofer.platform import Platform
 from gofer.store import migrations
+from gofer.vault.canary import open_canary
+from gofer.vault.errors import KeyRefused, VaultError
 from gofer.web import access, chat, welcome
 from gofer.web.control import api_mount, furnish
 from gofer.web.control.openapi import document_routes
@@ -97,12 +100,20 @@ class Signs:
         return JSONResponse({"status": "ok", "version": __version__})
 
     async def ready(self, request: Request) -> Response:
-        """The process can do its work: the database answers and has the tables of this release."""
+        """The process can do its work: the database answers, and the master key is the one that opens it."""
         try:
-            version = await self._platform.database.read(migrations.current)
-        except StoreError as error:
-            return problem(503, str(error), code=error.code, retry_after=5)
+            version = await self._platform.database.read(self._look)
+        except (StoreError, KeyRefused, VaultError) as error:
+            # Whoever may ask this need not know more of a key than that.
+            line = (
+                str(error) if isinstance(error, StoreError) else "The master key does not open the database."
+            )
+            return problem(503, line, code=error.code, retry_after=5)
         return JSONResponse({"status": "ready", "schema": version})
+
+    def _look(self, connection: Connection) -> str | None:
+        open_canary(connection, self._platform.vault)
+        return migrations.current(connection)
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus."""

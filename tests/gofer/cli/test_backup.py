@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import sqlite3
 import stat
 import threading
 import time
@@ -91,6 +94,9 @@ def test_what_is_no_backup_or_could_not_be_read_is_refused_untouched(
     terminal("backup", str(tmp_path / "copy.db"))
     terminal("key", "rotate")
     terminal("backup", str(tmp_path / "newer.db"), "--with-key")
+    (tmp_path / "half.db.key").touch()
+    assert "exists already" in terminal("backup", str(tmp_path / "half.db"), "--with-key", fails=2)
+    assert not (tmp_path / "half.db").exists()
     before = (data_dir / "gofer.db").read_bytes()
     (tmp_path / "nonsense.db").write_bytes(b"not a database" * 1000)
     cut = (tmp_path / "copy.db").read_bytes()[:-4096]
@@ -98,6 +104,11 @@ def test_what_is_no_backup_or_could_not_be_read_is_refused_untouched(
     assert "not a Gofer backup" in terminal("restore", str(tmp_path / "nonsense.db"), fails=78)
     terminal("restore", str(tmp_path / "cut.db"), fails=78)
     assert "needs the master key" in terminal("restore", str(tmp_path / "copy.db"), fails=78)
+    shutil.copy(tmp_path / "newer.db", tmp_path / "later.db")
+    with contextlib.closing(sqlite3.connect(tmp_path / "later.db")) as later:
+        later.execute("UPDATE alembic_version SET version_num = '9999-9998'")
+        later.commit()
+    assert "Install that release first" in terminal("restore", str(tmp_path / "later.db"), fails=78)
     assert (data_dir / "gofer.db").read_bytes() == before
     terminal("restore", str(tmp_path / "newer.db"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import typer.main
 from commandline import Terminal, environment, gofer
 from gofer import __version__
 from gofer.cli.commands import COMMANDS, NOUNS, app
+from gofer.web.unix_socket import reachable
 
 
 def commands() -> Iterator[tuple[str, ...]]:
@@ -186,3 +188,21 @@ def test_the_command_tree_is_whole() -> None:
         *("serve", "web", "worker", "demo", "doctor", "status", "key", "secrets", "connections", "jobs"),
         *("deliveries", "questions", "schedules", "replay", "backup", "restore", "purge", "version"),
     }
+
+
+@pytest.mark.parametrize("name", ["gofer.db.lock", "master.key.lock"])
+def test_a_file_that_cannot_be_opened_is_one_line(terminal: Terminal, data_dir: Path, name: str) -> None:
+    (data_dir / name).mkdir()  # as good as one of another user, and so for root, too
+    line = terminal("status", fails=78)
+    assert str(data_dir / name) in line
+    assert "Traceback" not in line
+
+
+def test_a_server_that_hangs_is_not_running(
+    terminal: Terminal, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gofer.cli.instance.PROMPTLY", 0.2)
+    with reachable(data_dir / "gofer.sock") as name, socket.socket(socket.AF_UNIX) as frozen:
+        frozen.bind(name)
+        frozen.listen()
+        assert "did not answer in time" in terminal("status", "--running", fails=1)

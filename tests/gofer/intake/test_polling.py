@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import select, update
 
 from gofer.accounts import Accounts
-from gofer.errors import Fenced, Permanent, Temporary
+from gofer.errors import Fenced, Malformed, Permanent, Temporary
 from gofer.intake.admit import Admitter, unread
 from gofer.intake.polling import CATCH_UP, POLL, Poller, ensure_inflow, fetch_now, fetch_trouble
 from gofer.intake.receive import LARGE, Gate, Intake
@@ -43,8 +43,12 @@ class Post(Integration):
         self.trouble: Exception | None = None
         self.locked: Exception | None = None
         self.reading, self.go_on = threading.Event(), threading.Event()
+        self.reads: Any = ...
 
     def parse(self, request: Request, account: Account) -> Parsed:
+        if self.reads is not ...:
+            odd: Parsed = self.reads
+            return odd
         letter = request.json()
         if "slowly" in letter:
             self.reading.set()
@@ -155,6 +159,26 @@ async def test_while_much_text_is_read_everything_else_goes_on(office: Office, p
     small = await office.intake.take(connected, Request(json.dumps(letter(2)).encode()), "webhook")
     post.go_on.set()
     assert (await taking).result == small.result == "accepted"
+
+
+async def test_whatever_an_integration_makes_of_a_request_it_is_no_failure_of_ours(
+    world: World, office: Office, post: Post
+) -> None:
+    ann = Author("ann")
+    connected = await office.accounts.get(
+        await world.run(lambda c: c.execute(select(connections.c.id)).scalar_one())
+    )
+    for odd in (
+        None,
+        Parsed(7, "message"),  # type: ignore[arg-type]
+        Parsed("1", "message", Incoming("kitchen", Author("\ud800"), "half a pair", addressed=True)),
+        Parsed("2", "message", Incoming("kitchen", ann, "x", addressed=True, title="a\x00b")),
+        Parsed("3", "message", Incoming("kitchen", ann, None, addressed=True)),  # type: ignore[arg-type]
+    ):
+        post.reads = odd
+        with pytest.raises(Malformed):
+            await office.intake.take(connected, Request(b"{}"), "webhook")
+    assert not await has_messages(world, 1)
 
 
 async def has_messages(world: World, count: int) -> bool:

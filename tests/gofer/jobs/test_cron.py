@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zoneinfo
 from datetime import datetime
 from itertools import islice
 from zoneinfo import ZoneInfo
@@ -22,7 +23,8 @@ HOUR = 3600.0
 
 async def schedule(world: World, cron: str = "0 * * * *", **values: object) -> str:
     id_: str = await world.run(
-        add_schedule, workspace_id=FIRST_WORKSPACE, name="tidy", cron=cron, kind="tidy", **values
+        add_schedule,
+        **{"workspace_id": FIRST_WORKSPACE, "name": "tidy", "cron": cron, "kind": "tidy", **values},
     )
     return id_
 
@@ -84,6 +86,27 @@ async def test_a_schedule_that_is_off_makes_nothing(world: World) -> None:
     await be_away(world, 3)
     await world.run(lambda c: c.execute(update(schedules).values(enabled=False)))
     assert await world.run(tick) == 0
+
+
+async def test_one_that_cannot_be_reckoned_is_switched_off_and_the_others_go_on(world: World) -> None:
+    strange, sound = [await schedule(world, "* * * * *", name=name) for name in ("strange", "sound")]
+    await world.run(
+        lambda c: c.execute(update(schedules).where(schedules.c.id == strange).values(timezone="Mars/Base"))
+    )
+    await be_away(world, 1)
+    assert await world.run(tick) == 1
+    on = await world.run(
+        lambda c: c.execute(select(schedules.c.id).where(schedules.c.enabled)).scalars().all()
+    )
+    assert on == [sound]
+
+
+def test_a_machine_needs_no_time_zones_of_its_own() -> None:
+    zoneinfo.reset_tzpath(to=())
+    try:
+        assert ZoneInfo.no_cache("Europe/Berlin").key == "Europe/Berlin"
+    finally:
+        zoneinfo.reset_tzpath()
 
 
 async def test_after_a_run_the_next_is_in_the_future(world: World) -> None:

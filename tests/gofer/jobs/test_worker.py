@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,9 @@ from gofer.jobs.outcome import Done, Outcome, Retry
 from gofer.jobs.worker import Run
 from gofer.store import events
 from gofer.store.database import Database
+from gofer.vault.canary import sealing_key
+from gofer.vault.envelope import Vault
+from gofer.vault.keyring import open_ring
 from world import World
 
 Eventually = Callable[..., Awaitable[Any]]
@@ -81,6 +87,28 @@ async def test_a_handler_that_raises_is_tried_again_until_it_is_dead(
     async with world.worker({"work": fail}):
         await eventually(is_state(world, job, "dead"))
     assert await world.tries(job) == [(1, "dead", "internal")]
+
+
+async def test_a_worker_without_the_stores_master_key_costs_no_job_a_try(
+    world: World, eventually: Eventually, tmp_path: Path
+) -> None:
+    """As after a rotation on another machine, until the new key file comes."""
+    behind = Vault(open_ring(tmp_path, ciphertext_exists=False))
+    job = await world.submit(max_attempts=1)
+    tried = []
+
+    async def read(run: Run) -> Outcome:
+        tried.append(run.claim.id)
+        await world.database.read(partial(sealing_key, vault=behind))
+        return Done()
+
+    async with world.worker({"work": read}, vault=behind):
+        await eventually(lambda: tried)
+        await eventually(is_state(world, job, "ready"))
+        await asyncio.sleep(0.1)
+        assert tried == [job]  # it does not ask for more before it has the key
+        shutil.copy(world.vault.ring.path or "", tmp_path / "master.key")
+        await eventually(is_state(world, job, "done"))
 
 
 async def test_a_kind_nobody_handles_is_dead_not_stuck(world: World, eventually: Eventually) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,11 +57,37 @@ async def test_processes_that_start_together_migrate_once(blank: Database) -> No
     assert await blank.read(differences) == []
 
 
-async def test_a_database_of_a_later_release_is_refused_with_the_way_out(blank: Database) -> None:
+def set_version(connection: Connection, version: str) -> None:
+    connection.execute(text("UPDATE alembic_version SET version_num = :version"), {"version": version})
+
+
+async def test_the_previous_release_runs_on_a_migrated_database_and_an_older_one_is_refused(
+    blank: Database,
+) -> None:
     await migrate(blank, backup_to=None)
-    await blank.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'")))
-    with pytest.raises(ConfigError, match=r"9999.*newer.*gofer restore"):
-        await migrate(blank, backup_to=None)
+    number = migrations.newest()[:4]
+    for version, runs in (
+        (f"9999-{number}", True),
+        ("9999-0001", True),
+        ("9999-9998", False),
+        ("9999", False),
+    ):
+        await blank.write(partial(set_version, version=version))
+        if runs:
+            await migrate(blank, backup_to=None)
+        else:
+            with pytest.raises(ConfigError, match=r"9999.*newer.*gofer restore"):
+                await migrate(blank, backup_to=None)
+        assert await blank.read(migrations.current) == version
+
+
+def test_each_version_says_which_releases_can_work_with_it() -> None:
+    folder = Path(migrations.__file__).parent / "versions"
+    names = [
+        re.search(r'^revision = "(.*)"$', each.read_text(), re.M) for each in sorted(folder.glob("0*.py"))
+    ]
+    for name in [found[1] for found in names if found]:
+        assert name <= "0004" or re.fullmatch(r"\d{4}-\d{4}", name)
 
 
 async def test_an_upgrade_keeps_live_rows_and_work_goes_on(

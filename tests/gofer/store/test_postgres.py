@@ -110,7 +110,7 @@ async def test_a_server_that_refuses_is_a_problem_in_words(
     await store.close()
 
 
-async def test_a_server_without_room_for_another_connection_is_unavailable_not_broken(
+async def test_a_server_without_room_for_another_connection_is_waited_for_and_then_unavailable(
     postgres_url: str,
 ) -> None:
     admin = await asyncpg.connect(postgres_url)
@@ -118,11 +118,18 @@ async def test_a_server_without_room_for_another_connection_is_unavailable_not_b
     await admin.execute(
         f"CREATE ROLE crowded LOGIN CONNECTION LIMIT 0; GRANT ALL ON DATABASE {name} TO crowded"
     )
-    store = PostgresDatabase(postgres_url.replace("postgres@", "crowded@"))
+    store = PostgresDatabase(postgres_url.replace("postgres@", "crowded@"), patience=0)
+    patient = PostgresDatabase(postgres_url.replace("postgres@", "crowded@"))
     try:
         with pytest.raises(StoreUnavailable, match="too many connections"):
             await store.start()
+        starting = asyncio.ensure_future(patient.start())
+        await asyncio.wait([starting], timeout=0.1)
+        assert not starting.done()
+        await admin.execute("ALTER ROLE crowded CONNECTION LIMIT 1")
+        await starting
     finally:
         await store.close()
+        await patient.close()
         await admin.execute(f"REVOKE ALL ON DATABASE {name} FROM crowded; DROP ROLE crowded")
         await admin.close()

@@ -176,6 +176,12 @@ async def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         await SqliteDatabase(tmp_path / "gofer.db").start()
 
 
+async def test_a_file_that_is_no_database_is_told_at_once_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "gofer.db").write_bytes(os.urandom(8192))
+    with pytest.raises(ConfigError, match=r"gofer\.db: file is not a database\. .*gofer restore"):
+        await SqliteDatabase(tmp_path / "gofer.db").start()
+
+
 async def test_the_url_names_the_file(tmp_path: Path) -> None:
     store = database_for(Settings(data_dir=tmp_path, database_url=""))
     assert isinstance(store, SqliteDatabase)
@@ -211,9 +217,49 @@ async def test_a_backup_is_restored_and_the_old_file_kept(sqlite_url: str, tmp_p
     assert names_in(aside) == {"old", "newer"}
 
 
+async def test_a_folder_may_have_any_name(sqlite_url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "50% #1?mode=rw"
+    folder.mkdir()
+    restore_database(path_of(sqlite_url), folder / "gofer.db")
+    store = SqliteDatabase(folder / "gofer.db")
+    await store.start()
+    await store.write(add("there"))
+    assert {each.stat().st_mode & 0o077 for each in folder.iterdir()} == {0}  # for this user alone
+    copy_database(store.path, folder / "copy.db")
+    await store.close()
+    (folder / "copy.db").rename(tmp_path / "plain.db")
+    assert "there" in names_in(tmp_path / "plain.db")
+
+
+async def test_a_kill_in_the_middle_of_a_restore_leaves_the_old_database_whole(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = path_of(sqlite_url)
+    copy_database(path, tmp_path / "copy.db")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("INSERT INTO workspace (id, name, created_at) VALUES ('in the log', '', 0)")
+        connection.commit()
+        killed = (
+            tmp_path / "killed.db"
+        )  # as a server leaves it that was killed: a file, and its log beside it
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{path}{suffix}", f"{killed}{suffix}")
+
+    def kill(self: Path, target: Path) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", kill)
+    with pytest.raises(KeyboardInterrupt):
+        restore_database(tmp_path / "copy.db", killed)
+    assert "in the log" in names_in(killed)
+
+
 def test_what_is_no_backup_is_refused(sqlite_url: str, tmp_path: Path) -> None:
     (tmp_path / "junk").write_bytes(os.urandom(4096))
-    for path in (tmp_path / "junk", tmp_path / "missing"):
+    with closing(sqlite3.connect(tmp_path / "another program's")) as connection:
+        connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
+    for path in (tmp_path / "junk", tmp_path / "missing", tmp_path / "another program's"):
         with pytest.raises(ConfigError, match="not a Gofer backup"):
             check_database(path)
     with pytest.raises(ConfigError, match="exists already"):

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx2
 import pytest
+from sqlalchemy import update
 from starlette.routing import BaseRoute, Mount, Route
 
+from gofer.assembly import open_platform
+from gofer.doctor import examine, look_around
 from gofer.platform import Platform
+from gofer.settings import Settings
+from gofer.store.tables import master_keys
 from gofer.web.access.sessions import csrf_for
 from gofer.web.access.visitor import ROLES, Role, Scope
 from gofer.web.app import PUBLIC, public_app
@@ -52,6 +58,25 @@ async def test_each_route_is_public_or_turns_a_stranger_away(platform: Platform)
             else:
                 assert response.status_code == 303, f"{method} {path} answered {response.status_code}"
                 assert response.headers["location"].startswith("/login")
+
+
+async def test_a_server_whose_key_no_longer_opens_the_store_is_not_ready(platform: Platform) -> None:
+    transport = httpx2.ASGITransport(public_app(platform))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        assert (await client.get("/readyz")).json()["status"] == "ready"
+        # As another process leaves it that rotated the key, while the new key file is not here yet.
+        await platform.database.write(lambda c: c.execute(update(master_keys).values(id="00" * 8)))
+        answer = await client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["detail"] == "The master key does not open the database."
+
+
+async def test_the_doctor_asks_a_server_where_it_listens(data_dir: Path) -> None:
+    given = Settings(data_dir=data_dir, host="192.0.2.1")  # as by gofer serve --host, beside other settings
+    async with open_platform(given, roles=frozenset({"web"})) as platform:
+        found = [*look_around(Settings(data_dir=data_dir), serving=True), *await examine(platform)]
+    (network,) = [each for each in found if each.check == "network"]
+    assert (network.severity, "192.0.2.1" in network.line) == ("warning", True)
 
 
 async def test_the_public_list_names_only_routes_that_exist(platform: Platform) -> None:

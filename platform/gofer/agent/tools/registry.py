@@ -102,6 +102,6 @@ def plugin_tools() -> list[Tool[Any]]:
     for point in entry_points(group=GROUP):
         try:
             found += _usable(point.load()())
-        except Exception as error:  # noqa: BLE001 - a stranger's code may fail in any way
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code may fail in any way
             log.error("plugin.broken", plugin=point.value, error=f"{type(error).__name__}: {error}")
     return found

@@ -2,10 +2,14 @@
 
 Rules: expand first, contract a release later. A new column is nullable or has a server default; nothing is renamed
 or dropped in the release that stops using it, so that the previous release still runs on a migrated database.
+
+How would that release know? Its own scripts end before such a version. So a version made after 0004 says it itself:
+`0007-0005` is number 7, and a release that knows number 5 can work with it.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +22,14 @@ if TYPE_CHECKING:
 
 NEWEST = "0004"
 """The version this release brings a database to; a test compares it with the scripts."""
+_LATER = re.compile(r"\d{4}-(?P<oldest>\d{4})")
 
 
 def _config(connection: Connection | None) -> Config:
     from alembic.config import Config
 
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent))
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     config.attributes["connection"] = connection
     return config
 
@@ -47,6 +52,12 @@ def known(revision: str) -> bool:
 
     script = ScriptDirectory.from_config(_config(None))
     return any(each.revision == revision for each in script.walk_revisions())
+
+
+def runs_on(revision: str) -> bool:
+    """Whether this release can work on a version that it does not know, by what that says of itself."""
+    said = _LATER.fullmatch(revision)
+    return said is not None and said["oldest"] <= NEWEST[:4]
 
 
 def upgrade(connection: Connection, to: str = "head") -> None:

@@ -16,10 +16,10 @@ from starlette.responses import Response
 from gofer import __version__
 from gofer.doctor import ask_model as doctor_of_models
 from gofer.doctor import examine
-from gofer.errors import Conflict, Forbidden
+from gofer.errors import ConfigError, Conflict, Forbidden
 from gofer.jobs.upkeep import depth, oldest_ready
 from gofer.platform import Platform
-from gofer.store.backup import copy_database, copy_key
+from gofer.store.backup import copy_database, copy_key, key_beside
 from gofer.store.clock import now
 from gofer.store.sqlite import SqliteDatabase
 from gofer.store.tables import connections, conversations, master_keys, workers
@@ -152,6 +152,8 @@ async def backup(request: Request) -> Response:
     ring = platform.vault.ring
     if wish.with_key and ring.path is None:
         raise Conflict("The master key is in GOFER_MASTER_KEY, not in a file. Keep it where it comes from.")
+    if wish.with_key and key_beside(target).exists():
+        raise ConfigError(f"{key_beside(target)} exists already. Give a name that is free.")
     size = await database.read(partial(_copy, source=database.path, target=target, backups=backups))
     key_file = None
     if wish.with_key and ring.path is not None:
