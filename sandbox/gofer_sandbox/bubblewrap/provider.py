@@ -12,7 +12,7 @@ from gofer_sandbox import processes, records, runtime
 from gofer_sandbox.bubblewrap import arguments, binary, cgroups, seccomp, users
 from gofer_sandbox.bubblewrap.box import BubblewrapBox, clean_up
 from gofer_sandbox.bubblewrap.probe import Probe
-from gofer_sandbox.bubblewrap.spawn import Launched, Spawned, as_user, launch, through_mount
+from gofer_sandbox.bubblewrap.spawn import Spawned, as_user, spawn, through_mount
 from gofer_sandbox.errors import StartFailed
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
@@ -71,11 +71,7 @@ class Bubblewrap:
         reference = Reference(uid=uid, gid=gid, control=str(self.base / spec.id), boot=processes.boot_id())
         try:
             control = runtime.make_control(self.base, spec.id, gid)
-            if not _handed_over(spec.workspace, uid):
-                await asyncio.to_thread(users.hand_over, spec.workspace, uid)
-            owner = fifo.Ownership(uid, gid)
-            launched = _launch(probe, spec, control, owner)
-            spawned = await asyncio.to_thread(_finish, launched, control, owner)
+            spawned = await asyncio.to_thread(_start, probe, spec, control, uid, gid)
         except BaseException:
             await clean_up(spec.id, reference, group)
             raise
@@ -166,53 +162,44 @@ def _identity(base: Path, spec: Spec) -> tuple[int, int]:
     return uid, uid
 
 
-def _launch(probe: Probe, spec: Spec, control: Path, owner: fifo.Ownership) -> Launched:
-    """Make the groups, fill the control directory, and start bubblewrap: short steps, and to wake a thread for them
-    would take longer than any."""
+def _start(probe: Probe, spec: Spec, control: Path, uid: int, gid: int) -> Spawned:
+    """Everything that blocks: make the groups, fill the control directory, hand over the workspace, spawn.
+
+    The shells' scripts come last, while bubblewrap is at work: no shell starts before the server says so."""
     assert probe.bwrap is not None
     assert probe.etc is not None
     given: list[int] = []
+    owner = fifo.Ownership(uid, gid)
     try:
         _fill(control, spec, owner, probe.groups, given)
-        workspace, prefix = _reachable(spec.workspace, control / "w")
+        workspace, prefix = _reachable(spec.workspace, control / "w", uid)
     except BaseException:
         for fd in given:
             os.close(fd)
         raise
     options = arguments.session(probe.etc, workspace, control, spec.limits, spec.environment, spec.readonly)
-    if prefix:
-        prefix += as_user(owner.uid)
-    user = owner.uid if os.geteuid() == 0 and not prefix else None
     bwrap = [*prefix, str(probe.bwrap), *options]
-    return launch(bwrap, arguments.keeper(), seccomp.program(), given, user=user)
-
-
-def _finish(launched: Launched, control: Path, owner: fifo.Ownership) -> Spawned:
-    """Put the shells' scripts in place while bubblewrap is at work (no shell starts before the server says so), and
-    wait until it has told of its child."""
+    user = uid if os.geteuid() == 0 and not prefix else None
+    spawned = spawn(bwrap, arguments.keeper(), seccomp.program(), given, user=user)
     try:
         fifo.put_scripts(control, owner, scripts.INSIDE, scripts.PRIVATE)
     except BaseException:
-        launched.child().end()
+        spawned.end()
         raise
-    return launched.child()
+    return spawned
 
 
-def _handed_over(workspace: Path, uid: int) -> bool:
-    """Whether a workspace belongs to the session's user; an empty one is given to it here and now."""
-    if os.geteuid() == 0 and workspace.stat().st_uid != uid:
-        if any(workspace.iterdir()):
-            return False
+def _reachable(workspace: Path, staging: Path, uid: int) -> tuple[Path, list[str]]:
+    """Where the session's user finds the workspace, and what makes it so, if anything has to, and then becomes
+    that user."""
+    if os.geteuid() != 0:
+        return workspace, []
+    if workspace.stat().st_uid != uid:
         users.hand_over(workspace, uid)
-    return True
-
-
-def _reachable(workspace: Path, staging: Path) -> tuple[Path, list[str]]:
-    """Where the session's user finds the workspace, and what makes it so, if anything has to."""
-    if os.geteuid() != 0 or binary.reachable_by_others(workspace):
+    if binary.reachable_by_others(workspace):
         return workspace, []
     staging.mkdir(mode=0o755)
-    return staging, through_mount(workspace, staging)
+    return staging, [*through_mount(workspace, staging), *as_user(uid)]
 
 
 def _fill(

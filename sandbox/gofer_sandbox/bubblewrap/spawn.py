@@ -45,26 +45,7 @@ def memory_file(name: str, data: bytes = b"") -> int:
     return fd
 
 
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """bubblewrap at work, and where it tells of its child."""
-
-    process: subprocess.Popen[bytes]
-    info: int
-    said: int
-    own: tuple[int, ...]
-    """Descriptors to close when it has told."""
-
-    def child(self) -> Spawned:
-        """Wait until it has; blocks."""
-        try:
-            return Spawned(self.process.pid, _child(self.process, self.info, self.said))
-        finally:
-            for fd in self.own:
-                os.close(fd)
-
-
-def launch(
+def spawn(
     bwrap: Sequence[str],
     command: Sequence[str],
     filter_program: bytes | None,
@@ -72,12 +53,12 @@ def launch(
     streams: tuple[int, int, int] | None = None,
     environment: Mapping[str, str] | None = None,
     user: int | None = None,
-) -> Launched:
-    """Start bubblewrap, given with its options and what goes before it. `inherited` are descriptors for the command,
-    which are closed here; `streams` its standard ones, if not nothing; `user` whom to become, when not who we are."""
+) -> Spawned:
+    """Start bubblewrap, given with its options and what goes before it, and learn its child's pid. `inherited`
+    are descriptors for the command, which are closed here; `streams` its standard ones, if not nothing; `user`
+    whom to become, when not who we are."""
     said = streams[2] if streams else memory_file("said")
     info, info_end = os.pipe2(os.O_CLOEXEC)
-    own = (info,) if streams else (info, said)
     passed = [info_end, *inherited]
     arguments = [*bwrap, "--info-fd", str(info_end)]
     if filter_program:
@@ -86,15 +67,13 @@ def launch(
     try:
         standard = streams or (subprocess.DEVNULL, subprocess.DEVNULL, said)
         with contextlib.nullcontext() if user is None else starting_as(user, user):
-            return Launched(
-                _popen([*arguments, *command], passed, standard, environment or {}), info, said, own
-            )
-    except BaseException:
-        for fd in own:
-            os.close(fd)
-        raise
-    finally:
+            process = _popen([*arguments, *command], passed, standard, environment or {})
         for fd in passed:
+            os.close(fd)
+        passed = []
+        return Spawned(process.pid, _child(process, info, said))
+    finally:
+        for fd in (info, *([] if streams else [said]), *passed):
             os.close(fd)
 
 

@@ -116,7 +116,7 @@ def _run(bwrap: Path, etc: Path, group: cgroups.Group | None, port: int, trial: 
         _calls(),
     ]
     try:
-        spawned = spawn.launch(
+        spawned = spawn.spawn(
             _options(bwrap, etc),
             look,
             seccomp.program(),
@@ -124,7 +124,7 @@ def _run(bwrap: Path, etc: Path, group: cgroups.Group | None, port: int, trial: 
             (waits, said, words),
             _CANARY,
             _NOBODY if os.geteuid() == 0 else None,
-        ).child()
+        )
         os.close(said)
         said = -1
         trial.facts = _facts(inside)
