@@ -14,11 +14,17 @@ from gofer_sandbox.record import Record
 def put(base: Path, record: Record) -> None:
     """Keep a record, whole or not at all."""
     place = f"{base}/records"
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(place, 0o700)
     temporary = f"{place}/{record.id}.{os.getpid()}"
-    with open(temporary, "wb", 0) as file:
-        file.write(record.to_json().encode())
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    try:
+        fd = os.open(temporary, flags, 0o600)
+    except FileNotFoundError:
+        os.makedirs(place, 0o700, exist_ok=True)
+        fd = os.open(temporary, flags, 0o600)
+    try:
+        os.write(fd, record.to_json().encode())
+    finally:
+        os.close(fd)
     os.replace(temporary, f"{place}/{record.id}.json")
 
 

@@ -90,7 +90,8 @@ class Sandbox:
         self._directory = _prepare(self._directory)
         self._journal = Journal(self._directory)
         self._journal.live = Live()
-        _forget(self._directory)
+        if not self._ephemeral:
+            _forget(self._directory)
         await self._start(self._new_session(None), None)
 
     def _new_session(self, previous: Record | None) -> Session:

@@ -125,8 +125,9 @@ async def test_limits_that_do_not_hold_are_noticed() -> None:
     groups, why = cgroups.find()
     if groups is None:
         pytest.skip(f"this machine has no cgroups for us; this half did not run: {why}")
-    group = groups.make(f"test-{os.getpid()}", Limits())
+    group = groups.make(f"test-{os.getpid()}")
     try:
+        group.limit(Limits())
         assert "is not in" in group.shortfall(os.getpid(), Limits())
         assert "not 512" in group.shortfall(os.getpid(), Limits(processes=512))
     finally:
@@ -244,7 +245,8 @@ def test_version_2_groups_get_their_limits(place: Path) -> None:
     _fake_unified(place / "fs", "cpu memory pids io")
     groups, why = cgroups.find(place / "fs", "0::/own\n")
     assert groups, why
-    group = groups.make("x", Limits(memory=123456789, processes=77, cpus=0.5, tmp=1024, shm=1024))
+    group = groups.make("x")
+    group.limit(Limits(memory=123456789, processes=77, cpus=0.5, tmp=1024, shm=1024))
     made = place / "fs" / "own" / "gofer-sandbox-x"
     assert isinstance(group, cgroups.GroupV2)
     assert (made / "memory.max").read_text() == "123456789"
@@ -265,7 +267,7 @@ def test_version_2_groups_are_made_beside_the_server_and_limited_anew(place: Pat
     (place / "fs" / "own" / leaf / "cgroup.procs").write_text(f"{os.getpid()}\n")
     groups, why = cgroups.find(place / "fs", f"0::/own/{leaf}\n")
     assert groups, why
-    groups.make("x", Limits())
+    groups.make("x").limit(Limits())
     made = place / "fs" / "own" / "gofer-sandbox-x"
     (made / "pids.max").write_text("max")
     groups.resume("x", os.getpid(), Limits(processes=77))

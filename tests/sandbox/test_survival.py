@@ -563,23 +563,40 @@ async def test_a_record_of_something_else_is_refused(directory: Path) -> None:
             Record.from_json(text)
 
 
-async def test_what_a_crash_in_the_middle_of_a_start_left_is_removed(base: Path, directory: Path) -> None:
-    script = """
+@pytest.mark.parametrize(
+    ("what", "keeps_running"),
+    [
+        pytest.param("Shell.begin", True, id="before a shell is asked for"),
+        pytest.param("fifo.prepare", False, id="before the control files"),
+    ],
+)
+async def test_what_a_crash_in_the_middle_of_a_start_left_is_removed(
+    base: Path, directory: Path, what: str, keeps_running: bool
+) -> None:
+    script = f"""
 import asyncio, os, sys
 from pathlib import Path
 from gofer_sandbox import Bubblewrap, Sandbox
 from gofer_sandbox.session import Shell
-Shell.begin = lambda shell: os.kill(os.getpid(), 9)
+from gofer_sandbox.shell import fifo
+{what} = lambda *_: os.kill(os.getpid(), 9)
 asyncio.run(Sandbox(Bubblewrap(base=Path(sys.argv[1])), directory=sys.argv[2]).start())
 """
     subprocess.run([sys.executable, "-c", script, str(base), str(directory)], check=False)
     [record] = (base / "records").glob("*.json")
     session = record.stem
     assert (base / session).exists()
+    await eventually(lambda: _started_with(base / session) is keeps_running)
     assert await reap(Bubblewrap(base=base), keep=[], within=directory) == [session]
     assert not (base / session).exists()
     assert not list((base / "uids").glob("*"))
     assert not [place for place, _, _ in os.walk("/sys/fs/cgroup") if place.endswith(session)]
+
+
+def _started_with(control: Path) -> bool:
+    """Whether a bubblewrap that was given this control directory runs."""
+    lines = [place.read_bytes() for place in Path("/proc").glob("[0-9]*/cmdline") if place.exists()]
+    return any(os.fsencode(control) in line for line in lines)
 
 
 async def test_output_nobody_could_keep_is_told(directory: Path) -> None:

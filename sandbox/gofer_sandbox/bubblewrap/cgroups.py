@@ -37,6 +37,9 @@ class Group(Protocol):
     def kind(self) -> str:
         """Which version they are of."""
 
+    def limit(self, limits: Limits) -> None:
+        """Set its limits."""
+
     def entrances(self) -> list[int]:
         """Descriptors, the caller's to close: a process that writes 0 to each is in, and what it starts follows."""
 
@@ -69,8 +72,8 @@ class Groups(Protocol):
     def kind(self) -> str:
         """Which version they are of."""
 
-    def make(self, name: str, limits: Limits) -> Group:
-        """A new group with its limits set."""
+    def make(self, name: str) -> Group:
+        """A new group, without limits yet."""
 
     def open(self, name: str) -> Group:
         """A group that was made earlier."""
@@ -165,21 +168,23 @@ def _whole_pages(size: int) -> int:
     return size - size % os.sysconf("SC_PAGE_SIZE")
 
 
-def _make(place: Path, settings: dict[str, object], optional: dict[str, object]) -> None:
-    place.mkdir()
-    for name, value in settings.items():
-        _write(f"{place}/{name}", value)
-    for name, value in optional.items():
-        with contextlib.suppress(OSError):
-            _write(f"{place}/{name}", value)
-
-
 @dataclass(frozen=True, slots=True)
 class GroupV1:
     """One directory in each of several hierarchies."""
 
     places: dict[str, Path]
     kind: str = "cgroup v1"
+
+    def limit(self, limits: Limits) -> None:
+        """A kernel without swap has no file for it."""
+        memory, pids, cpu = (self.places[name] for name in ("memory", "pids", "cpu"))
+        _write(f"{memory}/memory.limit_in_bytes", limits.memory)
+        _write(f"{pids}/pids.max", limits.processes)
+        _write(f"{cpu}/cpu.cfs_period_us", _PERIOD)
+        _write(f"{cpu}/cpu.cfs_quota_us", int(limits.cpus * _PERIOD))
+        for name, value in (("memory.memsw.limit_in_bytes", limits.memory), ("memory.swappiness", 0)):
+            with contextlib.suppress(OSError):
+                _write(f"{memory}/{name}", value)
 
     def entrances(self) -> list[int]:
         """Of the files that take one thread, for whoever moves itself that way is in at once; moving any other
@@ -240,23 +245,14 @@ class GroupsV1:
     parents: dict[str, Path]
     kind: str = "cgroup v1"
 
-    def make(self, name: str, limits: Limits) -> Group:
+    def make(self, name: str) -> Group:
         """A directory in each hierarchy."""
-        group = GroupV1({controller: parent / (PREFIX + name) for controller, parent in self.parents.items()})
-        required: dict[str, dict[str, object]] = {
-            "memory": {"memory.limit_in_bytes": limits.memory},
-            "pids": {"pids.max": limits.processes},
-            "cpu": {"cpu.cfs_period_us": _PERIOD, "cpu.cfs_quota_us": int(limits.cpus * _PERIOD)},
-            "freezer": {},
-        }
-        optional: dict[str, dict[str, object]] = {
-            "memory": {"memory.memsw.limit_in_bytes": limits.memory, "memory.swappiness": 0}
-        }
-        for controller, place in group.places.items():
-            _make(place, required[controller], optional.get(controller, {}))
+        group = self.open(name)
+        for place in group.places.values():
+            os.mkdir(place)
         return group
 
-    def open(self, name: str) -> Group:
+    def open(self, name: str) -> GroupV1:
         """The same directories again."""
         return GroupV1({controller: parent / (PREFIX + name) for controller, parent in self.parents.items()})
 
@@ -271,6 +267,15 @@ class GroupV2:
 
     place: Path
     kind: str = "cgroup v2"
+
+    def limit(self, limits: Limits) -> None:
+        """A kernel without swap has no file for it."""
+        _write(f"{self.place}/memory.max", limits.memory)
+        _write(f"{self.place}/pids.max", limits.processes)
+        _write(f"{self.place}/cpu.max", f"{int(limits.cpus * _PERIOD)} {_PERIOD}")
+        for name in ("memory.swap.max", "memory.oom.group"):
+            with contextlib.suppress(OSError):
+                _write(f"{self.place}/{name}", 0)
 
     def entrances(self) -> list[int]:
         """Of the one file that takes a process."""
@@ -327,11 +332,10 @@ class GroupsV2:
     mounted: Path
     kind: str = "cgroup v2"
 
-    def make(self, name: str, limits: Limits) -> Group:
-        """A directory with its limits."""
+    def make(self, name: str) -> Group:
+        """A directory."""
         place = self.parent / (PREFIX + name)
         place.mkdir()
-        _limit(place, limits)
         return GroupV2(place)
 
     def open(self, name: str) -> Group:
@@ -341,23 +345,13 @@ class GroupsV2:
     def resume(self, name: str, pid: int, limits: Limits) -> Group:
         """Wherever it is: with the server before it, in another unit maybe. Limits lapse with the controllers, which
         are off between two servers where systemd has no DelegateSubgroup=."""
-        place = self.parent / (PREFIX + name)
+        group = GroupV2(self.parent / (PREFIX + name))
         with contextlib.suppress(OSError):
             own = _memberships(Path(f"/proc/{pid}/cgroup").read_text()).get("", "")
             if own.endswith(f"/{PREFIX}{name}"):
-                place = self.mounted / own.lstrip("/")
-            _limit(place, limits)
-        return GroupV2(place)
-
-
-def _limit(place: Path, limits: Limits) -> None:
-    """Set a session's limits; a kernel without swap has no file for it."""
-    _write(f"{place}/memory.max", limits.memory)
-    _write(f"{place}/pids.max", limits.processes)
-    _write(f"{place}/cpu.max", f"{int(limits.cpus * _PERIOD)} {_PERIOD}")
-    for name in ("memory.swap.max", "memory.oom.group"):
-        with contextlib.suppress(OSError):
-            _write(f"{place}/{name}", 0)
+                group = GroupV2(self.mounted / own.lstrip("/"))
+            group.limit(limits)
+        return group
 
 
 def find(root: Path = _ROOT, own: str | None = None) -> tuple[Groups | None, str]:
@@ -461,7 +455,7 @@ def _try(groups: Groups) -> str:
     """Make a group and remove it; why that is not possible, or nothing."""
     name = f"probe-{os.getpid()}"
     try:
-        groups.make(name, Limits())
+        groups.make(name).limit(Limits())
     except OSError as error:
         return f"{groups.kind}: {error.strerror or error}"
     finally:

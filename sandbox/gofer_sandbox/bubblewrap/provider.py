@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gofer_sandbox import processes, records, runtime
@@ -163,30 +163,23 @@ def _identity(base: Path, spec: Spec) -> tuple[int, int]:
 
 
 def _start(probe: Probe, spec: Spec, control: Path, uid: int, gid: int) -> Spawned:
-    """Everything that blocks: make the groups, fill the control directory, hand over the workspace, spawn.
-
-    The shells' scripts come last, while bubblewrap is at work: no shell starts before the server says so."""
+    """Everything that blocks: hand over the workspace, make the groups, and spawn; what is in the control directory,
+    and the groups' limits, only while bubblewrap is at work."""
     assert probe.bwrap is not None
     assert probe.etc is not None
-    given: list[int] = []
-    owner = fifo.Ownership(uid, gid)
-    try:
-        _fill(control, spec, owner, probe.groups, given)
-        workspace, prefix = _reachable(spec.workspace, control / "w", uid)
-    except BaseException:
-        for fd in given:
-            os.close(fd)
-        raise
+    workspace, prefix = _reachable(spec.workspace, control / "w", uid)
     options = arguments.session(probe.etc, workspace, control, spec.limits, spec.environment, spec.readonly)
     bwrap = [*prefix, str(probe.bwrap), *options]
     user = uid if os.geteuid() == 0 and not prefix else None
-    spawned = spawn(bwrap, arguments.keeper(), seccomp.program(), given, user=user)
-    try:
-        fifo.put_scripts(control, owner, scripts.INSIDE, scripts.PRIVATE)
-    except BaseException:
-        spawned.end()
-        raise
-    return spawned
+    group = probe.groups.make(spec.id) if probe.groups else None
+    entrances = group.entrances() if group else []
+
+    def fill(besides: int) -> None:
+        if group:
+            group.limit(spec.limits)
+        _fill(control, spec, fifo.Ownership(uid, gid), entrances, besides)
+
+    return spawn(bwrap, arguments.keeper(), seccomp.program(), entrances, user=user, meanwhile=fill)
 
 
 def _reachable(workspace: Path, staging: Path, uid: int) -> tuple[Path, list[str]]:
@@ -202,27 +195,21 @@ def _reachable(workspace: Path, staging: Path, uid: int) -> tuple[Path, list[str
     return staging, [*through_mount(workspace, staging), *as_user(uid)]
 
 
-def _fill(
-    control: Path, spec: Spec, owner: fifo.Ownership, groups: cgroups.Groups | None, given: list[int]
-) -> None:
-    """Make the groups and what the keeper needs in the control directory; `given` gets the descriptors it inherits.
+def _fill(control: Path, spec: Spec, owner: fifo.Ownership, entrances: Sequence[int], besides: int) -> None:
+    """Put what runs inside in the control directory, the keeper's script last: should this server die before, it
+    finds none, and ends. `besides` is a descriptor that it has and does not need.
 
     Where there are groups they count processes and memory, and the limits of each process stand behind."""
     limits = spec.limits
-    entrances = groups.make(spec.id, limits).entrances() if groups else []
-    given += entrances
-    fifo.make_fifos(control, owner)
-    held = fifo.reading_ends(control)
-    given += held
     keeper = scripts.keeper(
         limits,
         processes=limits.processes * (4 if entrances else 1) if _counts_by_namespace() else None,
         address_space=None if entrances else limits.memory,
         entrances=entrances,
-        held=held,
+        besides=(besides,),
         locale=" ".join(f"{name}={value}" for name, value in _locale(spec.environment).items()),
     )
-    fifo.put_keeper(control, keeper, owner)
+    fifo.prepare(control, keeper, owner, scripts.INSIDE, scripts.PRIVATE)
 
 
 def _locale(environment: Mapping[str, str]) -> dict[str, str]:

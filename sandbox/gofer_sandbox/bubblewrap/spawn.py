@@ -9,7 +9,7 @@ import select
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,28 +53,49 @@ def spawn(
     streams: tuple[int, int, int] | None = None,
     environment: Mapping[str, str] | None = None,
     user: int | None = None,
+    meanwhile: Callable[[int], None] | None = None,
 ) -> Spawned:
     """Start bubblewrap, given with its options and what goes before it, and learn its child's pid. `inherited`
     are descriptors for the command, which are closed here; `streams` its standard ones, if not nothing; `user`
-    whom to become, when not who we are."""
+    whom to become, when not who we are. `meanwhile` is called while bubblewrap is at work, with one more descriptor
+    that the command inherits and has to close; the command waits for it.
+
+    That is the end from which we learn the pid: a bubblewrap that cannot tell it, for we are gone, would die of that
+    and leave its child waiting for ever."""
     said = streams[2] if streams else memory_file("said")
     info, info_end = os.pipe2(os.O_CLOEXEC)
-    passed = [info_end, *inherited]
+    ours, passed = [info] if streams else [info, said], [info_end, *inherited]
     arguments = [*bwrap, "--info-fd", str(info_end)]
     if filter_program:
         passed.append(memory_file("seccomp", filter_program))
         arguments += ["--seccomp", str(passed[-1])]
+    if meanwhile:
+        waits, go = os.pipe2(os.O_CLOEXEC)
+        ours.append(go)
+        passed.append(waits)
+        arguments += ["--block-fd", str(waits)]
     try:
         standard = streams or (subprocess.DEVNULL, subprocess.DEVNULL, said)
         with contextlib.nullcontext() if user is None else starting_as(user, user):
-            process = _popen([*arguments, *command], passed, standard, environment or {})
-        for fd in passed:
-            os.close(fd)
-        passed = []
+            shared = [info] if meanwhile else []
+            process = _popen([*arguments, *command], [*passed, *shared], standard, environment or {})
+        while passed:
+            os.close(passed.pop())
+        if meanwhile:
+            _do(meanwhile, process, info, said)
         return Spawned(process.pid, _child(process, info, said))
     finally:
-        for fd in (info, *([] if streams else [said]), *passed):
+        for fd in (*ours, *passed):
             os.close(fd)
+
+
+def _do(meanwhile: Callable[[int], None], process: subprocess.Popen[bytes], info: int, said: int) -> None:
+    """End what was started when that fails."""
+    try:
+        meanwhile(info)
+    except BaseException:
+        Spawned(process.pid, _child(process, info, said)).end()
+        raise
 
 
 def _popen(

@@ -87,9 +87,11 @@ class Trial:
 def run(bwrap: Path, etc: Path, groups: cgroups.Groups | None) -> Trial:
     """Start a sandbox as a session's would be, and have it look around."""
     name = f"probe-{secrets.token_hex(4)}"
-    group = groups.make(name, LIMITS) if groups else None
+    group = groups.make(name) if groups else None
     trial = Trial()
     try:
+        if group:
+            group.limit(LIMITS)
         with _host_port() as port:
             _run(bwrap, etc, group, port, trial)
     except StartFailed as error:

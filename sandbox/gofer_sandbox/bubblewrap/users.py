@@ -25,11 +25,14 @@ def claim(directory: Path, session: str, wanted: int = -1) -> int:
 
 
 def _take(directory: Path, session: str, uid: int) -> bool:
-    directory.mkdir(exist_ok=True, mode=0o700)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        fd = os.open(directory / str(uid), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = os.open(f"{directory}/{uid}", flags, 0o600)
     except FileExistsError:
         return _holder(directory, uid) == session
+    except FileNotFoundError:
+        directory.mkdir(exist_ok=True, mode=0o700)
+        return _take(directory, session, uid)
     os.write(fd, session.encode())
     os.close(fd)
     return True

@@ -64,13 +64,14 @@ class Speaker(Protocol):
 
     box: Box
     wire: Wire
-    process: Process | None
     exits: int
     owes_snapshot: bool
     unread: bool
     unkept: str
     on_tick: Callable[[], None]
 
+    @property
+    def process(self) -> Process | None: ...
     def push(self, event: Event) -> None: ...
     async def next(self) -> Event: ...
     def submit(self, command: bytes) -> None: ...

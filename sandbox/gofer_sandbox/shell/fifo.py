@@ -76,48 +76,10 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def prepare(control: Path, keeper: str, owner: Ownership, inside: str, private: str) -> None:
-    """Fill a new control directory."""
-    make_fifos(control, owner)
-    put_keeper(control, keeper, owner)
-    put_scripts(control, owner, inside, private)
-
-
-def make_fifos(control: Path, owner: Ownership) -> None:
-    """What everything goes through."""
+    """Fill a new control directory: what everything goes through, what every shell runs, the files that the server
+    fills later, and last what PID 1 runs."""
     for name in ("in", "st", *scripts.OUTPUTS):
         owner.fifo(f"{control}/{name}")
-
-
-def reading_ends(control: Path) -> list[int]:
-    """Of every output, for the keeper to hold."""
-    found: list[int] = []
-    try:
-        for name in scripts.OUTPUTS:
-            found.append(_out_of_the_way(os.open(f"{control}/{name}", _READ)))
-    except OSError:
-        for fd in found:
-            os.close(fd)
-        raise
-    return found
-
-
-def _out_of_the_way(fd: int) -> int:
-    """The same under a number that the keeper, whose are those of one digit, does not use itself."""
-    import fcntl  # not there on every system that may import this
-
-    try:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, scripts.FIRST)
-    finally:
-        os.close(fd)
-
-
-def put_keeper(control: Path, keeper: str, owner: Ownership) -> None:
-    """What PID 1 runs."""
-    owner.write(f"{control}/keeper", keeper)
-
-
-def put_scripts(control: Path, owner: Ownership, inside: str, private: str) -> None:
-    """What every shell runs, beside those files that the server fills later."""
     files = {
         "rc": scripts.rc(inside),
         "d": scripts.done(inside, private),
@@ -127,6 +89,7 @@ def put_scripts(control: Path, owner: Ownership, inside: str, private: str) -> N
         "c": "",
         "state": "",
         "options": "",
+        "keeper": keeper,
     }
     for name, text in files.items():
         owner.write(f"{control}/{name}", text)

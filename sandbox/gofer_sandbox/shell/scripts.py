@@ -33,18 +33,18 @@ def keeper(
     control: str = INSIDE,
     private: str = PRIVATE,
     entrances: Sequence[int] = (),
-    held: Sequence[int] = (),
+    besides: Sequence[int] = (),
     locale: str = "",
 ) -> str:
     """PID 1: it sets limits nobody inside can raise, then starts a shell whenever the server says so.
 
-    `entrances` are the descriptors of its control groups, which it enters before all else and then lets go of.
+    `entrances` are the descriptors of its control groups, which it enters before all else and then lets go of, as
+    it does of those `besides`.
 
     With the news goes each line the dead shell had not read, which tells whether it ever began its command.
     A keeper that never heard from a server ends: its server died before it could record it.
     The answer is a line that would do nothing in a shell, should it ever reach one.
-    `held` are those of the outputs, where it was given them; else it opens them itself. `locale` is an assignment
-    for shells alone: bash takes long to load one, and the keeper needs none.
+    `locale` is an assignment for shells alone: bash takes long to load one, and the keeper needs none.
     It holds the reading ends of outputs, or what a command printed would vanish when it ends while no server is
     there; only the reading ends, so that a server still sees when nobody writes any more.
     It repeats the news of a shell's death until it gets the matching `go`: neither a server that dies between
@@ -58,16 +58,14 @@ def keeper(
         *([f"-u {processes}"] if processes else []),
         *([f"-v {address_space // 1024}"] if address_space else []),
     ]
-    holding = ""
-    if not held:
-        held = range(FIRST, FIRST + len(OUTPUTS))
-        opening = zip(held, OUTPUTS, strict=True)
-        holding = "\n".join(f"exec 9<>{control}/{name} {fd}<{control}/{name} 9>&-" for fd, name in opening)
+    held = range(FIRST, FIRST + len(OUTPUTS))
+    opening = zip(held, OUTPUTS, strict=True)
+    holding = "\n".join(f"exec 9<>{control}/{name} {fd}<{control}/{name} 9>&-" for fd, name in opening)
     closing = " ".join(f"{fd}<&-" for fd in held)
     shell = f'{locale} "$BASH"'.strip()
     return f"""
 exec >/dev/null 2>&1
-{enter(entrances)}
+{enter(entrances, besides)}
 exec 0<>{control}/in 8<>{control}/st
 {holding}
 {"; ".join(f"ulimit {one}" for one in ulimits)}
@@ -87,12 +85,11 @@ done
 """
 
 
-def enter(entrances: Sequence[int]) -> str:
-    """Lines that put the process that runs them in its control groups, or end it."""
-    if not entrances:
-        return ""
+def enter(entrances: Sequence[int], besides: Sequence[int] = ()) -> str:
+    """Lines that put the process that runs them in its control groups, or end it, and close all these."""
     entering = "\n".join(f"echo 0 >&{fd} || exit 1" for fd in entrances)
-    return f"{entering}\nexec {' '.join(f'{fd}>&-' for fd in entrances)}"
+    closing = " ".join(f"{fd}>&-" for fd in (*entrances, *besides))
+    return f"{entering}\nexec {closing}" if closing else ""
 
 
 def rc(control: str = INSIDE) -> str:

@@ -41,8 +41,9 @@ class Shell:
     ) -> None:
         self.box, self.snapshot = box, snapshot
         self.captures: list[Capture] = []
-        self.process: Process | None = None
-        """The user's shell, while there is one."""
+        self._process: Process | None = None
+        self._unseen = 0
+        """What a shell calls itself that said it is there and was not looked at since."""
         self.spared: set[tuple[int, int]] = set()
         """Processes that ran before the command and are none of its business, by pid and start."""
         self.on_tick: Callable[[], None] = lambda: None
@@ -99,6 +100,12 @@ class Shell:
         self.wire.open(self)
         box.on_death(lambda: self.push(Lost()))
 
+    @property
+    def process(self) -> Process | None:
+        """The user's shell, while there is one."""
+        self._recognise()
+        return self._process
+
     # Coming up
 
     def begin(self) -> None:
@@ -122,8 +129,8 @@ class Shell:
     def take_over(self) -> bool:
         """Go on where another process stopped; True when a command is still to be awaited."""
         live = self._journal.live
-        self.process = self.box.shell(live.shell) or self.box.shell()
-        self._ready = self.process is not None
+        self._process = self.box.shell(live.shell) or self.box.shell()
+        self._ready = self._process is not None
         death = frames.parse(self.wire.death())
         known = death.death if isinstance(death, frames.Died) else live.deaths
         self._deaths = known if known >= 0 else None
@@ -194,9 +201,18 @@ class Shell:
         self._ready = True
         self._snapshot_failed, self._given = False, None
         self.cwd = event.cwd
-        self.process = self.box.shell(event.pid)
-        self._journal.live.shell = event.pid
-        self._journal.write()
+        self._process, self._unseen = None, event.pid
+        self._loop.call_soon(
+            self._recognise
+        )  # behind whoever waits for the shell, and need not wait for this
+
+    def _recognise(self) -> None:
+        """Find the shell that has come up, for whoever has to end it, and the server that comes after."""
+        inner, self._unseen = self._unseen, 0
+        if inner and not self.closed:
+            self._process = self.box.shell(inner)
+            self._journal.live.shell = inner
+            self._journal.write()
 
     def _on_death(self, event: frames.Died) -> None:
         """Give the keeper the state for the next shell; if the last did not even come up, none."""
@@ -213,7 +229,7 @@ class Shell:
             self._forgotten.add(self._unsaved)
             self._unsaved = None
         self._cancel_asking()
-        self.process, self._deaths = None, event.death
+        self._process, self._unseen, self._deaths = None, 0, event.death
         if event.unread or event.death != self._ahead:
             self.wire.go(event.death)
         self._ahead = None
@@ -442,6 +458,7 @@ class Shell:
 
     def close(self) -> None:
         """Let go of the wire and the files; who waits for a command learns that it is out of our hands."""
+        self._recognise()
         self.closed = True
         self._events.clear()  # nothing more can be done about them
         self.push(Lost())
