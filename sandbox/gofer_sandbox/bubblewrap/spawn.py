@@ -62,19 +62,17 @@ def spawn(
 
     That is the end from which we learn the pid: a bubblewrap that cannot tell it, for we are gone, would die of that
     and leave its child waiting for ever."""
-    said = streams[2] if streams else memory_file("said")
-    info, info_end = os.pipe2(os.O_CLOEXEC)
-    ours, passed = [info] if streams else [info, said], [info_end, *inherited]
-    arguments = [*bwrap, "--info-fd", str(info_end)]
-    if filter_program:
-        passed.append(memory_file("seccomp", filter_program))
-        arguments += ["--seccomp", str(passed[-1])]
-    if meanwhile:
-        waits, go = os.pipe2(os.O_CLOEXEC)
-        ours.append(go)
-        passed.append(waits)
-        arguments += ["--block-fd", str(waits)]
+    ours: list[int] = []
+    passed = list(inherited)
     try:
+        said = streams[2] if streams else _kept(ours, memory_file("said"))
+        info, info_end = _pipe(ours, passed)
+        arguments = [*bwrap, "--info-fd", str(info_end)]
+        if filter_program:
+            arguments += ["--seccomp", str(_kept(passed, memory_file("seccomp", filter_program)))]
+        if meanwhile:
+            waits, _ = _pipe(passed, ours)
+            arguments += ["--block-fd", str(waits)]
         standard = streams or (subprocess.DEVNULL, subprocess.DEVNULL, said)
         with contextlib.nullcontext() if user is None else starting_as(user, user):
             shared = [info] if meanwhile else []
@@ -87,6 +85,18 @@ def spawn(
     finally:
         for fd in (*ours, *passed):
             os.close(fd)
+
+
+def _kept(among: list[int], fd: int) -> int:
+    """A descriptor that is closed with the others."""
+    among.append(fd)
+    return fd
+
+
+def _pipe(readers: list[int], writers: list[int]) -> tuple[int, int]:
+    """A pipe whose ends are closed each with the others."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    return _kept(readers, reader), _kept(writers, writer)
 
 
 def _do(meanwhile: Callable[[int], None], process: subprocess.Popen[bytes], info: int, said: int) -> None:
