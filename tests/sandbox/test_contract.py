@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import shutil
@@ -385,6 +386,7 @@ def test_bad_settings_are_refused() -> None:
 
 
 async def test_unconfined_says_so_at_every_start(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
     for _ in range(2):
         caplog.clear()
         async with Sandbox(Unconfined()):
