@@ -34,7 +34,7 @@ from gofer.errors import ConfigError, NotFound, Temporary
 from gofer.intake.admit import Admitter, Read, covered, unread
 from gofer.integration import Job
 from gofer.jobs.delays import NOTICED, clock_time, waited
-from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
+from gofer.jobs.outcome import OUTAGE, Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.people import elsewhere
@@ -53,6 +53,7 @@ log = structlog.get_logger()
 SAYINGS = {
     "cancelled": "Stopped, as asked.",
     "worker.lost": "I had to give this up: the process working on it stopped each time. Send it again to retry.",
+    OUTAGE: "I had to give this up: the database failed me again and again. Send it again to retry.",
     "internal": "Something went wrong on my side and trying again did not help. The operator can see the details.",
 }
 GIVEN_UP = "I had to give this up ({reason})."
