@@ -343,15 +343,20 @@ def binding_of(connection: Connection, claim: Claim, connection_id: str | None) 
 
 
 def apology(connection: Connection, claim: Claim, reason: str) -> tuple[Draft, ...]:
-    """The honest sentence for a job that ends without an answer; none when nobody known is waiting for one."""
+    """The honest sentence for a job that ends without an answer; none when only strangers wait for one.
+
+    Whom nobody could look up, because that is what failed, is told too: it may be anybody. That a job was stopped is
+    for those alone who could have asked for it.
+    """
     if claim.participant_id is None or claim.conversation_id is None:
         return ()
+    known = (Trust.OWNER, Trust.MEMBER)
     query = select(messages.c.external_id, messages.c.connection_id).where(
         messages.c.conversation_id == claim.conversation_id,
         messages.c.seq > claim.covers_from,
         messages.c.addressed,
         covered(claim),
-        messages.c.trust.in_((Trust.OWNER, Trust.MEMBER)),
+        messages.c.trust.in_(known if reason == "cancelled" else (*known, Trust.UNKNOWN)),
     )
     asked = connection.execute(query.order_by(messages.c.seq.desc()).limit(1)).first()
     if asked is None:
