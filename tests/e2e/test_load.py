@@ -17,6 +17,7 @@ from e2e.door import KEY, Door, message, open_door, problem_of
 from gofer.rehearsal.hello import HelloService
 from gofer.settings import Settings
 from gofer.store.tables import deliveries
+from gofer.web.hooks import NOT_NOW
 
 
 @pytest.fixture
@@ -81,7 +82,9 @@ async def test_a_store_that_cannot_write_is_a_503_and_nothing_is_half_stored(
         await _forbid_writing(door)
         response = await door.post(message("x" * 100_000, room="full"))
         assert response.status_code == 503, response.text
-        assert problem_of(response)["code"] == "store.unavailable"
+        assert problem_of(response)["detail"] == NOT_NOW
+        reason = door.platform.refusals.recent[-1].reason
+        assert "full" in reason or "read-only" in reason
         assert response.headers["retry-after"]
         assert (await door.client.get("/healthz")).status_code == 200
         await _allow_writing(door)
