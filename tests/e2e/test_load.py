@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ import asyncpg
 import pytest
 from sqlalchemy import func, select
 
-from e2e.door import KEY, Door, message, open_door, problem_of
+from e2e.door import KEY, SIGNATURE, Door, message, open_door, problem_of, sign
+from gofer.integration import Request
 from gofer.rehearsal.hello import HelloService
 from gofer.settings import Settings
 from gofer.store.tables import deliveries
@@ -68,6 +70,29 @@ async def test_more_at_once_than_can_be_recorded_is_shed(database_url: str, data
         assert set(answered) == {200, 503}
         assert {response.headers["retry-after"] for response in responses if response.is_error} == {"1"}
         assert await door.rows(select(func.count()).select_from(deliveries)) == [(answered[200],)]
+
+
+async def test_large_messages_at_once_are_not_there_many_times_over(
+    database_url: str, data_dir: Path
+) -> None:
+    size, together = 4_000_000, 3
+    async with open_door(Settings(data_dir=data_dir, database_url=database_url), "web") as door:
+        await door.post(message())  # what is made once is made
+        requests = []
+        for n in range(together):
+            body = message("x" * size, room=f"room {n}")
+            requests.append(Request(body, ((SIGNATURE, sign(body).encode()),)))
+        tracemalloc.start()
+        try:
+            took = await asyncio.gather(
+                *(door.platform.intake.receive(door.connection_id, r) for r in requests)
+            )
+            left, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert {each.result for each in took} == {"accepted"}
+    assert peak < 6 * size
+    assert left < size
 
 
 # A store that cannot take it.

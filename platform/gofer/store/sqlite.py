@@ -160,6 +160,7 @@ class SqliteDatabase:
         with contextlib.closing(connection):
             while (batch := self._next_batch()) is not None:
                 _commit_together(connection, batch)
+                del batch  # what it brought may be large, and the next may be long in coming
 
     def _next_batch(self) -> list[_Operation] | None:
         """Whatever is queued now, waiting for the first; None when it is time to end."""
