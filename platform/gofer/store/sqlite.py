@@ -327,7 +327,8 @@ def _take_lock(path: Path) -> int:
         os.close(descriptor)
         raise StoreBusy(
             f"{path} is in use by another Gofer process (pid {holder}). Stop that one first, or set "
-            "GOFER_DATABASE_URL to a Postgres database to run several processes."
+            "GOFER_DATABASE_URL to a Postgres database to run several processes.",
+            holder,
         ) from None
     os.truncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
