@@ -17,17 +17,16 @@ from gofer.errors import Fenced, StoreUnavailable
 from gofer.jobs import queue
 from gofer.jobs.conclude import MOST_OUTAGES, conclude_all
 from gofer.jobs.outcome import OUTAGE, Done, Outcome, Retry, Snooze
-from gofer.jobs.queue import AGENT
 from gofer.jobs.worker import Run
 from gofer.store import events
 from gofer.store.database import Database
 from gofer.vault.canary import sealing_key
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
+from outages import Away
 from world import World
 
 Eventually = Callable[..., Awaitable[Any]]
-CLAIMING = (queue._claim_each, queue._claim_at_once)
 
 
 async def succeed(run: Run) -> Outcome:
@@ -323,31 +322,6 @@ async def test_a_job_whose_end_could_not_be_written_ends_when_it_can_be(
     async with world.worker({"work": work}, lease=600):
         await eventually(is_state(world, job, "done"))
     assert await world.tries(job) == [(1, "done", "")]
-
-
-class Away(Interrupted):
-    """A real database that can be away for a while."""
-
-    def __init__(self, database: Database, *, lost_claim: bool = False) -> None:
-        super().__init__(database, "")
-        self.away = False
-        self._lost_claim = lost_claim
-        self.read = partial(self._while_there, database.read)  # type: ignore[method-assign]
-        self.write_one = partial(self._while_there, database.write_one)  # type: ignore[method-assign]
-        self.write = partial(self._while_there, database.write)  # type: ignore[method-assign]
-
-    async def _while_there(self, go: Any, verb: Any) -> Any:
-        if self.away:
-            raise StoreUnavailable
-        result = await go(verb)
-        if self._lost_claim and getattr(verb, "func", None) in CLAIMING and result.get(AGENT):
-            self._lost_claim = False
-            raise StoreUnavailable  # committed, but nobody hears of it
-        return result
-
-    async def come_back_after(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        self.away = False
 
 
 async def test_an_outage_of_the_store_costs_a_job_neither_a_try_nor_its_lease(
