@@ -55,6 +55,11 @@ class StoreBusy(StoreError):
 
     code = "store.busy"
 
+    def __init__(self, message: str | None = None, holder: str = "unknown") -> None:
+        super().__init__(message)
+        self.holder = holder
+        """Its process id."""
+
 
 class Refused(GoferError):
     """The request could not be verified."""

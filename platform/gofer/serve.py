@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import os
 import shutil
@@ -42,6 +43,9 @@ log = structlog.get_logger()
 WEB, WORKER = "web", "worker"
 
 INTERRUPTED = 130
+M_MMAP_THRESHOLD = -3
+"""What glibc calls it, in malloc.h."""
+LARGE_BLOCK = 1024 * 1024
 LOAD_AFTER = 1.0
 """Seconds from being ready to the loading of SDKs."""
 COMMANDS_TAKE = 10.0
@@ -50,9 +54,17 @@ COMMANDS_TAKE = 10.0
 
 def run(settings: Settings, *roles: str) -> None:
     """Serve until a signal says to stop. Raises GoferError when it cannot begin."""
+    give_back_large_blocks()
     runner = asyncio.Runner(loop_factory=_loop_factory())
     with runner:
         runner.run(serve(settings, frozenset(roles)))
+
+
+def give_back_large_blocks() -> None:
+    """Have the C library return what is large as soon as it is free. glibc would keep it for the next of that size,
+    in a heap for each thread: after a few large messages that is several times what is in use."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library, which has its own ways
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

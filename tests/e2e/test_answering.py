@@ -17,7 +17,9 @@ import pytest_asyncio
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from gofer.agent.answer import SAYINGS
 from gofer.assembly import open_platform
+from gofer.integration import Account, Admission, Unread
 from gofer.jobs.delays import clock_time
 from gofer.rehearsal.anthropic import Anthropic, Reply, call, calls, fault, say
 from gofer.rehearsal.hello import HelloService
@@ -25,6 +27,7 @@ from gofer.rehearsal.loopback import serve
 from gofer.settings import Settings
 from gofer.store.clock import now
 from gofer.store.tables import SCHEDULE, attempts, conversations, jobs, messages, replies, spends
+from gofer_hello import Hello
 from world import World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -227,6 +230,32 @@ async def test_a_refused_key_is_told_to_whoever_asked_and_ends_the_job(
     assert "refuses the key" in office.told("key")[-1]
     job = await office.job("key")
     assert (job.state, job.reason) == ("dead", "model.auth")
+
+
+async def test_whoever_cannot_be_looked_up_is_told_once_that_it_could_not_be_done(
+    office: Office, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with an integration whose `admit` has a bug: nobody ever finds out who is asking."""
+
+    async def stumble(self: Hello, unread: Unread, account: Account) -> Admission:
+        raise KeyError("role")
+
+    monkeypatch.setattr(Hello, "admit", stumble)
+    await office.say("Who am I?", "nameless")
+
+    async def is_dead() -> bool:
+        await _at_once(office, job := await office.job("nameless"))
+        return bool(job.state == "dead")
+
+    await eventually(is_dead)
+    job = await office.job("nameless")
+    assert (job.reason, job.attempts) == ("internal", job.max_attempts)
+    await eventually(lambda: office.told("nameless"))
+    monkeypatch.undo()
+    office.play(say("You are heard."))
+    await office.say("And now?", "nameless")
+    await eventually(lambda: office.told("nameless")[-1] == "You are heard.")
+    assert office.told("nameless")[:-1] == [SAYINGS["internal"]]
 
 
 async def test_a_model_without_a_price_ends_the_job_tells_once_and_is_never_asked(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,10 +14,12 @@ import asyncpg
 import pytest
 from sqlalchemy import func, select
 
-from e2e.door import KEY, Door, message, open_door, problem_of
+from e2e.door import KEY, SIGNATURE, Door, message, open_door, problem_of, sign
+from gofer.integration import Request
 from gofer.rehearsal.hello import HelloService
 from gofer.settings import Settings
 from gofer.store.tables import deliveries
+from gofer.web.hooks import NOT_NOW
 
 
 @pytest.fixture
@@ -69,6 +72,29 @@ async def test_more_at_once_than_can_be_recorded_is_shed(database_url: str, data
         assert await door.rows(select(func.count()).select_from(deliveries)) == [(answered[200],)]
 
 
+async def test_large_messages_at_once_are_not_there_many_times_over(
+    database_url: str, data_dir: Path
+) -> None:
+    size, together = 4_000_000, 3
+    async with open_door(Settings(data_dir=data_dir, database_url=database_url), "web") as door:
+        await door.post(message())  # what is made once is made
+        requests = []
+        for n in range(together):
+            body = message("x" * size, room=f"room {n}")
+            requests.append(Request(body, ((SIGNATURE, sign(body).encode()),)))
+        tracemalloc.start()
+        try:
+            took = await asyncio.gather(
+                *(door.platform.intake.receive(door.connection_id, r) for r in requests)
+            )
+            left, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert {each.result for each in took} == {"accepted"}
+    assert peak < 6 * size
+    assert left < size
+
+
 # A store that cannot take it.
 
 
@@ -81,7 +107,9 @@ async def test_a_store_that_cannot_write_is_a_503_and_nothing_is_half_stored(
         await _forbid_writing(door)
         response = await door.post(message("x" * 100_000, room="full"))
         assert response.status_code == 503, response.text
-        assert problem_of(response)["code"] == "store.unavailable"
+        assert problem_of(response)["detail"] == NOT_NOW
+        reason = door.platform.refusals.recent[-1].reason
+        assert "full" in reason or "read-only" in reason
         assert response.headers["retry-after"]
         assert (await door.client.get("/healthz")).status_code == 200
         await _allow_writing(door)

@@ -121,8 +121,9 @@ async def test_without_a_key_the_door_stays_shut(door: Door, blank: str | None) 
         for signature in (sign(body), sign(body, blank or ""), ""):
             response = await door.post(body, signature=signature)
             found = await refused(door, response, 503)
-            assert found["code"] == "secret.unset"
-            assert response.headers["retry-after"]
+            assert (found["code"], response.headers["retry-after"]) == ("unavailable", "5")
+            assert "signing_key" not in response.text
+            assert "signing_key" in door.platform.refusals.recent[-1].reason
     finally:
         await set_key(door, KEY)
 

@@ -34,7 +34,7 @@ from gofer.errors import ConfigError, NotFound, Temporary
 from gofer.intake.admit import Admitter, Read, covered, unread
 from gofer.integration import Job
 from gofer.jobs.delays import NOTICED, clock_time, waited
-from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
+from gofer.jobs.outcome import OUTAGE, Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.people import elsewhere
@@ -53,6 +53,7 @@ log = structlog.get_logger()
 SAYINGS = {
     "cancelled": "Stopped, as asked.",
     "worker.lost": "I had to give this up: the process working on it stopped each time. Send it again to retry.",
+    OUTAGE: "I had to give this up: the database failed me again and again. Send it again to retry.",
     "internal": "Something went wrong on my side and trying again did not help. The operator can see the details.",
 }
 GIVEN_UP = "I had to give this up ({reason})."
@@ -342,15 +343,20 @@ def binding_of(connection: Connection, claim: Claim, connection_id: str | None) 
 
 
 def apology(connection: Connection, claim: Claim, reason: str) -> tuple[Draft, ...]:
-    """The honest sentence for a job that ends without an answer; none when nobody known is waiting for one."""
+    """The honest sentence for a job that ends without an answer; none when only strangers wait for one.
+
+    Whom nobody could look up, because that is what failed, is told too: it may be anybody. That a job was stopped is
+    for those alone who could have asked for it.
+    """
     if claim.participant_id is None or claim.conversation_id is None:
         return ()
+    known = (Trust.OWNER, Trust.MEMBER)
     query = select(messages.c.external_id, messages.c.connection_id).where(
         messages.c.conversation_id == claim.conversation_id,
         messages.c.seq > claim.covers_from,
         messages.c.addressed,
         covered(claim),
-        messages.c.trust.in_((Trust.OWNER, Trust.MEMBER)),
+        messages.c.trust.in_(known if reason == "cancelled" else (*known, Trust.UNKNOWN)),
     )
     asked = connection.execute(query.order_by(messages.c.seq.desc()).limit(1)).first()
     if asked is None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gofer.cli.exits import Failed
+from gofer.cli.exits import TRY_LATER, Failed
 
 if TYPE_CHECKING:
     import httpx2
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BASE = "http://gofer/api/v1"
-PATIENCE = 5.0
-"""Seconds to wait for a process that is just starting, or for another command to finish."""
+PATIENCE, TOLD_AFTER = 30.0, 3.0
+"""Seconds to wait for a process that is just starting, or for another command to finish; and to do so silently."""
+WAITING = "Process {holder} has the database and takes no commands yet: it is starting, stopping, or a command itself."
 USUAL_ANSWER, LONGEST_ANSWER = 60.0, 3600.0
 """Seconds an answer may take; the second for what goes through the whole store."""
 
@@ -46,9 +48,13 @@ class Api:
         try:
             response = await self._client.request(method, path, **request)
         except httpx2.TimeoutException as error:
-            raise Failed("The server did not answer in time; it may be stopped or very busy.", 75) from error
+            raise Failed(
+                "The server did not answer in time; it may be stopped or very busy.", TRY_LATER
+            ) from error
         except httpx2.TransportError as error:
-            raise Failed(f"The server went away before it answered ({type(error).__name__}).", 75) from error
+            raise Failed(
+                f"The server went away before it answered ({type(error).__name__}).", TRY_LATER
+            ) from error
         if response.is_error:
             raise Failed.by_problem(response.status_code, _json(response))
         return response.json()
@@ -94,16 +100,20 @@ async def _transport(settings: Settings, stack: contextlib.AsyncExitStack) -> ht
     from gofer.errors import StoreBusy
     from gofer.web.unix_socket import reachable, somebody_listens
 
-    deadline = time.monotonic() + PATIENCE
+    begun, told = time.monotonic(), False
     while True:
         if somebody_listens(settings.socket_path):
             name = stack.enter_context(reachable(settings.socket_path))
             return httpx2.AsyncHTTPTransport(uds=name, verify=False)
         try:
             return await _open_here(settings, stack)
-        except StoreBusy:
-            if time.monotonic() > deadline:
-                raise
+        except StoreBusy as error:
+            waited, said = time.monotonic() - begun, WAITING.format(holder=error.holder)
+            if waited > PATIENCE:
+                raise StoreBusy(f"{said} Try again in a moment; if it stays like this, stop it.") from error
+            if waited > TOLD_AFTER and not told:
+                print(f"gofer: {said} Waiting …", file=sys.stderr, flush=True)
+                told = True
         await asyncio.sleep(0.1)
 
 

@@ -175,10 +175,12 @@ def _store(connection: Connection, vault: Vault, claim: Claim, read: Read, admis
         attachments=tuple(kept) or current.message.attachments,
     )
     trust = Trust(admission.trust)
+    # What may be large is given apart: SQLAlchemy remembers the values that are part of a statement.
     connection.execute(
         update(messages)
         .where(messages.c.conversation_id == conversation_id, messages.c.seq == read.seq)
-        .values(trust=trust, admitted_at=now(), sealed=seal_message(key, conversation_id, read.seq, message))
+        .values(trust=trust, admitted_at=now()),
+        {"sealed": seal_message(key, conversation_id, read.seq, message)},
     )
     log.append(
         connection, job_id=claim.id, owner=claim.owner, fence=claim.fence, kind="message.admitted",

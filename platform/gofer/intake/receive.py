@@ -9,7 +9,7 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,9 @@ LONGEST_ID = 500
 """Characters of a delivery's id or a conversation's reference: both are looked up by index."""
 LARGE = 16_384
 """Bytes from which a body is read beside everything else: words of that many can be made to take their time."""
+HUGE = 1024 * 1024
+"""Bytes from which bodies are taken in one after the other: while one is read, looked through and sealed, it is
+there several times over."""
 MOST_AT_ONCE = 512
 """Requests waiting for their commit; beyond this a burst is told to come back."""
 
@@ -108,6 +111,7 @@ class Intake:
         self._signals = signals
         self._redactor = redactor
         self.gate = gate
+        self._huge = asyncio.Lock()
 
     async def connected(self, connection_id: str) -> Connected:
         """A connection as it is now; raises NotFound."""
@@ -131,6 +135,13 @@ class Intake:
 
         With `again` it counts as new although it came before.
         """
+        async with self._turn(request):
+            return await self._take(connected, request, source, again=again)
+
+    def _turn(self, request: Request) -> AbstractAsyncContextManager[Any]:
+        return self._huge if len(request.body) >= HUGE else nullcontext()
+
+    async def _take(self, connected: Connected, request: Request, source: Source, *, again: bool) -> Taken:
         integration = connected.integration
         parsed = await self._read(connected, request)
         if again:
@@ -140,7 +151,7 @@ class Intake:
             (name, value.decode("latin-1")) for name, value in request.headers if name not in hidden
         )
         body = request.body
-        if self._tells_a_secret(request.body, headers, parsed.message):
+        if await self._tells_a_secret(request.body, headers, parsed.message):
             headers = tuple((name, self._redactor.redact(value)) for name, value in headers)
             body = self._masked(body)
             if parsed.message is not None:
@@ -201,14 +212,15 @@ class Intake:
             raise Malformed("The message does not say where it was written in a usable way.")
         return parsed
 
-    def _tells_a_secret(
+    async def _tells_a_secret(
         self, body: bytes, headers: tuple[tuple[str, str], ...], message: Incoming | None
     ) -> bool:
-        """Whether anything of it has to be masked: one look at everything, since almost nothing ever has."""
-        texts = [body.decode("utf-8", errors="surrogateescape"), *(value for _, value in headers)]
-        if message is not None:
-            texts += [message.text, message.quoted, message.title, message.author.name]
-        return self._redactor.finds("\n \n".join(texts))
+        """Whether anything of it has to be masked: one look at everything, since almost nothing ever has. What is
+        large is looked at piece by piece, for it is not put together, and beside everything else."""
+        texts, finds = _texts(body, headers, message), self._redactor.finds
+        if len(body) < LARGE:
+            return finds("\n \n".join(texts))
+        return await asyncio.to_thread(lambda: any(map(finds, texts)))
 
     def _without_secrets(self, message: Incoming) -> Incoming:
         mask = self._redactor.redact
@@ -226,6 +238,14 @@ class Intake:
         text = body.decode("utf-8", errors="surrogateescape")
         masked = self._redactor.redact(text)
         return body if masked == text else masked.encode("utf-8", errors="surrogateescape")
+
+
+def _texts(body: bytes, headers: tuple[tuple[str, str], ...], message: Incoming | None) -> Iterator[str]:
+    """Everything of a request that is kept."""
+    yield body.decode("utf-8", errors="surrogateescape")
+    yield from (value for _, value in headers)
+    if message is not None:
+        yield from (message.text, message.quoted, message.title, message.author.name)
 
 
 def _usable(id_: str) -> bool:

@@ -297,7 +297,8 @@ def _write_message(
         connection.execute(
             update(messages)
             .where(messages.c.conversation_id == conversation_id, messages.c.seq == seq)
-            .values(sealed=sealed, addressed=message.addressed)
+            .values(addressed=message.addressed),
+            {"sealed": sealed},  # apart, or SQLAlchemy would remember it
         )
         return
     hot.fetch(
@@ -331,8 +332,8 @@ def _keep(
     """Insert the delivery as received; None when it is there already."""
     external_id = arrival.parsed.delivery_id
     # Headers first as JSON on a line of their own, then the raw bytes, so that a replay is exact.
-    raw = json.dumps(arrival.headers).encode() + b"\n" + arrival.body
-    sealed = key.seal(raw, aad("delivery", arrival.connection_id, external_id))
+    place = aad("delivery", arrival.connection_id, external_id)
+    sealed = key.seal(json.dumps(arrival.headers).encode() + b"\n" + arrival.body, place)
     row = hot.first(
         connection,
         _KEEP[connection.dialect.name],

@@ -18,7 +18,7 @@ from sqlalchemy import BigInteger, Connection, bindparam, func, select, update
 from gofer.errors import Fenced
 from gofer.jobs.ends import Apology, End, Ending, write_ends
 from gofer.jobs.kinds import DELIVER
-from gofer.jobs.outcome import Cancel, Dead, Done, Outcome, Retry, Snooze, Wait
+from gofer.jobs.outcome import OUTAGE, Cancel, Dead, Done, Outcome, Retry, Snooze, Wait
 from gofer.jobs.planning import ask, is_open, plan_replies
 from gofer.jobs.promotion import promote_behind
 from gofer.jobs.queue import Claim, lock_lane
@@ -32,6 +32,7 @@ from gofer.store.tables import (
     FINAL,
     IS_UNSENT,
     JobState,
+    attempts,
     conversations,
     events,
     in_state,
@@ -43,6 +44,8 @@ from gofer.store.tables import (
 from gofer.vault.envelope import Vault
 
 FIRST_BACKOFF, MOST_BACKOFF = 2.0, 600.0
+MOST_OUTAGES, OUTAGES_WITHIN = 10, 3600.0
+"""Outages of the store, within so many seconds, that cost a job no try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,8 @@ _RUNNING = {
 
 def _end(connection: Connection, ending: Ending, job: Any, *, lost: bool) -> End:
     claim = ending.claim
-    outcome = _hurried(connection, claim, _exhausted(claim, ending.outcome))
+    outcome = _exhausted(claim, _outlasting(connection, claim, ending.outcome))
+    outcome = _hurried(connection, claim, outcome)
     state, delay, name = _next_state(claim, outcome)
     final = state in FINAL
     if job.cancel_requested and not final:
@@ -209,6 +213,25 @@ _TOLD = (
     .where(events.c.job_id == bindparam("job"), events.c.kind == "attempt.finished")
     .where(events.c.data["told"].as_boolean())
     .limit(1)
+)
+
+
+def _outlasting(connection: Connection, claim: Claim, outcome: Outcome) -> Outcome:
+    """A store that was away costs no try, and the job goes on at once. One that fails the same job again and again
+    is not away: it is tried less and less often, and then it counts."""
+    if not isinstance(outcome, Snooze) or outcome.reason != OUTAGE:
+        return outcome
+    before = int(connection.execute(_OUTAGES, {"job": claim.id}).scalar_one())
+    if before >= MOST_OUTAGES:
+        return Retry(OUTAGE, cost=outcome.cost)
+    return dataclasses.replace(outcome, after=2.0**before - 1)
+
+
+_OUTAGES = (
+    select(func.count())
+    .select_from(attempts)
+    .where(attempts.c.job_id == bindparam("job"), attempts.c.reason == OUTAGE)
+    .where(attempts.c.started_at > now() - OUTAGES_WITHIN)
 )
 
 

@@ -7,6 +7,7 @@ from zoneinfo import ZoneInfo
 
 from sqlalchemy import Connection, func, select
 
+from gofer.jobs.outcome import OUTAGE
 from gofer.store.clock import now
 from gofer.store.tables import attempts
 
@@ -15,6 +16,7 @@ NOTICED = 60.0
 REASONS = {
     "model.unavailable": "the model's provider makes us wait",
     "model.retryable": "the model failed",
+    OUTAGE: "the database was away",
     "worker.lost": "the process that worked on it stopped",
 }
 

@@ -49,6 +49,8 @@ class Ending:
     outcome: Outcome
     apology: Apology | None = None
     """Finds the words when the outcome brings none."""
+    failures: int = 0
+    """How often it could not be written."""
 
 
 @dataclass(frozen=True, slots=True)

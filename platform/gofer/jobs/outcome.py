@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+OUTAGE = "store.unavailable"
+"""The reason of a try that ended because the store was away."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:

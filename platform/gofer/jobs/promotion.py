@@ -12,6 +12,9 @@ from gofer.store import hot
 from gofer.store.clock import now
 from gofer.store.tables import JobState, events, in_state, jobs
 
+AN_INSTANT = 0.001
+"""Seconds that are no delay: Postgres' clock moves on within a statement."""
+
 
 def promote(connection: Connection, lane: str) -> bool:
     """Give a free lane to its first blocked job. The caller holds the lane's lock."""
@@ -58,11 +61,15 @@ def _first_blocked(lane: Any) -> Any:
 
 
 def _promote(first: Any) -> Any:
+    # Nobody waits longer than was asked for: the clock may have gone back since.
+    asked_for, left = jobs.c.run_at - jobs.c.created_at, jobs.c.run_at - now()
+    waits = (asked_for > AN_INSTANT) & (left > AN_INSTANT)
     return (
         update(jobs)
         .where(jobs.c.id.in_(first))
         .values(
-            state=case((jobs.c.run_at > now(), JobState.SCHEDULED.value), else_=JobState.READY.value),
+            state=case((waits, JobState.SCHEDULED.value), else_=JobState.READY.value),
+            run_at=case((left > asked_for, now() + asked_for), else_=jobs.c.run_at),
             event_seq=jobs.c.event_seq + 1,
         )
         .returning(jobs.c.id, jobs.c.workspace_id, jobs.c.lane, jobs.c.conversation_id, jobs.c.event_seq)

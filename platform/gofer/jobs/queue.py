@@ -444,6 +444,12 @@ _RENEW = (
 )
 
 
+def held_by(connection: Connection, *, owner: str) -> list[Claim]:
+    """The jobs that a process is on record for running."""
+    query = select(*CLAIM_COLUMNS).where(jobs.c.owner == owner, in_state(JobState.RUNNING))
+    return [claim_of(row) for row in connection.execute(query)]
+
+
 def cancels(connection: Connection, *, owner: str) -> list[int]:
     """The process's running jobs that somebody asked to stop."""
     query = select(jobs.c.id).where(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import math
 import random
 from collections import Counter
@@ -21,7 +22,7 @@ from gofer.jobs.conclude import Concluded, conclude_all
 from gofer.jobs.cron import tick
 from gofer.jobs.ends import Apology, Ending
 from gofer.jobs.lease import Lease, clock
-from gofer.jobs.outcome import Cancel, Dead, Draft, Outcome, Retry, Snooze
+from gofer.jobs.outcome import OUTAGE, Cancel, Dead, Draft, Outcome, Retry, Snooze
 from gofer.jobs.queue import Claim
 from gofer.jobs.signals import EVENTS, JOBS, Signals
 from gofer.jobs.steer import expire_questions
@@ -58,6 +59,8 @@ BETWEEN_LOOKS = 0.05
 """Seconds between two looks for cancels and due jobs, however often there is something new."""
 MOST_TOGETHER = 64
 """Runs whose ends share a transaction."""
+TRIES_TO_END = 5
+"""Failures of the store after which a run's end is written in short: that the job is to be taken up again."""
 ENDERS = 2
 """Such transactions at once, so that on Postgres one is prepared while the other commits."""
 TIDY_EVERY = 15
@@ -103,6 +106,10 @@ class Worker:
         self._locked_out = False
         self._asked_at = 0.0
         """When jobs were last asked for: their leases count from there."""
+        self._unheard = False
+        """Whether no answer came to that: some may be ours without our knowing."""
+        self._rescue_from = 0.0
+        """Before that moment nobody is taken for silent."""
         self._loops: list[asyncio.Task[None]] = []
         self._freed = signals.subscribe(JOBS)
         # Not the system's randomness: to ask it is to let go of Python's lock, for which the writer thread waits.
@@ -162,10 +169,13 @@ class Worker:
         while not self._stopping:
             if self._locked_out:
                 await self._look_at_key()
-            self._asked_at = clock()
+            if self._unheard:
+                await self._hand_back_unheard()
+            self._asked_at, self._unheard = clock(), True
             for pool, claimed in (await self._claim(self._room())).items():
                 for claim in claimed:
                     self._begin(claim, pool)
+            self._unheard = False
             await self._freed.wait(self._jittered())
 
     async def _look_at_key(self) -> None:
@@ -217,6 +227,12 @@ class Worker:
             crash_point("job.claimed")
         return claims
 
+    async def _hand_back_unheard(self) -> None:
+        """Hand back what was claimed in a transaction whose end the store could not tell us."""
+        for claim in await self._database.read(partial(queue.held_by, owner=self.owner)):
+            if (claim.id, claim.fence) not in self._running:
+                self._hand_in(Ending(claim, Snooze(0, OUTAGE), self._apology))
+
     def _begin(self, claim: Claim, pool: str) -> None:
         run = Run(claim, Lease(self._asked_at, self._capacity.lease))
         task = asyncio.create_task(self._run(run), name=f"job-{claim.id}")
@@ -228,14 +244,21 @@ class Worker:
         structlog.contextvars.bind_contextvars(**_named(claim))  # of this task alone, so they end with it
         try:
             outcome, apology = await self._outcome(run)
-        except (Fenced, StoreError) as error:
+        except Fenced as error:
             _not_concluded(claim, error)
             self._free(claim)
             return
+        except StoreError as error:
+            log.warning("job.store_failed", error=str(error))
+            outcome, apology = Snooze(0, OUTAGE), self._apology
         crash_point("job.concluding")
         run.over = True
         self._freed.set()
-        self._endings.append(Ending(claim, outcome, apology))
+        self._hand_in(Ending(claim, outcome, apology))
+
+    def _hand_in(self, ending: Ending) -> None:
+        """Have a run's end written."""
+        self._endings.append(ending)
         if len(self._enders) < ENDERS:
             self._enders.add(asyncio.create_task(self._end_together(), name="endings"))
 
@@ -284,6 +307,9 @@ class Worker:
     async def _end(self, batch: list[Ending]) -> None:
         try:
             concluded = await self._database.write(partial(conclude_all, vault=self._vault, endings=batch))
+        except StoreError as error:
+            await self._end_later(batch, error)
+            return
         except Exception as error:  # noqa: BLE001 - told where a single one is written
             if len(batch) == 1:
                 _not_concluded(batch[0].claim, error)
@@ -302,11 +328,27 @@ class Worker:
             self._signals.wake(JOBS)
         self._signals.wake(EVENTS)
 
+    async def _end_later(self, batch: list[Ending], error: StoreError) -> None:
+        """Wait for the store to come back: until the ends are written, the jobs stay ours. Who stops cannot wait."""
+        if self._stopping:
+            for ending in batch:
+                _not_concluded(ending.claim, error)
+                self._free(ending.claim)
+            return
+        log.warning("jobs.end_delayed", jobs=len(batch), error=str(error))
+        self._endings = [self._once_more(ending) for ending in batch] + self._endings
+        await asyncio.sleep(self._jittered())
+
+    def _once_more(self, ending: Ending) -> Ending:
+        failures = ending.failures + 1
+        if failures < TRIES_TO_END:
+            return dataclasses.replace(ending, failures=failures)
+        return Ending(ending.claim, Snooze(0, OUTAGE, ending.outcome.cost), self._apology, failures)
+
     # Leases, cancels and upkeep.
 
     async def _renew_loop(self) -> None:
         while True:
-            await asyncio.sleep(self._capacity.lease / RENEWALS_PER_LEASE)
             in_hand, asked_at = dict(self._running), clock()
             if in_hand:
                 ids = {job_id for job_id, _ in in_hand}
@@ -314,6 +356,7 @@ class Worker:
                     partial(queue.renew, owner=self.owner, lease=self._capacity.lease, held=ids)
                 )
                 self._keep_or_let_go(in_hand, held, asked_at)
+            await asyncio.sleep(self._capacity.lease / RENEWALS_PER_LEASE)
 
     def _keep_or_let_go(
         self,
@@ -358,15 +401,25 @@ class Worker:
 
     async def _upkeep_loop(self) -> None:
         """What must be noticed within a second: due schedules, silent workers, questions nobody answered."""
-        database = self._database
         while True:
-            woke = await database.write(tick) + await database.write(expire_questions)
-            # One that is locked out has no words for those who ask: it leaves the lost to the others.
-            for claim in [] if self._locked_out else await database.read(upkeep.lost_jobs):
-                woke += await self._rescue(claim)
+            try:
+                woke = await self._keep_up()
+            except StoreError:
+                # Nobody could renew while the store was away: whoever lives does it first thing now.
+                self._rescue_from = clock() + self._capacity.lease / RENEWALS_PER_LEASE
+                raise
             if woke:
                 self._signals.wake(JOBS)
             await asyncio.sleep(self._jittered())
+
+    async def _keep_up(self) -> int:
+        database = self._database
+        woke = await database.write(tick) + await database.write(expire_questions)
+        # One that is locked out has no words for those who ask: it leaves the lost to the others.
+        rescues = not self._locked_out and clock() >= self._rescue_from
+        for claim in await database.read(upkeep.lost_jobs) if rescues else []:
+            woke += await self._rescue(claim)
+        return woke
 
     async def _rescue(self, claim: Claim) -> bool:
         for apology in (self._apology, _no_words):

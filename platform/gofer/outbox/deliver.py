@@ -7,9 +7,12 @@ before its id is stored, so that at worst a crash leaves an orphan opening, neve
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from functools import partial
 
 import structlog
+from sqlalchemy import Connection
 
 from gofer.accounts import Accounts, Connected
 from gofer.crash import crash_point
@@ -28,6 +31,9 @@ from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
 
 log = structlog.get_logger()
+
+BETWEEN_TRIES = 0.5
+"""Seconds until a store that is away is asked again."""
 
 
 class Outbox:
@@ -118,7 +124,7 @@ class Outbox:
             run.lease.check()
             external_id = found or await integration.place(outgoing, account)
             crash_point("outbox.placed_outside")
-            await write(partial(ledger.placed, claim=claim, part=part, external_id=external_id))
+            await self._note(run, partial(ledger.placed, claim=claim, part=part, external_id=external_id))
             crash_point("outbox.placed")
         await integration.complete(outgoing, external_id, account)
         crash_point("outbox.completed_outside")
@@ -127,6 +133,17 @@ class Outbox:
         crash_point("outbox.sent")
         if part.kind == "error":  # what the run asked before it was stopped
             await end_questions(self._database, self._vault, self._accounts, part.job_id)
+
+    async def _note(self, run: Run, verb: Callable[[Connection], None]) -> None:
+        """Write what nobody could tell us a second time; while the store is away, again and again for as long as the
+        job is surely ours."""
+        while True:
+            try:
+                return await self._database.write(verb)
+            except StoreError as error:
+                log.warning("reply.not_noted", error=str(error))
+            await asyncio.sleep(BETWEEN_TRIES)
+            run.lease.check()
 
     def _too_soon(self, part: Part, connected: Connected, before: Before) -> None:
         """Raises Temporary while a part that was begun may still arrive: looking for it now would not find it."""

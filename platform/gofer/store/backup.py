@@ -5,43 +5,89 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 from gofer.errors import ConfigError, StoreError
 
 
-def copy_database(source: Path, target: Path) -> int:
-    """Copy a database that may be in use to a new file, whole or not at all; returns its size in bytes."""
-    if target.exists():
-        raise ConfigError(f"{target} exists already. Give a name that is free.")
+def copy_database(source: Path, target: Path, key_of: Callable[[str], str] | None = None) -> int:
+    """Copy a database that may be in use to a new file, whole or not at all; returns its size in bytes.
+
+    With `key_of`, which knows master keys by their fingerprint, the key that opens this very copy is put beside it
+    first: another one may be in use by the time the copy is made.
+    """
+    for path in (target, *([key_beside(target)] if key_of else [])):
+        _check_free(path)
     if not target.parent.is_dir():
         raise ConfigError(
             f"{target} cannot be written: there is no directory {target.parent}. Make it first."
         )
-    partial = target.with_name(target.name + ".partial")
     try:
-        partial.unlink(missing_ok=True)
-        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        descriptor, name = tempfile.mkstemp(".partial", f"{target.name}.", target.parent)
+        os.close(descriptor)
     except OSError as error:
         raise ConfigError(f"{target} cannot be written: {error.strerror}.") from error
+    partial = Path(name)
     try:
-        with (
-            closing(_reading(source)) as reader,
-            closing(sqlite3.connect(partial)) as writer,
-        ):
-            reader.backup(writer)
-            # A copy needs no write-ahead log beside it.
-            writer.execute("PRAGMA journal_mode=DELETE")
-        check_database(partial)
-        _sync(partial)
-        partial.rename(target)
+        _fill(partial, source)
+        with _with_key(partial, target, key_of):
+            _name(partial, target)
         _sync(target.parent)
     except (sqlite3.Error, OSError) as error:
         raise StoreError(f"The copy to {target} failed: {error}.") from error
     finally:
         partial.unlink(missing_ok=True)
     return target.stat().st_size
+
+
+def _check_free(path: Path) -> None:
+    if path.exists():
+        raise ConfigError(f"{path} exists already. Give a name that is free.")
+
+
+def _fill(partial: Path, source: Path) -> None:
+    with closing(_reading(source)) as reader, closing(sqlite3.connect(partial)) as writer:
+        reader.backup(writer)
+        # A copy needs no write-ahead log beside it.
+        writer.execute("PRAGMA journal_mode=DELETE")
+    check_database(partial)
+    _sync(partial)
+
+
+def _name(partial: Path, target: Path) -> None:
+    """Give a copy its name, unless another one has got it meanwhile."""
+    try:
+        os.link(partial, target)
+    except FileExistsError:
+        _check_free(target)
+        raise
+    except OSError:  # a file system without links, as on many a stick
+        _check_free(target)
+        partial.rename(target)
+
+
+@contextlib.contextmanager
+def _with_key(copy: Path, target: Path, key_of: Callable[[str], str] | None) -> Iterator[None]:
+    """Have the key of a copy beside its target, for this user alone; not without the copy, if that fails."""
+    needed = key_needed(copy)
+    if key_of is None or needed is None:
+        yield
+        return
+    beside = key_beside(target)
+    _check_free(beside)
+    descriptor = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(key_of(needed) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        yield
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def check_database(path: Path) -> None:
@@ -55,22 +101,6 @@ def check_database(path: Path) -> None:
         raise ConfigError(f"{path} is not a Gofer backup: {error}.") from error
     if verdict != "ok":
         raise ConfigError(f"{path} is damaged: {verdict}.")
-
-
-def copy_key(source: Path, backup: Path) -> Path:
-    """Put the master key beside a backup, for this user alone."""
-    target = key_beside(backup)
-    try:
-        descriptor = os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(source.read_bytes())
-            file.flush()
-            os.fsync(file.fileno())
-    except FileExistsError:
-        raise ConfigError(f"{target} exists already. Give a name that is free.") from None
-    except OSError as error:
-        raise StoreError(f"The copy of the key to {target} failed: {error.strerror}.") from error
-    return target
 
 
 def key_beside(backup: Path) -> Path:

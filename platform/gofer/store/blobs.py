@@ -20,16 +20,20 @@ def put_blob(connection: Connection, vault: Vault, conversation_id: str, data: b
     if connection.execute(known).first() is None:
         key = conversation_key(connection, vault, conversation_id)
         connection.execute(
-            insert(blobs).values(
-                conversation_id=conversation_id,
-                hash=digest,
-                media_type=media_type,
-                size=len(data),
-                sealed=key.seal(data, aad("blob", conversation_id, digest)),
-                created_at=now(),
-            )
+            _PUT,
+            {
+                "conversation_id": conversation_id,
+                "hash": digest,
+                "media_type": media_type,
+                "size": len(data),
+                "sealed": key.seal(data, aad("blob", conversation_id, digest)),
+            },
         )
     return digest
+
+
+# Its values are given apart: SQLAlchemy would remember those of a statement, for as long as that itself.
+_PUT = insert(blobs).values(created_at=now())
 
 
 def read_blob(connection: Connection, vault: Vault, conversation_id: str, digest: str) -> bytes:

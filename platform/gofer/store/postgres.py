@@ -33,6 +33,9 @@ SERIALIZATION_FAILURE, DEADLOCK, TOO_MANY_CONNECTIONS = "40001", "40P01", "53300
 UNAVAILABLE = ("08", "25006", "53", "57P")
 """SQLSTATEs and their classes: connection trouble, read-only after a fail-over, out of resources, shutting down."""
 
+DRIVERS_OWN = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""What asyncpg raises; the last when it loses track of a connection, as in the instant before it hears of its end."""
+
 
 class PostgresDatabase:
     """The store for several machines."""
@@ -89,7 +92,7 @@ class PostgresDatabase:
         while True:
             try:
                 return await greenlet_spawn(self._transact, verb, way)
-            except (DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except (DBAPIError, *DRIVERS_OWN) as error:
                 if (pause := _pause(error, repeats, deadline)) is None:
                     raise _translated(error) from error
             except (OSError, PoolTimeout, TimeoutError) as error:
@@ -108,6 +111,9 @@ class PostgresDatabase:
             try:
                 result: T = way(driver, lambda: verb(connection))
                 return result
+            except asyncpg.InternalClientError:
+                connection.invalidate()
+                raise
             finally:
                 if driver.is_closed() or driver.is_in_transaction():
                     connection.invalidate()
@@ -123,7 +129,7 @@ def _in_transaction(driver: Any, work: Callable[[], T]) -> T:
     try:
         result = work()
     except BaseException:
-        with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        with contextlib.suppress(*DRIVERS_OWN, OSError):
             await_only(transaction.rollback())
         raise
     await_only(transaction.commit())
@@ -154,7 +160,9 @@ def _translated(error: Exception) -> Exception:
     said = getattr(error, "orig", error)
     if isinstance(said.__cause__ or said, asyncpg.ClientConfigurationError):
         return ConfigError(f"GOFER_DATABASE_URL cannot be used: {said}.")
-    gone = isinstance(error, OperationalError | InterfaceError | asyncpg.InterfaceError)
+    gone = isinstance(
+        error, OperationalError | InterfaceError | asyncpg.InterfaceError | asyncpg.InternalClientError
+    )
     if gone or getattr(error, "connection_invalidated", False) or _state(error).startswith(UNAVAILABLE):
         return StoreUnavailable(f"Postgres did not complete the work: {said}.")
     return error

@@ -160,6 +160,7 @@ class SqliteDatabase:
         with contextlib.closing(connection):
             while (batch := self._next_batch()) is not None:
                 _commit_together(connection, batch)
+                del batch  # what it brought may be large, and the next may be long in coming
 
     def _next_batch(self) -> list[_Operation] | None:
         """Whatever is queued now, waiting for the first; None when it is time to end."""
@@ -326,7 +327,8 @@ def _take_lock(path: Path) -> int:
         os.close(descriptor)
         raise StoreBusy(
             f"{path} is in use by another Gofer process (pid {holder}). Stop that one first, or set "
-            "GOFER_DATABASE_URL to a Postgres database to run several processes."
+            "GOFER_DATABASE_URL to a Postgres database to run several processes.",
+            holder,
         ) from None
     os.truncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

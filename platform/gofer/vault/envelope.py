@@ -127,7 +127,7 @@ def key_id(wrapped: bytes) -> bytes:
 
 
 def _open(cipher: AESGCM, data: bytes, start: int, aad: bytes) -> bytes:
-    nonce, body = data[start : start + _NONCE], data[start + _NONCE :]
+    nonce, body = data[start : start + _NONCE], memoryview(data)[start + _NONCE :]  # which may be large
     if len(nonce) < _NONCE or len(body) < _TAG:
         raise Tampered
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy import Connection
 from starlette.applications import Starlette
@@ -28,6 +29,8 @@ from gofer.web.pages.rendering import Renderer
 from gofer.web.pages.routes import page_routes
 from gofer.web.problems import on_gofer_error, on_http_exception, problem
 from gofer.web.static_files import StaticFiles
+
+log = structlog.get_logger()
 
 STATIC = "/static/{digest}/{name:path}"
 PUBLIC = frozenset(
@@ -104,10 +107,10 @@ class Signs:
         try:
             version = await self._platform.database.read(self._look)
         except (StoreError, KeyRefused, VaultError) as error:
-            # Whoever may ask this need not know more of a key than that.
-            line = (
-                str(error) if isinstance(error, StoreError) else "The master key does not open the database."
-            )
+            # Whoever may ask this need not know more than that.
+            log.warning("web.not_ready", error=str(error))
+            away = isinstance(error, StoreError)
+            line = "The database does not answer." if away else "The master key does not open the database."
             return problem(503, line, code=error.code, retry_after=5)
         return JSONResponse({"status": "ready", "schema": version})
 

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from gofer import integration
-from gofer.errors import GoferError, NotFound, Refused, Unset
+from gofer.errors import GoferError, NotFound, Refused, TooBusy, Unset
 from gofer.intake.receive import Intake, Refusals
 from gofer.web.body import BodyError, read_body
 from gofer.web.problems import problem, status_of
@@ -16,6 +16,10 @@ from gofer.web.problems import problem, status_of
 _ANSWERS = {
     result: JSONResponse({"result": result}).body for result in ("accepted", "repeat", "redriven", "noted")
 }
+
+UNVERIFIED = "The request could not be verified."
+NOT_NOW = "It cannot be taken in now. Please send it again in a moment."
+"""All that somebody we may not know is told of what is wrong on our side."""
 
 
 class Hooks:
@@ -42,11 +46,9 @@ class Hooks:
             return self._refuse(request, connection_id, error.status, error, close=True)
         except NotFound:
             # An unknown door looks the same as a known one with a wrong key.
-            return self._refuse(request, connection_id, 401, Refused("The request could not be verified."))
-        except Unset as error:
-            return self._refuse(request, connection_id, 503, error)
+            return self._refuse(request, connection_id, 401, Refused(UNVERIFIED))
         except GoferError as error:
-            return self._refuse(request, connection_id, status_of(error), error)
+            return self._refuse(request, connection_id, _status(error), error)
         # For the line that is logged when the request is answered.
         structlog.contextvars.bind_contextvars(delivery=taken.delivery_id, result=taken.result)
         return Response(_ANSWERS[taken.result], media_type="application/json")
@@ -56,6 +58,15 @@ class Hooks:
     ) -> Response:
         client = request.client.host if request.client else ""
         self._refusals.add(connection_id, status, str(error), client)
-        retry_after = getattr(error, "retry_after", None) or (5 if status == 503 else None)
-        detail = "The request could not be verified." if status == 401 else str(error)
-        return problem(status, detail, code=error.code, retry_after=retry_after, close=close)
+        structlog.contextvars.bind_contextvars(refused=str(error)[:200])
+        if status == 503:
+            code = error.code if isinstance(error, TooBusy) else "unavailable"
+            return problem(503, NOT_NOW, code=code, retry_after=getattr(error, "retry_after", None) or 5)
+        detail = UNVERIFIED if status == 401 else str(error)
+        return problem(status, detail, code=error.code, close=close)
+
+
+def _status(error: GoferError) -> int:
+    """What is wrong with the request is the sender's to mend; for all else it is to be sent again."""
+    status = 503 if isinstance(error, Unset) else status_of(error)
+    return status if status in (400, 401) else 503

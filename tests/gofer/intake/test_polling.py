@@ -18,8 +18,11 @@ from gofer.intake.admit import Admitter, unread
 from gofer.intake.polling import CATCH_UP, POLL, Poller, ensure_inflow, fetch_now, fetch_trouble
 from gofer.intake.receive import LARGE, Gate, Intake
 from gofer.integration import Account, Admission, Author, File, Incoming, Integration, Parsed, Request, Unread
+from gofer.jobs.kinds import ANSWER
+from gofer.jobs.outcome import Done, Outcome
 from gofer.jobs.queue import SERVICE, Claim
 from gofer.jobs.signals import LocalSignals
+from gofer.jobs.worker import Run
 from gofer.registry import Registry
 from gofer.store.blobs import read_blob
 from gofer.store.tables import JobState, connections, in_state, jobs, messages
@@ -122,6 +125,10 @@ def letter(number: int) -> dict[str, str]:
     return {"id": f"letter-{number}", "from": "ann", "text": f"text {number}"}
 
 
+async def say_nothing(run: Run) -> Outcome:
+    return Done()
+
+
 async def inflow(world: World) -> int:
     names = frozenset({"post"})
     made: int = await world.run(ensure_inflow, polling=names, catching_up=names, public=False)
@@ -140,7 +147,7 @@ async def test_what_is_polled_comes_in_once_and_in_order(
 ) -> None:
     post.box = [letter(n) for n in range(5)]
     await inflow(world)
-    async with world.worker({POLL: office.poller.poll}):
+    async with world.worker({POLL: office.poller.poll, ANSWER: say_nothing}):
         await eventually(lambda: has_messages(world, 5))
         post.box.append(letter(5))
         await eventually(lambda: has_messages(world, 6))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from sqlalchemy.exc import IntegrityError
@@ -88,6 +89,17 @@ async def test_a_delayed_job_waits_for_its_time(world: World) -> None:
     await world.pass_time(61)
     assert (await world.run(queue.stage))[0] == 1
     assert (await world.claim_one()).id == job
+
+
+async def test_a_clock_that_goes_back_holds_up_nobody_behind_a_lane(world: World) -> None:
+    _, plain, delayed = [await world.submit("kitchen", delay=delay) for delay in (0, 0, 50)]
+    hour = {each: jobs.c[each] + 3600 for each in ("created_at", "run_at")}
+    await world.run(lambda c: c.execute(jobs.update().values(**hour)))
+    await world.work()
+    assert await world.states(plain, delayed) == ["ready", "blocked"]
+    await world.work()
+    assert await world.state(delayed) == "scheduled"
+    assert (await world.job(delayed)).run_at < time.time() + 60
 
 
 async def test_a_delayed_job_behind_a_lane_keeps_its_delay(world: World) -> None:

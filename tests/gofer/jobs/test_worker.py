@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 
 from gofer.errors import Fenced, StoreUnavailable
-from gofer.jobs.conclude import conclude_all
-from gofer.jobs.outcome import Done, Outcome, Retry
+from gofer.jobs import queue
+from gofer.jobs.conclude import MOST_OUTAGES, conclude_all
+from gofer.jobs.outcome import OUTAGE, Done, Outcome, Retry, Snooze
 from gofer.jobs.worker import Run
 from gofer.store import events
 from gofer.store.database import Database
 from gofer.vault.canary import sealing_key
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
+from outages import Away
 from world import World
 
 Eventually = Callable[..., Awaitable[Any]]
@@ -308,7 +310,7 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_job_whose_end_could_not_be_written_is_not_kept_from_others(
+async def test_a_job_whose_end_could_not_be_written_ends_when_it_can_be(
     world: World, eventually: Eventually, when: str
 ) -> None:
     async def work(run: Run) -> Outcome:
@@ -317,10 +319,77 @@ async def test_a_job_whose_end_could_not_be_written_is_not_kept_from_others(
     await world.submit(payload={"long": True})
     job = await world.submit()
     world.database = Interrupted(world.database, when)
-    async with world.worker({"work": work}, lease=1):
+    async with world.worker({"work": work}, lease=600):
         await eventually(is_state(world, job, "done"))
-    outcomes = [outcome for _, outcome, _ in await world.tries(job)]
-    assert outcomes == (["lost", "done"] if when == "before" else ["done"])
+    assert await world.tries(job) == [(1, "done", "")]
+
+
+async def test_an_outage_of_the_store_costs_a_job_neither_a_try_nor_its_lease(
+    world: World, eventually: Eventually
+) -> None:
+    world.database = store = Away(world.database)
+
+    async def work(run: Run) -> Outcome:
+        if run.claim.fence == 1:
+            store.away = True
+            await store.read(lambda c: None)
+        return Done()
+
+    job = await world.submit(max_attempts=1)
+    async with world.worker({"work": work}, lease=600):
+        await eventually(lambda: store.away)
+        await store.come_back_after(0.5)
+        await eventually(is_state(world, job, "done"))
+    assert await world.tries(job) == [(1, "snoozed", OUTAGE), (1, "done", "")]
+
+
+async def test_a_job_that_was_claimed_as_the_store_went_away_is_not_forgotten(
+    world: World, eventually: Eventually
+) -> None:
+    world.database = Away(world.database, lost_claim=True)
+    job = await world.submit(max_attempts=1)
+    async with world.worker({"work": succeed}, lease=600):
+        await eventually(is_state(world, job, "done"))
+    assert await world.tries(job) == [(1, "snoozed", OUTAGE), (1, "done", "")]
+
+
+async def test_after_an_outage_that_outlasts_the_leases_nobody_is_taken_for_silent(
+    world: World, eventually: Eventually
+) -> None:
+    begun, back = asyncio.Event(), asyncio.Event()
+
+    async def work(run: Run) -> Outcome:
+        begun.set()
+        await back.wait()
+        return Done()
+
+    real = world.database
+    world.database = store = Away(real)
+    job = await world.submit(max_attempts=1)
+    async with world.worker({"work": work}), world.worker({}, owner="other", slots=0):
+        await begun.wait()
+        store.away = True
+        await asyncio.sleep(0.3)  # both have noticed
+        world.database = real
+        await world.pass_time(100)
+        await store.come_back_after(0.3)
+        await asyncio.sleep(0.3)  # time enough for a silent worker's job to be taken away
+        back.set()
+        await eventually(is_state(world, job, "done"))
+    assert await world.tries(job) == [(1, "done", "")]
+
+
+async def test_a_job_that_the_store_always_fails_is_dead_in_the_end(world: World) -> None:
+    job = await world.submit(max_attempts=1)
+    delays = []
+    while await world.state(job) != "dead":
+        await world.end(await world.claim_one(), Snooze(0, OUTAGE))
+        row = await world.job(job)
+        delays.append(round(row.run_at - time.time()))
+        await world.pass_time(2000)
+        await world.run(queue.stage)
+    assert len(delays) == MOST_OUTAGES + 1
+    assert delays[:4] == [0, 1, 3, 7]
 
 
 class Slow(Interrupted):

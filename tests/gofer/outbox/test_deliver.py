@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from gofer.outbox.deliver import Outbox
 from gofer.store.tables import events, jobs, replies
 from gofer.vault.secret import Secret
 from hello_service import HelloService
+from outages import Away
 from world import World
 
 Deliver = Callable[[], Awaitable[tuple[Claim, Outcome]]]
@@ -102,6 +104,25 @@ async def test_after_a_crash_at_any_step_there_is_one_complete_reply(
         await deliver()
     assert service.texts == ["the answer", "its end"]
     assert await states(world) == ["sent", "sent"]
+
+
+async def test_what_was_placed_as_the_store_went_away_is_not_placed_again(
+    world: World, service: HelloService, outbox: Outbox
+) -> None:
+    """Also where nobody could look for it: its id is kept until it can be stored."""
+    await answer(world, "the answer")
+    claim = await world.claim_one(pool=SERVICE)
+    outbox._database = store = Away(world.database)
+    outages = []
+
+    async def go_away() -> None:
+        store.away = True
+        outages.append(asyncio.create_task(store.come_back_after(0.1)))
+
+    service.before_answer = go_away
+    assert await outbox.handle(Run(claim)) == Done()
+    assert service.calls == ["POST"]
+    assert (await states(world), len(outages)) == (["sent"], 1)
 
 
 async def test_being_told_to_wait_costs_no_try(world: World, service: HelloService, deliver: Deliver) -> None:

@@ -58,6 +58,27 @@ async def test_a_serialization_failure_is_tried_again(postgres_url: str) -> None
     assert len(tries) == 3
 
 
+async def test_a_connection_the_driver_has_lost_track_of_is_an_outage_and_not_used_again(
+    postgres_url: str,
+) -> None:
+    """As in the instant between a server's last word and the end of its connection."""
+    store = PostgresDatabase(postgres_url, pool_size=1)
+    used = []
+
+    def lose_track(c: Connection) -> None:
+        used.append(backend(c))
+        raise asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")
+
+    with pytest.raises(StoreUnavailable):
+        await store.write(lose_track)
+    assert await store.read(backend) not in used
+    await store.close()
+
+
+def backend(c: Connection) -> int:
+    return int(c.execute(text("SELECT pg_backend_pid()")).scalar_one())
+
+
 @pytest.fixture
 def own_server() -> Iterator[Server]:
     """A PostgreSQL that may be stopped without disturbing other tests."""

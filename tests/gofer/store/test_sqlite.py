@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,15 @@ from sqlalchemy import Connection, func, insert, select
 
 from gofer.errors import ConfigError, StoreBusy, StoreError, StoreUnavailable
 from gofer.settings import Settings
-from gofer.store.backup import check_database, copy_database, restore_database
+from gofer.store.backup import check_database, copy_database, key_beside, key_needed, restore_database
 from gofer.store.open import database_for
 from gofer.store.sqlite import SqliteDatabase
 from gofer.store.tables import workspaces
+from gofer.vault.canary import check_canary
+from gofer.vault.envelope import Vault
+from gofer.vault.keyring import ring_from_value
+from gofer.vault.rotation import rotate_master_key
+from gofer.vault.secret import Secret
 
 
 def path_of(url: str) -> Path:
@@ -215,6 +221,46 @@ async def test_a_backup_is_restored_and_the_old_file_kept(sqlite_url: str, tmp_p
     assert names_in(path) == {"old"}
     assert aside is not None
     assert names_in(aside) == {"old", "newer"}
+
+
+async def test_a_key_that_is_rotated_during_a_backup_is_still_the_one_beside_it(
+    sqlite_url: str, vault: Vault, tmp_path: Path
+) -> None:
+    store = SqliteDatabase(path_of(sqlite_url))
+    await store.start()
+    await store.write(partial(check_canary, vault=vault))
+    before, loop = vault.ring.active.id, asyncio.get_running_loop()
+
+    def rotate_meanwhile(key_id: str) -> str:
+        asyncio.run_coroutine_threadsafe(rotate_master_key(store, vault), loop).result()
+        return vault.ring.find(bytes.fromhex(key_id)).export().reveal()
+
+    copy = tmp_path / "copy.db"
+    await asyncio.to_thread(copy_database, store.path, copy, rotate_meanwhile)
+    await store.close()
+    assert key_needed(copy) == before != vault.ring.active.id
+    beside = key_beside(copy)
+    assert ring_from_value(Secret(beside.read_text())).ids == (before,)
+    assert beside.stat().st_mode & 0o077 == 0
+
+
+async def test_of_two_backups_to_one_name_at_once_one_is_whole_and_the_other_refused(
+    sqlite_url: str, vault: Vault, tmp_path: Path
+) -> None:
+    store = SqliteDatabase(path_of(sqlite_url))
+    await store.start()
+    await store.write(partial(check_canary, vault=vault))
+    await store.close()
+    target = tmp_path / "copy.db"
+
+    def another_meanwhile(key_id: str) -> str:
+        copy_database(store.path, target)
+        return "a key"
+
+    with pytest.raises(ConfigError, match="exists already"):
+        copy_database(store.path, target, another_meanwhile)
+    check_database(target)
+    assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["copy.db"]
 
 
 async def test_a_folder_may_have_any_name(sqlite_url: str, tmp_path: Path) -> None:

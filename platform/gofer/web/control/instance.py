@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from starlette.responses import Response
 from gofer import __version__
 from gofer.doctor import ask_model as doctor_of_models
 from gofer.doctor import examine
-from gofer.errors import ConfigError, Conflict, Forbidden
+from gofer.errors import Conflict, Forbidden
 from gofer.jobs.upkeep import depth, oldest_ready
 from gofer.platform import Platform
-from gofer.store.backup import copy_database, copy_key, key_beside
+from gofer.store.backup import copy_database, key_beside
 from gofer.store.clock import now
 from gofer.store.sqlite import SqliteDatabase
 from gofer.store.tables import connections, conversations, master_keys, workers
+from gofer.vault.keyring import KeyRing
 from gofer.vault.rotation import rotate_master_key
 from gofer.web.access import visitor_of
 from gofer.web.control.asking import Nothing, Question, answered, asked, platform_of, rows
@@ -152,24 +154,25 @@ async def backup(request: Request) -> Response:
     ring = platform.vault.ring
     if wish.with_key and ring.path is None:
         raise Conflict("The master key is in GOFER_MASTER_KEY, not in a file. Keep it where it comes from.")
-    if wish.with_key and key_beside(target).exists():
-        raise ConfigError(f"{key_beside(target)} exists already. Give a name that is free.")
-    size = await database.read(partial(_copy, source=database.path, target=target, backups=backups))
-    key_file = None
-    if wish.with_key and ring.path is not None:
-        key_file = await database.read(partial(_copy_key, source=ring.path, backup=target))
+    key_of = _key_of(ring) if wish.with_key else None
+    copy = partial(_copy, source=database.path, target=target, backups=backups, key_of=key_of)
+    size = await database.read(copy)
+    key_file = key_beside(target) if wish.with_key else None
     return answered(
         request,
         {"path": str(target), "bytes": size, "key_file": str(key_file) if key_file else None},
     )
 
 
-def _copy(_: Connection, source: Path, target: Path, backups: Path) -> int:
+def _copy(
+    _: Connection, source: Path, target: Path, backups: Path, key_of: Callable[[str], str] | None
+) -> int:
     if target.parent == backups:
         # Our own folder is made; anybody else's that is not there may be a disk that is not mounted.
         backups.mkdir(mode=0o700, exist_ok=True)
-    return copy_database(source, target)
+    return copy_database(source, target, key_of)
 
 
-def _copy_key(_: Connection, source: Path, backup: Path) -> Path:
-    return copy_key(source, backup)
+def _key_of(ring: KeyRing) -> Callable[[str], str]:
+    # The ring knows those that a rotation has retired meanwhile, which the file does not.
+    return lambda key_id: ring.find(bytes.fromhex(key_id)).export().reveal()
