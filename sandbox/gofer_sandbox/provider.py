@@ -134,16 +134,18 @@ class Files(Protocol):
 
 
 class Listener(Protocol):
-    """Where a wire delivers what comes out of the sandbox. Contract: neither call raises."""
+    """Where a wire delivers what comes out of the sandbox. Output is taken from the pipe it waits in, so that what was
+    not yet kept is still there when the server is killed. Contract: no call raises but as it says."""
 
     def frame(self, frame: bytes) -> None:
         """One status frame, without its terminator."""
 
-    def output(self, stream: int, data: bytes) -> None:
-        """A piece of the running command's output; stream 1 or 2."""
+    def output(self, stream: int, source: int, size: int) -> int:
+        """Take a piece of the running command's output, stream 1 or 2, from a pipe, and say how much it was; nothing
+        at the pipe's end, BlockingIOError when it is only empty."""
 
-    def background(self, number: int, data: bytes) -> None:
-        """A piece of what a command that has ended left running still prints."""
+    def background(self, number: int, source: int, size: int) -> bool:
+        """Take a piece of what a command that has ended left running still prints, likewise; False at the end."""
 
 
 class Wire(Protocol):

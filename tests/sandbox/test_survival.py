@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -105,6 +106,30 @@ async def test_rest_of_the_output_and_exit_code_after_kill_of_the_server(base: P
     assert "sleep 4321" in after.output
     assert after.background == ("sleep 4321",)
     await sandbox.close()
+
+
+async def test_output_is_not_lost_between_reading_and_keeping_it(base: Path, directory: Path) -> None:
+    server = Server(base, directory, "having read", "true", "echo begin; sleep 0.1; echo end")
+    server.wait()
+    sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
+    result = await sandbox.pending()
+    assert result is not None
+    assert (result.output, result.notes) == ("begin\nend\n", ())
+    await sandbox.close()
+
+
+async def test_output_is_kept_on_a_file_system_that_the_kernel_cannot_move_it_to(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(*_: object, **__: object) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "splice", cannot)
+    async with Sandbox(directory=directory, limits=Limits(output=100)) as sandbox:
+        result = await sandbox.run("seq 30000")
+        assert result.dropped
+        kept = sandbox.output(result.number, limit=1024 * 1024)
+        assert kept.text == "".join(f"{n}\n" for n in range(1, 30001))
 
 
 LATE = "(echo begin; sleep 0.3; echo late) &"
@@ -595,8 +620,15 @@ asyncio.run(Sandbox(Bubblewrap(base=Path(sys.argv[1])), directory=sys.argv[2]).s
 
 def _started_with(control: Path) -> bool:
     """Whether a bubblewrap that was given this control directory runs."""
-    lines = [place.read_bytes() for place in Path("/proc").glob("[0-9]*/cmdline") if place.exists()]
-    return any(os.fsencode(control) in line for line in lines)
+    return any(os.fsencode(control) in _content(place) for place in Path("/proc").glob("[0-9]*/cmdline"))
+
+
+def _content(place: Path) -> bytes:
+    """Of a process's file; nothing when it ends meanwhile."""
+    try:
+        return place.read_bytes()
+    except OSError:
+        return b""
 
 
 async def test_output_nobody_could_keep_is_told(directory: Path) -> None:

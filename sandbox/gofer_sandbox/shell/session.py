@@ -184,18 +184,19 @@ class Shell:
         if event is not None:
             self.push(event)
 
-    def output(self, stream: int, data: bytes) -> None:
+    def output(self, stream: int, source: int, size: int) -> int:
         """Take a piece of output from the wire."""
-        self.captures[stream - 1].add(data)
-        if self._on_output:
+        data = self.captures[stream - 1].take(source, size)
+        if data and self._on_output:
             try:
                 self._on_output(stream, data)
             except Exception:  # noqa: BLE001 a listener's fault must not cost the command its result
                 self._on_output = None
+        return len(data)
 
-    def background(self, number: int, data: bytes) -> None:
+    def background(self, number: int, source: int, size: int) -> bool:
         """Take a piece of what a finished command's processes still print."""
-        self.background_log.add(number, data)
+        return self.background_log.take(number, source, size)
 
     def _on_ready(self, event: frames.Ready) -> None:
         self._ready = True
