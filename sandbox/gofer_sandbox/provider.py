@@ -232,10 +232,23 @@ class Box(Protocol):
         """Everything inside but PID 1; parents before children."""
 
     def background(self, shell: Process | None) -> list[Process]:
-        """Everything inside but PID 1 and the shell; quick when there is nothing, for every command asks."""
+        """Everything inside but PID 1 and the shell."""
+
+    def alone(self, shell: Process) -> bool:
+        """Whether nothing runs inside but PID 1 and the shell; quick, for every command asks. False where there is no
+        quick way to tell."""
 
     def shell(self, inner: int = 0) -> Process | None:
-        """The process that calls itself `inner`, a child of PID 1; whichever is a shell where that is not known."""
+        """The child of PID 1 that was started as a shell, and calls itself `inner` where that is known."""
+
+    def child(self, inner: int) -> Process | None:
+        """The child of PID 1 that calls itself `inner`, whatever it is by now."""
+
+    def lives(self, process: Process) -> bool:
+        """Whether a process is still there."""
+
+    def busy(self, shell: Process) -> bool:
+        """Whether the shell is in the middle of a command; False where that cannot be seen."""
 
     def waits(self, shell: Process) -> bool:
         """Whether the shell waits without running a command; False where that cannot be seen."""

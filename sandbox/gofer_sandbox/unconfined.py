@@ -53,8 +53,12 @@ class UnconfinedBox(LocalBox):
         except OSError:
             return False
 
-    def background(self, shell: Process | None) -> list[Process]:
+    def alone(self, shell: Process) -> bool:
         """There is no short way to tell."""
+        return False
+
+    def background(self, shell: Process | None) -> list[Process]:
+        """Every process that carries the mark, save the shell."""
         return [process for process in self.processes() if shell is None or process.pid != shell.pid]
 
     async def destroy(self) -> None:

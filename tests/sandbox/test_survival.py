@@ -348,14 +348,18 @@ async def test_a_status_whose_news_went_to_a_server_that_died_is_found_once_the_
     first = Sandbox(provider, directory=directory)
     await first.start()
     begun = asyncio.Event()
-    leaving = r"(sleep 0.5; printf 'D1 7 /tmp\0' >|/run/p/d) & echo begun; sleep 60"
-    running = asyncio.create_task(first.run(leaving, on_output=lambda *_: begun.set()))
+    leave = r"until [ -e now ]; do sleep 0.01; done; rmdir /run/p/d; printf 'D1 7 /tmp\0' >/run/p/d"
+    held_up = f"({leave}) & mkdir /run/p/d; echo begun; sleep 0.1; (exit 7)"
+    running = asyncio.create_task(first.run(held_up, on_output=lambda *_: begun.set()))
     await begun.wait()
     record = first.record
     await first.detach()
     with pytest.raises(SandboxClosed):
         await running
+    with open(f"{record.reference.control}/st", "rb", 0) as status:
+        assert status.read(100).startswith(b"D1 7 ")  # as a server would that dies then
     second = await Sandbox.attach(record, provider)
+    (directory / "workspace" / "now").touch()
     result = await second.pending()
     assert result is not None
     assert (result.exit_code, result.cwd, result.output) == (7, "/tmp", "begun\n")

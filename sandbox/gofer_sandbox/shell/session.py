@@ -129,7 +129,7 @@ class Shell:
     def take_over(self) -> bool:
         """Go on where another process stopped; True when a command is still to be awaited."""
         live = self._journal.live
-        self._process = self.box.shell(live.shell) or self.box.shell()
+        self._process = self.box.child(live.shell) or self.box.shell()
         self._ready = self._process is not None
         death = frames.parse(self.wire.death())
         known = death.death if isinstance(death, frames.Died) else live.deaths
@@ -159,7 +159,9 @@ class Shell:
 
     def _died_alone(self, death: frames.Died) -> None:
         """The command's shell ended, and the news of that, and of the one after it, may have gone to the server
-        before."""
+        before. Unless somebody inside put it there: no shell that lives is older than the command then."""
+        if self._process and self._process.start < self._journal.live.clock:
+            return
         self.ended_alone = not self.wire.keeps_output
         self.exits += self._left != self._journal.live.left
         self.push(death)
@@ -171,13 +173,18 @@ class Shell:
     # What comes in
 
     def frame(self, frame: bytes) -> None:
-        """Take one frame from the wire."""
+        """Take one frame from the wire. Whoever is inside can say that a shell ended or came up, so it is looked at."""
         event = frames.parse(frame)
         if isinstance(event, frames.Snapped):
             self._take_snapshot(event.slot)
         elif isinstance(event, frames.Died):
+            if self.process and self.box.lives(self.process):
+                return
             self._on_death(event)
         elif isinstance(event, frames.Ready):
+            self._unseen = event.pid
+            if self._deaths and not self.process:
+                return
             self._on_ready(event)
         elif isinstance(event, frames.Done) and event.number == self._journal.live.number:
             self._unsaved = event.number
@@ -202,7 +209,6 @@ class Shell:
         self._ready = True
         self._snapshot_failed, self._given = False, None
         self.cwd = event.cwd
-        self._process, self._unseen = None, event.pid
         self._loop.call_soon(
             self._recognise
         )  # behind whoever waits for the shell, and need not wait for this
@@ -210,8 +216,9 @@ class Shell:
     def _recognise(self) -> None:
         """Find the shell that has come up, for whoever has to end it, and the server that comes after."""
         inner, self._unseen = self._unseen, 0
-        if inner and not self.closed:
-            self._process = self.box.shell(inner)
+        found = self.box.shell(inner) if inner and not self.closed else None
+        if found:
+            self._process = found
             self._journal.live.shell = inner
             self._journal.write()
 
@@ -325,6 +332,7 @@ class Shell:
         live.deadline = live.started + timeout
         live.deaths, live.left = -1 if self._deaths is None else self._deaths, self._left
         self._journal.write()
+        self._recognise()  # while it is still called so
         self.submit(command)
         # From here on the shell is at work, and what we do costs the caller nothing.
         self._open_captures()
