@@ -722,3 +722,6 @@ async def test_a_shell_does_not_end_by_itself_because_nothing_was_asked_of_it_fo
         before = await sandbox.run("TMOUT=1; echo $$")
         await asyncio.sleep(1.2)
         assert (await sandbox.run("echo $$")).output == before.output
+        await sandbox.run("shopt -s checkjobs; sleep 4321 & readonly TMOUT=1; A=1")
+        after = await sandbox.run("echo $A ${TMOUT-none}")
+        assert (after.output, after.background) == ("1 none\n", ("sleep 4321",))

@@ -142,11 +142,12 @@ def _leave(slot: str, control: str) -> str:
 def done(control: str = INSIDE, private: str = PRIVATE) -> str:
     """Called with the command's number and status: tell the server, then leave the same in a file, for the one that
     takes over when this one has read it and dies. A shell whose `TMOUT` ran out would end by itself, and might take
-    the lines of the next command with it."""
+    the lines of the next command with it: one that cannot be rid of it ends now, when it has read none of them. While
+    there are jobs bash may have to be told twice."""
     return f"""
 \\builtin printf 'D%s %s %s\\0' "$1" "$2" "$PWD" >{control}/st
 \\builtin printf 'D%s %s %s\\0' "$1" "$2" "$PWD" >|{private}/d
-\\builtin unset -v TMOUT
+\\builtin unset -v TMOUT || \\builtin exit || \\builtin exit
 """
 
 
