@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -364,6 +364,26 @@ async def test_a_status_whose_news_went_to_a_server_that_died_is_found_once_the_
     assert result is not None
     assert (result.exit_code, result.cwd, result.output) == (7, "/tmp", "begun\n")
     await second.close()
+
+
+async def test_detach_and_close_before_a_command_was_given_to_the_shell(directory: Path) -> None:
+    """It waits an instant when something has just been left in the background."""
+    provider = Bubblewrap()
+    sandbox = Sandbox(provider, directory=directory)
+    await sandbox.start()
+    record = sandbox.record
+    await leave_as_a_command_begins(sandbox, sandbox.detach)
+    sandbox = await Sandbox.attach(record, provider)
+    await leave_as_a_command_begins(sandbox, sandbox.close)
+
+
+async def leave_as_a_command_begins(sandbox: Sandbox, leave: Callable[[], Awaitable[None]]) -> None:
+    await sandbox.run("sleep 4321 &")
+    waiting = asyncio.create_task(sandbox.run("true"))
+    await asyncio.sleep(0)
+    await leave()
+    with pytest.raises(SandboxClosed):
+        await waiting
 
 
 async def test_detach_and_close_in_the_middle_of_a_command(directory: Path) -> None:
@@ -722,6 +742,6 @@ async def test_a_shell_does_not_end_by_itself_because_nothing_was_asked_of_it_fo
         before = await sandbox.run("TMOUT=1; echo $$")
         await asyncio.sleep(1.2)
         assert (await sandbox.run("echo $$")).output == before.output
-        await sandbox.run("shopt -s checkjobs; sleep 4321 & readonly TMOUT=1; A=1")
+        await sandbox.run(f"shopt -s checkjobs; sleep 4321 & {ASLEEP}; readonly TMOUT=1; A=1")
         after = await sandbox.run("echo $A ${TMOUT-none}")
         assert (after.output, after.background) == ("1 none\n", ("sleep 4321",))

@@ -124,7 +124,8 @@ class Shell:
                     return False
         finally:
             timer.cancel()
-        return True
+        self._events.clear()
+        return self.box.alive() and not self.closed
 
     def take_over(self) -> bool:
         """Go on where another process stopped; True when a command is still to be awaited."""
@@ -319,14 +320,14 @@ class Shell:
         self, command: bytes, timeout: float, separate: bool, on_output: OnOutput | None
     ) -> Outcome:
         """Submit a command and see it through."""
-        self._events.clear()
         live = self._journal.live
         live.number += 1
         self.captures = []
-        if not self.box.alive() or not (self._ready or await self.until_ready()):
-            return Outcome(live.number, lost=True)
         if self.spared:
             await self._outlast_background()
+        self._events.clear()  # now: what became of the shell meanwhile is no news of this command
+        if self.closed or not self.box.alive() or not (self._ready or await self.until_ready()):
+            return Outcome(live.number, lost=True)
         live.clock = self.box.clock()
         live.running, live.separate, live.started = True, separate, time.time()
         live.deadline = live.started + timeout
