@@ -32,6 +32,7 @@ from gofer_sandbox.shell.session import OnOutput
 
 T = TypeVar("T")
 
+_OF_BASH = ("SHELLOPTS", "BASHOPTS", "POSIXLY_CORRECT")
 COMMAND_MAXIMUM = 16 * 1024 * 1024
 
 
@@ -479,6 +480,10 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     for name, value in environment.items():
         if not isinstance(name, str) or not name.isidentifier() or not name.isascii():
             raise InvalidInput(f"not a variable's name: {name!r}")
+        if name in _OF_BASH:
+            raise InvalidInput(
+                f"bash sets itself up by {name}, and could not be driven then; use set or shopt inside"
+            )
         if not isinstance(value, str) or b"\0" in _encoded(value, f"the value of {name}"):
             raise InvalidInput(f"the value of {name} must be text without NUL")
     return dict(environment)

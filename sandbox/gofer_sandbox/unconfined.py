@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -125,7 +126,7 @@ def _spawn(spec: Spec, control: Path) -> subprocess.Popen[bytes]:
         **spec.environment,
     }
     process = subprocess.Popen(
-        ["bash", "--noprofile", "--norc", str(control / "keeper")],
+        [shutil.which("bash") or "bash", *scripts.KEEPER_OPTIONS, str(control / "keeper")],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

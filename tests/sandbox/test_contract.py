@@ -369,7 +369,8 @@ async def test_bad_input_is_refused_in_plain_words(sandbox: Sandbox) -> None:
 
 
 def test_bad_settings_are_refused() -> None:
-    for environment in ({"A B": "x"}, {"": "x"}, {"A": "x\0"}, {"A": 1}, {"A": "\ud800"}):
+    bad = ({"A B": "x"}, {"": "x"}, {"A": "x\0"}, {"A": 1}, {"A": "\ud800"}, {"SHELLOPTS": "errexit"})
+    for environment in bad:
         with pytest.raises(InvalidInput):
             Sandbox(environment=environment)  # type: ignore[arg-type]
     for limits in (

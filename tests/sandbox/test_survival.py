@@ -737,6 +737,15 @@ async def test_no_command_runs_twice_when_the_snapshot_before_it_could_not_be_re
         assert (sandbox.workspace / "log").read_text() == "once\n"
 
 
+async def test_no_variable_of_the_caller_s_keeps_the_shell_from_coming_up(directory: Path) -> None:
+    (directory / "workspace").mkdir()
+    (directory / "workspace" / "ends").write_text("exit 9\n")
+    environment = {"PATH": "/nowhere", "BASH_ENV": "/workspace/ends"}
+    async with Sandbox(directory=directory, environment=environment) as sandbox:
+        assert (await sandbox.run("echo $PATH")).output == "/nowhere\n"
+        assert (await sandbox.run("/bin/bash -c true")).exit_code == 9
+
+
 async def test_a_shell_does_not_end_by_itself_because_nothing_was_asked_of_it_for_a_while() -> None:
     async with Sandbox() as sandbox:
         before = await sandbox.run("TMOUT=1; echo $$")

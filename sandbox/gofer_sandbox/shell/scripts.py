@@ -22,6 +22,8 @@ SLOTS = 3
 """How many pairs of output FIFOs the keeper holds open; more are made when so many are held at once. Each is a
 pipe, of which the kernel gives an ordinary user about a thousand of full size."""
 OUTPUTS = tuple(f"{kind}{slot}" for slot in range(1, SLOTS + 1) for kind in "oe")
+KEEPER_OPTIONS = ("--noprofile", "--norc", "-p")
+"""The keeper takes neither functions nor `BASH_ENV` from the caller's environment, which is for the shell."""
 FIRST = 11
 """The keeper's own descriptors have lower numbers than those it holds."""
 
