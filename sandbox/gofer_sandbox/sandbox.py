@@ -392,13 +392,15 @@ class Sandbox:
         return await asyncio.to_thread(do)
 
     async def find(self, name: str, path: str = ".", *, limit: int = 1000) -> Result:
-        """Files whose name matches a pattern, found inside, under the limits, below a path as `read` takes it."""
+        """Files whose name matches a pattern, found inside, under the limits, below a path as `read` takes it. Exit
+        code 1 when something could not be looked at, which the output names."""
         return await self.run(find_command(self._alive().box.home, name, path, limit))
 
     async def grep(
         self, pattern: str, path: str = ".", *, limit: int = 1000, ignore_case: bool = False
     ) -> Result:
-        """Lines that match an extended regular expression, found inside, under the limits, below such a path."""
+        """Lines that match an extended regular expression, found inside, under the limits, below such a path. Exit
+        code 1 when there is none, 2 when the expression is invalid or something could not be looked at."""
         return await self.run(grep_command(self._alive().box.home, pattern, path, limit, ignore_case))
 
     def output(self, number: int, offset: int = 0, limit: int = 65536, *, stream: int = 1) -> Page:
