@@ -91,6 +91,7 @@ class Sandbox:
         self._directory = _prepare(self._directory)
         self._journal = Journal(self._directory)
         self._journal.live = Live()
+        self._journal.claim(self._id)
         if not self._ephemeral:
             _forget(self._directory)
         await self._start(self._new_session(None), None)
@@ -138,6 +139,7 @@ class Sandbox:
         sandbox = cls._of(record, provider, gate)
         session = sandbox._new_session(record)
         try:
+            sandbox._check_whose()
             box = await sandbox._provider.find(record)
             if box is None:
                 raise SandboxGone(f"session {record.id} is not alive any more; restore it")
@@ -170,6 +172,8 @@ class Sandbox:
         except GateBlocked as blocked:
             notes.append(f"{blocked}: the sandbox was ended and made again from its files and last snapshot")
         sandbox = cls._of(record, provider, gate)
+        assert sandbox._journal is not None
+        sandbox._journal.claim(record.id)
         try:
             box = await sandbox._provider.find(record)
             await (box.destroy() if box else sandbox._provider.remove(record))
@@ -180,7 +184,6 @@ class Sandbox:
         session.news.recreated = True
         session.news.notes += notes
         session.news.background_lost += record.background
-        assert sandbox._journal is not None
         live = sandbox._journal.live
         if live.running:
             session.news.notes.append(
@@ -212,6 +215,12 @@ class Sandbox:
             raise SandboxGone(f"the directory of session {record.id} is gone")
         sandbox._journal = Journal(Path(record.directory))
         return sandbox
+
+    def _check_whose(self) -> None:
+        """What the journal says would be another session's."""
+        assert self._journal is not None
+        if self._journal.session not in ("", self._id):
+            raise SandboxGone(f"another session has begun in the directory of {self._id}")
 
     async def close(self) -> None:
         """End the session with everything in it. Nothing outlives this; who is cancelled in it does not stop it."""

@@ -554,6 +554,27 @@ async def test_the_reaper_removes_what_a_crash_left_and_only_that(base: Path, di
         assert (await owned.run("echo alive")).output == "alive\n"
 
 
+async def test_a_session_left_behind_is_removed_though_another_has_begun_in_its_directory(
+    base: Path, directory: Path
+) -> None:
+    provider = Bubblewrap(base=base)
+    server = Server(base, directory, "", "true", "sleep 60")
+    server.kill()
+    left = server.record
+    async with Sandbox(provider, directory=directory) as sandbox:
+        assert await reap(provider, keep=[left.id], within=directory) == []
+        with pytest.raises(SandboxOwned):
+            await Sandbox.attach(left, provider)
+        assert await reap(provider, keep=[], within=directory) == [left.id]
+        assert processes.start_time(left.reference.pid) != left.reference.start
+        assert await reap(provider, keep=[], within=directory) == []
+        assert (await sandbox.run("echo alive")).output == "alive\n"
+        await sandbox.detach()
+        with pytest.raises(SandboxGone, match="another session"):
+            await Sandbox.attach(left, provider)
+        assert await reap(provider, keep=[], within=directory) == [sandbox.id]
+
+
 async def test_another_program_s_session_survives_the_reaper(base: Path, directory: Path) -> None:
     provider = Bubblewrap(base=base)
     ours, theirs, alike = directory / "ours", directory / "theirs", directory / "ours-too"
