@@ -161,6 +161,9 @@ class Wire(Protocol):
         """Hand one command to the shell, and have it leave a snapshot in a slot first, if one is named. `before` is
         how the command before ended, which this one finds in `$?`."""
 
+    def backlog(self) -> int:
+        """How much the shell was given that it has not read."""
+
     def resume(self, number: int, separate: bool) -> None:
         """Go on reading the output of a command that another process submitted."""
 

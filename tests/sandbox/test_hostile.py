@@ -165,6 +165,10 @@ ROWS = [
     Row("input full of lines",
         "python3 -c \"import os; fd = os.open('/run/s/in', os.O_WRONLY | os.O_NONBLOCK)\nwhile True: "
         "os.write(fd, b':\\n' * 2000)\" 2>&1 | tail -1", 0, has="BlockingIOError"),
+    Row("input full of lines that take long",
+        "python3 -c \"import os; fd = os.open('/run/s/in', os.O_WRONLY | os.O_NONBLOCK)\n"
+        "for word in [b'sleep 0.35;:'] * 4 + [b':'] * 99: os.write(fd, word.ljust(1023, b'x') + b'\\n')\""
+        " 2>&1 | tail -1", 0, has="BlockingIOError"),
     Row("outputs of the commands to come",
         "for f in /run/s/o[23]; do (exec 9<>$f; head -c 9999 /dev/zero >&9; sleep 0.1) & done; sleep 0.5", 0),
     Row("floods the keeper with signals",

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import stat
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -197,6 +198,14 @@ class FifoWire:
         if len(command) != before:
             os.ftruncate(self._command, len(command))
         self._command_size = len(command)
+
+    def backlog(self) -> int:
+        """What is in the FIFO of its input."""
+        import fcntl  # not there on every system that may import this
+        import termios
+
+        size = fcntl.ioctl(self._input, termios.FIONREAD, bytes(4))
+        return int.from_bytes(size, sys.byteorder)
 
     def resume(self, number: int, separate: bool) -> None:
         """Read on where another process stopped."""

@@ -346,8 +346,9 @@ class Shell:
         if any(start >= self.box.clock() for _, start in self.spared):
             await asyncio.sleep(_TICK)
 
-    def submit(self, command: bytes, owed: str = "") -> None:
-        """Hand the command that the journal says runs to the shell, behind the snapshot it owes."""
+    def submit(self, command: bytes, owed: str = "", seen: tuple[int, float] = (-1, 0.0)) -> None:
+        """Hand the command that the journal says runs to the shell, behind the snapshot it owes. `seen` is how much
+        was in its input at the last look, and since when."""
         self.unread = False
         live = self._journal.live
         if self._cancel_asking() and not self._snapshot_slow:
@@ -355,17 +356,20 @@ class Shell:
         try:
             self.wire.submit(live.number, command, live.separate, owed, self._before)
         except BlockingIOError:
-            self._submit_later(command, owed)
+            self._submit_later(command, owed, seen)
             return
         if owed:
             self._note_asked()
 
-    def _submit_later(self, command: bytes, owed: str) -> None:
-        """Somebody inside filled the shell's input: it reads that first, unless it takes too long."""
+    def _submit_later(self, command: bytes, owed: str, seen: tuple[int, float]) -> None:
+        """Somebody inside filled the shell's input: it reads that first, unless it has stopped to read."""
         self._open_captures()
         self.wire.finish()
-        if time.time() < self._journal.live.started + _INPUT_PATIENCE:
-            self._submitting = self._loop.call_later(_INPUT_LOOK, self.submit, command, owed)
+        now, backlog = self._loop.time(), self.wire.backlog()
+        if backlog != seen[0]:
+            seen = backlog, now
+        if now < seen[1] + _INPUT_PATIENCE:
+            self._submitting = self._loop.call_later(_INPUT_LOOK, self.submit, command, owed, seen)
         else:
             self.stop("the shell's input was full of something else", Step.REPLACE)
 
