@@ -11,6 +11,7 @@ from pathlib import Path
 from gofer_sandbox.errors import SandboxOwned
 
 _SIZE = 1024
+_NAME = 64
 
 
 @dataclass(slots=True)
@@ -57,7 +58,8 @@ class Journal:
 
     The kernel drops the lock with the process, so an owner killed at any instant is never mistaken for a
     living one. The content is overwritten in place by one write each time, before a command is sent and
-    after its result is known.
+    after its result is known. Behind it stands which session the directory belongs to: one that was left behind by
+    a crash may live on when another has begun there.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -77,6 +79,15 @@ class Journal:
             return Live(**json.loads(os.pread(self._fd, _SIZE, 0)))
         return Live()
 
+    @property
+    def session(self) -> str:
+        """The session that the directory belongs to, if any has ever begun there."""
+        return _session(self._fd)
+
+    def claim(self, session: str) -> None:
+        """Make it that session's."""
+        os.pwrite(self._fd, session.encode().ljust(_NAME), _SIZE)
+
     def write(self) -> None:
         """Put down what `live` says now."""
         os.pwrite(self._fd, self.live.line().ljust(_SIZE), 0)
@@ -86,6 +97,16 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _session(fd: int) -> str:
+    return os.pread(fd, _NAME, _SIZE).decode("utf-8", "replace").strip()
+
+
+def session_of(directory: Path) -> str:
+    """The session that a directory belongs to, whoever owns it."""
+    with open(directory / "live", "rb") as file:
+        return _session(file.fileno())
 
 
 def owned(directory: Path) -> bool:

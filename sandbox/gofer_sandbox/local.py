@@ -64,20 +64,19 @@ class LocalBox:
 
     def background(self, shell: Process | None) -> list[Process]:
         """Two small reads tell that there is nothing, which is the usual case."""
-        if shell and self._alone(shell):
+        if shell and self.alone(shell):
             return []
-        return [
-            process
-            for process in self.processes()
-            if process.pid != (shell.pid if shell else -1) and not self._is_shell(process)
-        ]
+        if shell:
+            return [process for process in self.processes() if process.pid != shell.pid]
+        return [process for process in self.processes() if not self._is_shell(process)]
 
     def _is_shell(self, process: Process) -> bool:
-        """Whether it is the keeper's next shell, of which we have not heard yet."""
+        """Whether it was started by the keeper as a shell, or by one that has ended, in its background."""
         ours = (f"--rcfile {self.inside}/rc --noediting -i", f"{self.inside}/keeper")
         return process.parent == self.reference.pid and process.command.endswith(ours)
 
-    def _alone(self, shell: Process) -> bool:
+    def alone(self, shell: Process) -> bool:
+        """By files that stay open."""
         if self._couple is None or self._couple.child is not shell:
             self._look_no_more()
             try:
@@ -92,14 +91,28 @@ class LocalBox:
             couple.close()
 
     def shell(self, inner: int = 0) -> Process | None:
-        """The child of the keeper that has that number inside, or was started as one."""
+        """By how it was called."""
         for pid in processes.children_of_lone_thread(self.reference.pid):
-            if inner and processes.inner_pid(pid) != inner:
-                continue
-            found = processes.describe(pid)
-            if inner or (found and self._is_shell(found)):
-                return found
+            if not inner or processes.inner_pid(pid) == inner:
+                found = processes.describe(pid)
+                if found and self._is_shell(found):
+                    return found
         return None
+
+    def child(self, inner: int) -> Process | None:
+        """By its number inside."""
+        for pid in processes.children_of_lone_thread(self.reference.pid):
+            if processes.inner_pid(pid) == inner:
+                return processes.describe(pid)
+        return None
+
+    def lives(self, process: Process) -> bool:
+        """By its start, for its number may have been used again."""
+        return processes.start_time(process.pid) == process.start
+
+    def busy(self, shell: Process) -> bool:
+        """While a command runs, the shell's standard input is nothing; between commands never, or it would end."""
+        return processes.input_of(shell.pid) == os.devnull
 
     def waits(self, shell: Process) -> bool:
         """While a command runs, the shell's standard input is not the FIFO its lines come from. What it may

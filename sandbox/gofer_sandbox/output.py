@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import select
 from pathlib import Path
 
 from gofer_sandbox.errors import InvalidInput
@@ -15,8 +17,7 @@ _PAGE_MAXIMUM = 1024 * 1024
 class Capture:
     """Keeps at most `cap` bytes in memory and `spool` bytes on disk of any amount of output.
 
-    Every piece is written to the file when it is read, so that a server that takes over finds what the dead
-    one had read.
+    Every piece goes through the file, so that a server that takes over finds what the dead one had read.
     """
 
     def __init__(self, path: str, cap: int, spool: int) -> None:
@@ -25,12 +26,34 @@ class Capture:
         self._half, self._room = max(1, cap // 2), spool
         self._head, self._tail = bytearray(), bytearray()
         self._file = -1
+        self._spooled = 0
 
-    def add(self, data: bytes) -> None:
-        """Take the next piece."""
-        if self._room > 0:
-            self._write(data)
+    def take(self, source: int, size: int) -> bytes:
+        """The next piece of what a pipe holds; nothing at its end, BlockingIOError when it is only empty."""
+        data = self._spool(source, min(size, self._room)) if self._room > 0 else None
+        if data is None:
+            data = os.read(source, size)
         self._keep(data)
+        return data
+
+    def _spool(self, source: int, size: int) -> bytes | None:
+        """Take a piece through the file; None when the disk has no room for it, which must not take the session
+        down: the result still has head and tail."""
+        if self._file < 0 and not holds(source):
+            return b""
+        try:
+            if self._file < 0:
+                self._file = _open(self.path)
+                self._written = True
+            data = through(source, self._file, self._spooled, size)
+        except BlockingIOError:
+            raise
+        except OSError:
+            self._room = 0
+            return None
+        self._spooled += len(data)
+        self._room -= len(data)
+        return data
 
     def _keep(self, data: bytes) -> None:
         self.total += len(data)
@@ -43,17 +66,6 @@ class Capture:
             if len(self._tail) > 4 * self._half:
                 del self._tail[: -self._half]
 
-    def _write(self, data: bytes) -> None:
-        if self._file < 0:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._file = os.open(self.path, flags, 0o600)
-            self._written = True
-        piece = data[: self._room]
-        try:
-            self._room -= os.write(self._file, piece)
-        except OSError:  # a full disk must not take the session down; the result still has head and tail
-            self._room = 0
-
     def recover(self) -> bool:
         """Take in what an earlier server had already read and written to the file; False when it may have read more
         than it could write there."""
@@ -62,6 +74,7 @@ class Capture:
                 self._written = True
                 while piece := file.read(_PAGE_MAXIMUM):
                     self._keep(piece)
+                    self._spooled += len(piece)
                     self._room -= len(piece)
         except FileNotFoundError:
             pass
@@ -119,19 +132,71 @@ class BackgroundLog:
         """Where the later output of a command is."""
         return self._directory / f"{number}.background"
 
-    def add(self, number: int, data: bytes) -> None:
-        """Append what still fits."""
-        path = self.path(number)
+    def take(self, number: int, source: int, size: int) -> bool:
+        """Append what still fits of a piece that a pipe holds; False at its end, BlockingIOError when it is only
+        empty."""
+        if not holds(source):
+            return False
+        if not self._append(number, source, size):
+            os.read(source, size)
+        return True
+
+    def _append(self, number: int, source: int, size: int) -> bool:
+        """Whether there was room."""
         try:
-            with path.open("ab") as file:
-                room = self._bound - file.tell()
-                if room > 0:
-                    self._since += file.write(data[:room])
-            if self._since > self._in_all // 8:
-                self._since = 0
-                prune(self._directory, self._in_all)
+            file = _open(self.path(number))
         except OSError:
-            pass
+            return False
+        try:
+            end = os.lseek(file, 0, os.SEEK_END)
+            added = len(through(source, file, end, min(size, self._bound - end))) if end < self._bound else 0
+        except BlockingIOError:
+            raise
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+        self._count(added)
+        return added > 0
+
+    def _count(self, added: int) -> None:
+        """See to the bound of all now and then."""
+        self._since += added
+        if self._since > self._in_all // 8:
+            self._since = 0
+            with contextlib.suppress(OSError):
+                prune(self._directory, self._in_all)
+
+
+def holds(pipe: int) -> bool:
+    """Whether there is something in a pipe; False at its end, BlockingIOError when it is only empty."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    events = poll.poll(0)
+    if not events:
+        raise BlockingIOError
+    return bool(events[0][1] & select.POLLIN)
+
+
+def through(source: int, file: int, offset: int, size: int) -> bytes:
+    """A piece of what a pipe holds, moved to a file by the kernel: whoever is killed meanwhile leaves every byte in one
+    or the other."""
+    try:
+        moved = os.splice(source, file, size, offset_dst=offset, flags=os.SPLICE_F_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    else:
+        return os.pread(file, moved, offset)
+    data = os.read(source, size)  # into a file system that cannot do so
+    with contextlib.suppress(OSError):
+        os.pwrite(file, data, offset)
+    return data
+
+
+def _open(path: Path | str) -> int:
+    """Not to append, which the kernel does not do with what it moves."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def page(path: Path, offset: int, limit: int) -> Page:

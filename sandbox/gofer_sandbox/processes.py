@@ -128,16 +128,23 @@ class Couple:
         os.close(self._below)
 
 
+def input_of(pid: int) -> str:
+    """What a process's standard input is, as it would call it."""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/0")
+    except OSError:
+        return ""
+
+
 def waits_outside(pid: int, path: str) -> bool:
     """Whether a process whose standard input is the file of that name, as it would call it, is in the middle
     of reading it or of opening something."""
     try:
         call, first = read_small(f"/proc/{pid}/syscall").split()[:2]
-        if os.readlink(f"/proc/{pid}/fd/0") != path:
-            return False
     except (OSError, ValueError):
         return False
-    return call in _OPEN_CALLS or (call in _READ_CALLS and first == b"0x0")
+    reads = call in _OPEN_CALLS or (call in _READ_CALLS and first == b"0x0")
+    return reads and input_of(pid) == path
 
 
 def descendants(pid: int) -> Iterator[int]:

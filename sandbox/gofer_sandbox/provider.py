@@ -134,16 +134,18 @@ class Files(Protocol):
 
 
 class Listener(Protocol):
-    """Where a wire delivers what comes out of the sandbox. Contract: neither call raises."""
+    """Where a wire delivers what comes out of the sandbox. Output is taken from the pipe it waits in, so that what was
+    not yet kept is still there when the server is killed. Contract: no call raises but as it says."""
 
     def frame(self, frame: bytes) -> None:
         """One status frame, without its terminator."""
 
-    def output(self, stream: int, data: bytes) -> None:
-        """A piece of the running command's output; stream 1 or 2."""
+    def output(self, stream: int, source: int, size: int) -> int:
+        """Take a piece of the running command's output, stream 1 or 2, from a pipe, and say how much it was; nothing
+        at the pipe's end, BlockingIOError when it is only empty."""
 
-    def background(self, number: int, data: bytes) -> None:
-        """A piece of what a command that has ended left running still prints."""
+    def background(self, number: int, source: int, size: int) -> bool:
+        """Take a piece of what a command that has ended left running still prints, likewise; False at the end."""
 
 
 class Wire(Protocol):
@@ -158,6 +160,9 @@ class Wire(Protocol):
     def submit(self, number: int, command: bytes, separate: bool, snapshot: str, before: int) -> None:
         """Hand one command to the shell, and have it leave a snapshot in a slot first, if one is named. `before` is
         how the command before ended, which this one finds in `$?`."""
+
+    def backlog(self) -> int:
+        """How much the shell was given that it has not read."""
 
     def resume(self, number: int, separate: bool) -> None:
         """Go on reading the output of a command that another process submitted."""
@@ -230,10 +235,23 @@ class Box(Protocol):
         """Everything inside but PID 1; parents before children."""
 
     def background(self, shell: Process | None) -> list[Process]:
-        """Everything inside but PID 1 and the shell; quick when there is nothing, for every command asks."""
+        """Everything inside but PID 1 and the shell."""
+
+    def alone(self, shell: Process) -> bool:
+        """Whether nothing runs inside but PID 1 and the shell; quick, for every command asks. False where there is no
+        quick way to tell."""
 
     def shell(self, inner: int = 0) -> Process | None:
-        """The process that calls itself `inner`, a child of PID 1; whichever is a shell where that is not known."""
+        """The child of PID 1 that was started as a shell, and calls itself `inner` where that is known."""
+
+    def child(self, inner: int) -> Process | None:
+        """The child of PID 1 that calls itself `inner`, whatever it is by now."""
+
+    def lives(self, process: Process) -> bool:
+        """Whether a process is still there."""
+
+    def busy(self, shell: Process) -> bool:
+        """Whether the shell is in the middle of a command; False where that cannot be seen."""
 
     def waits(self, shell: Process) -> bool:
         """Whether the shell waits without running a command; False where that cannot be seen."""

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from gofer_sandbox import records, tree
 from gofer_sandbox.errors import SandboxOwned
-from gofer_sandbox.journal import Journal
+from gofer_sandbox.journal import Journal, session_of
 from gofer_sandbox.provider import Provider
 from gofer_sandbox.record import Record
 
@@ -49,14 +50,18 @@ def _expired(record: Record, now: float) -> bool:
 
 
 async def _remove(record: Record, provider: Provider) -> bool:
-    """The session is held while it is ended, so that nobody attaches to it meanwhile."""
+    """The session is held while it is ended, so that nobody attaches to it meanwhile; where another has begun in its
+    directory nobody can."""
     held: Journal | None = None
     try:
         with contextlib.suppress(FileNotFoundError):
             held = Journal(Path(record.directory))
-        await _end(record, provider)
     except SandboxOwned:
-        return False
+        if session_of(Path(record.directory)) in ("", record.id):
+            return False
+        record = replace(record, ephemeral=False)  # the other needs the directory
+    try:
+        await _end(record, provider)
     finally:
         if held:
             held.close()

@@ -32,6 +32,7 @@ from gofer_sandbox.shell.session import OnOutput
 
 T = TypeVar("T")
 
+_OF_BASH = ("SHELLOPTS", "BASHOPTS", "POSIXLY_CORRECT")
 COMMAND_MAXIMUM = 16 * 1024 * 1024
 
 
@@ -90,6 +91,7 @@ class Sandbox:
         self._directory = _prepare(self._directory)
         self._journal = Journal(self._directory)
         self._journal.live = Live()
+        self._journal.claim(self._id)
         if not self._ephemeral:
             _forget(self._directory)
         await self._start(self._new_session(None), None)
@@ -137,6 +139,7 @@ class Sandbox:
         sandbox = cls._of(record, provider, gate)
         session = sandbox._new_session(record)
         try:
+            sandbox._check_whose()
             box = await sandbox._provider.find(record)
             if box is None:
                 raise SandboxGone(f"session {record.id} is not alive any more; restore it")
@@ -169,6 +172,8 @@ class Sandbox:
         except GateBlocked as blocked:
             notes.append(f"{blocked}: the sandbox was ended and made again from its files and last snapshot")
         sandbox = cls._of(record, provider, gate)
+        assert sandbox._journal is not None
+        sandbox._journal.claim(record.id)
         try:
             box = await sandbox._provider.find(record)
             await (box.destroy() if box else sandbox._provider.remove(record))
@@ -179,7 +184,6 @@ class Sandbox:
         session.news.recreated = True
         session.news.notes += notes
         session.news.background_lost += record.background
-        assert sandbox._journal is not None
         live = sandbox._journal.live
         if live.running:
             session.news.notes.append(
@@ -211,6 +215,12 @@ class Sandbox:
             raise SandboxGone(f"the directory of session {record.id} is gone")
         sandbox._journal = Journal(Path(record.directory))
         return sandbox
+
+    def _check_whose(self) -> None:
+        """What the journal says would be another session's."""
+        assert self._journal is not None
+        if self._journal.session not in ("", self._id):
+            raise SandboxGone(f"another session has begun in the directory of {self._id}")
 
     async def close(self) -> None:
         """End the session with everything in it. Nothing outlives this; who is cancelled in it does not stop it."""
@@ -391,13 +401,15 @@ class Sandbox:
         return await asyncio.to_thread(do)
 
     async def find(self, name: str, path: str = ".", *, limit: int = 1000) -> Result:
-        """Files whose name matches a pattern, found inside, under the limits, below a path as `read` takes it."""
+        """Files whose name matches a pattern, found inside, under the limits, below a path as `read` takes it. Exit
+        code 1 when something could not be looked at, which the output names."""
         return await self.run(find_command(self._alive().box.home, name, path, limit))
 
     async def grep(
         self, pattern: str, path: str = ".", *, limit: int = 1000, ignore_case: bool = False
     ) -> Result:
-        """Lines that match an extended regular expression, found inside, under the limits, below such a path."""
+        """Lines that match an extended regular expression, found inside, under the limits, below such a path. Exit
+        code 1 when there is none, 2 when the expression is invalid or something could not be looked at."""
         return await self.run(grep_command(self._alive().box.home, pattern, path, limit, ignore_case))
 
     def output(self, number: int, offset: int = 0, limit: int = 65536, *, stream: int = 1) -> Page:
@@ -479,6 +491,10 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     for name, value in environment.items():
         if not isinstance(name, str) or not name.isidentifier() or not name.isascii():
             raise InvalidInput(f"not a variable's name: {name!r}")
+        if name in _OF_BASH:
+            raise InvalidInput(
+                f"bash sets itself up by {name}, and could not be driven then; use set or shopt inside"
+            )
         if not isinstance(value, str) or b"\0" in _encoded(value, f"the value of {name}"):
             raise InvalidInput(f"the value of {name} must be text without NUL")
     return dict(environment)

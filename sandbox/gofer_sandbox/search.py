@@ -6,6 +6,8 @@ import shlex
 
 from gofer_sandbox.errors import InvalidInput
 
+_CUT_SHORT = 141
+"""How bash tells of a program that had nobody to write to any more."""
 _SKIPPED = (".git", "node_modules", "__pycache__", ".venv")
 
 
@@ -34,8 +36,12 @@ def grep_command(home: str, pattern: str, path: str, limit: int, ignore_case: bo
 
 
 def _at(home: str, command: str) -> str:
-    """Where all files' paths begin, wherever the shell stands, which stays there."""
-    return f"(\\builtin cd -- {shlex.quote(home)} && {command})"
+    """Where all files' paths begin, wherever the shell stands, which stays there. The exit code is that of the first
+    program, but when it was cut short because there is enough."""
+    return (
+        f"(\\builtin set +e +o pipefail; \\builtin cd -- {shlex.quote(home)} || \\builtin exit; {command}\n"
+        f"\\builtin set -- ${{PIPESTATUS[0]}}; \\builtin exit $(($1 == {_CUT_SHORT} ? 0 : $1)))"
+    )
 
 
 def _limit(limit: object) -> int:

@@ -174,7 +174,7 @@ class Session:
         if outcome.lost:
             await self._make_again(outcome)
         else:
-            self._note_background()
+            self._note_background(alone=outcome.alone)
             if outcome.exit_code or self.background:
                 await self._relieve()
         if full:
@@ -203,10 +203,12 @@ class Session:
             notes=tuple(outcome.notes + news.notes),
         )
 
-    def _note_background(self, before: int | None = None, ended: Sequence[Process] = ()) -> None:
+    def _note_background(
+        self, before: int | None = None, ended: Sequence[Process] = (), alone: bool = False
+    ) -> None:
         """What runs besides the shell; `before` leaves out what a command that still runs has started, `ended`
-        what was just killed and may take an instant to go."""
-        found = self.box.background(self.shell.process)
+        what was just killed and may take an instant to go. `alone` when it was just seen that nothing does."""
+        found = [] if alone else self.box.background(self.shell.process)
         if not found:
             self.background, self.shell.spared = [], set()
             return

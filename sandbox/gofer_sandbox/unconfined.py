@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -53,8 +54,12 @@ class UnconfinedBox(LocalBox):
         except OSError:
             return False
 
-    def background(self, shell: Process | None) -> list[Process]:
+    def alone(self, shell: Process) -> bool:
         """There is no short way to tell."""
+        return False
+
+    def background(self, shell: Process | None) -> list[Process]:
+        """Every process that carries the mark, save the shell."""
         return [process for process in self.processes() if shell is None or process.pid != shell.pid]
 
     async def destroy(self) -> None:
@@ -121,7 +126,7 @@ def _spawn(spec: Spec, control: Path) -> subprocess.Popen[bytes]:
         **spec.environment,
     }
     process = subprocess.Popen(
-        ["bash", "--noprofile", "--norc", str(control / "keeper")],
+        [shutil.which("bash") or "bash", *scripts.KEEPER_OPTIONS, str(control / "keeper")],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
 
 from gofer_sandbox import Bubblewrap, Sandbox
 from gofer_sandbox.journal import Journal
@@ -37,6 +38,23 @@ def die_before_recording(running: bool) -> None:
     Journal.write = write_or_die  # type: ignore[assignment, method-assign]
 
 
+def die_having_read() -> None:
+    """Die at the very instant after a piece of output has left its FIFO."""
+
+    def look(frame: FrameType, event: str, called: object) -> None:
+        took = event == "c_return" and called in (os.read, os.splice)
+        if took and _within(frame, "_on_output") and not _within(frame, "_on_status"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(look)
+
+
+def _within(frame: FrameType | None, name: str) -> bool:
+    while frame and frame.f_code.co_name != name:
+        frame = frame.f_back
+    return frame is not None
+
+
 async def main(base: str, directory: str, where: str, *commands: str) -> None:
     """Run all but the last command, then the last, telling of each piece of output."""
     sandbox = Sandbox(Bubblewrap(base=Path(base)), directory=directory)
@@ -46,6 +64,8 @@ async def main(base: str, directory: str, where: str, *commands: str) -> None:
     say(sandbox.record.to_json())
     if where.startswith("before recording"):
         die_before_recording(where.endswith("shell"))
+    if where == "having read":
+        die_having_read()
     timeout = 0.5 if where == "with a deadline" else 60
     await sandbox.run(
         commands[-1],

@@ -268,10 +268,15 @@ async def test_searching(sandbox: Sandbox) -> None:
         "mkdir -p s/.git s/deep; echo needle >s/deep/x.py; echo needle >s/.git/x.py; touch -- s/-y.py; cd /"
     )
     assert (await sandbox.list("s")).entries, "paths mean the same to all, wherever the shell stands"
-    assert "No such file" in (await sandbox.find("*", "missing")).output
+    for missing in (await sandbox.find("*", "missing"), await sandbox.grep("x", "missing")):
+        assert "No such file" in missing.output
+        assert not missing.ok
     assert sorted((await sandbox.find("*.py", "s")).output.splitlines()) == ["s/-y.py", "s/deep/x.py"]
     assert (await sandbox.grep("ne+dle", "s")).output == "s/deep/x.py:1:needle\n"
-    assert (await sandbox.grep("-x'$(touch /tmp/no)", "s")).exit_code == 0
+    assert (await sandbox.grep("-x'$(touch /tmp/no)", "s")).exit_code == 1
+    assert (await sandbox.grep("(", "s")).exit_code == 2
+    enough = await sandbox.find("*", "/usr", limit=1)
+    assert (enough.exit_code, enough.output) == (0, "/usr\n")
     for bad in ("", "a\0b"):
         with pytest.raises(InvalidInput):
             await sandbox.grep(bad)
@@ -370,7 +375,8 @@ async def test_bad_input_is_refused_in_plain_words(sandbox: Sandbox) -> None:
 
 
 def test_bad_settings_are_refused() -> None:
-    for environment in ({"A B": "x"}, {"": "x"}, {"A": "x\0"}, {"A": 1}, {"A": "\ud800"}):
+    bad = ({"A B": "x"}, {"": "x"}, {"A": "x\0"}, {"A": 1}, {"A": "\ud800"}, {"SHELLOPTS": "errexit"})
+    for environment in bad:
         with pytest.raises(InvalidInput):
             Sandbox(environment=environment)  # type: ignore[arg-type]
     for limits in (

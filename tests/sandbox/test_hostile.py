@@ -79,8 +79,8 @@ ROWS = [
     Row("sleep", "sleep 20; echo NO", None, timeout=0.3, timed_out=True, lacks="NO"),
     Row("busy loop", "while :; do :; done", 130, timeout=0.3, timed_out=True),
     Row("traps ignored", "trap '' TERM INT; sleep 100", None, timeout=0.3, timed_out=True),
-    Row("traps ignored by a loop",
-        "trap '' INT TERM USR2; while :; do :; done", None, timeout=0.3, timed_out=True,
+    Row("traps ignored by a loop, and another shell named as the one",
+        r"printf 'R999 /\0' >/run/s/st; trap '' INT TERM USR2; while :; do :; done", None, timeout=0.3, timed_out=True,
         restarted=True),
     Row("child that ignores the interrupt",
         "bash -c \"trap '' INT TERM; sleep 99\"; echo NO", None, timeout=0.3,
@@ -150,6 +150,12 @@ ROWS = [
     # The protocol
     Row("printed frames", r"printf 'D1 0 /\0X1 0 \0R1\0P\0'", 0),
     Row("forged status", r"printf 'D999 77 /\0D1 77 /\0' >/run/s/st", 0),
+    Row("forged end", r"printf 'D2 77 /\0' >/run/s/st; sleep 0.05; echo on", 0, exactly="on\n"),
+    Row("forged death", r"printf 'X1 77 \0R999 /\0X77 77 \0' >/run/s/st; sleep 0.05; echo on; exit 4", 4,
+        exactly="on\n", restarted=True),
+    Row("forged death before it began",
+        r"echo >>/tmp/log; printf 'X1 7 . c </dev/null 1<>\0R999 /\0' >/run/s/st; sleep 0.05; wc -l </tmp/log; exit", 0,
+        exactly="1\n", restarted=True),
     Row("junk in the status", "head -c 300000 /dev/urandom >/run/s/st", 0),
     Row("control directory",
         "rm -rf /run/s/*; echo x >/run/s/c; ln -s / /run/s/x; ls /run/s/in", 0, has="Read-only"),
@@ -159,6 +165,10 @@ ROWS = [
     Row("input full of lines",
         "python3 -c \"import os; fd = os.open('/run/s/in', os.O_WRONLY | os.O_NONBLOCK)\nwhile True: "
         "os.write(fd, b':\\n' * 2000)\" 2>&1 | tail -1", 0, has="BlockingIOError"),
+    Row("input full of lines that take long",
+        "python3 -c \"import os; fd = os.open('/run/s/in', os.O_WRONLY | os.O_NONBLOCK)\n"
+        "for word in [b'sleep 0.35;:'] * 4 + [b':'] * 99: os.write(fd, word.ljust(1023, b'x') + b'\\n')\""
+        " 2>&1 | tail -1", 0, has="BlockingIOError"),
     Row("outputs of the commands to come",
         "for f in /run/s/o[23]; do (exec 9<>$f; head -c 9999 /dev/zero >&9; sleep 0.1) & done; sleep 0.5", 0),
     Row("floods the keeper with signals",

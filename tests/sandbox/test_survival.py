@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -105,6 +106,30 @@ async def test_rest_of_the_output_and_exit_code_after_kill_of_the_server(base: P
     assert "sleep 4321" in after.output
     assert after.background == ("sleep 4321",)
     await sandbox.close()
+
+
+async def test_output_is_not_lost_between_reading_and_keeping_it(base: Path, directory: Path) -> None:
+    server = Server(base, directory, "having read", "true", "echo begin; sleep 0.1; echo end")
+    server.wait()
+    sandbox = await Sandbox.attach(server.record, Bubblewrap(base=base))
+    result = await sandbox.pending()
+    assert result is not None
+    assert (result.output, result.notes) == ("begin\nend\n", ())
+    await sandbox.close()
+
+
+async def test_output_is_kept_on_a_file_system_that_the_kernel_cannot_move_it_to(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(*_: object, **__: object) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "splice", cannot)
+    async with Sandbox(directory=directory, limits=Limits(output=100)) as sandbox:
+        result = await sandbox.run("seq 30000")
+        assert result.dropped
+        kept = sandbox.output(result.number, limit=1024 * 1024)
+        assert kept.text == "".join(f"{n}\n" for n in range(1, 30001))
 
 
 LATE = "(echo begin; sleep 0.3; echo late) &"
@@ -323,18 +348,42 @@ async def test_a_status_whose_news_went_to_a_server_that_died_is_found_once_the_
     first = Sandbox(provider, directory=directory)
     await first.start()
     begun = asyncio.Event()
-    leaving = r"(sleep 0.5; printf 'D1 7 /tmp\0' >|/run/p/d) & echo begun; sleep 60"
-    running = asyncio.create_task(first.run(leaving, on_output=lambda *_: begun.set()))
+    leave = r"until [ -e now ]; do sleep 0.01; done; rmdir /run/p/d; printf 'D1 7 /tmp\0' >/run/p/d"
+    held_up = f"({leave}) & mkdir /run/p/d; echo begun; sleep 0.1; (exit 7)"
+    running = asyncio.create_task(first.run(held_up, on_output=lambda *_: begun.set()))
     await begun.wait()
     record = first.record
     await first.detach()
     with pytest.raises(SandboxClosed):
         await running
+    with open(f"{record.reference.control}/st", "rb", 0) as status:
+        assert status.read(100).startswith(b"D1 7 ")  # as a server would that dies then
     second = await Sandbox.attach(record, provider)
+    (directory / "workspace" / "now").touch()
     result = await second.pending()
     assert result is not None
     assert (result.exit_code, result.cwd, result.output) == (7, "/tmp", "begun\n")
     await second.close()
+
+
+async def test_detach_and_close_before_a_command_was_given_to_the_shell(directory: Path) -> None:
+    """It waits an instant when something has just been left in the background."""
+    provider = Bubblewrap()
+    sandbox = Sandbox(provider, directory=directory)
+    await sandbox.start()
+    record = sandbox.record
+    await leave_as_a_command_begins(sandbox, sandbox.detach)
+    sandbox = await Sandbox.attach(record, provider)
+    await leave_as_a_command_begins(sandbox, sandbox.close)
+
+
+async def leave_as_a_command_begins(sandbox: Sandbox, leave: Callable[[], Awaitable[None]]) -> None:
+    await sandbox.run("sleep 4321 &")
+    waiting = asyncio.create_task(sandbox.run("true"))
+    await asyncio.sleep(0)
+    await leave()
+    with pytest.raises(SandboxClosed):
+        await waiting
 
 
 async def test_detach_and_close_in_the_middle_of_a_command(directory: Path) -> None:
@@ -505,6 +554,27 @@ async def test_the_reaper_removes_what_a_crash_left_and_only_that(base: Path, di
         assert (await owned.run("echo alive")).output == "alive\n"
 
 
+async def test_a_session_left_behind_is_removed_though_another_has_begun_in_its_directory(
+    base: Path, directory: Path
+) -> None:
+    provider = Bubblewrap(base=base)
+    server = Server(base, directory, "", "true", "sleep 60")
+    server.kill()
+    left = server.record
+    async with Sandbox(provider, directory=directory) as sandbox:
+        assert await reap(provider, keep=[left.id], within=directory) == []
+        with pytest.raises(SandboxOwned):
+            await Sandbox.attach(left, provider)
+        assert await reap(provider, keep=[], within=directory) == [left.id]
+        assert processes.start_time(left.reference.pid) != left.reference.start
+        assert await reap(provider, keep=[], within=directory) == []
+        assert (await sandbox.run("echo alive")).output == "alive\n"
+        await sandbox.detach()
+        with pytest.raises(SandboxGone, match="another session"):
+            await Sandbox.attach(left, provider)
+        assert await reap(provider, keep=[], within=directory) == [sandbox.id]
+
+
 async def test_another_program_s_session_survives_the_reaper(base: Path, directory: Path) -> None:
     provider = Bubblewrap(base=base)
     ours, theirs, alike = directory / "ours", directory / "theirs", directory / "ours-too"
@@ -595,8 +665,15 @@ asyncio.run(Sandbox(Bubblewrap(base=Path(sys.argv[1])), directory=sys.argv[2]).s
 
 def _started_with(control: Path) -> bool:
     """Whether a bubblewrap that was given this control directory runs."""
-    lines = [place.read_bytes() for place in Path("/proc").glob("[0-9]*/cmdline") if place.exists()]
-    return any(os.fsencode(control) in line for line in lines)
+    return any(os.fsencode(control) in _content(place) for place in Path("/proc").glob("[0-9]*/cmdline"))
+
+
+def _content(place: Path) -> bytes:
+    """Of a process's file; nothing when it ends meanwhile."""
+    try:
+        return place.read_bytes()
+    except OSError:
+        return b""
 
 
 async def test_output_nobody_could_keep_is_told(directory: Path) -> None:
@@ -681,8 +758,20 @@ async def test_no_command_runs_twice_when_the_snapshot_before_it_could_not_be_re
         assert (sandbox.workspace / "log").read_text() == "once\n"
 
 
+async def test_no_variable_of_the_caller_s_keeps_the_shell_from_coming_up(directory: Path) -> None:
+    (directory / "workspace").mkdir()
+    (directory / "workspace" / "ends").write_text("exit 9\n")
+    environment = {"PATH": "/nowhere", "BASH_ENV": "/workspace/ends"}
+    async with Sandbox(directory=directory, environment=environment) as sandbox:
+        assert (await sandbox.run("echo $PATH")).output == "/nowhere\n"
+        assert (await sandbox.run("/bin/bash -c true")).exit_code == 9
+
+
 async def test_a_shell_does_not_end_by_itself_because_nothing_was_asked_of_it_for_a_while() -> None:
     async with Sandbox() as sandbox:
         before = await sandbox.run("TMOUT=1; echo $$")
         await asyncio.sleep(1.2)
         assert (await sandbox.run("echo $$")).output == before.output
+        await sandbox.run(f"shopt -s checkjobs; sleep 4321 & {ASLEEP}; readonly TMOUT=1; A=1")
+        after = await sandbox.run("echo $A ${TMOUT-none}")
+        assert (after.output, after.background) == ("1 none\n", ("sleep 4321",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -101,6 +102,8 @@ def session(
     return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
-def keeper() -> list[str]:
-    """The command that is PID 1 inside."""
-    return ["bash", "--noprofile", "--norc", f"{scripts.INSIDE}/keeper"]
+@cache
+def keeper() -> Sequence[str]:
+    """The command that is PID 1 inside; bash by its place, as on the host, for the caller may give any PATH."""
+    bash = shutil.which("bash", path=ENVIRONMENT["PATH"]) or "bash"
+    return [bash, *scripts.KEEPER_OPTIONS, f"{scripts.INSIDE}/keeper"]

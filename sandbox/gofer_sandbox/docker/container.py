@@ -57,7 +57,7 @@ class Plan:
         return {
             "Image": self.image,
             "Entrypoint": ["bash"],
-            "Cmd": ["--noprofile", "--norc", f"{scripts.INSIDE}/keeper"],
+            "Cmd": [*scripts.KEEPER_OPTIONS, f"{scripts.INSIDE}/keeper"],
             "User": f"{self.uid}:{self.gid}",
             "WorkingDir": HOME,
             "Hostname": "sandbox",

@@ -53,6 +53,8 @@ class Outcome:
     stopped: bool = False
     restarted: bool = False
     state_lost: bool = False
+    alone: bool = False
+    """Whether nothing but the shell ran when it reported."""
     lost: bool = False
     """The box is gone, or nothing in it answers."""
     killed: list[str] = field(default_factory=list)
@@ -141,7 +143,12 @@ class Run:
         self._behind = self._was_behind = False
 
     def _on_done(self, event: frames.Done) -> bool:
+        """Unless it was not the shell that said so, but something that runs besides."""
+        shell = self._shell.process
         if event.number != self._outcome.number:
+            return False
+        self._outcome.alone = shell is not None and self._shell.box.alone(shell)
+        if shell and not self._outcome.alone and self._shell.box.busy(shell):
             return False
         self._outcome.exit_code, self._outcome.cwd = event.exit_code, event.cwd
         return True

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import stat
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -198,6 +199,14 @@ class FifoWire:
             os.ftruncate(self._command, len(command))
         self._command_size = len(command)
 
+    def backlog(self) -> int:
+        """What is in the FIFO of its input."""
+        import fcntl  # not there on every system that may import this
+        import termios
+
+        size = fcntl.ioctl(self._input, termios.FIONREAD, bytes(4))
+        return int.from_bytes(size, sys.byteorder)
+
     def resume(self, number: int, separate: bool) -> None:
         """Read on where another process stopped."""
         self._open_streams(number, separate, create=False)
@@ -218,7 +227,8 @@ class FifoWire:
         """Whether somebody holds it."""
         path = f"{self._control}/{name}"
         number = self._slots.held.get(slot, _EARLIER)
-        stream = _Stream(path, slot, number, os.open(path, _READ))
+        stream = _Stream.open(path, slot, number)
+        stream.release()  # or an end that came before we opened it would not be told
         if self._at_end(stream):
             self._discard(stream)
             return False
@@ -226,17 +236,15 @@ class FifoWire:
         return True
 
     def _at_end(self, stream: _Stream) -> bool:
-        """Whether nobody writes to a FIFO any more and nothing is left in it: the loop would not tell of an end
-        that came before we opened it. At most what it can hold is read to find out."""
+        """Whether nobody writes to a FIFO any more and nothing is left in it. At most what it can hold is read to find
+        out."""
         assert self._listener is not None
         for _ in range(2 * _PIPE // _BACKGROUND_CHUNK):
             try:
-                data = os.read(stream.reader, _BACKGROUND_CHUNK)
+                if not self._listener.background(stream.number, stream.reader, _BACKGROUND_CHUNK):
+                    return True
             except BlockingIOError:
                 return False
-            if not data:
-                return True
-            self._listener.background(stream.number, data)
         return False
 
     def _use_spare(self, stream: _Stream, number: int) -> list[str]:
@@ -283,14 +291,13 @@ class FifoWire:
             self._on_status()  # the state before a command is safe before anything of it is heard
         for _ in range(_CHUNKS_AT_ONCE):
             try:
-                data = os.read(stream.reader, _CHUNK)
+                size = self._listener.output(index, stream.reader, _CHUNK)
             except BlockingIOError:
                 return
-            if not data:
+            if not size:
                 return
-            if len(data) >= _LOT:
+            if size >= _LOT:
                 stream.widen()
-            self._listener.output(index, data)
 
     @property
     def keeps_output(self) -> bool:
@@ -329,13 +336,12 @@ class FifoWire:
         budget = 2 * _PIPE
         while budget > 0:
             try:
-                data = os.read(stream.reader, _CHUNK)
+                size = self._listener.output(index, stream.reader, _CHUNK)
             except BlockingIOError:
                 return False
-            if not data:
+            if not size:
                 return True
-            self._listener.output(index, data)
-            budget -= len(data)
+            budget -= size
         return False
 
     def _leave_open(self, stream: _Stream) -> None:
@@ -351,10 +357,9 @@ class FifoWire:
     def _on_background(self, stream: _Stream) -> None:
         assert self._listener is not None
         with contextlib.suppress(BlockingIOError):
-            data = os.read(stream.reader, _BACKGROUND_CHUNK)
+            more = self._listener.background(stream.number, stream.reader, _BACKGROUND_CHUNK)
             self._loop.remove_reader(stream.reader)
-            if data:
-                self._listener.background(stream.number, data)
+            if more:
                 self._loop.call_later(_PAUSE, self._read_background_again, stream)
             else:
                 self._background.discard(stream)

@@ -22,6 +22,8 @@ SLOTS = 3
 """How many pairs of output FIFOs the keeper holds open; more are made when so many are held at once. Each is a
 pipe, of which the kernel gives an ordinary user about a thousand of full size."""
 OUTPUTS = tuple(f"{kind}{slot}" for slot in range(1, SLOTS + 1) for kind in "oe")
+KEEPER_OPTIONS = ("--noprofile", "--norc", "-p")
+"""The keeper takes neither functions nor `BASH_ENV` from the caller's environment, which is for the shell."""
 FIRST = 11
 """The keeper's own descriptors have lower numbers than those it holds."""
 
@@ -142,11 +144,12 @@ def _leave(slot: str, control: str) -> str:
 def done(control: str = INSIDE, private: str = PRIVATE) -> str:
     """Called with the command's number and status: tell the server, then leave the same in a file, for the one that
     takes over when this one has read it and dies. A shell whose `TMOUT` ran out would end by itself, and might take
-    the lines of the next command with it."""
+    the lines of the next command with it: one that cannot be rid of it ends now, when it has read none of them. While
+    there are jobs bash may have to be told twice."""
     return f"""
 \\builtin printf 'D%s %s %s\\0' "$1" "$2" "$PWD" >{control}/st
 \\builtin printf 'D%s %s %s\\0' "$1" "$2" "$PWD" >|{private}/d
-\\builtin unset -v TMOUT
+\\builtin unset -v TMOUT || \\builtin exit || \\builtin exit
 """
 
 

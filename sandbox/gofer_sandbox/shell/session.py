@@ -124,12 +124,13 @@ class Shell:
                     return False
         finally:
             timer.cancel()
-        return True
+        self._events.clear()
+        return self.box.alive() and not self.closed
 
     def take_over(self) -> bool:
         """Go on where another process stopped; True when a command is still to be awaited."""
         live = self._journal.live
-        self._process = self.box.shell(live.shell) or self.box.shell()
+        self._process = self.box.child(live.shell) or self.box.shell()
         self._ready = self._process is not None
         death = frames.parse(self.wire.death())
         known = death.death if isinstance(death, frames.Died) else live.deaths
@@ -159,7 +160,9 @@ class Shell:
 
     def _died_alone(self, death: frames.Died) -> None:
         """The command's shell ended, and the news of that, and of the one after it, may have gone to the server
-        before."""
+        before. Unless somebody inside put it there: no shell that lives is older than the command then."""
+        if self._process and self._process.start < self._journal.live.clock:
+            return
         self.ended_alone = not self.wire.keeps_output
         self.exits += self._left != self._journal.live.left
         self.push(death)
@@ -171,37 +174,42 @@ class Shell:
     # What comes in
 
     def frame(self, frame: bytes) -> None:
-        """Take one frame from the wire."""
+        """Take one frame from the wire. Whoever is inside can say that a shell ended or came up, so it is looked at."""
         event = frames.parse(frame)
         if isinstance(event, frames.Snapped):
             self._take_snapshot(event.slot)
         elif isinstance(event, frames.Died):
+            if self.process and self.box.lives(self.process):
+                return
             self._on_death(event)
         elif isinstance(event, frames.Ready):
+            self._unseen = event.pid
+            if self._deaths and not self.process:
+                return
             self._on_ready(event)
         elif isinstance(event, frames.Done) and event.number == self._journal.live.number:
             self._unsaved = event.number
         if event is not None:
             self.push(event)
 
-    def output(self, stream: int, data: bytes) -> None:
+    def output(self, stream: int, source: int, size: int) -> int:
         """Take a piece of output from the wire."""
-        self.captures[stream - 1].add(data)
-        if self._on_output:
+        data = self.captures[stream - 1].take(source, size)
+        if data and self._on_output:
             try:
                 self._on_output(stream, data)
             except Exception:  # noqa: BLE001 a listener's fault must not cost the command its result
                 self._on_output = None
+        return len(data)
 
-    def background(self, number: int, data: bytes) -> None:
+    def background(self, number: int, source: int, size: int) -> bool:
         """Take a piece of what a finished command's processes still print."""
-        self.background_log.add(number, data)
+        return self.background_log.take(number, source, size)
 
     def _on_ready(self, event: frames.Ready) -> None:
         self._ready = True
         self._snapshot_failed, self._given = False, None
         self.cwd = event.cwd
-        self._process, self._unseen = None, event.pid
         self._loop.call_soon(
             self._recognise
         )  # behind whoever waits for the shell, and need not wait for this
@@ -209,8 +217,9 @@ class Shell:
     def _recognise(self) -> None:
         """Find the shell that has come up, for whoever has to end it, and the server that comes after."""
         inner, self._unseen = self._unseen, 0
-        if inner and not self.closed:
-            self._process = self.box.shell(inner)
+        found = self.box.shell(inner) if inner and not self.closed else None
+        if found:
+            self._process = found
             self._journal.live.shell = inner
             self._journal.write()
 
@@ -311,19 +320,20 @@ class Shell:
         self, command: bytes, timeout: float, separate: bool, on_output: OnOutput | None
     ) -> Outcome:
         """Submit a command and see it through."""
-        self._events.clear()
         live = self._journal.live
         live.number += 1
         self.captures = []
-        if not self.box.alive() or not (self._ready or await self.until_ready()):
-            return Outcome(live.number, lost=True)
         if self.spared:
             await self._outlast_background()
+        self._events.clear()  # now: what became of the shell meanwhile is no news of this command
+        if self.closed or not self.box.alive() or not (self._ready or await self.until_ready()):
+            return Outcome(live.number, lost=True)
         live.clock = self.box.clock()
         live.running, live.separate, live.started = True, separate, time.time()
         live.deadline = live.started + timeout
         live.deaths, live.left = -1 if self._deaths is None else self._deaths, self._left
         self._journal.write()
+        self._recognise()  # while it is still called so
         self.submit(command)
         # From here on the shell is at work, and what we do costs the caller nothing.
         self._open_captures()
@@ -336,8 +346,9 @@ class Shell:
         if any(start >= self.box.clock() for _, start in self.spared):
             await asyncio.sleep(_TICK)
 
-    def submit(self, command: bytes, owed: str = "") -> None:
-        """Hand the command that the journal says runs to the shell, behind the snapshot it owes."""
+    def submit(self, command: bytes, owed: str = "", seen: tuple[int, float] = (-1, 0.0)) -> None:
+        """Hand the command that the journal says runs to the shell, behind the snapshot it owes. `seen` is how much
+        was in its input at the last look, and since when."""
         self.unread = False
         live = self._journal.live
         if self._cancel_asking() and not self._snapshot_slow:
@@ -345,17 +356,20 @@ class Shell:
         try:
             self.wire.submit(live.number, command, live.separate, owed, self._before)
         except BlockingIOError:
-            self._submit_later(command, owed)
+            self._submit_later(command, owed, seen)
             return
         if owed:
             self._note_asked()
 
-    def _submit_later(self, command: bytes, owed: str) -> None:
-        """Somebody inside filled the shell's input: it reads that first, unless it takes too long."""
+    def _submit_later(self, command: bytes, owed: str, seen: tuple[int, float]) -> None:
+        """Somebody inside filled the shell's input: it reads that first, unless it has stopped to read."""
         self._open_captures()
         self.wire.finish()
-        if time.time() < self._journal.live.started + _INPUT_PATIENCE:
-            self._submitting = self._loop.call_later(_INPUT_LOOK, self.submit, command, owed)
+        now, backlog = self._loop.time(), self.wire.backlog()
+        if backlog != seen[0]:
+            seen = backlog, now
+        if now < seen[1] + _INPUT_PATIENCE:
+            self._submitting = self._loop.call_later(_INPUT_LOOK, self.submit, command, owed, seen)
         else:
             self.stop("the shell's input was full of something else", Step.REPLACE)
 
