@@ -13,6 +13,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 from gofer.accounts import Accounts
 from gofer.errors import ConfigError, Conflict, NotFound
 from gofer.integration import Health, Integration, Role
+from gofer.misfits import first_misfit
 from gofer.people import new_code
 from gofer.store import events as log
 from gofer.store.clock import now
@@ -29,9 +30,7 @@ def checked_settings(integration: Integration, given: Mapping[str, Any]) -> dict
     try:
         return integration.settings.model_validate(dict(given)).model_dump(mode="json")
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        name = ".".join(str(part) for part in first["loc"]) or "settings"
-        raise ConfigError(f"{integration.name}: {name}: {first['msg']}.") from None
+        raise ConfigError(f"{integration.name}: {first_misfit(error)}.") from None
 
 
 def checked_secrets(integration: Integration, given: Mapping[str, Secret]) -> dict[str, Secret]:

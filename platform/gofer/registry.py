@@ -43,7 +43,8 @@ class Registry:
             return self.integrations[name]
         why = f" It could not be loaded: {self.broken[name]}." if name in self.broken else ""
         raise NotFound(
-            f"There is no integration {name!r}.{why} There is: {', '.join(sorted(self.integrations))}."
+            f"There is no integration {name!r}.{why} There is: {', '.join(sorted(self.integrations))}. "
+            "A package that was installed since Gofer started is found when it starts again."
         )
 
     def _load(self, entry: EntryPoint) -> None:

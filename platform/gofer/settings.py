@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gofer.errors import ConfigError
+from gofer.misfits import first_misfit
 from gofer.store.address import check_address
 
 PREFIX = "GOFER_"
@@ -262,12 +263,11 @@ def load_settings(**overrides: Any) -> Settings:
     try:
         return Settings(**given)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = f"{PREFIX}{'_'.join(str(part) for part in first['loc']).upper()}" if first["loc"] else ""
-        message = first["msg"].removeprefix("Value error, ")
+        place, words = first_misfit(error)
+        name = f"{PREFIX}{'_'.join(place).upper()}" if place else ""
         # Our own messages go on from the variable's name; pydantic's are sentences of their own.
-        between = ": " if message[:1].isupper() else " "
-        raise ConfigError((f"{name}{between}{message}" if name else message) + ".") from None
+        between = ": " if words[:1].isupper() else " "
+        raise ConfigError((f"{name}{between}{words}" if name else words) + ".") from None
 
 
 _OTHERS = ("CRASH_AT", "TOKEN", "CHROMIUM", "BROWSER_TESTS")

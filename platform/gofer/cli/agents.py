@@ -41,7 +41,8 @@ def show_agent(name: Name, as_json: AsJson = False) -> None:
     gofer agents show reviewer
     """
     found = call("GET", f"/agents/{name}")
-    show(found, as_json, lambda: print(found["toml"], found["instructions"], sep="\n"))
+    files = [text.rstrip("\n") for text in (found["toml"], found["instructions"]) if text]
+    show(found, as_json, lambda: print(*files, sep="\n\n"))
 
 
 @app.command()

@@ -33,8 +33,10 @@ def backup(
     """
     target = (file or _dated()).absolute()
     done = call("POST", "/backup", json={"path": str(target), "with_key": with_key}, timeout=LONGEST_ANSWER)
-    key = done["key_file"] or "not in it: keep a copy of master.key elsewhere, or say --with-key"
-    show(done, as_json, lambda: print(f"{done['path']} ({done['bytes']} bytes). The master key: {key}."))
+    beside = f"The master key is beside it: {done['key_file']}."
+    apart = "The master key is not in it: keep a copy of master.key elsewhere, or say --with-key."
+    said = f"{done['path']} ({done['bytes']} bytes). {beside if done['key_file'] else apart}"
+    show(done, as_json, lambda: print(said))
 
 
 def _dated() -> Path:

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, select
 from gofer.errors import Malformed
 from gofer.intake.arrival import Taken
 from gofer.integration import Request
+from gofer.misfits import first_misfit
 from gofer.platform import Platform
 from gofer.store.tables import blobs
 from gofer.web.access import Visitor
@@ -64,8 +65,7 @@ def said(value: Any) -> Said:
     try:
         given = Said.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        raise Malformed(f"{'.'.join(map(str, first['loc'])) or 'message'}: {first['msg']}.") from None
+        raise Malformed(f"{first_misfit(error)}.") from None
     if given.is_empty:
         raise Malformed("There is nothing in it.")
     return given

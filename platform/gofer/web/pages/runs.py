@@ -15,6 +15,7 @@ from gofer.agent.prices import MICROS
 from gofer.errors import Conflict, Malformed, NotFound
 from gofer.jobs.kinds import ANSWER
 from gofer.jobs.steer import cancel, redrive
+from gofer.misfits import first_misfit
 from gofer.store.tables import ENDED_BADLY, LIVE, JobState, attempts, conversations, in_state, jobs, spends
 from gofer.web.control.asking import Number
 from gofer.web.pages.rendering import go, platform_of, render
@@ -62,8 +63,7 @@ def wanted_of(request: Request) -> Wanted:
     try:
         return Wanted.model_validate(given)
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        raise Malformed(f"{'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
+        raise Malformed(f"{first_misfit(error)}.") from None
 
 
 @page("viewer")
