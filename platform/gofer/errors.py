@@ -112,6 +112,12 @@ class NotFound(GoferError):
     code = "not_found"
 
 
+class NotInstalled(NotFound):
+    """The integration is not installed, or could not be loaded."""
+
+    code = "integration.missing"
+
+
 class Conflict(GoferError):
     """It is not in a state that allows this."""
 

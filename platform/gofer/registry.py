@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 import structlog
 from pydantic import BaseModel
 
-from gofer.errors import NotFound
+from gofer.errors import NotInstalled
 from gofer.integration import Integration, SecretField
 
 log = structlog.get_logger()
@@ -29,6 +29,8 @@ class Registry:
         self.broken: dict[str, str] = {}
         self.packages: dict[str, str] = {}
         """Where the broken ones come from, for pip."""
+        self.built_in: set[str] = set()
+        """Those that came with Gofer, which have a page in its docs."""
         for entry in found:
             self._load(entry)
 
@@ -38,11 +40,11 @@ class Registry:
         return cls(_announced(tuple(sys.path)))
 
     def get(self, name: str) -> Integration:
-        """An integration by name; raises NotFound saying what there is."""
+        """An integration by name; raises NotInstalled saying what there is."""
         if name in self.integrations:
             return self.integrations[name]
         why = f" It could not be loaded: {self.broken[name]}." if name in self.broken else ""
-        raise NotFound(
+        raise NotInstalled(
             f"There is no integration {name!r}.{why} There is: {', '.join(sorted(self.integrations))}. "
             "A package that was installed since Gofer started is found when it starts again."
         )
@@ -64,6 +66,8 @@ class Registry:
             log.error("integration.broken", integration=entry.name, error=self.broken[entry.name])
         else:
             self.integrations[entry.name] = integration
+            if _ours(entry):
+                self.built_in.add(entry.name)
 
 
 def _check(integration: Integration) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from gofer.accounts import Accounts, Connected
-from gofer.connecting import change_connection
+from gofer.connecting import change_settings
 from gofer.errors import NotFound, Permanent
 from gofer.intake.strangers import binding_at
 from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Wait
@@ -96,7 +96,7 @@ def _act(connection: Connection, claim: Claim, connected: Connected) -> Outcome:
     payload, integration, account = claim.payload, connected.integration, connected.account
     if payload["what"] == "place":
         settings = integration.allow(account.settings, str(payload["subject"]))
-        change_connection(
+        change_settings(
             connection, connection_id=account.id, integration=integration, settings=settings, by="an owner"
         )
         binding = binding_at(connection, str(claim.conversation_id), account.id)

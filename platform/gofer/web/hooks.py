@@ -8,8 +8,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from gofer import integration
-from gofer.errors import GoferError, NotFound, Refused, Unset
+from gofer.errors import GoferError, NotFound, NotInstalled, Refused, StoreError, Unset
 from gofer.intake.receive import Intake, Refusals
+from gofer.vault.errors import VaultError
 from gofer.web.body import BodyError, read_body
 from gofer.web.problems import problem, status_of
 
@@ -40,11 +41,11 @@ class Hooks:
             taken = await self._intake.receive(connection_id, integration.Request(body, headers))
         except BodyError as error:
             return self._refuse(request, connection_id, error.status, error, close=True)
+        except (Unset, NotInstalled) as error:
+            return self._refuse(request, connection_id, 503, error)
         except NotFound:
             # An unknown door looks the same as a known one with a wrong key.
             return self._refuse(request, connection_id, 401, Refused("The request could not be verified."))
-        except Unset as error:
-            return self._refuse(request, connection_id, 503, error)
         except GoferError as error:
             return self._refuse(request, connection_id, status_of(error), error)
         # For the line that is logged when the request is answered.
@@ -57,5 +58,13 @@ class Hooks:
         client = request.client.host if request.client else ""
         self._refusals.add(connection_id, status, str(error), client)
         retry_after = getattr(error, "retry_after", None) or (5 if status == 503 else None)
-        detail = "The request could not be verified." if status == 401 else str(error)
-        return problem(status, detail, code=error.code, retry_after=retry_after, close=close)
+        return problem(status, _told(status, error), code=error.code, retry_after=retry_after, close=close)
+
+
+def _told(status: int, error: GoferError) -> str:
+    """What anybody at all may know; why it is so, `gofer status --refusals` tells the owner."""
+    if status == 401:
+        return "The request could not be verified."
+    if isinstance(error, StoreError | VaultError | NotInstalled):
+        return "It cannot be taken in now. Try again later."
+    return str(error)
