@@ -298,4 +298,5 @@ def test_what_was_said_long_ago_is_a_click_away(visit: Visit, monkeypatch: pytes
     before = visit.browser.get(f"/chat/{visit.room}?before={earlier}").text.split("</aside>")[1]
     assert [f"message number {number}" in before for number in (1, 2, 3)] == [True, False, False]
     assert before.count('class="item reply"') == 1
-    assert visit.browser.get(f"/chat/{visit.room}?before=x").status_code == 400
+    for odd in ("x", "²", "9" * 19):
+        assert visit.browser.get(f"/chat/{visit.room}?before={odd}").status_code == 400, odd

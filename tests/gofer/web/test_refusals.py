@@ -41,6 +41,8 @@ def viewer(house: House) -> Browser:
         ("GET", f"/runs/{10**20}", 404, "There is no number 1000"),
         ("GET", f"/inbox/{10**20}", 404, "There is no number 1000"),
         ("GET", f"/runs?before={10**20}", 400, "before: "),
+        ("GET", "/runs?before=²", 400, "before: "),
+        ("GET", "/runs/new?after=²", 400, "after: must be a number."),
         ("DELETE", "/runs", 405, "This address cannot be asked like that."),
         ("GET", "/runs?x=%00", 400, "character"),
     ],
