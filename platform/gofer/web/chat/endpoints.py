@@ -133,9 +133,7 @@ async def show(request: Request, platform: Platform, room: Room) -> Response:
     wanted = request.query_params.get("agent", "")
     if wanted:
         await rooms.check_agent(platform, wanted)
-    timeline = await platform.database.read(
-        partial(_read, platform=platform, room=room, before=before)
-    )
+    timeline = await platform.database.read(partial(_read, platform=platform, room=room, before=before))
     listed = await _rooms(platform, visitor_of(request))
     return await _page(request, platform, listed, room, timeline, wanted=wanted, older=before is not None)
 

@@ -18,7 +18,7 @@ from gofer.misfits import first_misfit
 from gofer.platform import Platform
 from gofer.store.tables import blobs
 from gofer.web.access import Visitor
-from gofer.web.chat.rooms import Room, choosable, connected
+from gofer.web.chat.rooms import Room, choosable, switched_on
 
 SIGNATURE = "x-webchat-signature"
 MESSAGE_ID = r"^[A-Za-z0-9-]{8,64}$"
@@ -73,7 +73,7 @@ def said(value: Any) -> Said:
 
 async def take(platform: Platform, visitor: Visitor, room: Room, given: Said) -> Taken:
     """Take it in. Durable when this returns."""
-    connection = await connected(platform)
+    connection = await switched_on(platform, room.connection_id)
     body = {
         # Ids are the page's: without the member's own before it, one could use up another's.
         "id": f"{visitor.member_id}:{given.id}",
