@@ -112,12 +112,6 @@ class NotFound(GoferError):
     code = "not_found"
 
 
-class NotInstalled(NotFound):
-    """The integration is not installed, or could not be loaded."""
-
-    code = "integration.missing"
-
-
 class Conflict(GoferError):
     """It is not in a state that allows this."""
 
@@ -147,6 +141,15 @@ class Temporary(ServiceError):
         super().__init__(message)
         self.reason = reason
         self.retry_after = retry_after
+
+
+class NotInstalled(Temporary):
+    """The integration is not installed, or could not be loaded. What is for it waits until it is there again."""
+
+    code = "integration.missing"
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message, reason=self.code, retry_after=60)
 
 
 class Permanent(ServiceError):

@@ -82,7 +82,7 @@ async def disconnect(platform: Platform, connection_id: str, *, by: str) -> None
     """Remove a connection that has no conversations, and tell its service so if that still listens."""
     try:
         connected = await platform.accounts.get(connection_id)
-    except NotFound:
+    except (NotFound, NotInstalled):
         connected = None
     await platform.database.write(partial(remove_connection, connection_id=connection_id, by=by))
     await platform.secrets_changed()

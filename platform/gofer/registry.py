@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 import structlog
 from pydantic import BaseModel
 
-from gofer.errors import NotInstalled
+from gofer.errors import NotFound
 from gofer.integration import Integration, SecretField
 
 log = structlog.get_logger()
@@ -40,11 +40,11 @@ class Registry:
         return cls(_announced(tuple(sys.path)))
 
     def get(self, name: str) -> Integration:
-        """An integration by name; raises NotInstalled saying what there is."""
+        """An integration by name; raises NotFound saying what there is."""
         if name in self.integrations:
             return self.integrations[name]
         why = f" It could not be loaded: {self.broken[name]}." if name in self.broken else ""
-        raise NotInstalled(
+        raise NotFound(
             f"There is no integration {name!r}.{why} There is: {', '.join(sorted(self.integrations))}. "
             "A package that was installed since Gofer started is found when it starts again."
         )

@@ -9,9 +9,9 @@ from sqlalchemy import Connection, select
 
 from gofer.accounts import Accounts, Connected
 from gofer.connecting import change_settings
-from gofer.errors import NotFound, Permanent
+from gofer.errors import NotFound, Permanent, Temporary
 from gofer.intake.strangers import binding_at
-from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Wait
+from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.people import let_in, owners_of
@@ -47,6 +47,10 @@ class Approvals:
             if said != YES:
                 return Done()
             done = await self._database.write(partial(_act, claim=claim, connected=connected))
+        except Temporary as error:
+            return (
+                Retry(error.reason) if error.retry_after is None else Snooze(error.retry_after, error.reason)
+            )
         except (NotFound, Permanent) as error:
             return Dead(error.code)
         self._accounts.forget()
