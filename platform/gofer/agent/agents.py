@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -243,6 +243,11 @@ class Agents:
             problem = self.problems.get(name)
             found[name] = spec, _said(problem, spec) if problem is not None else ""
         return found | {name: (None, problem) for name, problem in self.strays().items()}
+
+
+def in_force(looked: Mapping[str, tuple[AgentSpec | None, str]]) -> list[AgentSpec]:
+    """The agents that hear what comes in: those of the files, or the built-in one while no file makes any."""
+    return [spec for spec, _ in looked.values() if spec is not None] or [AgentSpec(name=FIRST_AGENT)]
 
 
 def _said(problem: AgentFileError, spec: AgentSpec | None) -> str:
