@@ -212,11 +212,6 @@ class Settings(BaseSettings):
         """Where the master key is kept unless it is given."""
         return self.data_dir / "master.key"
 
-    @property
-    def renew_every(self) -> float:
-        """Seconds between renewals of a worker's leases."""
-        return self.lease / 3
-
     @classmethod
     def settings_customise_sources(
         cls,
