@@ -120,7 +120,7 @@ class Settings(BaseSettings):
     )
     sandbox_hosts: str = Field(
         default="",
-        description="Hosts a shell may reach, separated by commas; * before a dot for all below. None.",
+        description="Hosts a shell may reach, separated by commas; *.example.org for all below one.",
     )
     keep_shells: bool = Field(
         default=True,

@@ -25,7 +25,8 @@ def backup(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy the database to a file, also while serving. Without the master key it cannot be read.
+    """Copy the database to a file, also while serving. Without the master key it cannot be read; the files of
+    agents are not in it.
 
     \b
     gofer backup
@@ -68,5 +69,5 @@ def _told(done: Restored) -> str:
     if done.previous:
         lines.append(f"What was there is now {done.previous}.")
     if done.key_added:
-        lines.append("Its master key is in front of the key file; the others are behind it.")
+        lines.append("Its master key is in front of the key file; what was there stays behind it.")
     return " ".join(lines)
