@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, select
 
-from gofer.errors import NotFound
+from gofer.errors import NotFound, NotInstalled
 from gofer.integration import Account, Integration
 from gofer.registry import Registry
 from gofer.store.database import Database
@@ -61,7 +61,7 @@ class Accounts:
         self._kept.clear()
 
     async def get(self, connection_id: str) -> Connected:
-        """A connection by id; raises NotFound."""
+        """A connection by id; raises NotFound, or NotInstalled while the code that speaks for it is missing."""
         if (kept := self._kept.get(connection_id)) is not None:
             return kept
         row, secrets = await self._database.read(lambda connection: self._read(connection, connection_id))
@@ -81,7 +81,7 @@ class Accounts:
         for connection_id in ids:
             try:
                 found.append(await self.get(connection_id))
-            except NotFound:
+            except (NotFound, NotInstalled):
                 continue
         return found
 
@@ -96,7 +96,16 @@ class Accounts:
             http=self._http,
             on_use=partial(self._uses.add, row.workspace_id, row.id),
         )
-        return Connected(account, self._registry.get(row.integration), row.workspace_id, row.enabled)
+        return Connected(account, self._integration(row), row.workspace_id, row.enabled)
+
+    def _integration(self, row: Any) -> Integration:
+        """The code of a connection. Without it what is to be done waits, or is given up once it is switched off."""
+        try:
+            return self._registry.get(row.integration)
+        except NotFound as error:
+            if not row.enabled:
+                raise
+            raise NotInstalled(str(error)) from error
 
     def _read(self, connection: Connection, connection_id: str) -> tuple[Any, dict[str, Any]]:
         row = connection.execute(select(connections).where(connections.c.id == connection_id)).one_or_none()

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 from gofer.accounts import Accounts
 from gofer.errors import ConfigError, Conflict, NotFound
 from gofer.integration import Health, Integration, Role
+from gofer.misfits import first_misfit
 from gofer.people import new_code
 from gofer.store import events as log
 from gofer.store.clock import now
@@ -29,9 +30,7 @@ def checked_settings(integration: Integration, given: Mapping[str, Any]) -> dict
     try:
         return integration.settings.model_validate(dict(given)).model_dump(mode="json")
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        name = ".".join(str(part) for part in first["loc"]) or "settings"
-        raise ConfigError(f"{integration.name}: {name}: {first['msg']}.") from None
+        raise ConfigError(f"{integration.name}: {first_misfit(error)}.") from None
 
 
 def checked_secrets(integration: Integration, given: Mapping[str, Secret]) -> dict[str, Secret]:
@@ -86,25 +85,26 @@ def add_connection(
     return connection_id
 
 
-def change_connection(
+def change_settings(
     connection: Connection,
     *,
     connection_id: str,
     integration: Integration,
-    settings: Mapping[str, Any] | None = None,
-    enabled: bool | None = None,
+    settings: Mapping[str, Any],
     by: str,
 ) -> None:
-    """Change a connection's settings or switch it on or off."""
+    """Change some of a connection's settings; raises ConfigError."""
     row = find_connection(connection, connection_id)
-    values: dict[str, Any] = {}
-    if settings is not None:
-        values["settings"] = checked_settings(integration, {**row.settings, **settings})
-    if enabled is not None:
-        values["enabled"] = enabled
-    if values:
-        connection.execute(update(connections).where(connections.c.id == connection_id).values(**values))
-        _changed(connection, row.workspace_id, connection_id, "changed", by)
+    checked = checked_settings(integration, {**row.settings, **settings})
+    connection.execute(update(connections).where(connections.c.id == connection_id).values(settings=checked))
+    _changed(connection, row.workspace_id, connection_id, "changed", by)
+
+
+def switch_connection(connection: Connection, *, connection_id: str, enabled: bool, by: str) -> None:
+    """Switch a connection on or off. Its integration is not asked: it may be what is wrong."""
+    row = find_connection(connection, connection_id)
+    connection.execute(update(connections).where(connections.c.id == connection_id).values(enabled=enabled))
+    _changed(connection, row.workspace_id, connection_id, "changed", by)
 
 
 async def set_up_connection(database: Database, accounts: Accounts, connection_id: str) -> Health:
@@ -117,7 +117,7 @@ async def set_up_connection(database: Database, accounts: Accounts, connection_i
     if new:
         await database.write(
             partial(
-                change_connection,
+                change_settings,
                 connection_id=connection_id,
                 integration=connected.integration,
                 settings=new,

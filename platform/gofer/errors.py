@@ -148,6 +148,15 @@ class Temporary(ServiceError):
         self.retry_after = retry_after
 
 
+class NotInstalled(Temporary):
+    """The integration is not installed, or could not be loaded. What is for it waits until it is there again."""
+
+    code = "integration.missing"
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message, reason=self.code, retry_after=60)
+
+
 class Permanent(ServiceError):
     """The service will never do this."""
 

@@ -9,8 +9,8 @@ from functools import partial
 import structlog
 
 from gofer.accounts import Connected
-from gofer.connecting import remove_connection, set_up_connection
-from gofer.errors import GoferError, NotFound
+from gofer.connecting import find_connection, remove_connection, set_up_connection
+from gofer.errors import GoferError, NotFound, NotInstalled
 from gofer.intake.polling import fetch_now, fetch_trouble
 from gofer.integration import Health
 from gofer.jobs.signals import JOBS
@@ -82,7 +82,7 @@ async def disconnect(platform: Platform, connection_id: str, *, by: str) -> None
     """Remove a connection that has no conversations, and tell its service so if that still listens."""
     try:
         connected = await platform.accounts.get(connection_id)
-    except NotFound:
+    except (NotFound, NotInstalled):
         connected = None
     await platform.database.write(partial(remove_connection, connection_id=connection_id, by=by))
     await platform.secrets_changed()
@@ -99,10 +99,16 @@ async def _ask(
 ) -> Health:
     """A failure is an answer: the connection exists, and this is how it is doing."""
     try:
-        connected = await platform.accounts.get(connection_id)
-        if not connected.enabled:
+        row = await platform.database.read(partial(find_connection, connection_id=connection_id))
+        if not row.enabled:
             return Health(True, "Switched off.", fix=f"gofer connections enable {connection_id}")
-        return await question(connected)
+        return await question(await platform.accounts.get(connection_id))
+    except NotInstalled as error:
+        return Health(
+            False,
+            f"{error} Until then its webhooks are answered 503.",
+            fix=f"pip install its package and start Gofer again, or: gofer connections disable {connection_id}",
+        )
     except GoferError as error:
         return Health(False, str(error), fix=f"gofer connections show {connection_id}")
     except Exception as error:  # noqa: BLE001 - a stranger's code may fail in any way

@@ -209,7 +209,7 @@ class Account:
             after = response.headers.get("retry-after", "")
             raise Temporary(
                 f"The service answered {response.status_code}.",
-                retry_after=float(after) if after.isdigit() else None,
+                retry_after=float(after) if after.isascii() and after.isdigit() else None,
             )
         if response.status_code == 404:
             return None

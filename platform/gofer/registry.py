@@ -29,6 +29,8 @@ class Registry:
         self.broken: dict[str, str] = {}
         self.packages: dict[str, str] = {}
         """Where the broken ones come from, for pip."""
+        self.built_in: set[str] = set()
+        """Those that came with Gofer, which have a page in its docs."""
         for entry in found:
             self._load(entry)
 
@@ -43,7 +45,8 @@ class Registry:
             return self.integrations[name]
         why = f" It could not be loaded: {self.broken[name]}." if name in self.broken else ""
         raise NotFound(
-            f"There is no integration {name!r}.{why} There is: {', '.join(sorted(self.integrations))}."
+            f"There is no integration {name!r}.{why} There is: {', '.join(sorted(self.integrations))}. "
+            "A package that was installed since Gofer started is found when it starts again."
         )
 
     def _load(self, entry: EntryPoint) -> None:
@@ -63,6 +66,8 @@ class Registry:
             log.error("integration.broken", integration=entry.name, error=self.broken[entry.name])
         else:
             self.integrations[entry.name] = integration
+            if _ours(entry):
+                self.built_in.add(entry.name)
 
 
 def _check(integration: Integration) -> None:

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gofer.errors import ConfigError
+from gofer.misfits import first_misfit
 from gofer.store.address import check_address
 
 PREFIX = "GOFER_"
@@ -119,7 +120,7 @@ class Settings(BaseSettings):
     )
     sandbox_hosts: str = Field(
         default="",
-        description="Hosts a shell may reach, separated by commas; * before a dot for all below. None.",
+        description="Hosts a shell may reach, separated by commas; *.example.org for all below one.",
     )
     keep_shells: bool = Field(
         default=True,
@@ -211,11 +212,6 @@ class Settings(BaseSettings):
         """Where the master key is kept unless it is given."""
         return self.data_dir / "master.key"
 
-    @property
-    def renew_every(self) -> float:
-        """Seconds between renewals of a worker's leases."""
-        return self.lease / 3
-
     @classmethod
     def settings_customise_sources(
         cls,
@@ -262,12 +258,11 @@ def load_settings(**overrides: Any) -> Settings:
     try:
         return Settings(**given)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = f"{PREFIX}{'_'.join(str(part) for part in first['loc']).upper()}" if first["loc"] else ""
-        message = first["msg"].removeprefix("Value error, ")
+        place, words = first_misfit(error)
+        name = f"{PREFIX}{'_'.join(place).upper()}" if place else ""
         # Our own messages go on from the variable's name; pydantic's are sentences of their own.
-        between = ": " if message[:1].isupper() else " "
-        raise ConfigError((f"{name}{between}{message}" if name else message) + ".") from None
+        between = ": " if words[:1].isupper() else " "
+        raise ConfigError((f"{name}{between}{words}" if name else words) + ".") from None
 
 
 _OTHERS = ("CRASH_AT", "TOKEN", "CHROMIUM", "BROWSER_TESTS")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agent.conftest import Make
+from agent.replay import Replay, recorded_turns
 from gofer.agent.outcome import Answered, Stopped
 from gofer.agent.progress import call_sig, look, result_sig
 from gofer.agent.state import State, Step
@@ -129,8 +130,6 @@ async def test_a_model_that_only_talks_is_stopped(direct: Make) -> None:
 
 
 async def test_replaying_a_recorded_run_gives_the_same_answer_and_no_stop(direct: Make) -> None:
-    from gofer.agent.models.replay import Replay, recorded_turns
-
     def script(request: Any) -> Reply:
         turn = len(request["messages"]) // 2
         if turn == 12:

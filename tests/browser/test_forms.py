@@ -179,7 +179,11 @@ def test_an_agent_is_checked_before_it_is_written(owner: Visitor, lived: Lived) 
     assert owner.post("/agents", name="tidy", toml="", notes="", stamp="0").status_code == 409
     assert "Saved." in owner.does("/agents", name="tidy", toml="", notes="Be very brief.", stamp=stamp)
     assert (lived.house.settings.data_dir / "agents" / "tidy.md").read_text() == "Be very brief."
-    assert "removed" in owner.does("/agents/tidy/remove")
+    assert "/chat?agent=tidy" in owner.read("/agents")
+    page = owner.does("/agents/tidy/remove")
+    assert "removed" in page
+    assert "no file: hears nothing" in page
+    assert "/chat?agent=tidy" not in page + owner.read("/agents/tidy")
     assert not lived.house.hears("tidy")
 
 

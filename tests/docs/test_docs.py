@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sqlmodel import SQLModel
 
+from gofer.agent import journal
 from gofer.registry import Registry
 from gofer.store import tables
 from gofer.store.events import KINDS
@@ -36,6 +37,20 @@ def test_every_table_is_a_word_of_the_glossary(model: type[SQLModel]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_event_is_documented(kind: str) -> None:
     assert f"| `{kind}` | {KINDS[kind]} |" in read("architecture.md")
+
+
+def test_every_event_of_a_run_is_documented() -> None:
+    page = read("agents.md")
+    for name, kind in journal.KINDS.items():
+        assert f"| `{name}` | {kind.meaning} |" in page, name
+
+
+def test_the_map_of_folders_is_that_of_the_platform() -> None:
+    drawn = set(re.findall(r"^  (\w+(?:\.py|/)) ", read("architecture.md"), re.MULTILINE))
+    platform = ROOT / "platform" / "gofer"
+    there = {path.name for path in platform.glob("*.py") if not path.name.startswith("__")}
+    there |= {f"{path.parent.name}/" for path in platform.glob("*/__init__.py")}
+    assert drawn == there
 
 
 @pytest.mark.parametrize("name", sorted(Registry.installed().integrations))

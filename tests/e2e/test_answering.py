@@ -26,7 +26,7 @@ from gofer.rehearsal.hello import HelloService
 from gofer.rehearsal.loopback import serve
 from gofer.settings import Settings
 from gofer.store.clock import now
-from gofer.store.tables import SCHEDULE, attempts, conversations, jobs, messages, replies, spends
+from gofer.store.tables import SCHEDULE, attempts, connections, conversations, jobs, messages, replies, spends
 from gofer_hello import Hello
 from world import World
 
@@ -359,6 +359,25 @@ async def test_each_run_of_a_day_that_ends_with_its_budget_says_so_and_schedules
         "what was not read is not asked again"
     )
     await office.world.run(lambda c: c.execute(delete(spends).where(spends.c.key == "elsewhere")))
+
+
+async def test_what_is_for_an_integration_that_did_not_load_waits_until_it_is_back(
+    office: Office, eventually: Eventually
+) -> None:
+    """A package that is broken by an upgrade costs neither the question nor the answer."""
+    settings = {"reply_url": office.people.url}
+    elsewhere = await office.world.connect("hello_gone", integration="gone", settings=settings)
+    office.play(say("Here I am."))
+    office.people.rooms.add("plugin")
+    await office.world.say("Are you there?", room="plugin", title="plugin", connection_id=elsewhere)
+    await eventually(lambda: _in_state(office, "plugin", "scheduled"))
+    job = await office.job("plugin")
+    assert (job.reason, job.attempts) == ("integration.missing", 0)
+    back = update(connections).where(connections.c.id == elsewhere).values(integration="hello")
+    await office.world.run(lambda c: c.execute(back))
+    await _at_once(office, job)
+    await eventually(lambda: office.told("plugin"))
+    assert office.told("plugin") == ["Here I am."]
 
 
 def _today() -> str:

@@ -15,10 +15,12 @@ from typing import Any
 import httpx2
 import pytest
 import pytest_asyncio
+from sqlalchemy import update
 
 from e2e.door import KEY, SIGNATURE, Door, Headers, message, problem_of, sign
 from e2e.keys import plant_key, remove_key, set_key
-from gofer.connecting import change_connection
+from gofer.connecting import switch_connection
+from gofer.store.tables import connections
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -129,8 +131,7 @@ async def test_without_a_key_the_door_stays_shut(door: Door, blank: str | None) 
 
 
 async def test_a_connection_switched_off_looks_like_a_wrong_key(door: Door) -> None:
-    hello = door.platform.registry.get("hello")
-    switch = partial(change_connection, connection_id=door.connection_id, integration=hello, by="test")
+    switch = partial(switch_connection, connection_id=door.connection_id, by="test")
     await door.do(partial(switch, enabled=False))
     await door.platform.reload_secrets()
     try:
@@ -140,6 +141,22 @@ async def test_a_connection_switched_off_looks_like_a_wrong_key(door: Door) -> N
         assert off.content == (await door.post(body, signature="0" * 64)).content
     finally:
         await door.do(partial(switch, enabled=True))
+        await door.platform.reload_secrets()
+
+
+async def test_without_its_integration_a_connection_asks_to_be_tried_again(door: Door) -> None:
+    """A package that fails to load after an upgrade must not cost what comes in meanwhile."""
+    renamed = update(connections).where(connections.c.id == door.connection_id)
+    await door.do(lambda connection: connection.execute(renamed.values(integration="gone")))
+    await door.platform.reload_secrets()
+    try:
+        response = await door.post(message())
+        found = await refused(door, response, 503)
+        assert (found["code"], response.headers["retry-after"]) == ("integration.missing", "60")
+        assert "hello" not in found["detail"], "what is installed is nobody's business"
+        assert "There is no integration 'gone'." in door.platform.refusals.recent[-1].reason
+    finally:
+        await door.do(lambda connection: connection.execute(renamed.values(integration="hello")))
         await door.platform.reload_secrets()
 
 

@@ -121,9 +121,11 @@ async def test_an_edit_replaces_what_nobody_has_read_and_wakes_nobody_afterwards
 ) -> None:
     async with open_house(telegram, tmp_path / "data", sandbox="unconfined") as house:
         ann, chat = await house.owner()
-        waiting = tmp_path / "waiting"
-        first = telegram.phones.say(ann, chat, f"$ until [ -e {waiting} ]; do sleep 0.05; done")
-        await telegram.until(lambda: chat.reactions)
+        begun, waiting = tmp_path / "begun", tmp_path / "waiting"
+        first = telegram.phones.say(
+            ann, chat, f"$ touch {begun}; until [ -e {waiting} ]; do sleep 0.05; done"
+        )
+        await telegram.until(begun.exists)  # from here on the run reads nothing until the command has ended
         second = telegram.phones.say(ann, chat, "the blue one")
         telegram.phones.edit(second, "the green one")
         await house.took_in(3)

@@ -7,10 +7,14 @@ import time
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
+from gofer.connecting import add_connection
+from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import (
     agents,
+    bindings,
+    connections,
     conversations,
     deliveries,
     events,
@@ -298,4 +302,23 @@ def test_what_was_said_long_ago_is_a_click_away(visit: Visit, monkeypatch: pytes
     before = visit.browser.get(f"/chat/{visit.room}?before={earlier}").text.split("</aside>")[1]
     assert [f"message number {number}" in before for number in (1, 2, 3)] == [True, False, False]
     assert before.count('class="item reply"') == 1
-    assert visit.browser.get(f"/chat/{visit.room}?before=x").status_code == 400
+    for odd in ("x", "²", "9" * 19):
+        assert visit.browser.get(f"/chat/{visit.room}?before={odd}").status_code == 400, odd
+
+
+def test_a_connection_for_a_page_of_ones_own_is_not_taken_for_the_chats(house: House, owner: Visit) -> None:
+    elsewhere = house.write(
+        add_connection,
+        vault=house.platform.vault,
+        workspace_id=FIRST_WORKSPACE,
+        integration=house.platform.registry.get("webchat"),
+        name="my page",
+        settings={"reply_url": "http://127.0.0.1:9/replies"},
+        secrets_given={},
+        by="test",
+    )
+    oldest = update(connections).where(connections.c.id == elsewhere).values(created_at=0)
+    house.write(lambda connection: connection.execute(oldest))
+    visit = owner.new_room()
+    held = select(bindings.c.connection_id).where(bindings.c.conversation_id == visit.room)
+    assert house.read(lambda connection: connection.execute(held).scalar()) != elsewhere

@@ -13,22 +13,25 @@ import os
 import re
 import tempfile
 import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from gofer.agent.context.compressor import ContextSettings
 from gofer.agent.limits import LimitSettings
 from gofer.agent.tools.known import known_tools
 from gofer.errors import ConfigError, Conflict, NotFound
+from gofer.misfits import first_misfit
 from gofer.store.open import FIRST_AGENT
 
 log = structlog.get_logger()
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+MODEL = re.compile(r"[a-z0-9_-]+/\S+")
 DEFAULT_MODEL = "auto"
 PROVIDERS = ("anthropic", "openai", "offline")
 """Those that `ModelKeys` can give a key or an address to, and the one that needs neither."""
@@ -53,15 +56,24 @@ class FetchSettings(BaseModel):
     hosts: tuple[str, ...] = ()
 
 
+def _model_or(default: str) -> Callable[[str], str]:
+    def check(model: str) -> str:
+        if model != default and not MODEL.fullmatch(model):
+            raise ValueError("should be provider/model, such as anthropic/claude-sonnet-5-5")
+        return model
+
+    return check
+
+
 class AgentSpec(BaseModel):
     """One agent. Every field can be set in its file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=rf"^{NAME.pattern}$")
-    model: str = Field(default=DEFAULT_MODEL, pattern=r"^(auto|[a-z0-9_-]+/\S+)$")
+    model: Annotated[str, AfterValidator(_model_or(DEFAULT_MODEL))] = DEFAULT_MODEL
     """provider/model; auto takes the best that a key is there for, else the offline model."""
-    fallback: str = Field(default="", pattern=r"^(|[a-z0-9_-]+/\S+)$")
+    fallback: Annotated[str, AfterValidator(_model_or(""))] = ""
     """A second model, for when the first cannot be had."""
     thinking: bool = False
     instructions: str = ""
@@ -103,9 +115,8 @@ def load_agent(path: Path) -> AgentSpec:
     try:
         spec = AgentSpec.model_validate({"name": path.stem, **data})
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = tuple(str(part) for part in first["loc"])
-        raise AgentFileError(path, _line_of(text, place), f"{'.'.join(place)}: {first['msg']}") from error
+        first = first_misfit(error)
+        raise AgentFileError(path, _line_of(text, first.place), str(first)) from error
     _check_names(path, text, spec)
     return spec
 
@@ -232,6 +243,11 @@ class Agents:
             problem = self.problems.get(name)
             found[name] = spec, _said(problem, spec) if problem is not None else ""
         return found | {name: (None, problem) for name, problem in self.strays().items()}
+
+
+def in_force(looked: Mapping[str, tuple[AgentSpec | None, str]]) -> list[AgentSpec]:
+    """The agents that hear what comes in: those of the files, or the built-in one while no file makes any."""
+    return [spec for spec, _ in looked.values() if spec is not None] or [AgentSpec(name=FIRST_AGENT)]
 
 
 def _said(problem: AgentFileError, spec: AgentSpec | None) -> str:

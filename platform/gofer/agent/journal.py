@@ -12,37 +12,44 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What may be in an event."""
+    """What an event says, and what may be in it."""
 
-    version: int
+    meaning: str
     words: frozenset[str] = frozenset()
     """Keys that hold what people, models or tools said. The store seals them; the rest are facts."""
+    version: int = 1
 
 
 KINDS: Mapping[str, Kind] = {
-    # The first event: who woke the run, whether they wait for it, and where its history begins and ends.
-    "run.started": Kind(1, frozenset({"woken_by", "asker"})),
-    # A model call begins: what is new to the model, up to which message, who asked last, and what is reserved.
-    "turn.started": Kind(1, frozenset({"input", "asker"})),
-    # A call, or a try at one, failed. What it cost is charged.
-    "turn.failed": Kind(1, frozenset({"detail"})),
-    # The model's answer, verbatim.
-    "turn.finished": Kind(1, frozenset({"content", "malformed", "detail"})),
-    # Written before a tool runs …
-    "tool.started": Kind(1),
-    # … and after. A call that is refused has only this one.
-    "tool.finished": Kind(1, frozenset({"content", "images", "details", "more"})),
-    # The run waits for a person.
-    "run.asked": Kind(1, frozenset({"text", "choices"})),
-    # Declared compaction points, the only places where the prompt's prefix changes.
-    "context.cleared": Kind(1),
-    "context.checkpoint": Kind(1, frozenset({"summary", "rules"})),
-    # A budget is nearly used up.
-    "run.warned": Kind(1, frozenset({"sentence"})),
-    # The two ends.
-    "run.answered": Kind(1, frozenset({"text"})),
-    "run.stopped": Kind(1, frozenset({"sentence", "text"})),
+    "run.started": Kind(
+        "A run began: who woke it, whether they wait for it, and where its history begins and ends.",
+        frozenset({"woken_by", "asker"}),
+    ),
+    "turn.started": Kind(
+        "A model call began: what is new to the model, up to which message, and what is reserved for it.",
+        frozenset({"input", "asker"}),
+    ),
+    "turn.failed": Kind(
+        "A model call, or a try at one, failed; what it cost is charged.", frozenset({"detail"})
+    ),
+    "turn.finished": Kind(
+        "The model answered; its words are kept as they came.", frozenset({"content", "malformed", "detail"})
+    ),
+    "tool.started": Kind("A tool is about to run."),
+    "tool.finished": Kind(
+        "A tool has run, or was refused; one that was refused has no start.",
+        frozenset({"content", "images", "details", "more"}),
+    ),
+    "run.asked": Kind("The run waits for a person.", frozenset({"text", "choices"})),
+    "context.cleared": Kind("The results of old tool calls went from the prompt."),
+    "context.checkpoint": Kind("What is old became a summary.", frozenset({"summary", "rules"})),
+    "run.warned": Kind("A budget is nearly used up.", frozenset({"sentence"})),
+    "run.answered": Kind("The run ended with an answer.", frozenset({"text"})),
+    "run.stopped": Kind(
+        "The run ended without one: a limit, a refusal, or somebody's word.", frozenset({"sentence", "text"})
+    ),
 }
+"""The prompt's beginning changes at `context.cleared` and `context.checkpoint` alone."""
 
 
 @dataclass(frozen=True, slots=True)

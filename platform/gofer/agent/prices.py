@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gofer.agent.model import Usage
 from gofer.errors import ConfigError
+from gofer.misfits import first_misfit
 
 MICROS = 1_000_000
 """Money is counted in millionths of a dollar, as whole numbers."""
@@ -94,7 +95,5 @@ def _parse(text: str, name: str) -> dict[str, Price]:
         try:
             table[model] = Price.model_validate(values)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise ConfigError(f"{name}: [{model}] {place}: {first['msg']}") from error
+            raise ConfigError(f"{name}: [{model}] {first_misfit(error)}") from error
     return table

@@ -13,12 +13,11 @@ from functools import partial
 import structlog
 from sqlalchemy import Connection, delete, insert, or_, select, update
 
-from gofer.agent.agents import Agents, AgentSpec
+from gofer.agent.agents import Agents, AgentSpec, in_force
 from gofer.errors import StoreError
 from gofer.store.clock import now
 from gofer.store.database import Database
 from gofer.store.ids import new_id
-from gofer.store.open import FIRST_AGENT
 from gofer.store.tables import agents, connections, routes
 
 log = structlog.get_logger()
@@ -45,7 +44,7 @@ class Roster:
             await self._sync()
 
     async def _sync(self) -> None:
-        specs = await asyncio.to_thread(self._read) or [AgentSpec(name=FIRST_AGENT)]
+        specs = await asyncio.to_thread(self._read)
         # A route may name a connection that is made only later.
         seen = (specs, await self._database.read(_every_connection))
         if seen != self._seen:
@@ -71,7 +70,7 @@ class Roster:
             if self._told.get(name) != problem:
                 log.error("agent.broken", file=str(self._agents.directory / _file(name)), error=problem)
         self._told = problems
-        return [spec for spec, _ in found.values() if spec is not None]
+        return in_force(found)
 
 
 def _file(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,11 +26,14 @@ def list_agents(as_json: AsJson = False) -> None:
     gofer agents list
     """
     found = call("GET", "/agents")
-    rows = [
-        (each["name"], each["model"], "file" if each["file"] else "built in", each["problem"])
-        for each in found["agents"]
-    ]
+    rows = [(each["name"], each["model"], _whence(each), each["problem"]) for each in found["agents"]]
     show(found, as_json, lambda: table(("agent", "model", "from", "problem"), rows, empty="No agents."))
+
+
+def _whence(agent: dict[str, Any]) -> str:
+    if agent["file"]:
+        return "file"
+    return "built in" if agent["in_force"] else "no file: hears nothing"
 
 
 @app.command("show")
@@ -41,7 +44,8 @@ def show_agent(name: Name, as_json: AsJson = False) -> None:
     gofer agents show reviewer
     """
     found = call("GET", f"/agents/{name}")
-    show(found, as_json, lambda: print(found["toml"], found["instructions"], sep="\n"))
+    files = [text.rstrip("\n") for text in (found["toml"], found["instructions"]) if text]
+    show(found, as_json, lambda: print(*files, sep="\n\n"))
 
 
 @app.command()

@@ -25,7 +25,8 @@ def backup(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy the database to a file, also while serving. Without the master key it cannot be read.
+    """Copy the database to a file, also while serving. Without the master key it cannot be read; the files of
+    agents are not in it.
 
     \b
     gofer backup
@@ -33,8 +34,10 @@ def backup(
     """
     target = (file or _dated()).absolute()
     done = call("POST", "/backup", json={"path": str(target), "with_key": with_key}, timeout=LONGEST_ANSWER)
-    key = done["key_file"] or "not in it: keep a copy of master.key elsewhere, or say --with-key"
-    show(done, as_json, lambda: print(f"{done['path']} ({done['bytes']} bytes). The master key: {key}."))
+    beside = f"The master key is beside it: {done['key_file']}."
+    apart = "The master key is not in it: keep a copy of master.key elsewhere, or say --with-key."
+    said = f"{done['path']} ({done['bytes']} bytes). {beside if done['key_file'] else apart}"
+    show(done, as_json, lambda: print(said))
 
 
 def _dated() -> Path:
@@ -66,5 +69,5 @@ def _told(done: Restored) -> str:
     if done.previous:
         lines.append(f"What was there is now {done.previous}.")
     if done.key_added:
-        lines.append("Its master key is in front of the key file; the others are behind it.")
+        lines.append("Its master key is in front of the key file; what was there stays behind it.")
     return " ".join(lines)

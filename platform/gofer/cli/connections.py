@@ -10,18 +10,27 @@ import typer
 from gofer.cli.calling import Api, call, with_api
 from gofer.cli.exits import FAILED, USAGE, Failed
 from gofer.cli.reading import may_prompt, prompt_secret, read_secret
-from gofer.cli.showing import AsJson, ago, facts, show, table
+from gofer.cli.showing import AsJson, ago, facts, plain, show, table
 
 app = typer.Typer(
     help="Connections: the configured accounts of integrations.", no_args_is_help=True, rich_markup_mode=None
 )
 
 Id = Annotated[str, typer.Argument(help="The connection's id.", show_default=False)]
-Set = Annotated[list[str] | None, typer.Option("--set", help="A setting, as name=value. Repeatable.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting. Repeatable.")]
 SecretFile = Annotated[
     list[str] | None,
-    typer.Option("--secret-file", help="A secret, as name=path; name=- reads it from stdin. Repeatable."),
+    typer.Option(
+        "--secret-file",
+        metavar="NAME=PATH",
+        help="A secret, in a file; NAME=- reads it from stdin. Repeatable.",
+    ),
 ]
+
+HOW_TO_GIVE = (
+    "Settings are given with --set NAME=VALUE and secrets with --secret-file NAME=PATH; "
+    "`gofer connections integrations` lists them."
+)
 
 
 @app.command("list")
@@ -64,20 +73,24 @@ def integrations(as_json: AsJson = False) -> None:
 
 
 def _print_integrations(found: dict[str, Any]) -> None:
-    table(
-        ("integration", "settings", "secrets", "summary"),
-        [
-            (
-                each["name"],
-                ", ".join(each["settings"].get("properties", {})),
-                ", ".join(secret["name"] for secret in each["secrets"]),
-                each["summary"],
-            )
-            for each in found["integrations"]
-        ],
-    )
+    for each in found["integrations"]:
+        required = each["settings"].get("required", ())
+        settings = [f"{name} (needed)" if name in required else name for name in _names(each["settings"])]
+        secrets = [f"{one['name']} ({_whence(one)})" for one in each["secrets"]]
+        print(f"{each['name']}: {plain(each['summary'])}")
+        facts([("  settings", ", ".join(settings)), ("  secrets", ", ".join(secrets))])
     for name, why in found["broken"].items():
-        print(f"{name} could not be loaded: {why}")
+        print(f"{name} could not be loaded: {plain(why)}")
+
+
+def _names(schema: dict[str, Any]) -> list[str]:
+    return [*schema.get("properties", {})]
+
+
+def _whence(secret: dict[str, Any]) -> str:
+    if secret["generated"]:
+        return "made by Gofer if not given"
+    return "optional" if secret["optional"] else "needed"
 
 
 @app.command()
@@ -101,7 +114,12 @@ def add(
         missing = await _missing(api, integration, secrets) if may_prompt() else {}
         return await api.ask("POST", "/connections", json={**wish, "secrets": {**secrets, **missing}})
 
-    made = with_api(work)
+    try:
+        made = with_api(work)
+    except Failed as error:
+        if error.code == USAGE:
+            raise Failed(f"{error} {HOW_TO_GIVE}", USAGE) from None
+        raise
     show(made, as_json, lambda: _print_one(made))
     _insist_on_health(made)
 
@@ -134,7 +152,7 @@ def _settings(given: list[str] | None) -> dict[str, Any]:
     for each in given or ():
         name, equals, value = each.partition("=")
         if not equals or not name:
-            raise Failed(f"--set wants name=value, not {each!r}.", USAGE)
+            raise Failed(f"A setting is given as name=value, not {each!r}.", USAGE)
         try:
             found[name] = json.loads(value) if value[:1] in ("[", "{") else value
         except ValueError:
@@ -161,29 +179,34 @@ async def _missing(api: Api, integration: str, given: dict[str, str]) -> dict[st
     fields: list[dict[str, Any]] = next(
         (each["secrets"] for each in known if each["name"] == integration), []
     )
-    wanted = [field for field in fields if not field["generated"] and field["name"] not in given]
+    wanted = [
+        field
+        for field in fields
+        if not (field["generated"] or field["optional"]) and field["name"] not in given
+    ]
     return {field["name"]: prompt_secret(f"{field['name']} ({field['help']})") for field in wanted}
 
 
 def _print_one(found: dict[str, Any]) -> None:
     connection = found["connection"]
-    facts(
-        [
-            ("connection", connection["id"]),
-            ("integration", connection["integration"]),
-            ("name", connection["name"]),
-            ("state", "on" if connection["enabled"] else "off"),
-            ("settings", connection["settings"]),
-            ("secrets", ", ".join(found["secrets"])),
-            ("webhook", connection["hook_url"] or connection["hook_path"]),
-            ("deliveries", found["deliveries"]),
-            ("last delivery", ago(found["last_delivery_at"])),
-        ]
-    )
+    pairs = [
+        ("connection", connection["id"]),
+        ("integration", connection["integration"]),
+        ("name", connection["name"]),
+        ("state", "on" if connection["enabled"] else "off"),
+        ("settings", connection["settings"]),
+        ("secrets", ", ".join(found["secrets"])),
+        ("webhook", connection["hook_url"] or connection["hook_path"]),
+        ("deliveries", found["deliveries"]),
+        ("last delivery", ago(found["last_delivery_at"])),
+    ]
     if invitation := found.get("invitation"):
-        facts([("pairing", invitation)])
+        pairs.append(("pairing", invitation))
     if health := found.get("health"):
-        facts([("health", health["line"])] + ([("fix", health["fix"])] if health["fix"] else []))
+        pairs.append(("health", health["line"]))
+        if health["fix"]:
+            pairs.append(("fix", health["fix"]))
+    facts(pairs)
 
 
 def _insist_on_health(found: dict[str, Any]) -> None:

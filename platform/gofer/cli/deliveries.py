@@ -75,10 +75,10 @@ def _captured(found: dict[str, Any]) -> str:
 
 
 def _print_one(found: dict[str, Any]) -> None:
-    facts(list(found["delivery"].items()))
+    delivery = found["delivery"]
+    facts([*({**delivery, "received_at": ago(delivery["received_at"])}).items()])
     print()
-    facts([(name, value) for name, value in found["headers"]])
-    facts([("body", found["body"])])
+    facts([*found["headers"], ("body", found["body"])])
 
 
 @app.command("replay")
@@ -96,7 +96,8 @@ def replay(
     what: Annotated[str, typer.Argument(help="A captured file, or a delivery's number.", show_default=False)],
     to: Annotated[str, typer.Option(help="The connection to take it in for; needed with a file.")] = "",
     header: Annotated[
-        list[str] | None, typer.Option("--header", "-H", help="A header to add, as name: value. Repeatable.")
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME: VALUE", help="A header to add. Repeatable."),
     ] = None,
     again: Again = False,
     as_json: AsJson = False,

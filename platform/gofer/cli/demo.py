@@ -12,7 +12,7 @@ import typer
 from gofer.cli.exits import FAILED, Failed
 from gofer.cli.showing import AsJson, plain, show
 
-WIDTH = 48
+WIDTH = 58
 
 
 def demo(as_json: AsJson = False) -> None:

@@ -13,6 +13,9 @@ app = typer.Typer(
     help="Jobs: what is to be done, is being done and was done.", no_args_is_help=True, rich_markup_mode=None
 )
 
+ENDLESS = 1_000_000
+"""As many tries as polling and setting up have: they go on for as long as their connection is there."""
+
 Id = Annotated[int, typer.Argument(help="The job's number.", show_default=False)]
 
 
@@ -48,7 +51,7 @@ def _print(jobs: list[dict[str, Any]]) -> None:
                 job["id"],
                 job["kind"],
                 job["state"],
-                f"{job['attempts']}/{job['max_attempts']}",
+                _tries(job),
                 job["reason"],
                 job["conversation_id"],
                 ago(job["created_at"]),
@@ -57,6 +60,11 @@ def _print(jobs: list[dict[str, Any]]) -> None:
         ],
         empty="No jobs.",
     )
+
+
+def _tries(job: dict[str, Any]) -> str:
+    most = job["max_attempts"]
+    return f"{job['attempts']}/{most}" if most < ENDLESS else str(job["attempts"])
 
 
 @app.command("show")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from gofer.cli.calling import LONGEST_ANSWER, call
-from gofer.cli.showing import AsJson, facts, show
+from gofer.cli.showing import AsJson, count, facts, show
 
 app = typer.Typer(
     help="The master key that everything is sealed with.", no_args_is_help=True, rich_markup_mode=None
@@ -32,5 +32,6 @@ def rotate(as_json: AsJson = False) -> None:
     gofer key rotate
     """
     done = call("POST", "/key/rotate", timeout=LONGEST_ANSWER)
-    said = f"{done['secrets']} secrets and {done['conversations']} conversations are wrapped with key"
-    show(done, as_json, lambda: print(f"{said} {done['key_id']}. Back up the key file now."))
+    wrapped = f"{count(done['secrets'], 'secret')}, {count(done['conversations'], 'conversation')}"
+    said = f"Wrapped with the new key {done['key_id']}: {wrapped}. Back up the key file now."
+    show(done, as_json, lambda: print(said))

@@ -17,7 +17,10 @@ def read_secret(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
         raise Failed(f"{'stdin' if path == '-' else path} cannot be read: {reason}.", USAGE) from None
-    value = value.removesuffix("\n").removesuffix("\r")
+    return _not_empty(value.removesuffix("\n").removesuffix("\r"))
+
+
+def _not_empty(value: str) -> str:
     if not value.strip():
         raise Failed("The secret is empty.", USAGE)
     return value
@@ -39,7 +42,7 @@ def prompt_secret(label: str) -> str:
     """Ask for a secret without showing it."""
     from getpass import getpass
 
-    return getpass(f"{label}: ")
+    return _not_empty(getpass(f"{label}: "))
 
 
 def confirm(question: str) -> None:

@@ -64,6 +64,8 @@ def add(
     gofer schedules add nightly '0 3 * * *' --kind catch_up --payload '{"connection_id": "github_x8w2"}'
     """
     times = {"name": name, "cron": cron, "timezone": timezone, "missed": missed}
+    if not say and not kind:
+        raise Failed("Say what to do: --say with --agent and --conversation, or --kind.", USAGE)
     if not say:
         wish = {**times, "kind": kind, "payload": _object(payload)}
         made = call("POST", "/schedules", json=wish)

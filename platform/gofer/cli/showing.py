@@ -79,6 +79,11 @@ def _visible(char: str) -> str:
     return "�" if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") else char
 
 
+def count(number: int, thing: str) -> str:
+    """So many of something."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def ago(moment: float | None) -> str:
     """A time as people say it."""
     if moment is None:

@@ -330,6 +330,8 @@ class Agent(BaseModel):
     name: str
     model: str
     file: bool
+    in_force: bool
+    """Whether it hears what comes in: without a file it does only while no other agent has one."""
     problem: str
 
 

@@ -11,7 +11,7 @@ from gofer.doctor.finding import Finding, Severity
 from gofer.doctor.model import keys_of
 from gofer.errors import ConfigError
 from gofer.platform import Platform
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.open import FIRST_AGENT, FIRST_WORKSPACE
 
 
 async def look_at_agents(platform: Platform) -> list[Finding]:
@@ -24,8 +24,10 @@ async def look_at_agents(platform: Platform) -> list[Finding]:
     ]
     if found:
         return found
-    named = ", ".join(seen) or "none; the built-in one answers"
-    return [Finding("agents", "ok", f"Files: {named}.")]
+    if not seen:
+        return [Finding("agents", "ok", "Files: none; the built-in one answers.")]
+    silent = "" if FIRST_AGENT in seen else f" The built-in {FIRST_AGENT} has none, so it hears nothing."
+    return [Finding("agents", "ok", f"Files: {', '.join(seen)}.{silent}")]
 
 
 def _broken(directory: Path, name: str, spec: AgentSpec | None, problem: str) -> Finding:

@@ -154,6 +154,10 @@ async def _integrations(platform: Platform) -> list[Finding]:
     return [*found, Finding("integrations", "ok", f"Installed: {names}.")]
 
 
+ELSEWHERE = "integrations/hello.md#in-a-package-of-its-own"
+"""Where to read on about an integration that did not come with Gofer."""
+
+
 async def _connections(platform: Platform) -> list[Finding]:
     ids = await platform.database.read(
         lambda connection: list(
@@ -166,7 +170,8 @@ async def _connections(platform: Platform) -> list[Finding]:
     for connection_id, name, integration in ids:
         health = await health_of(platform, connection_id)
         severity: Severity = "ok" if health.ok else "error"
-        page = f"integrations/{integration}.md#troubleshooting"
+        ours = integration in platform.registry.built_in
+        page = f"integrations/{integration}.md#troubleshooting" if ours else ELSEWHERE
         found.append(Finding(f"connection {name}", severity, health.line, health.fix, page))
     return found
 

@@ -71,12 +71,22 @@ def add_schedule(
 def next_tick(connection: Connection, cron: str, timezone: str) -> float:
     """When a cron line next comes due; raises ConfigError when it means nothing."""
     current = float(connection.execute(select(now())).scalar_one())
+    if not _is_time_zone(timezone):
+        raise ConfigError(f"There is no time zone {timezone!r}. They are called like Europe/Berlin, or UTC.")
     try:
         return next(ticks(cron, timezone, current))
     except NO_TIMES as error:
         raise ConfigError(
             f"{cron!r} is not a cron line that ever comes due in {timezone}: {error}."
         ) from error
+
+
+def _is_time_zone(name: str) -> bool:
+    try:
+        ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        return False
+    return True
 
 
 def tick(connection: Connection) -> int:

@@ -23,7 +23,7 @@ def find_job(connection: Connection, job_id: int) -> Any:
     """A job's row; raises NotFound."""
     row = connection.execute(select(jobs).where(jobs.c.id == job_id)).one_or_none()
     if row is None:
-        raise NotFound(f"There is no job {job_id}.")
+        raise NotFound(f"There is no job {job_id}. `gofer jobs list` shows those there are.")
     return row
 
 
@@ -144,7 +144,7 @@ def answer(
     """Answer a Question; its job becomes ready. Returns the job's id."""
     question = connection.execute(select(questions).where(questions.c.id == question_id)).one_or_none()
     if question is None:
-        raise NotFound(f"There is no question {question_id}.")
+        raise NotFound(f"There is no question {question_id}. `gofer questions list` shows those open.")
     row = _hold(connection, question.job_id)
     said = {"text": text, "by": by, "trust": trust}
     sealed = None

@@ -8,10 +8,10 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from gofer.accounts import Accounts, Connected
-from gofer.connecting import change_connection
-from gofer.errors import NotFound, Permanent
+from gofer.connecting import change_settings
+from gofer.errors import NotFound, Permanent, Temporary
 from gofer.intake.strangers import binding_at
-from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Wait
+from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.people import let_in, owners_of
@@ -47,6 +47,10 @@ class Approvals:
             if said != YES:
                 return Done()
             done = await self._database.write(partial(_act, claim=claim, connected=connected))
+        except Temporary as error:
+            return (
+                Retry(error.reason) if error.retry_after is None else Snooze(error.retry_after, error.reason)
+            )
         except (NotFound, Permanent) as error:
             return Dead(error.code)
         self._accounts.forget()
@@ -96,7 +100,7 @@ def _act(connection: Connection, claim: Claim, connected: Connected) -> Outcome:
     payload, integration, account = claim.payload, connected.integration, connected.account
     if payload["what"] == "place":
         settings = integration.allow(account.settings, str(payload["subject"]))
-        change_connection(
+        change_settings(
             connection, connection_id=account.id, integration=integration, settings=settings, by="an owner"
         )
         binding = binding_at(connection, str(claim.conversation_id), account.id)

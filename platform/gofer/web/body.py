@@ -25,7 +25,7 @@ async def read_body(request: Request, *, at_most: int, within: float) -> bytes:
     if encoding not in ("", "identity"):
         raise BodyError(415, f"Send the body without content-encoding ({encoding[:40]} is not read).")
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared[:20]) > at_most:
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > at_most:
         raise BodyError(413, f"The body may have {at_most} bytes at most.")
     chunks: list[bytes] = []
     size = 0

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from gofer import integration
-from gofer.errors import GoferError, NotFound, Refused, TooBusy, Unset
+from gofer.errors import GoferError, NotFound, NotInstalled, Refused, TooBusy, Unset
 from gofer.intake.receive import Intake, Refusals
 from gofer.web.body import BodyError, read_body
 from gofer.web.problems import problem, status_of
@@ -44,6 +44,8 @@ class Hooks:
             taken = await self._intake.receive(connection_id, integration.Request(body, headers))
         except BodyError as error:
             return self._refuse(request, connection_id, error.status, error, close=True)
+        except (Unset, NotInstalled) as error:
+            return self._refuse(request, connection_id, 503, error)
         except NotFound:
             # An unknown door looks the same as a known one with a wrong key.
             return self._refuse(request, connection_id, 401, Refused(UNVERIFIED))
@@ -68,5 +70,5 @@ class Hooks:
 
 def _status(error: GoferError) -> int:
     """What is wrong with the request is the sender's to mend; for all else it is to be sent again."""
-    status = 503 if isinstance(error, Unset) else status_of(error)
+    status = status_of(error)
     return status if status in (400, 401) else 503

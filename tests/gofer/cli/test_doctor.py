@@ -8,6 +8,7 @@ import json
 import os
 import queue
 import re
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,9 +105,18 @@ def test_a_wrong_setting(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) ->
     assert "see: docs/operations.md#settings" in shown
 
 
-def test_a_connection_whose_service_is_gone(terminal: Terminal) -> None:
-    terminal("connections", "add", "hello", "--name", "gone", "--set", "reply_url=http://127.0.0.1:9/")
-    assert "connection gone" in findings(terminal)
+def test_a_connection_whose_integration_is_gone(terminal: Terminal, data_dir: Path) -> None:
+    added = terminal.json(
+        "connections", "add", "hello", "--name", "mine", "--set", "reply_url=http://127.0.0.1:9/"
+    )
+    with contextlib.closing(sqlite3.connect(data_dir / "gofer.db")) as store, store:
+        store.execute("UPDATE connection SET integration = 'acme'")
+    found = findings(terminal, fails=1)["connection mine"]
+    assert "There is no integration 'acme'." in found["line"]
+    assert found["docs"] == "integrations/hello.md#in-a-package-of-its-own"
+    terminal(*found["fix"].partition("or: gofer ")[2].split())
+    assert "Switched off." in terminal("connections", "test", added["connection"]["id"])
+    assert findings(terminal)["connection mine"]["severity"] == "ok"
 
 
 def test_postgres_and_redis(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import socket
 import subprocess
 import sys
@@ -54,8 +56,13 @@ def test_help_imports_nothing_heavy() -> None:
         (("jobs", "show", "seven"), 2, "integer"),
         (("jobs", "list", "--state", "lost"), 2, "No job is in the state 'lost'. The states are: ready"),
         (("jobs", "show", "7"), 3, "There is no job 7"),
-        (("connections", "add", "hello"), 2, "reply_url"),
-        (("connections", "add", "nothing"), 3, "There is: "),
+        (
+            ("connections", "add", "hello"),
+            2,
+            "reply_url: is needed and was not given. Settings are given with",
+        ),
+        (("connections", "add", "telegram"), 2, "secrets with --secret-file NAME=PATH"),
+        (("connections", "add", "nothing"), 3, "is found when it starts again"),
         (("connections", "add", "hello", "--set", "reply_url"), 2, "name=value"),
         (("connections", "show", "hello_x"), 3, "gofer connections list"),
         (("secrets", "put", "x"), 2, "empty"),
@@ -64,12 +71,16 @@ def test_help_imports_nothing_heavy() -> None:
         (("purge", "conv_x"), 2, "--yes"),
         (("purge", "conv_x", "--yes"), 3, "conv_x"),
         (("schedules", "add", "x", "often", "--kind", "catch_up"), 2, "cron"),
-        (("schedules", "add", "x", "* * * * *", "--kind", "catch_up", "--timezone", "Mars"), 2, "Mars"),
+        (
+            ("schedules", "add", "x", "* * * * *", "--kind", "catch_up", "--timezone", "Mars"),
+            2,
+            "no time zone 'Mars'",
+        ),
         (("schedules", "add", "x", "* * * * *", "--kind", "catch_up", "--missed", "maybe"), 2, "missed"),
         (("schedules", "add", "x", "* * * * *", "--kind", "catch_up", "--payload", "["), 2, "JSON"),
         (("schedules", "add", "x", "* * * * *", "--kind", "catch_up"), 2, "must name a connection"),
         (("schedules", "add", "x", "* * * * *", "--say", "hello"), 2, "agent"),
-        (("schedules", "add", "x", "* * * * *"), 2, "kind"),
+        (("schedules", "add", "x", "* * * * *"), 2, "--say with --agent and --conversation, or --kind"),
         (("schedules", "add", "x", "* * * * *", "--kind", "nonsense"), 2, "It can be: catch_up, set_up"),
         (("schedules", "add", "x", "* * * * *", "--kind", "say"), 2, "It can be: catch_up, set_up"),
         (("replay", "nothing.json", "--to", "x"), 2, "nothing.json"),
@@ -96,6 +107,43 @@ def test_what_cannot_be_done_is_one_line_and_a_code(
     assert says in terminal(
         *arguments, stdin="value" if "bad name" in arguments or "--owner" in arguments else "", fails=code
     )
+
+
+def test_somebody_at_a_terminal_is_asked_for_the_secrets_that_are_needed_and_no_others(
+    data_dir: Path,
+) -> None:
+    """A GitHub App has no token: an empty one, typed because it was asked for, would be taken for one."""
+    shown = at_a_terminal(data_dir, "connections", "add", "github", "--set", "app_id=1")
+    assert "token (" not in shown
+    assert "The secret private_key of connection github_" in shown
+    asked = at_a_terminal(data_dir, "connections", "add", "telegram")
+    assert "token (The bot's token, from @BotFather.): " in asked
+    assert "gofer: The secret is empty." in asked
+
+
+def at_a_terminal(data_dir: Path, *arguments: str) -> str:
+    """What a command shows to somebody who answers every question with Enter alone."""
+    ours, theirs = pty.openpty()
+    asking = subprocess.Popen(
+        [sys.executable, "-m", "gofer", *arguments],
+        env=environment(data_dir),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(
+        OSError
+    ):  # which is how a terminal says that nobody is at its other end any more
+        while piece := os.read(ours, 65536):
+            shown += piece
+            if shown.endswith(b": "):
+                os.write(ours, b"\n")
+    os.close(ours)
+    assert asking.wait(timeout=20) in (1, 2)
+    return shown.decode()
 
 
 def test_a_secret_that_is_not_text_is_refused_in_one_line(data_dir: Path) -> None:

@@ -162,6 +162,7 @@ def test_agents_are_edited_one_after_the_other(house: House, api: httpx2.Client)
     made = api.put("/agents/scribe", json={"toml": 'model = "auto"\n', "instructions": "Write."})
     assert made.status_code == 200, made.text
     assert house.hears("scribe")
+    assert in_force(api) == {"gofer": False, "scribe": True}, "the first file takes over"
     seen = api.get("/agents/scribe").headers["etag"]
     assert made.headers["etag"] == seen
     mine = {"toml": 'model = "auto"\n', "instructions": "Write briefly."}
@@ -173,6 +174,12 @@ def test_agents_are_edited_one_after_the_other(house: House, api: httpx2.Client)
     assert "line 1" in broken.json()["detail"]
     assert api.delete("/agents/scribe").status_code == 200
     assert not house.hears("scribe")
+    assert in_force(api) == {"gofer": True, "scribe": False}
+    assert api.get("/agents/scribe").status_code == 404
+
+
+def in_force(api: httpx2.Client) -> dict[str, bool]:
+    return {each["name"]: each["in_force"] for each in api.get("/agents").json()["agents"]}
 
 
 def test_one_unreadable_file_is_one_row_with_a_problem(house: House, api: httpx2.Client) -> None:

@@ -23,6 +23,7 @@ from gofer.agent.tools.policy import Policy
 from gofer.agent.tools.registry import Registry
 from gofer.agent.transcript import OUTCOME_UNKNOWN
 from gofer.errors import Fenced, GoferError
+from gofer.misfits import misfits
 from gofer.tool import Blobs, Shell, Tier, Tool, ToolContext, ToolResult
 
 GRACE = 15
@@ -139,10 +140,7 @@ def _parse(tool: Tool[Any], call: Call) -> BaseModel | Ran:
         # Through JSON, so that strict mode still takes a list for a tuple and a string for a literal.
         parsed: BaseModel = tool.arguments.model_validate_json(json.dumps(call.input))
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in one['loc']) or 'arguments'}: {one['msg']}"
-            for one in error.errors(include_input=False, include_url=False)[:5]
-        )
+        problems = "; ".join(str(one) for one in misfits(error)[:5])
         return _refused("malformed", f"Wrong arguments for {tool.name}, so nothing was run. {problems}")
     except (ValueError, RecursionError) as error:
         return _refused("malformed", f"Wrong arguments for {tool.name}, so nothing was run. {error}")

@@ -40,7 +40,7 @@ async def issue_to_pull(instance: Instance) -> AsyncIterator[tuple[str, bool, st
         issue = await github.open_issue("mallory", repository, "The greeting is misspelt", "It says helo.")
         await github.comment("ada", repository, issue.number, REQUEST)
         accepted = [one.status_code for one in github.world.deliveries] == [200, 200]
-        yield "signed webhooks acknowledged: a stranger's issue, a maintainer's request", accepted, ""
+        yield "signed webhooks acknowledged", accepted, "a stranger's issue, and a maintainer's request"
         replies = [one for one in repository.comments.values() if one.user.login == app.user.login]
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline and not any("Opened the draft" in one.body for one in replies):
@@ -61,7 +61,7 @@ async def issue_to_pull(instance: Instance) -> AsyncIterator[tuple[str, bool, st
                     one.value in github.world.tokens]  # fmt: skip
         # It goes away with this scene; whoever polls it should know.
         await instance.ask("PATCH", f"/connections/{made['connection']['id']}", json={"enabled": False})
-        yield "the tokens with which it could write to the repository are revoked", dead, ""
+        yield "the tokens with which it could write are revoked", dead, ""
 
 
 def _last(text: str) -> str:

@@ -242,6 +242,6 @@ async def _form(request: Request) -> FormData:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in FORMS:
         return FormData()
     declared = request.headers.get("content-length", "")
-    if not declared.isdigit() or len(declared) > 12 or int(declared) > MOST_FORM:
+    if not (declared.isascii() and declared.isdigit()) or len(declared) > 12 or int(declared) > MOST_FORM:
         raise BodyError(413, f"A form may have {MOST_FORM} bytes at most, and says beforehand how many.")
     return await request.form(max_files=100, max_fields=1000)

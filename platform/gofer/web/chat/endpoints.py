@@ -25,6 +25,7 @@ from gofer.web.chat.saying import MESSAGE_ID, said, take
 from gofer.web.chat.socket import Sockets
 from gofer.web.chat.timeline import Reader, Timeline
 from gofer.web.pages.rendering import platform_of, render_words
+from gofer.web.pages.serving import number_of
 
 MOST_TEXT = 512 * 1024
 
@@ -128,17 +129,13 @@ def in_room(endpoint: InRoom) -> Callable[[Request], Awaitable[Response]]:
 @in_room
 async def show(request: Request, platform: Platform, room: Room) -> Response:
     """The page."""
-    before = request.query_params.get("before", "")
-    if before and not (before.isdigit() and len(before) < 19):
-        raise Malformed("before: must be the number of a message.")
+    before = number_of(request, "before")
     wanted = request.query_params.get("agent", "")
     if wanted:
         await rooms.check_agent(platform, wanted)
-    timeline = await platform.database.read(
-        partial(_read, platform=platform, room=room, before=int(before) if before else None)
-    )
+    timeline = await platform.database.read(partial(_read, platform=platform, room=room, before=before))
     listed = await _rooms(platform, visitor_of(request))
-    return await _page(request, platform, listed, room, timeline, wanted=wanted, older=bool(before))
+    return await _page(request, platform, listed, room, timeline, wanted=wanted, older=before is not None)
 
 
 async def _page(
@@ -191,7 +188,7 @@ async def _form(request: Request) -> dict[str, Any]:
     if "stop" in form:
         value["stop"] = True
     question, _, choice = str(form.get("press", "")).rpartition(":")
-    if question and choice.isdigit():
+    if question and re.fullmatch("[0-9]+", choice):
         value["press"] = {"question": question, "choice": int(choice[:3])}
     return value
 

@@ -76,17 +76,22 @@ async def connected(platform: Platform) -> Connected:
 async def found(platform: Platform) -> Connected | None:
     """The page's own connection, if there is one yet; raises Conflict while it is switched off."""
     there = await platform.database.read(_connection)
-    if there is None:
-        return None
-    account = await platform.accounts.get(there)
-    if not account.enabled:
-        raise Conflict(f"The web chat is switched off. Run: gofer connections enable {there}")
-    return account
+    return await switched_on(platform, there) if there is not None else None
+
+
+async def switched_on(platform: Platform, connection_id: str) -> Connected:
+    """A connection of the web chat; raises Conflict while it is switched off."""
+    there = await platform.accounts.get(connection_id)
+    if not there.enabled:
+        raise Conflict(f"The web chat is switched off. Run: gofer connections enable {connection_id}")
+    return there
 
 
 def _connection(connection: Connection) -> str | None:
-    query = select(connections.c.id).where(connections.c.integration == INTEGRATION)
-    return connection.execute(query.order_by(connections.c.created_at).limit(1)).scalar()
+    """The oldest whose replies are shown here: those of the others go to pages of their own."""
+    query = select(connections.c.id, connections.c.settings).where(connections.c.integration == INTEGRATION)
+    rows = connection.execute(query.order_by(connections.c.created_at)).all()
+    return next((str(row.id) for row in rows if not row.settings.get("reply_url")), None)
 
 
 def _ensure_connection(connection: Connection, vault: Vault, integration: Any) -> str:

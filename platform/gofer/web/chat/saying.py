@@ -14,10 +14,11 @@ from sqlalchemy import Connection, select
 from gofer.errors import Malformed
 from gofer.intake.arrival import Taken
 from gofer.integration import Request
+from gofer.misfits import first_misfit
 from gofer.platform import Platform
 from gofer.store.tables import blobs
 from gofer.web.access import Visitor
-from gofer.web.chat.rooms import Room, choosable, connected
+from gofer.web.chat.rooms import Room, choosable, switched_on
 
 SIGNATURE = "x-webchat-signature"
 MESSAGE_ID = r"^[A-Za-z0-9-]{8,64}$"
@@ -64,8 +65,7 @@ def said(value: Any) -> Said:
     try:
         given = Said.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        raise Malformed(f"{'.'.join(map(str, first['loc'])) or 'message'}: {first['msg']}.") from None
+        raise Malformed(f"{first_misfit(error)}.") from None
     if given.is_empty:
         raise Malformed("There is nothing in it.")
     return given
@@ -73,7 +73,7 @@ def said(value: Any) -> Said:
 
 async def take(platform: Platform, visitor: Visitor, room: Room, given: Said) -> Taken:
     """Take it in. Durable when this returns."""
-    connection = await connected(platform)
+    connection = await switched_on(platform, room.connection_id)
     body = {
         # Ids are the page's: without the member's own before it, one could use up another's.
         "id": f"{visitor.member_id}:{given.id}",

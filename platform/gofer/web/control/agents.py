@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,11 +18,13 @@ from gofer.agent.agents import (
     Agents,
     AgentSpec,
     as_toml,
+    in_force,
     put_agent,
     remove_agent,
     texts,
 )
 from gofer.errors import ConfigError, NotFound
+from gofer.store.open import FIRST_AGENT
 from gofer.store.tables import agents
 from gofer.web.control.asking import Question, answered, asked, check_match, etag_of, platform_of, rows
 
@@ -43,28 +45,26 @@ async def index(request: Request) -> Response:
     known = await platform_of(request).database.read(
         lambda connection: rows(connection, select(agents).order_by(agents.c.name))
     )
-    files = await asyncio.to_thread(_files, _directory(request))
+    looked = await asyncio.to_thread(Agents(_directory(request)).look)
+    heard, files = {spec.name for spec in in_force(looked)}, _told_files(looked)
     names = sorted({*files, *(each["name"] for each in known)})
     stored = {each["name"]: each for each in known}
-    return answered(request, {"agents": [_told(name, stored.get(name), files.get(name)) for name in names]})
+    told = [_told(name, stored.get(name), files.get(name), name in heard) for name in names]
+    return answered(request, {"agents": told})
 
 
 async def show(request: Request) -> Response:
     """One agent's files, and what they mean."""
     name = request.path_params["name"]
     path = _directory(request) / f"{name}.toml"
-    files = await asyncio.to_thread(_files, path.parent)
-    if name not in files and await platform_of(request).database.read(partial(_is_stored, name=name)):
+    files = _told_files(await asyncio.to_thread(Agents(path.parent).look))
+    if name not in files and name == FIRST_AGENT:
         return answered(request, _built_in(name), etag=etag_of())
     if name not in files or not NAME.fullmatch(name):
         raise NotFound(f"There is no agent called {name[:40]!r}. `gofer agents list` shows those there are.")
     toml, instructions = await asyncio.to_thread(texts, path)
     shown = {"name": name, "toml": toml, "instructions": instructions, **files[name]}
     return answered(request, shown, etag=etag_of(toml, instructions))
-
-
-def _is_stored(connection: Connection, name: str) -> bool:
-    return connection.execute(select(agents.c.id).where(agents.c.name == name)).first() is not None
 
 
 def _built_in(name: str) -> dict[str, Any]:
@@ -121,18 +121,21 @@ def _directory(request: Request) -> Path:
     return platform_of(request).settings.data_dir / "agents"
 
 
-def _files(directory: Path) -> dict[str, dict[str, Any]]:
+def _told_files(looked: Mapping[str, tuple[AgentSpec | None, str]]) -> dict[str, dict[str, Any]]:
     return {
         name: {"spec": None if spec is None else spec.model_dump(mode="json"), "problem": problem}
-        for name, (spec, problem) in Agents(directory).look().items()
+        for name, (spec, problem) in looked.items()
     }
 
 
-def _told(name: str, stored: dict[str, Any] | None, file: dict[str, Any] | None) -> dict[str, Any]:
+def _told(
+    name: str, stored: dict[str, Any] | None, file: dict[str, Any] | None, hears: bool
+) -> dict[str, Any]:
     spec = (file or {}).get("spec") or {}
     return {
         "name": name,
         "model": spec.get("model") or (stored or {}).get("model", ""),
         "file": file is not None,
+        "in_force": hears,
         "problem": (file or {}).get("problem", ""),
     }

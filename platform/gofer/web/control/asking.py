@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from gofer.errors import Malformed, NotFound, Stale
+from gofer.misfits import first_misfit
 from gofer.platform import Platform
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.strict_json import load_json
@@ -101,9 +102,7 @@ def _checked(read: Callable[[], Q]) -> Q:
     try:
         return read()
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise Malformed(f"{name}: {first['msg']}." if name else f"{first['msg']}.") from None
+        raise Malformed(f"{first_misfit(error)}.") from None
 
 
 def number_in(request: Request, name: str = "id") -> int:

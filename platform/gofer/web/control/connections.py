@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.connecting import add_connection, change_connection, find_connection, invite
+from gofer.connecting import add_connection, change_settings, find_connection, invite, switch_connection
 from gofer.health import disconnect, health_of, set_up
 from gofer.integration import Role
 from gofer.jobs.signals import JOBS
@@ -176,23 +176,25 @@ async def change(request: Request) -> Response:
     wish = await asked(request, Change)
     connection_id = request.path_params["id"]
     row = await platform.database.read(partial(find_connection, connection_id=connection_id))
-    change_it = partial(
-        change_connection,
-        connection_id=connection_id,
-        integration=platform.registry.get(row.integration),
-        settings=wish.settings,
-        enabled=wish.enabled,
-        by=by(request),
-    )
+    common = {"connection_id": connection_id, "by": by(request)}
+    changes: list[Callable[[Connection], None]] = []
+    if wish.settings is not None:
+        integration = platform.registry.get(row.integration)
+        changes.append(partial(change_settings, integration=integration, settings=wish.settings, **common))
+    if wish.enabled is not None:
+        changes.append(partial(switch_connection, enabled=wish.enabled, **common))
     note(request, fields=sorted(wish.model_fields_set), settings=sorted(wish.settings or ()))
     await platform.database.write(
-        partial(_change, request=request, connection_id=connection_id, do=change_it)
+        partial(_change, request=request, connection_id=connection_id, changes=changes)
     )
     return await _changed(request, connection_id)
 
 
 def _change(
-    connection: Connection, request: Request, connection_id: str, do: Callable[[Connection], None]
+    connection: Connection,
+    request: Request,
+    connection_id: str,
+    changes: Iterable[Callable[[Connection], None]],
 ) -> None:
     """Within one transaction: nobody else's change falls between the look and the change."""
     row = connection.execute(
@@ -200,7 +202,8 @@ def _change(
     ).one_or_none()
     if row is not None:
         check_match(request, _version(row._mapping))
-    do(connection)
+    for change_it in changes:
+        change_it(connection)
 
 
 async def _changed(request: Request, connection_id: str, status: int = 200) -> Response:

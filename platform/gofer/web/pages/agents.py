@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,16 @@ from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.agent.agents import NAME, AgentFileError, Agents, AgentSpec, put_agent, remove_agent, texts
+from gofer.agent.agents import (
+    NAME,
+    AgentFileError,
+    Agents,
+    AgentSpec,
+    in_force,
+    put_agent,
+    remove_agent,
+    texts,
+)
 from gofer.errors import Conflict, GoferError, NotFound
 from gofer.store.tables import LIVE, agents, in_state, jobs
 from gofer.web.pages.rendering import go, platform_of, render
@@ -36,9 +46,13 @@ trigger = "any"
 async def index(request: Request) -> Response:
     """Every agent that has a file or a history."""
     stored = await platform_of(request).database.read(_stored)
-    files = await asyncio.to_thread(_files, _directory(request))
+    looked = await asyncio.to_thread(Agents(_directory(request)).look)
+    heard, files = {spec.name for spec in in_force(looked)}, _files(looked)
     names = sorted({*files, *stored})
-    told = [{"name": name, **(stored.get(name) or _NEW), **(files.get(name) or _NO_FILE)} for name in names]
+    told = [
+        {"name": name, "hears": name in heard, **(stored.get(name) or _NEW), **(files.get(name) or _NO_FILE)}
+        for name in names
+    ]
     return render(request, "agents.html", agents=told)
 
 
@@ -57,7 +71,7 @@ def _directory(request: Request) -> Path:
     return platform_of(request).settings.data_dir / "agents"
 
 
-def _files(directory: Path) -> dict[str, dict[str, Any]]:
+def _files(looked: Mapping[str, tuple[AgentSpec | None, str]]) -> dict[str, dict[str, Any]]:
     return {
         name: {
             "file": True,
@@ -65,7 +79,7 @@ def _files(directory: Path) -> dict[str, dict[str, Any]]:
             "problem": problem,
             "spec": None if spec is None else spec.model_dump(mode="json"),
         }
-        for name, (spec, problem) in Agents(directory).look().items()
+        for name, (spec, problem) in looked.items()
     }
 
 
@@ -81,7 +95,8 @@ async def show(request: Request) -> Response:
         if name not in stored:
             raise NotFound(f"There is no agent called {name[:40]!r}.")
         toml = EXAMPLE
-    return _form(request, name, toml, notes, _stamp(toml, notes))
+    hears = in_force(await asyncio.to_thread(Agents(_directory(request)).look))
+    return _form(request, name, toml, notes, _stamp(toml, notes), hears=name in {spec.name for spec in hears})
 
 
 def _texts(directory: Path, name: str) -> tuple[str | None, str]:
@@ -97,12 +112,20 @@ def _stamp(toml: str | None, notes: str) -> str:
 
 
 def _form(
-    request: Request, name: str, toml: str, notes: str, stamp: str, problem: str = "", status: int = 200
+    request: Request,
+    name: str,
+    toml: str,
+    notes: str,
+    stamp: str,
+    problem: str = "",
+    status: int = 200,
+    *,
+    hears: bool = False,
 ) -> Response:
     defaults = AgentSpec(name="default").model_dump(mode="json", exclude={"name", "instructions"})
     return render(
         request, "agent.html", status, name=name, toml=toml, notes=notes, stamp=stamp, problem=problem,
-        defaults=defaults,
+        defaults=defaults, hears=hears,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.connecting import add_connection, change_connection, find_connection, invite
+from gofer.connecting import add_connection, change_settings, find_connection, invite, switch_connection
 from gofer.errors import Malformed
 from gofer.health import disconnect, set_up
 from gofer.integration import Integration
@@ -236,19 +237,14 @@ async def add(request: Request) -> Response:
 async def change(request: Request) -> Response:
     """Change its settings, or switch it on or off."""
     platform, form, connection_id = platform_of(request), await form_of(request), request.path_params["id"]
-    row = await platform.database.read(partial(find_connection, connection_id=connection_id))
-    integration = platform.registry.get(row.integration)
-    switch = text_of(form, "enabled")
-    await platform.database.write(
-        partial(
-            change_connection,
-            connection_id=connection_id,
-            integration=integration,
-            settings=None if switch else {**row.settings, **given_in(integration, form)},
-            enabled={"on": True, "off": False}.get(switch),
-            by=by(request),
-        )
-    )
+    change_it: Callable[..., None]
+    if switch := text_of(form, "enabled"):
+        change_it = partial(switch_connection, enabled=switch == "on")
+    else:
+        row = await platform.database.read(partial(find_connection, connection_id=connection_id))
+        integration = platform.registry.get(row.integration)
+        change_it = partial(change_settings, integration=integration, settings=given_in(integration, form))
+    await platform.database.write(partial(change_it, connection_id=connection_id, by=by(request)))
     words = {"on": "Switched on.", "off": "Switched off."}.get(switch, "Saved.")
     return await changed(request, connection_id, words)
 

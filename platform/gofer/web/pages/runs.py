@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 from urllib.parse import urlencode
@@ -15,6 +16,7 @@ from gofer.agent.prices import MICROS
 from gofer.errors import Conflict, Malformed, NotFound
 from gofer.jobs.kinds import ANSWER
 from gofer.jobs.steer import cancel, redrive
+from gofer.misfits import first_misfit
 from gofer.store.tables import ENDED_BADLY, LIVE, JobState, attempts, conversations, in_state, jobs, spends
 from gofer.web.control.asking import Number
 from gofer.web.pages.rendering import go, platform_of, render
@@ -24,6 +26,7 @@ from gofer.web.pages.serving import (
     by,
     connection_names,
     form_of,
+    number_of,
     page,
     rows,
     text_of,
@@ -62,8 +65,7 @@ def wanted_of(request: Request) -> Wanted:
     try:
         return Wanted.model_validate(given)
     except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        raise Malformed(f"{'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
+        raise Malformed(f"{first_misfit(error)}.") from None
 
 
 @page("viewer")
@@ -162,10 +164,8 @@ def _some_dead(connection: Connection) -> bool:
 async def announce(request: Request) -> Response:
     """How many runs have come since the page was shown; rows never move under a reader's finger."""
     wanted = wanted_of(request)
-    after = request.query_params.get("after", "0")
-    if not after.isdigit():
-        raise Malformed("after: must be a number.")
-    query = select(jobs.c.id).where(jobs.c.id > int(after[:18]), *_conditions(wanted)).limit(PER_PAGE)
+    after = number_of(request, "after") or 0
+    query = select(jobs.c.id).where(jobs.c.id > after, *_conditions(wanted)).limit(PER_PAGE)
     new = await platform_of(request).database.read(lambda connection: len(connection.execute(query).all()))
     return render(request, "announce.html", new=new, most=PER_PAGE, address=wanted.address(before=None))
 
@@ -177,8 +177,8 @@ async def steer_many(request: Request) -> Response:
     verb = text_of(form, "verb")
     if verb not in VERBS:
         raise Malformed(f"verb: must be one of {', '.join(VERBS)}.")
-    ticked = [value for value in form.getlist("job") if isinstance(value, str) and value.isdigit()]
-    ids = [int(value[:18]) for value in ticked[:MOST_AT_ONCE]]
+    ticked = [value for value in form.getlist("job") if isinstance(value, str)]
+    ids = [int(value) for value in ticked if re.fullmatch("[0-9]{1,18}", value)][:MOST_AT_ONCE]
     if not ids:
         raise Malformed("Tick the runs first.")
     done, refused = await _steer(request, verb, ids)
