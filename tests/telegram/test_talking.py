@@ -259,6 +259,13 @@ async def test_an_owner_chooses_agent_and_model_for_a_conversation_and_it_lasts(
         telegram.phones.say(ann, chat, "hello again")
         await house.answers(chat, 8)
         assert len(await house.rows(heard)) == 3, "and now gofer hears it, too"
+        (folder / "coder.toml").unlink()
+        for count, wish in enumerate(("/agent coder", "/agent"), 9):
+            telegram.phones.say(ann, chat, wish)
+            await house.answers(chat, count)
+        gone, left = (await house.answers(chat, 10))[-2:]
+    assert gone == "There is no agent 'coder'. There are: gofer.", "its row is still there, for its history"
+    assert left == "gofer hears this conversation.\nAn owner can choose: /agent gofer | default"
     assert said[:2] == [
         "From now on coder hears this conversation.",
         "From now on offline/again answers here.",

@@ -250,6 +250,11 @@ def in_force(looked: Mapping[str, tuple[AgentSpec | None, str]]) -> list[AgentSp
     return [spec for spec, _ in looked.values() if spec is not None] or [AgentSpec(name=FIRST_AGENT)]
 
 
+def choosable(agents: Agents) -> set[str]:
+    """Those a person may have answer: what files make, and the built-in one, which needs none."""
+    return {FIRST_AGENT, *(spec.name for spec in in_force(agents.look()))}
+
+
 def _said(problem: AgentFileError, spec: AgentSpec | None) -> str:
     force = "the last good version is in force" if spec is not None else "it hears nothing"
     return f"line {problem.line}: {problem.message} ({force})"

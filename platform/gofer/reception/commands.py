@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from gofer.agent.agents import DEFAULT_MODEL, Agents, AgentSpec
+from gofer.agent.agents import DEFAULT_MODEL, Agents, AgentSpec, choosable, in_force
 from gofer.errors import GoferError, NotFound
 from gofer.integration import COMMANDS, Incoming
 from gofer.jobs.delays import clock_time, why
@@ -112,7 +112,7 @@ def _spent(connection: Connection, asking: Asking) -> str:
 
 
 def _agents_here(connection: Connection, asking: Asking) -> list[AgentSpec]:
-    """Who hears the conversation: the one an owner chose, those who took part, or everybody there is."""
+    """Who hears the conversation: the one an owner chose, those who took part and are still there, or all there are."""
     here = conversations.c.id == asking.conversation_id
     chosen, model = connection.execute(
         select(conversations.c.agent_id, conversations.c.model).where(here)
@@ -122,8 +122,9 @@ def _agents_here(connection: Connection, asking: Asking) -> list[AgentSpec]:
         participants.c.conversation_id == asking.conversation_id
     )
     wanted = query.where(agents.c.id == chosen) if chosen else taking_part
-    names = list(connection.execute(wanted).scalars()) or list(connection.execute(query).scalars())
-    specs = [_spec(asking.agents_dir, name) for name in names]
+    hearing = {spec.name for spec in in_force(Agents(asking.agents_dir).look())}
+    names = [name for name in connection.execute(wanted).scalars() if chosen or name in hearing]
+    specs = [_spec(asking.agents_dir, name) for name in names or sorted(hearing)]
     return [spec.model_copy(update={"model": model}) if model else spec for spec in specs]
 
 
@@ -135,7 +136,7 @@ def _spec(agents_dir: Path, name: str) -> AgentSpec:
 
 
 def _agent(connection: Connection, asking: Asking) -> str:
-    names = connection.execute(select(agents.c.name).order_by(agents.c.name)).scalars()
+    names = sorted(choosable(Agents(asking.agents_dir)))
     lines = [f"{spec.name} hears this conversation." for spec in _agents_here(connection, asking)]
     return "\n".join([*lines, f"An owner can choose: /agent {' | '.join(names)} | default"])
 

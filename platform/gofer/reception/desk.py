@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import re
 from datetime import datetime
@@ -13,7 +14,7 @@ import structlog
 from sqlalchemy import Connection, select
 
 from gofer.accounts import Accounts, Connected
-from gofer.agent.agents import DEFAULT_MODEL
+from gofer.agent.agents import DEFAULT_MODEL, Agents, choosable
 from gofer.agent.models.keys import ModelKeys
 from gofer.errors import Conflict, GoferError, NotFound, Temporary
 from gofer.intake.admit import Admitter, Read, read_one
@@ -224,8 +225,9 @@ class Desk:
         where, workspace = str(claim.conversation_id), claim.workspace_id
         name, by = read.message.arguments.strip(), f"author:{read.message.author.id}"
         if read.message.command == "agent":
+            there = await asyncio.to_thread(choosable, Agents(self._settings.data_dir / "agents"))
             chosen = partial(choose_agent, conversation_id=where, workspace_id=workspace, name=name, by=by)
-            return await self._database.write(chosen)
+            return await self._database.write(partial(chosen, there=there))
         catalogue = await self._keys.catalogue(workspace)
         return await self._database.write(
             partial(

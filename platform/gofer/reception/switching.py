@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 
 from sqlalchemy import Connection, select, update
 
@@ -17,14 +18,19 @@ NOT_AN_OWNER = "Only an owner can change that."
 _MODEL = re.compile(r"[a-z0-9_-]+/\S{1,200}")
 
 
-def choose_agent(connection: Connection, conversation_id: str, workspace_id: str, name: str, by: str) -> str:
-    """Have one agent alone hear a conversation from now on; returns what to tell."""
+def choose_agent(
+    connection: Connection, conversation_id: str, workspace_id: str, name: str, by: str, there: Set[str]
+) -> str:
+    """Have one agent alone hear a conversation from now on; returns what to tell. The store also knows agents that
+    are gone, so those that are there have to be named."""
     if name in BACK:
         _set(connection, conversation_id, workspace_id, by, agent_id=None)
         return "From now on whoever is meant to hears this conversation."
     known = dict(
         connection.execute(
-            select(agents.c.name, agents.c.id).where(agents.c.workspace_id == workspace_id)
+            select(agents.c.name, agents.c.id).where(
+                agents.c.workspace_id == workspace_id, agents.c.name.in_(there)
+            )
         ).all()
     )
     if name not in known:
