@@ -19,9 +19,11 @@ class Level(IntEnum):
         return _WORDS[self]
 
 
+_ISOLATED = "own namespaces, no capabilities, a system call filter"
+_LIMITED = f"{_ISOLATED}; memory, cpu and processes are limited for the session as a whole"
 _WORDS = {
     Level.NONE: "no isolation: commands run as this user, on this machine, with its files and network",
-    Level.ISOLATED: "own namespaces, no capabilities, a system call filter; limits per process only",
-    Level.LIMITED: "as isolated, and memory, cpu and processes are limited for the session as a whole",
-    Level.SEPARATED: "as limited, and every session has a user id of its own",
+    Level.ISOLATED: f"{_ISOLATED}; limits per process only",
+    Level.LIMITED: _LIMITED,
+    Level.SEPARATED: f"{_LIMITED}; every session has a user id of its own",
 }
