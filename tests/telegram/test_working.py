@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import insert, select, update
 
 from gofer.errors import Permanent
 from gofer.integration import Outgoing
@@ -15,7 +16,7 @@ from gofer.rehearsal.loopback import serve as loopback
 from gofer.rehearsal.telegram import Telegram
 from gofer.rehearsal.telegram.people import PNG
 from gofer.store.clock import now
-from gofer.store.tables import ReplyState, jobs, questions, replies
+from gofer.store.tables import ReplyState, jobs, questions, replies, showings
 from gofer_telegram import integration
 from telegram.contract import serve
 from telegram.house import House, open_house
@@ -91,7 +92,7 @@ async def test_a_question_answered_in_words_or_stopped_loses_its_buttons_and_is_
 
 
 async def test_who_has_to_wait_for_the_model_is_told_so_once_and_answered_after_a_restart(
-    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:
     hour = fault("rate_limit", retry_after=3600)
     model = Anthropic([hour, hour, say("**Here** it is.")])
@@ -104,7 +105,15 @@ async def test_who_has_to_wait_for_the_model_is_told_so_once_and_answered_after_
             (told,) = await house.answers(chat, 1)
             assert "The model's provider makes us wait until" in told
             assert chat.by_bot(telegram.bot.id)[0]["message_id"] not in chat.silent
+            (first, *_, last) = await house.rows(select(jobs.c.id).order_by(jobs.c.id))
+            left = {"ref": str(chat.id), "external_id": f"{chat.id}:99999"}
+            of_a_bot_that_is_gone = {"job_id": first.id, "connection_id": "telegram_gone", **left}
+            of_ours = {"job_id": last.id, "connection_id": house.connection_id, **left}
+            await house.platform.database.write(
+                lambda c: c.execute(insert(showings).values([of_a_bot_that_is_gone, of_ours]))
+            )
         async with open_house(telegram, tmp_path / "data") as house:
+            await eventually(lambda: _wiped(house, last.id))  # although the other cannot be
             for turns in (2, 3):
                 await house.platform.database.write(
                     lambda c: c.execute(update(jobs).where(jobs.c.kind == "answer").values(run_at=now()))
@@ -115,6 +124,10 @@ async def test_who_has_to_wait_for_the_model_is_told_so_once_and_answered_after_
             await house.settled()
             assert len(telegram.said(chat)) == 2
     assert model.refused == []
+
+
+async def _wiped(house: House, job_id: int) -> bool:
+    return not await house.count(showings, showings.c.job_id == job_id)
 
 
 def _received(model: Anthropic, turns: int) -> bool:

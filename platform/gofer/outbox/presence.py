@@ -167,8 +167,12 @@ class Presence:
     async def _sweep(self) -> None:
         """Remove what is still shown for jobs that nobody works on."""
         for row in await self._database.read(_left_behind):
-            connected = await self._accounts.get(row.connection_id)
-            await self._clear(connected, row.job_id, row.ref, row.external_id)
+            # Each for itself: a bot whose token was revoked must not keep what others show.
+            await self._quietly(self._wipe(row))
+
+    async def _wipe(self, row: Any) -> None:
+        connected = await self._accounts.get(row.connection_id)
+        await self._clear(connected, row.job_id, row.ref, row.external_id)
 
 
 def _waits_for(outcome: Outcome) -> str:
