@@ -19,7 +19,7 @@ from sqlalchemy import Connection, select
 
 from gofer.connecting import add_connection, checked_settings
 from gofer.errors import ConfigError, Conflict, Refused
-from gofer.integration import SignUp
+from gofer.integration import Integration, SignUp
 from gofer.platform import Platform
 from gofer.store.ids import new_id
 from gofer.store.open import FIRST_WORKSPACE
@@ -54,6 +54,8 @@ def begin(
 ) -> Begun:
     """The form to post. Whoever shows it keeps the state, and takes no answer that comes with another one."""
     found = platform.registry.get(integration)
+    if type(found).sign_up is Integration.sign_up:
+        raise _none_at(integration)
     checked = checked_settings(found, settings)
     connection_id = new_id(found.name.replace("_", ""))
     public = platform.settings.public_url.rstrip("/")
@@ -65,8 +67,12 @@ def begin(
         checked, name=name, owner=owner, hook_url=hook_url, back_url=back_url, homepage=public, state=state
     )
     if form is None:
-        raise ConfigError(f"{integration} has no sign-up. Use `gofer connections add {integration}`.")
+        raise _none_at(integration)
     return Begun(connection_id, state, form)
+
+
+def _none_at(integration: str) -> ConfigError:
+    return ConfigError(f"{integration} has no sign-up. Use `gofer connections add {integration}`.")
 
 
 async def finish(platform: Platform, *, state: str, code: str, by: str) -> str:

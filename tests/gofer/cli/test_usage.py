@@ -64,6 +64,7 @@ def test_help_imports_nothing_heavy() -> None:
         (("connections", "add", "telegram"), 2, "secrets with --secret-file NAME=PATH"),
         (("connections", "add", "nothing"), 3, "is found when it starts again"),
         (("connections", "add", "hello", "--set", "reply_url"), 2, "name=value"),
+        (("connections", "sign-up", "hello"), 2, "Use `gofer connections add hello`."),
         (("connections", "show", "hello_x"), 3, "gofer connections list"),
         (("secrets", "put", "x"), 2, "empty"),
         (("secrets", "put", "bad name"), 2, "letters"),
