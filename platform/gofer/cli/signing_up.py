@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import socket
 import sys
@@ -72,12 +73,13 @@ async def sign_up(api: Api, wish: dict[str, Any], *, open_browser: bool) -> Any:
 
     from gofer.web.server import listening
 
-    listener = socket.create_server(("127.0.0.1", 0))
-    listener.setblocking(False)
-    here = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    waiting = Waiting(await api.ask("POST", "/sign-ups", json={**wish, "back_url": f"{here}/back"}))
-    app = Starlette(routes=[Route("/", waiting.form), Route("/back", waiting.back)])
-    async with listening(app, listener):
+    async with contextlib.AsyncExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        listener.setblocking(False)
+        here = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        waiting = Waiting(await api.ask("POST", "/sign-ups", json={**wish, "back_url": f"{here}/back"}))
+        app = Starlette(routes=[Route("/", waiting.form), Route("/back", waiting.back)])
+        await stack.enter_async_context(listening(app, listener))
         print(
             f"Open {here} in a browser on this machine, and follow it. Waiting …", file=sys.stderr, flush=True
         )
