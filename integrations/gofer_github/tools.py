@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from gofer.integration import Account, Incoming
 from gofer.tool import Arguments, Reach, Tier, Tool, ToolContext, ToolResult
 from gofer_github import cleaning
 from gofer_github.access import LOGS, OPEN_PULL, READ, RESOLVE, WRITE, Access, moment
+from gofer_github.cloning import checkout
 from gofer_github.place import MARK, Place
 from gofer_github.settings import Settings
 from gofer_github.wishes import (
@@ -38,7 +38,6 @@ from gofer_github.workspace import RULE, branches
 
 LONGEST_DIFF = 200_000
 LONGEST_LOG = 8 * 1024 * 1024
-DEPTH = 50
 
 _ELSEWHERE = re.compile(r"[(\\-]*(?:repo|org|user|enterprise|project|is):", re.I)
 _LOG_NOISE = re.compile(r"^\ufeff?\d{4}-\d\d-\d\dT[\d:.]+Z ")
@@ -46,11 +45,6 @@ _THREADS = """query($owner: String!, $name: String!, $number: Int!) {
   repository(owner: $owner, name: $name) { pullRequest(number: $number) {
     reviewThreads(last: 100) { nodes { id comments(first: 1) { nodes { databaseId } } } } } } }"""
 _RESOLVE = """mutation($thread: ID!) { resolveReviewThread(input: {threadId: $thread}) { thread { id } } }"""
-
-# One by one: those that may not be reached do not keep the others away.
-_MODULES = r"""[ ! -f .gitmodules ] || git config -f .gitmodules --get-regexp '^submodule\..*\.path$' |
-sed 's/^[^ ]* //' | while IFS= read -r module; do git submodule update --quiet --init --depth 1 -- "$module" \
-2>/dev/null || echo "The submodule $module could not be fetched."; done"""
 
 A = TypeVar("A", bound=Arguments)
 
@@ -243,8 +237,8 @@ class Work:
         if found is None:
             return ToolResult("Pull requests from forks are only read: use github_diff.", is_error=True)
         seed = await context.shell.seed(RULE)
-        command = _checkout(f"{self.settings.web_url}/{self.place.repository}.git", wanted.directory, found.own,
-                            found.base, seed, self.settings.submodules)  # fmt: skip
+        command = checkout(f"{self.settings.web_url}/{self.place.repository}.git", wanted.directory, found.own,
+                           found.base, seed, self.settings.submodules)  # fmt: skip
         ran = await context.shell.run(command, timeout=min(300, context.seconds_left), tag=context.call_id)
         text = ran.output.decode("utf-8", "replace")
         done = ran.exit_code == 0
@@ -292,24 +286,6 @@ class Work:
         owner = self.place.repository.partition("/")[0]
         there = await client.get(self.path("pulls"), head=f"{owner}:{found.own}", state="open")
         return there[0] if there else None
-
-
-def _checkout(url: str, directory: str, branch: str, base: str, seed: str, submodules: bool) -> str:
-    """Shallow, and repeatable: a clone that is there is brought up to date instead. One that begins from a seed
-    is made of what is fetched when the seed is of no use."""
-    q = shlex.quote
-    part, fetch = q(f"{directory}.part"), f"git fetch --quiet --depth {DEPTH} --prune origin"
-    clone = f"git clone --quiet --depth {DEPTH} --no-single-branch --no-recurse-submodules {q(url)} {part}"
-    if seed:
-        # What is in the seed was checked when it was unpacked; what is fetched, git checks itself.
-        grown = f"mv {seed} {part} && git -C {part} remote add origin {q(url)} && ( cd {part} && {fetch} )"
-        clone = f"( {grown} ) 2>/dev/null || {{ rm -rf {part}; {clone}; }}"
-    return (
-        f"( set -e; cd ~; [ -d {q(directory)}/.git ] || {{ rm -rf {part}; {clone}; mv {part} {q(directory)}; }}; "
-        f"cd {q(directory)}; git remote set-url origin {q(url)}; {fetch}; "
-        f"git checkout --quiet {q(branch)} 2>/dev/null || git checkout --quiet -b {q(branch)} origin/{q(base)}; "
-        f"{_MODULES if submodules else 'true'} )"
-    )
 
 
 def _mark(context: ToolContext) -> str:
