@@ -11,9 +11,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from gofer.errors import ConfigError, GoferError, StoreUnavailable
-from gofer.intake.receive import Refusals
 from gofer.web.access.sessions import csrf_for
-from gofer.web.hooks import Hooks
 from gofer.web.pages.refusing import Refusing, crashed
 from gofer.web.problems import on_gofer_error
 from web_house import Browser, House
@@ -105,17 +103,3 @@ def test_also_when_the_database_is_away_or_something_breaks(
     assert ("Try again" in shown.text) == (status == 503)
     assert shown.headers.get("retry-after") == ("5" if status == 503 else None)
     assert client.get("/runs").json()["status"] == status
-
-
-def test_what_the_database_says_is_not_told_to_whoever_posts_a_webhook() -> None:
-    class Away:
-        async def receive(self, *_: object) -> None:
-            raise StoreUnavailable("Postgres cannot be reached: gofer@10.0.0.4 has too many connections.")
-
-    refusals = Refusals()
-    hooks = Hooks(intake=Away(), refusals=refusals, max_body=100, body_timeout=1)  # type: ignore[arg-type]
-    client = TestClient(Starlette(routes=[Route("/hooks/{connection}", hooks, methods=["POST"])]))
-    answer = client.post("/hooks/hello_x")
-    assert (answer.status_code, answer.json()["code"]) == (503, "store.unavailable")
-    assert answer.json()["detail"] == "It cannot be taken in now. Try again later."
-    assert "10.0.0.4" in refusals.recent[-1].reason
