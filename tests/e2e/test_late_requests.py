@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,33 @@ async def test_a_service_that_takes_a_reply_after_our_time_out_is_not_sent_a_sec
             return bool(await door.rows(select(replies.c.id).where(replies.c.state == ReplyState.SENT)))
 
         await eventually(sent)
+    assert len(service.ledger) == 1
+
+
+async def test_a_service_that_is_slow_while_its_sender_is_stopped_gets_one_reply(
+    database_url: str, data_dir: Path, service: HelloService, eventually: Callable[..., Any]
+) -> None:
+    """A graceful stop gives up a request whose answer does not come in time; the next process must not hurry."""
+    settings = Settings(
+        data_dir=data_dir,
+        database_url=database_url,
+        poll_interval=0.05,
+        request_timeout=1,
+        stop_within=0,
+        sandbox="off",
+    )
+    service.faults.append(Fault("stalled", 1.2))
+    async with open_door(settings, "web", "worker", reply_url=service.url) as door:
+        assert (await door.post(message(room="kitchen"))).status_code == 200
+        await eventually(lambda: not service.faults)
+        taken_at = time.monotonic() + 1.2
+    async with open_door(settings, "worker", connection_id=door.connection_id) as door:
+
+        async def sent() -> bool:
+            return bool(await door.rows(select(replies.c.id).where(replies.c.state == ReplyState.SENT)))
+
+        await eventually(sent)
+    await asyncio.sleep(taken_at + 0.2 - time.monotonic())
     assert len(service.ledger) == 1
 
 

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 OUTAGE = "store.unavailable"
 """The reason of a try that ended because the store was away."""
+STOPPED = "worker.stopped"
+"""The reason of a try that was cut short because its process ended in good order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from gofer.jobs.conclude import Concluded, conclude_all
 from gofer.jobs.cron import tick
 from gofer.jobs.ends import Apology, Ending
 from gofer.jobs.lease import Lease, clock
-from gofer.jobs.outcome import OUTAGE, Cancel, Dead, Draft, Outcome, Retry, Snooze
+from gofer.jobs.outcome import OUTAGE, STOPPED, Cancel, Dead, Draft, Outcome, Retry, Snooze
 from gofer.jobs.queue import Claim
 from gofer.jobs.signals import EVENTS, JOBS, Signals
 from gofer.jobs.steer import expire_questions
@@ -281,7 +281,7 @@ class Worker:
             if run.cancelled.is_set():
                 return Cancel("cancelled"), self._apology
             if self._stopping:
-                return Snooze(0, "worker.stopped"), None
+                return Snooze(0, STOPPED), None
             # Lost, and fenced in a moment; or interrupted from within, which must not go on for ever.
             return Retry("interrupted"), self._apology
         except (Fenced, StoreError):

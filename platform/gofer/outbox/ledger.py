@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select, update
 
 from gofer.errors import Fenced, NotFound
+from gofer.jobs.outcome import STOPPED
 from gofer.jobs.queue import Claim
 from gofer.store import events as log
 from gofer.store.clock import now
@@ -29,6 +30,7 @@ from gofer.vault.errors import Tampered
 
 INTERRUPTED = "interrupted"
 """The reason of a try whose last request may have been heard although no answer came."""
+IN_DOUBT = (INTERRUPTED, STOPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +208,22 @@ class Before:
 
 def earlier_tries(connection: Connection, claim: Claim) -> Before:
     """What is to be known of the tries before this one."""
-    query = select(attempts.c.outcome, attempts.c.reason, (now() - attempts.c.ended_at).label("ago"))
-    earlier = attempts.c.fence < claim.fence
-    rows = connection.execute(query.where(attempts.c.job_id == claim.id, earlier)).all()
-    unsure = [float(row.ago or 0) for row in rows if row.outcome == "lost" or row.reason == INTERRUPTED]
+    rows = connection.execute(_EARLIER, {"job": claim.id, "current": claim.fence}).all()
+    unsure = [float(row.ago or 0) for row in rows if row.outcome == "lost" or row.reason in IN_DOUBT]
+    if all(row.outcome is None for row in rows):
+        # What was begun was begun by a job before this one, which may have died of not knowing.
+        unsure = [float(row.age) for row in rows]
     return Before(any(row.outcome == "lost" for row in rows), min(unsure, default=None))
+
+
+_EARLIER = (
+    select(
+        attempts.c.outcome,
+        attempts.c.reason,
+        (now() - attempts.c.ended_at).label("ago"),
+        (now() - jobs.c.created_at).label("age"),
+    )
+    .select_from(jobs)
+    .outerjoin(attempts, (attempts.c.job_id == jobs.c.id) & (attempts.c.fence < bindparam("current")))
+    .where(jobs.c.id == bindparam("job"))
+)

@@ -11,9 +11,10 @@ from sqlalchemy import select
 
 from gofer.errors import Fenced
 from gofer.jobs import queue
-from gofer.jobs.outcome import Done, Draft, Outcome, Retry, Snooze
+from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Retry, Snooze
 from gofer.jobs.queue import SERVICE, Claim
 from gofer.jobs.worker import Run
+from gofer.outbox import ledger
 from gofer.outbox.deliver import Outbox
 from gofer.store.tables import events, jobs, replies
 from gofer.vault.secret import Secret
@@ -104,6 +105,20 @@ async def test_after_a_crash_at_any_step_there_is_one_complete_reply(
         await deliver()
     assert service.texts == ["the answer", "its end"]
     assert await states(world) == ["sent", "sent"]
+
+
+async def test_what_a_job_had_begun_that_died_is_not_hurried_by_the_next(
+    world: World, service: HelloService, deliver: Deliver
+) -> None:
+    await answer(world, "the answer")
+    claim = await world.claim_one(pool=SERVICE)
+    part = await world.run(ledger.next_part, vault=world.vault, binding_id=await world.binding())
+    await world.run(ledger.begin, claim=claim, part=part)
+    await world.end(claim, Dead("worker.lost"))
+    following, outcome = await deliver()
+    assert following.id != claim.id
+    assert isinstance(outcome, Snooze)
+    assert (outcome.reason, service.calls) == ("unsure", [])
 
 
 async def test_what_was_placed_as_the_store_went_away_is_not_placed_again(
