@@ -135,10 +135,11 @@ class Running:
     connection_id: str
 
     async def quiet(self, patience: float = 40) -> None:
-        """Wait until nothing is left to do."""
+        """Wait until nothing is left to do, but for what goes on for ever or waits for somebody to mend it."""
         live = (JobState.READY, JobState.BLOCKED, JobState.RUNNING, JobState.SCHEDULED)
+        lasting = (*(("poll", each) for each in live), ("catch_up", JobState.SCHEDULED))
         async with asyncio.timeout(patience):
-            while await self.jobs(lambda row: row.state in live and row.kind != "poll"):
+            while await self.jobs(lambda row: row.state in live and (row.kind, row.state) not in lasting):
                 await asyncio.sleep(0.02)
 
     async def began(self, runs: int = 1) -> None:
