@@ -225,6 +225,13 @@ async def test_a_session_has_one_owner(base: Path, directory: Path) -> None:
     await sandbox.close()
 
 
+async def test_sandboxes_with_providers_of_their_own_can_start_at_once(base: Path) -> None:
+    sandboxes = [Sandbox(Bubblewrap(base=base)) for _ in range(4)]
+    await asyncio.gather(*(sandbox.start() for sandbox in sandboxes))
+    assert len({sandbox.capabilities for sandbox in sandboxes}) == 1
+    await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
+
+
 HELD = """
 import asyncio, os
 from gofer_sandbox import Bubblewrap, Sandbox

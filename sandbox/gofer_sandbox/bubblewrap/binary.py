@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import subprocess
+import threading
 from pathlib import Path
 
 from gofer_sandbox.errors import IsolationUnavailable
@@ -66,7 +67,7 @@ def within_reach(binary: Path, directory: Path) -> Path:
         if libraries.is_dir():
             shutil.copytree(libraries, directory / libraries.name, dirs_exist_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f"bwrap.{os.getpid()}")
+        temporary = target.with_name(f"bwrap.{threading.get_native_id()}")
         shutil.copy2(binary, temporary)
         temporary.replace(target)
     return target

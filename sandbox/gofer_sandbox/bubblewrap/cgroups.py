@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -453,7 +454,7 @@ def _below(mounted: Path, path: str) -> Path:
 
 def _try(groups: Groups) -> str:
     """Make a group and remove it; why that is not possible, or nothing."""
-    name = f"probe-{os.getpid()}"
+    name = f"probe-{threading.get_native_id()}"
     try:
         groups.make(name).limit(Limits())
     except OSError as error:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
+import tempfile
 from pathlib import Path
 
 HOME = "/workspace"
@@ -50,9 +50,7 @@ def make(base: Path, host: Path = Path("/etc")) -> Path:
     path = base / f"etc-{_fingerprint(host)}"
     if path.is_dir():
         return path
-    temporary = base / f"etc.{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(mode=0o755)
+    temporary = Path(tempfile.mkdtemp(prefix="etc.", dir=base))
     for name in _HOSTS:
         with contextlib.suppress(OSError, shutil.Error):
             _copy(host / name, temporary / name)
@@ -61,7 +59,7 @@ def make(base: Path, host: Path = Path("/etc")) -> Path:
     _open_to_all(temporary)
     try:
         temporary.rename(path)
-    except OSError:  # another process was quicker
+    except OSError:  # somebody was quicker
         shutil.rmtree(temporary, ignore_errors=True)
     return path
 
