@@ -93,8 +93,11 @@ class Journal:
         os.pwrite(self._fd, self.live.line().ljust(_SIZE), 0)
 
     def close(self) -> None:
-        """Let another process take the session."""
+        """Let another process take the session; also while one that is just being started has our descriptors."""
+        import fcntl
+
         if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = -1
 

@@ -57,6 +57,15 @@ def stat(pid: int) -> tuple[int, int] | None:
     return None if ending and int(fields[17]) <= 1 else (int(fields[1]), int(fields[19]))
 
 
+def child_of_ours(pid: int) -> int | None:
+    """The process, or else its parent, that is our own child, which only we can reap."""
+    found = stat(pid)
+    if found and found[0] == os.getpid():
+        return pid
+    above = stat(found[0]) if found else None
+    return found[0] if found and above and above[0] == os.getpid() else None
+
+
 def start_time(pid: int) -> int | None:
     """When a process began; None when it is gone."""
     found = stat(pid)

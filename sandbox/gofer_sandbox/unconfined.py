@@ -107,7 +107,8 @@ class Unconfined:
         if reference.boot != processes.boot_id() or processes.start_time(reference.pid) != reference.start:
             return None
         _log.warning(_WARNING, record.id)
-        return UnconfinedBox(record.id, reference, f"{record.directory}/workspace", None)
+        child = processes.child_of_ours(reference.pid)  # when we have let go of it before
+        return UnconfinedBox(record.id, reference, f"{record.directory}/workspace", child)
 
     async def remove(self, record: Record) -> None:
         """Remove the control directory."""

@@ -38,6 +38,7 @@ from gofer_sandbox.provider import Spec
 from gofer_sandbox.session import ENDED_ALONE, UNCOUNTED
 from gofer_sandbox.shell import fifo
 from gofer_sandbox.shell.fifo import FifoWire
+from gofer_sandbox.shell.ladder import Ladder, Step
 from sandbox.leftovers import ASLEEP, eventually
 
 SERVER = Path(__file__).with_name("doomed_server.py")
@@ -325,6 +326,9 @@ async def test_detach_leaves_it_running(directory: Path) -> None:
     await first.run(STATE)
     record = Record.from_json(first.record.to_json())
     assert record == first.record
+    started = processes.child_of_ours(record.reference.pid)
+    [live] = [fd for fd in os.listdir("/proc/self/fd") if _is_open(fd, directory / "live")]
+    inherited = os.dup(int(live))  # as a process that is just being started has it
     await first.detach()
     with pytest.raises(SandboxClosed):
         await first.run("true")
@@ -333,8 +337,17 @@ async def test_detach_leaves_it_running(directory: Path) -> None:
     assert (await second.run("echo $A $(f 1)")).output == "1 f1\n"
     assert second.record.last_command == 2
     await second.close()
+    os.close(inherited)
+    assert not Path(f"/proc/{started}").exists(), "who started it reaps it, though it let go of it before"
     with pytest.raises(SandboxGone):
         await Sandbox.attach(record, provider)
+
+
+def _is_open(fd: str, path: Path) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}") == str(path)
+    except OSError:
+        return False
 
 
 async def test_another_session_in_the_same_directory_has_its_files_and_nothing_else_of_it(
@@ -752,6 +765,35 @@ async def test_state_that_went_with_a_shell_between_two_commands_is_told(directo
         assert (result.output, result.state_lost, result.background) == ("1\n", True, ())
         assert "before what the command before had changed was kept" in result.notes[0]
         assert not (await sandbox.run("exit 3")).state_lost
+
+
+async def test_state_that_went_with_a_command_nobody_waited_for_is_told_with_the_next(
+    directory: Path,
+) -> None:
+    async with Sandbox(directory=directory) as sandbox:
+        await sandbox.run("A=1")
+        shell = sandbox.shell
+        assert shell
+        running = asyncio.create_task(sandbox.run("A=2; exec sleep 60"))
+        await eventually(lambda: processes.command_line(shell.pid) == "sleep 60")
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        result = await sandbox.run("echo $A")
+        assert (result.output, result.state_lost) == ("1\n", True)
+
+
+async def test_a_shell_that_comes_up_while_a_command_is_ended_is_not_ended_with_it() -> None:
+    provider = Bubblewrap()
+    async with Sandbox(provider) as sandbox:
+        before = await sandbox.run(f"sleep 4321 & {ASLEEP}; echo $$")
+        box = await provider.find(sandbox.record)
+        assert box
+        ladder = Ladder(box, lambda: None, 0, set())  # nothing has been heard of it yet
+        assert [ladder.climb(), ladder.climb()] == [Step.ASK, Step.FORCE]
+        assert list(ladder.killed.values()) == ["sleep 4321"]
+        box.detach()
+        assert (await sandbox.run("echo $$")).output == before.output
 
 
 async def test_no_command_runs_twice_when_the_snapshot_before_it_could_not_be_reported(

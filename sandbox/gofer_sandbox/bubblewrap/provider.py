@@ -105,8 +105,11 @@ class Bubblewrap:
         probe = await self._accepted()
         group = probe.groups.resume(record.id, reference.pid, record.limits) if probe.groups else None
         limited = group is not None and _holds(group, reference.pid, record.limits)
+        monitor = processes.child_of_ours(reference.pid)  # when we have let go of it before
         try:
-            box = BubblewrapBox(record.id, reference, _capabilities(probe, limited), group, record.limits)
+            box = BubblewrapBox(
+                record.id, reference, _capabilities(probe, limited), group, record.limits, monitor
+            )
         except ProcessLookupError:
             return None
         if not _lives(reference):

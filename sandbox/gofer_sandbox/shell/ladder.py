@@ -68,7 +68,7 @@ class Ladder:
                 return
 
     def _replace(self) -> None:
-        shell = self._shell()
+        shell = self._shell() or self._box.shell()
         if shell:
             self._box.signal([shell], signal.SIGKILL)
         self._force()
@@ -83,8 +83,9 @@ class Ladder:
         return bool(found)
 
     def _started(self) -> list[Process]:
+        """Not the shell, nor one that is about to take the place of one that ended."""
         spare = self._spare()
-        return [process for process in self._box.processes() if not spare(process)]
+        return [process for process in self._box.background(self._shell()) if not spare(process)]
 
     def _spare(self) -> Callable[[Process], bool]:
         """Whether a process is none of the command's; to be asked of parents before their children."""

@@ -384,6 +384,9 @@ class Shell:
         try:
             await Run(self, ladder, outcome, timeout, command).until_end()
             self._tell_forgotten(outcome)
+        except asyncio.CancelledError:
+            self._forgotten |= {outcome.number} if outcome.state_lost else set()  # for whoever asks next
+            raise
         finally:
             self._end(outcome)
         return outcome
