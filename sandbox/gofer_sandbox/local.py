@@ -63,10 +63,11 @@ class LocalBox:
         return processes.below(self.reference.pid) if self.alive() else []
 
     def background(self, shell: Process | None) -> list[Process]:
-        """Two small reads tell that there is nothing, which is the usual case."""
+        """Two small reads tell that there is nothing, which is the usual case. When the shell has ended the next may be
+        there already, of which nobody has heard."""
         if shell and self.alone(shell):
             return []
-        if shell:
+        if shell and self.lives(shell):
             return [process for process in self.processes() if process.pid != shell.pid]
         return [process for process in self.processes() if not self._is_shell(process)]
 

@@ -34,7 +34,7 @@ from gofer_sandbox import (
     processes,
     reap,
 )
-from gofer_sandbox.provider import Spec
+from gofer_sandbox.provider import Process, Spec
 from gofer_sandbox.session import ENDED_ALONE, UNCOUNTED
 from gofer_sandbox.shell import fifo
 from gofer_sandbox.shell.fifo import FifoWire
@@ -789,7 +789,8 @@ async def test_a_shell_that_comes_up_while_a_command_is_ended_is_not_ended_with_
         before = await sandbox.run(f"sleep 4321 & {ASLEEP}; echo $$")
         box = await provider.find(sandbox.record)
         assert box
-        ladder = Ladder(box, lambda: None, 0, set())  # nothing has been heard of it yet
+        ended = Process(2**22, 1, 0, "the one before")  # nothing has been heard of its end, nor of the next
+        ladder = Ladder(box, lambda: ended, 0, set())
         assert [ladder.climb(), ladder.climb()] == [Step.ASK, Step.FORCE]
         assert list(ladder.killed.values()) == ["sleep 4321"]
         box.detach()
