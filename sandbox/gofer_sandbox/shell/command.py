@@ -68,6 +68,7 @@ class Speaker(Protocol):
     wire: Wire
     exits: int
     owes_snapshot: bool
+    behind_snapshot: bool
     unread: bool
     unkept: str
     on_tick: Callable[[], None]
@@ -164,7 +165,7 @@ class Run:
         shell, outcome = self._shell, self._outcome
         if not self._died:
             return False
-        not_begun = shell.unread or self._was_behind
+        not_begun = shell.unread or (self._was_behind and shell.behind_snapshot)
         if not_begun and self._command is not None and not (outcome.timed_out or outcome.stopped):
             self._behind = self._was_behind = False
             self._died, outcome.exit_code = False, None

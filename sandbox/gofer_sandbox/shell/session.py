@@ -55,6 +55,8 @@ class Shell:
         """When the last of them did."""
         self.owes_snapshot = False
         """Whether the shell is still busy with the snapshot after its last command: it has not begun the next."""
+        self.behind_snapshot = False
+        """Whether the command was given in one line with that snapshot: without its news it has not begun."""
         self.unread = False
         """Whether the last shell died without having read the command it was given."""
         self.cwd = ""
@@ -358,6 +360,7 @@ class Shell:
         except BlockingIOError:
             self._submit_later(command, owed, seen)
             return
+        self.behind_snapshot = bool(owed)
         if owed:
             self._note_asked()
 
@@ -388,6 +391,10 @@ class Shell:
             self._forgotten |= {outcome.number} if outcome.state_lost else set()  # for whoever asks next
             raise
         finally:
+            if ladder.step and self._ready and not self.closed:
+                self.wire.go(
+                    self._deaths or 0
+                )  # does nothing: an interrupt that comes late ends this, not the next
             self._end(outcome)
         return outcome
 
