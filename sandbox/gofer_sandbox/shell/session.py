@@ -88,6 +88,8 @@ class Shell:
         """How many shells have died; None while that is not known."""
         self._ahead: int | None = None
         """The death whose news needs no answer, for the keeper has it already."""
+        self._ended = False
+        """Whether the shell that the last command was given to has ended."""
         self._prepared: bytes | None = None
         """The snapshot that the files for the next shell were made of."""
         self._later: asyncio.Handle | None = None
@@ -235,7 +237,7 @@ class Shell:
             if self._snapshot_failed or self._prepared is None or self._prepared is not self.snapshot:
                 self._put_state()
             self._given = event.death
-        self._ready = self.owes_snapshot = False
+        self._ended, self._ready, self.owes_snapshot = True, False, False
         if self._unsaved is not None:
             self._forgotten.add(self._unsaved)
             self._unsaved = None
@@ -270,7 +272,7 @@ class Shell:
         reported, self._unsaved = self._unsaved == self._journal.live.number, None
         self._copy_out(whole)
         if slot == frames.AT_EXIT and whole:
-            self._go_ahead(in_command=self._journal.live.running and not reported)
+            self._go_ahead(self._journal.live.running and not reported and not self._ended)
 
     def _go_ahead(self, in_command: bool) -> None:
         """The state for the next shell is known before this one has ended: the keeper need not wait for us then.
@@ -360,7 +362,7 @@ class Shell:
         except BlockingIOError:
             self._submit_later(command, owed, seen)
             return
-        self.behind_snapshot = bool(owed)
+        self._ended, self.behind_snapshot = False, bool(owed)
         if owed:
             self._note_asked()
 
