@@ -101,16 +101,21 @@ class Ladder:
 
     async def clear(self) -> None:
         """After the command's end: what it left in the background was asked to end with it, and is made to when
-        its grace is over; all at once, for something that forks and ends is gone before it is seen or hit."""
+        its grace is over; all at once, for something that forks and ends is gone before it is seen or hit. A shell
+        that is coming up has a moment to be heard of: until then it looks like any of them."""
         await self._gone(GRACE[Step.ASK])
         if self._box.background(self._shell()):
+            await self._until(lambda: self._shell() is not None, GRACE[Step.FORCE])
             ended = await self._box.sweep(self._spare())
             self.killed |= {(process.pid, process.start): process.command for process in ended}
             await self._gone(GRACE[Step.FORCE])
 
     async def _gone(self, within: float) -> None:
         """Wait until nothing is seen any more of what the command started."""
+        await self._until(lambda: not self._started(), within)
+
+    async def _until(self, holds: Callable[[], bool], within: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
-                while self._started():  # noqa: ASYNC110 the kernel tells only who asks
+                while not holds():  # noqa: ASYNC110 the kernel tells only who asks
                     await asyncio.sleep(_LOOK)
