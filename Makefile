@@ -7,10 +7,10 @@ UV     := $(shell command -v uv 2>/dev/null)
 ifdef UV
 INSTALL := VIRTUAL_ENV=$(abspath $(VENV)) uv pip install --quiet --compile-bytecode
 else
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL := sh scripts/install $(BIN)/python
 endif
 
-.PHONY: run demo test check collected format bench chaos peers lock clean help
+.PHONY: run demo test check collected format bench chaos peers lock release clean help
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -21,7 +21,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { echo "Could not make a virtual environment. On Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
 
 $(VENV)/.runtime: requirements.lock pyproject.toml | $(BIN)/python
-	@echo "Installing Gofer into $(VENV) …"
+	@echo "Installing Gofer into $(VENV). This takes a minute or two, once."
 	@$(INSTALL) --require-hashes -r requirements.lock
 	@$(INSTALL) --require-hashes -r requirements-build.lock
 	@$(INSTALL) --no-deps --no-build-isolation -e .
@@ -34,8 +34,7 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
 	@touch $@
 
 run: $(VENV)/.runtime ## install, show the path of one message, then serve
-	@$(BIN)/gofer demo
-	@exec $(BIN)/gofer serve
+	@GOFER_LOG_TO=$${GOFER_LOG_TO:-file} exec $(BIN)/gofer serve --demo
 
 demo: $(VENV)/.runtime ## a throw-away instance: signed webhooks in, delivered replies out
 	@$(BIN)/gofer demo
@@ -74,6 +73,9 @@ bench: $(VENV)/.dev ## every figure beside its floor or peer
 lock: $(VENV)/.dev ## renew the pinned requirements (needs uv)
 	@sh scripts/lock
 
+release: $(VENV)/.dev ## build the packages and the list of what is in them, into dist
+	@PYTHON=$(PYTHON) sh scripts/release $(BIN)
+
 clean: ## remove the environment and caches
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .bench .artefacts dist
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .bench .release .artefacts dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

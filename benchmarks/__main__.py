@@ -24,6 +24,7 @@ GROUPS = (
     "recovery",
     "sandbox",
     "agent",
+    "prompt_cache",
     "telegram",
     "starting",
     "watching",

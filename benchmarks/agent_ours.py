@@ -24,17 +24,15 @@ from pathlib import Path
 
 import structlog
 import uvloop
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection
 
 from gofer.agent.agents import Agents
 from gofer.agent.answer import Answerer, apology
 from gofer.agent.equipping import Equipping
 from gofer.agent.lending import Lending
-from gofer.agent.model import ModelEvent, Request, Turn, Usage
-from gofer.agent.models.breaker import Breakers
+from gofer.agent.model import Features, Model, ModelEvent, Request, Turn, Usage
 from gofer.agent.models.catalogue import AUTO, Catalogue
 from gofer.agent.models.keys import ModelKeys
-from gofer.agent.models.steady import Steady
 from gofer.agent.shells import Shells
 from gofer.assembly import SERVICE_SLOTS, open_platform
 from gofer.connecting import add_connection
@@ -51,7 +49,7 @@ from gofer.jobs.worker import Capacity, Run, Worker
 from gofer.platform import Platform
 from gofer.settings import Settings
 from gofer.store.open import FIRST_AGENT, FIRST_WORKSPACE
-from gofer.store.tables import Trust, messages
+from gofer.store.tables import Trust
 from gofer.tool import CommandResult, Entry, Shell
 
 TOOLS = (("bash", {"command": "make test"}), ("read", {"path": "notes.txt"}), ("ls", {"path": "."}))
@@ -66,6 +64,7 @@ class Scripted:
 
     name = AUTO
     context_window = 200_000
+    features = Features()
 
     def __init__(self, pause: float = 0) -> None:
         self.calls = len(TOOLS)
@@ -98,55 +97,65 @@ class _Keys(ModelKeys):
 class _Canned:
     """A shell whose answers are ready, so that no time is a command's."""
 
+    def __init__(self, output: bytes) -> None:
+        self._output = output
+
     async def run(
         self, command: str, *, timeout: float, tag: str = "", on_output: Callable[[bytes], None] | None = None
     ) -> CommandResult:
-        return CommandResult(_OUTPUT, 0)
+        return CommandResult(self._output, 0)
 
     async def recover(self, tag: str) -> CommandResult | None:
         return None
 
+    async def confine(self, *, narrowed: bool) -> None: ...
+
     async def cancel(self) -> None: ...
 
     async def read(self, path: str, *, limit: int) -> bytes:
-        return _OUTPUT
+        return self._output
 
     async def write(self, path: str, data: bytes) -> None: ...
 
     async def list(self, path: str) -> list[Entry]:
-        return [Entry("notes.txt", "file", len(_OUTPUT))]
+        return [Entry("notes.txt", "file", len(self._output))]
 
     async def seed(self, rule: str) -> str:
         return ""
 
 
 class _CannedShells(Shells):
+    output = _OUTPUT
+
     @contextlib.asynccontextmanager
     async def lend(
         self, claim: Claim, trust: Trust, equipping: Equipping | None = None
     ) -> AsyncIterator[Shell | None]:
-        yield _Canned()
+        yield _Canned(self.output)
 
 
 class Bench:
     """One instance on SQLite, with one connection."""
 
-    def __init__(self, platform: Platform, connection_id: str, scripted: Scripted | None) -> None:
+    def __init__(
+        self, platform: Platform, connection_id: str, scripted: Model | None, output: bytes = _OUTPUT
+    ) -> None:
         self.platform = platform
         self._connection_id = connection_id
         self._numbers = itertools.count(1)
         self._took: asyncio.Queue[float] = asyncio.Queue()
-        self._answerer = self._make(scripted)
+        self._answerer = self._make(scripted, output)
 
-    def _make(self, scripted: Scripted | None) -> Answerer:
+    def _make(self, scripted: Model | None, output: bytes) -> Answerer:
         platform = self.platform
         settings, database, vault = platform.settings, platform.database, platform.vault
         keys = ModelKeys(settings=settings, database=database, vault=vault, http=platform.http)
         self.shells = Shells(settings=settings, database=database)
         if scripted is not None:
             keys = _Keys(settings=settings, database=database, vault=vault, http=platform.http)
-            keys.scripted = Catalogue({}, _made={(AUTO, False): Steady(scripted, Breakers())})
+            keys.scripted = Catalogue({}, _made={(AUTO, ""): scripted})
             self.shells = _CannedShells(settings=settings, database=database)
+            self.shells.output = output
         return Answerer(
             settings=settings,
             database=database,
@@ -163,17 +172,17 @@ class Bench:
             agents=Agents(settings.data_dir / "agents"),
         )
 
-    async def hear(self, rooms: Sequence[str], text: str = "Do it.") -> None:
+    async def hear(self, rooms: Sequence[str], text: str = "Do it.", trust: Trust = Trust.UNKNOWN) -> None:
         """A message arrives in each room, all at once."""
 
         def take(connection: Connection) -> None:
             for room in rooms:
-                take_in(connection, self.platform.vault, self._arrival(room, text))
+                take_in(connection, self.platform.vault, self._arrival(room, text, trust))
 
         await self.platform.database.write(take)
         self.platform.signals.wake(JOBS)
 
-    def _arrival(self, room: str, text: str) -> Arrival:
+    def _arrival(self, room: str, text: str, trust: Trust) -> Arrival:
         id_ = f"m{next(self._numbers)}"
         message = Incoming(
             conversation=room, author=Author("ann"), text=text, addressed=True, external_id=id_
@@ -186,16 +195,15 @@ class Bench:
             parsed=Parsed(delivery_id=id_, event=message.event, message=message),
             body=text.encode(),
             body_hash=hashlib.sha256(text.encode()).hexdigest(),
+            trust=trust,
         )
 
     async def remember(self, room: str, count: int) -> None:
         """Give a room a history that is read and answered; before there is a worker."""
         database, vault = self.platform.database, self.platform.vault
         for begin in range(0, count, 500):
-            await self.hear([room] * min(500, count - begin), "The third shelf is for the blue cups. " * 2)
-        await database.write(
-            lambda connection: connection.execute(update(messages).values(trust=Trust.OWNER))
-        )
+            rooms = [room] * min(500, count - begin)
+            await self.hear(rooms, "The third shelf is for the blue cups. " * 2, trust=Trust.OWNER)
         (waiting,) = (await claim(database, owner="past", lease=60, limits={AGENT: 1}))[AGENT]
         await database.write(lambda connection: conclude(connection, vault, waiting, Done(included_to=count)))
 
@@ -240,7 +248,7 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def bench(scripted: Scripted | None) -> AsyncIterator[Bench]:
+async def bench(scripted: Model | None, output: bytes = _OUTPUT) -> AsyncIterator[Bench]:
     """A fresh instance with this model, or with the offline one and real shells."""
     with tempfile.TemporaryDirectory(prefix="gofer-bench-") as folder:
         settings = Settings(data_dir=Path(folder), keep_shells=False)
@@ -263,7 +271,7 @@ async def bench(scripted: Scripted | None) -> AsyncIterator[Bench]:
                     by="bench",
                 )
             )
-            made = Bench(platform, connection_id, scripted)
+            made = Bench(platform, connection_id, scripted, output)
             await made.shells.start()
             try:
                 yield made

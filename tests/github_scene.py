@@ -50,9 +50,14 @@ def request(
     return Request(body, tuple((name, value.encode("utf-8")) for name, value in given.items()))
 
 
+def signer(*parts: str) -> str:
+    """What signs for a connection that has no store behind it."""
+    return hmac.new(b"a key of the tests", repr(parts).encode(), hashlib.sha256).hexdigest()
+
+
 def account(**settings: Any) -> Account:
     """A connection as the integration sees it, without anything behind it."""
-    return Account("github_1", "test", settings, {"webhook_secret": Secret(SECRET)})
+    return Account("github_1", "test", settings, {"webhook_secret": Secret(SECRET)}, signer=signer)
 
 
 def tool(name: str, **arguments: Any) -> str:
@@ -98,7 +103,7 @@ class Scene:
 
     def account(self, **settings: Any) -> Account:
         secrets = {"webhook_secret": Secret(self.app.webhook_secret), "private_key": Secret(self.private_key)}
-        return Account("github_1", "test", {**self.settings, **settings}, secrets)
+        return Account("github_1", "test", {**self.settings, **settings}, secrets, signer=signer)
 
     def ours(self, number: int) -> list[Comment]:
         """What we wrote on an issue."""
@@ -140,6 +145,12 @@ class Running:
         lasting = (*(("poll", each) for each in live), ("catch_up", JobState.SCHEDULED))
         async with asyncio.timeout(patience):
             while await self.jobs(lambda row: row.state in live and (row.kind, row.state) not in lasting):
+                await asyncio.sleep(0.02)
+
+    async def settled(self, which: Callable[[Any], bool], patience: float = 40) -> None:
+        """Wait until there is such a job."""
+        async with asyncio.timeout(patience):
+            while not await self.jobs(which):
                 await asyncio.sleep(0.02)
 
     async def began(self, runs: int = 1) -> None:
@@ -227,8 +238,11 @@ async def latest(scene: Scene) -> Incoming:
     return message
 
 
-async def use(scene: Scene, message: Incoming, name: str, **arguments: object) -> ToolResult:
+async def use(
+    scene: Scene, message: Incoming, name: str, call: str = "call-1", **arguments: object
+) -> ToolResult:
     async with httpx2.AsyncClient() as http:
         account = dataclasses.replace(scene.account(), http=http)
         (found,) = [one for one in integration.tools(account, message) if one.name == name]
-        return await found.run(found.arguments.model_validate(arguments), ToolContext("call-1"))
+        given = found.arguments.model_validate_json(json.dumps(arguments))
+        return await found.run(given, ToolContext(call))

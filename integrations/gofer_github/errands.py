@@ -1,31 +1,30 @@
 """Work asked for somewhere else, such as in a chat: an issue that we open for somebody, and then work on.
 
-GitHub tells us of our own issue like of any other. What makes it a request is the hidden mark: signed with the
-webhook's secret, it names the person whose wish it is. Their permission is looked up twice, here and when it arrives.
+GitHub tells us of our own issue like of any other. What makes it a request is the mark in its last line: it names the
+person whose wish it is, is good for this repository and these words alone, and counts once. Their permission is looked
+up twice, here and when it arrives.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import re
 import secrets
+from dataclasses import dataclass
 
 from pydantic import Field
 
 from gofer.errors import Permanent
 from gofer.integration import Account
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
+from gofer_github import marks
 from gofer_github.access import READ, WRITE, Access
 from gofer_github.client import is_missing
 from gofer_github.people import MAY_WRITE, permission_of
-from gofer_github.place import MARK, is_repository
+from gofer_github.place import is_repository
 from gofer_github.settings import Settings
 
-_MARKED = re.compile(
-    re.escape(MARK)
-    + r" errand=([0-9a-f]{16}) for=([0-9]{1,18}) login=([A-Za-z0-9_-]{1,39}) sign=([0-9a-f]{64}) -->"
-)
+_LOGIN = re.compile(r"[A-Za-z0-9_-]{1,39}")
 
 
 class Errand(Arguments):
@@ -36,30 +35,37 @@ class Errand(Arguments):
     text: str = Field(min_length=1, max_length=20_000, description="What is to be done, and all that helps.")
 
 
-def marked(account: Account, repository: str, subject: str, login: str) -> str:
-    """The hidden line that makes an issue of ours somebody's request."""
-    chance = secrets.token_hex(8)
-    sign = _sign(account, repository, chance, subject, login)
-    return f"{MARK} errand={chance} for={subject} login={login} sign={sign} -->"
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Whose wish an issue of ours is."""
+
+    id: str
+    """Of this wish alone, so that it counts once."""
+    subject: int
+    login: str
 
 
-def asked_by(account: Account, repository: str, body: str) -> tuple[int, str] | None:
-    """Whose wish an issue of ours is: their number and login; None when it is nobody's."""
-    found = _MARKED.search(body)
-    if found is None:
+def marked(account: Account, repository: str, subject: str, login: str, title: str, text: str) -> str:
+    """The hidden line that makes an issue of ours, with these words, somebody's request."""
+    return marks.line(
+        account, marks.elsewhere(repository), f"errand={secrets.token_hex(8)}", f"for={subject}", f"login={login}",
+        f"words={_digest(title, text)}",
+    )  # fmt: skip
+
+
+def asked_by(account: Account, repository: str, title: str, body: str) -> Wish | None:
+    """Whose wish an issue of ours is; None when it is nobody's."""
+    found = marks.words(account, marks.elsewhere(repository), body)
+    id_, subject, login, words = (marks.value(found, name) for name in ("errand", "for", "login", "words"))
+    if not id_ or not subject.isdigit() or not _LOGIN.fullmatch(login):
         return None
-    chance, subject, login, sign = found.groups()
-    right = hmac.compare_digest(sign, _sign(account, repository, chance, subject, login))
-    return (int(subject), login) if right else None
+    return Wish(id_, int(subject), login) if words == _digest(title, marks.without(body)) else None
 
 
-def without_mark(body: str) -> str:
-    return _MARKED.sub("", body).strip()
-
-
-def _sign(account: Account, *parts: str) -> str:
-    key = account.secret("webhook_secret").encode()
-    return hmac.new(key, "\n".join(("errand", *parts)).encode(), hashlib.sha256).hexdigest()
+def _digest(title: str, text: str) -> str:
+    """Of the words as they are read: GitHub may write line ends in another way."""
+    told = "\n".join(" ".join(part.split()) for part in (title, text))
+    return hashlib.sha256(told.encode("utf-8", "replace")).hexdigest()[:32]
 
 
 def errand_tool(access: Access, account: Account, subject: str) -> Tool[Errand]:
@@ -81,8 +87,9 @@ def errand_tool(access: Access, account: Account, subject: str) -> Tool[Errand]:
             return ToolResult(f"The App is not installed on {wanted.repository}.", is_error=True)
         if permission not in MAY_WRITE:
             return ToolResult(f"{login} may not write to {wanted.repository} ({permission}).", is_error=True)
-        mark = marked(account, wanted.repository, subject, login)
-        body = f"{wanted.text.replace(MARK, '<!-- ')}\n\nAsked for by @{login} in a chat.\n\n{mark}"
+        text = f"{wanted.text}\n\nAsked for by @{login} in a chat."
+        mark = marked(account, wanted.repository, subject, login, wanted.title, text)
+        body = f"{text}\n\n{mark}"
         writing = await access.to(account, wanted.repository, WRITE)
         made = await writing.post(f"/repos/{wanted.repository}/issues", {"title": wanted.title, "body": body})
         return ToolResult(f"Opened {made['html_url']}. The work goes on there by itself.", progress=True)

@@ -10,6 +10,8 @@ MESSAGES = frozenset(
         "pull_request_review",
         "pull_request_review_comment",
         "check_suite",
+        "check_run",
+        "status",
     }
 )
 """Kinds that can be, or wake, work."""
@@ -26,10 +28,8 @@ NOTED = {
     "create": "branches and tags are looked at when they are needed",
     "delete": "branches and tags are looked at when they are needed",
     "label": "only putting a label on something is a request",
-    "check_run": "heard once for all as its check_suite",
     "workflow_run": "heard once for all as its check_suite",
     "workflow_job": "heard once for all as its check_suite",
-    "status": "heard once for all as its check_suite",
     "pull_request_review_thread": "resolving a thread asks for nothing",
 }
 """Kinds we know and keep, which ask for nothing."""

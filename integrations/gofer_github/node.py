@@ -44,10 +44,14 @@ class Node:
 
     def must_number(self, name: str) -> int:
         """A whole number that has to be there."""
-        found = self.value.get(name)
-        if isinstance(found, int) and not isinstance(found, bool) and 0 < found < 2**63:
+        if found := self.number(name):
             return found
         raise Malformed(f"The event has no {self.path}{name}.")
+
+    def number(self, name: str) -> int:
+        """A whole number, 0 when there is none."""
+        found = self.value.get(name)
+        return found if isinstance(found, int) and not isinstance(found, bool) and 0 < found < 2**63 else 0
 
     def __bool__(self) -> bool:
         return bool(self.value)

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Awaitable
+from dataclasses import replace
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from gofer.errors import Permanent
-from gofer.integration import Account, Admission, Incoming, Unread
+from gofer.errors import Permanent, Temporary
+from gofer.integration import Account, Admission, Incoming, TrustLevel, Unread
+from gofer_github import cleaning, marks, pictures, rules
 from gofer_github.access import READ, Access
-from gofer_github.client import Client, is_missing
-from gofer_github.place import MARK, Place
+from gofer_github.client import Client, is_missing, login_of
+from gofer_github.place import Place
+from gofer_github.rules import Rule
 from gofer_github.settings import Settings, Trigger
 from gofer_github.workflows import chosen
 
 MAY_WRITE = frozenset({"write", "maintain", "admin"})
 ALLOWED = "an allowed bot"
+MEMBERS = MAY_WRITE | {ALLOWED}
 CONFIG = ".gofer.toml"
+GUIDES = ("AGENTS.md", "CLAUDE.md")
+"""Where maintainers tell agents how to work in their repository."""
+MAX_GUIDE = 12_000
+MAX_INSTRUCTIONS = 4_000
 FIXING = "trigger=check"
+T = TypeVar("T")
 
 
 class RepositoryConfig(BaseModel):
@@ -27,7 +38,8 @@ class RepositoryConfig(BaseModel):
 
     enabled: bool = True
     triggers: tuple[Trigger, ...] | None = None
-    instructions: str = ""
+    instructions: Annotated[str, AfterValidator(lambda text: text.strip()[:MAX_INSTRUCTIONS])] = ""
+    rules: tuple[Rule, ...] = Field(default=(), max_length=50)
 
 
 async def admit(unread: Unread, account: Account, access: Access) -> Admission:
@@ -38,21 +50,81 @@ async def admit(unread: Unread, account: Account, access: Access) -> Admission:
     settings = Settings.model_validate(account.settings)
     client = await access.to(account, place.repository, READ)
     if message.trigger == "check":
-        return await _admit_check(message, client, place, settings)
-    login = str(message.facts.get("login", ""))
-    if message.author.is_bot and login in settings.allowed_bots:
-        permission = ALLOWED  # GitHub knows no permission of a bot: to it, none is a collaborator
-    else:
-        permission = await permission_of(client, place.repository, login, message.author.id)
-    if permission not in (*MAY_WRITE, ALLOWED):
+        return await _admit_check(message, client, place, account)
+    if message.trigger == rules.TRIGGER and message.addressed:
+        permission = await _patiently(_permission(message, client, place, settings))
+        return await _admit_by_rule(message, unread.known_as, permission, client, account)
+    permission = await _permission(message, client, place, settings)
+    if permission not in MEMBERS:
+        asked = replace(message, trigger=rules.TRIGGER)
+        if message.addressed and message.facts.get("occasion") and rules.TRIGGER in settings.triggers:
+            # What strangers ask for does not count; that they opened something may, like anybody's doing.
+            by_rule = await _admit_by_rule(asked, unread.known_as, permission, client, account)
+            if by_rule.trust == "member":
+                return by_rule
         return Admission("stranger", note=f"permission: {permission}")
     if not message.addressed:
         return Admission(unread.known_as or "member", note=f"permission: {permission}")
     config = await repository_config(client, place.repository)
     if closed := _closed(config, message):
         return Admission("stranger", note=closed)
-    text = _instructed(message, settings, config.instructions)
-    return Admission(unread.known_as or "member", text=text, note=f"permission: {permission}")
+    text = await _instructed(message, client, place, settings, config.instructions)
+    found = await pictures.fetch(message, client, account, place)
+    text = "\n\n".join(filter(None, (text, found.note)))
+    note = f"permission: {permission}"
+    return Admission(unread.known_as or "member", text=text, files=found.files, note=note)
+
+
+async def _patiently(asking: Awaitable[T]) -> T:
+    """However long it takes: nobody waits, and nobody shall read that it was given up."""
+    try:
+        return await asking
+    except Temporary as error:
+        raise Temporary(str(error), reason=error.reason, retry_after=error.retry_after or 60) from None
+
+
+async def _admit_by_rule(
+    message: Incoming, known_as: TrustLevel | None, permission: str, client: Client, account: Account
+) -> Admission:
+    """Something that nobody asked for in words: a request only if the repository has a rule for it."""
+    place = Place.of(message.conversation, message.lasting)
+    settings = Settings.model_validate(account.settings)
+    config = await _patiently(repository_config(client, place.repository))
+    known = permission in MEMBERS
+    told = _closed(config, message)
+    rule = next((one for one in config.rules if one.fits(message) and (known or one.from_anyone)), None)
+    if told or rule is None:
+        trust: TrustLevel = (known_as or "member") if known else "stranger"
+        kept = {name: value for name, value in message.facts.items() if name != "subject"}
+        unasked = replace(message, addressed=False, facts=kept)
+        return Admission(trust, message=unasked, note=told or f"no rule for this; permission: {permission}")
+    about = {**message.facts, "workflow": rule.workflow, "login": ""}
+    wanted = replace(
+        message,
+        author=rules.AUTHOR,
+        text=f"A rule in {CONFIG} asks for this ({rule.workflow}), on {message.facts.get('occasion')}.",
+        quoted=str(message.facts.get("subject") or message.text),
+        quoted_here=permission in MAY_WRITE and bool(message.facts.get("subject_is_senders")),
+        facts={name: value for name, value in about.items() if name != "subject"},
+    )
+    try:
+        if not known and chosen(wanted, settings).may_push:
+            # Nobody who may write to the repository has looked at it: what is pushed may run where secrets are.
+            raise Permanent(f"Strangers set nothing off that may push, such as {rule.workflow}.")
+        own = "\n".join(filter(None, (config.instructions, rule.instructions)))
+        text = await _instructed(wanted, client, place, settings, own)
+    except Permanent as error:
+        return Admission("stranger", message=replace(message, addressed=False), note=str(error))
+    found = await pictures.fetch(wanted, client, account, place)
+    text = "\n\n".join(filter(None, (text, found.note)))
+    return Admission("member", message=wanted, text=text, files=found.files, note=f"a rule: {rule.workflow}")
+
+
+async def _permission(message: Incoming, client: Client, place: Place, settings: Settings) -> str:
+    login = str(message.facts.get("login", ""))
+    if message.author.is_bot and login in settings.allowed_bots:
+        return ALLOWED  # GitHub knows no permission of a bot: to it, none is a collaborator
+    return await permission_of(client, place.repository, login, message.author.id)
 
 
 async def permission_of(client: Client, repository: str, login: str, number: str) -> str:
@@ -64,40 +136,74 @@ async def permission_of(client: Client, repository: str, login: str, number: str
             return "none"
         raise
     # A login can be given up and taken by somebody else; the number in the signed event cannot.
-    if str(found.get("user", {}).get("id")) != number:
+    if str((found.get("user") or {}).get("id")) != number:
         return "none (the login belongs to somebody else now)"
     return str(
         found.get("role_name") if found.get("role_name") in MAY_WRITE else found.get("permission", "none")
     )
 
 
-async def _admit_check(message: Incoming, client: Client, place: Place, settings: Settings) -> Admission:
+async def _admit_check(message: Incoming, client: Client, place: Place, account: Account) -> Admission:
     """A failing check wakes us only on our own pull request, and only so often."""
-    pull = await client.get(f"/repos/{place.repository}/pulls/{place.number}")
-    if not settings.wrote(pull["user"]["login"]) or is_fork(pull):
+    settings = Settings.model_validate(account.settings)
+    pull = await _failing_pull(message, client, place)
+    if pull is None or not settings.wrote(login_of(pull)) or is_fork(pull):
         return Admission("stranger", note="not our pull request")
-    comments = await client.pages(f"/repos/{place.repository}/issues/{place.number}/comments")
-    ours = [comment["body"] for comment in comments if settings.wrote(comment["user"]["login"])]
-    tried = sum(1 for body in ours if MARK in body and FIXING in body)
+    comments = client.comments(place.repository, place.number)
+    ours = [comment["body"] or "" async for comment in comments if settings.wrote(login_of(comment))]
+    tried = sum(1 for body in ours if FIXING in marks.words(account, place, body))
     if tried >= settings.fix_tries:
         return Admission("stranger", note=f"tried {tried} times already")
     config = await repository_config(client, place.repository)
     if closed := _closed(config, message):
         return Admission("stranger", note=closed)
-    text = _instructed(message, settings, config.instructions)
+    text = await _instructed(message, client, place, settings, config.instructions)
     return Admission("member", text=text, note="checks failed on our own pull request")
 
 
-def _instructed(message: Incoming, settings: Settings, own: str) -> str:
+async def _failing_pull(message: Incoming, client: Client, place: Place) -> dict[str, Any] | None:
+    """The pull request that a failing check is about; a status names its branch alone."""
+    if message.kind == "pull":
+        found: dict[str, Any] = await client.get(f"/repos/{place.repository}/pulls/{place.number}")
+        return found
+    head = f"{place.repository.partition('/')[0]}:{message.facts['head']}"
+    pulls = await client.get(f"/repos/{place.repository}/pulls", head=head, state="open")
+    return pulls[0] if pulls and pulls[0]["head"]["sha"] == message.facts["sha"] else None
+
+
+async def _instructed(message: Incoming, client: Client, place: Place, settings: Settings, own: str) -> str:
     """The request with what this sort of request calls for, and what the repository says about itself."""
     workflow = chosen(message, settings)
     parts = [message.text, f"(How to go about it: {' '.join(workflow.instructions.split())})"]
     if own.strip():
-        parts.append(f"(About this repository: {own.strip()[:4000]})")
+        parts.append(f"(About this repository: {own.strip()})")
+    if guide := await _guide(client, place.repository):
+        parts.append(guide)
     return "\n\n".join(parts)
 
 
-def is_fork(pull: dict[str, dict[str, dict[str, str] | None]]) -> bool:
+async def _guide(client: Client, repository: str) -> str:
+    """What the maintainers tell every agent, in a file of the default branch, quoted as theirs; the first there is."""
+    for name in GUIDES:
+        try:
+            text = cleaning.plain(await client.file(repository, name)).strip()
+        except Permanent as error:
+            if is_missing(error) or error.reason == "github.not_text":
+                continue
+            raise
+        if not text:
+            continue
+        cut = (
+            ""
+            if len(text) <= MAX_GUIDE
+            else f"\n(The rest is in {name}: {len(text) - MAX_GUIDE} characters.)"
+        )
+        quoted = "\n".join(f"> {row}".rstrip() for row in text[:MAX_GUIDE].split("\n"))
+        return f"(The maintainers say in {name}, on the default branch, how to work here:)\n{quoted}{cut}"
+    return ""
+
+
+def is_fork(pull: dict[str, Any]) -> bool:
     head, base = pull["head"]["repo"], pull["base"]["repo"]
     return head is None or base is None or head["full_name"] != base["full_name"]
 
@@ -124,5 +230,5 @@ async def repository_config(client: Client, repository: str) -> RepositoryConfig
         raise
     try:
         return RepositoryConfig.model_validate(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, ValidationError):
+    except (ValueError, RecursionError):  # no TOML, no settings of ours, or made to break a parser
         return RepositoryConfig(enabled=False)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gofer.errors import Permanent
+from gofer.errors import Gone, Permanent, Temporary
 from gofer.integration import Account, Incoming, Outgoing, Progress
-from gofer_github import fences
-from gofer_github.access import CHECKS, READ, WRITE, Access
-from gofer_github.client import Client, is_missing
-from gofer_github.place import MARK, Place
+from gofer_github import fences, marks
+from gofer_github.access import CHECKS, READ, WRITE, Access, moment
+from gofer_github.client import AGAIN_AFTER, GIVE_UP_AFTER, Client, is_missing, login_of
+from gofer_github.place import Place
 from gofer_github.settings import Settings
+from gofer_github.triggers import COMMAND
+from gofer_github.workspace import unmerged
 
 LIMIT = 65_536
 ROOM = 8_000
@@ -21,10 +22,12 @@ ROOM = 8_000
 LONGEST = LIMIT - ROOM
 LONGEST_PLAN = 30
 FOLD_AFTER = 12_000
-LOOK_BACK = 5
-"""Pages of comments in which a mark is looked for."""
+LOOK_BACK = 20
+"""Pages of comments, from the newest on, in which a mark is looked for."""
 WORKING = "is-working"
 CHECK_NAME = "Gofer"
+CANCELLED = "cancelled"
+"""What `Outgoing.stopped_by` says of a run that a person stopped; also GitHub's word for such a check."""
 
 
 def split(text: str) -> list[str]:
@@ -37,12 +40,28 @@ def split(text: str) -> list[str]:
     return [*parts, text] if text.strip() or not parts else parts
 
 
-def body_of(outgoing: Outgoing, check: str = "") -> str:
+def body_of(outgoing: Outgoing, mark: str) -> str:
     """The whole comment: the text, folded where it is long, and the hidden mark."""
-    trigger = "check" if outgoing.reply_to.startswith("check_suite-") else "request"
-    mark = _mark(outgoing.id, f"trigger={trigger}", check and f"check={check}")
-    parts = [_fitted(outgoing.text), *_how_it_went(outgoing), mark]
-    return "\n\n".join(parts)
+    return "\n\n".join([_fitted(outgoing.text), *_approval(outgoing), *_how_it_went(outgoing), mark])
+
+
+def mark_of(outgoing: Outgoing, account: Account, place: Place, check: str = "") -> str:
+    """The mark of a reply, by which it is found again."""
+    trigger = "check" if outgoing.reply_to.startswith(("check_suite-", "status-")) else "request"
+    return marks.line(account, place, outgoing.id, f"trigger={trigger}", check and f"check={check}")
+
+
+def _approval(outgoing: Outgoing) -> list[str]:
+    """Below a plan, how it is approved: the run that made it could change nothing."""
+    asked = {str(outgoing.facts.get(name) or "") for name in ("word", "workflow")}
+    if (
+        "plan" not in asked
+        or outgoing.kind != "final"
+        or outgoing.stopped_by
+        or outgoing.part != outgoing.parts
+    ):
+        return []
+    return [f"Reply `/{COMMAND} go` to have this plan carried out, or say what should be different."]
 
 
 def _how_it_went(outgoing: Outgoing) -> list[str]:
@@ -50,19 +69,26 @@ def _how_it_went(outgoing: Outgoing) -> list[str]:
     work = outgoing.work
     if work is None or outgoing.part != 1:
         return []
-    ended = "❌ Ended without success" if outgoing.kind == "error" else "✅ Done"
-    told = [f"{ended} in {_clock(work.seconds)}", f"${work.cost:.4f}" if work.cost else "no cost"]
+    told = [f"{_ending(outgoing)} in {_clock(work.seconds)}", f"${work.cost:.4f}" if work.cost else "no cost"]
     told += [f"[the run]({work.url})"] if work.url else []
     plan = [f"<details><summary>The plan</summary>\n\n{_plan(work)}\n\n</details>"] if work.plan else []
     return [*plan, f"<sub>{' · '.join(told)}</sub>"]
+
+
+def _ending(outgoing: Outgoing) -> str:
+    """How the run ended. One that a person or a limit stopped is not done, whatever it still said."""
+    if outgoing.stopped_by == CANCELLED:
+        return "⏹ Stopped"
+    if outgoing.kind == "error":
+        return "❌ Ended without success"
+    return f"⚠️ Stopped before it was done ({outgoing.stopped_by})" if outgoing.stopped_by else "✅ Done"
 
 
 def _plan(progress: Progress) -> str:
     """The plan as check-boxes."""
     boxes = {"done": "- [x] {}", "dropped": "- [ ] ~~{}~~", "doing": "- [ ] **{}**", "open": "- [ ] {}"}
     lines = [
-        boxes[item.state].format(" ".join(item.text.replace(MARK, "").split())[:200])
-        for item in progress.plan[:LONGEST_PLAN]
+        boxes[item.state].format(" ".join(item.text.split())[:200]) for item in progress.plan[:LONGEST_PLAN]
     ]
     more = len(progress.plan) - len(lines)
     return "\n".join(lines + ([f"- and {more} more"] if more else []))
@@ -74,8 +100,7 @@ def _clock(seconds: float) -> str:
 
 
 def _fitted(text: str) -> str:
-    # What looks like our mark in the text must not be taken for it.
-    text = text.replace(MARK, "<!-- ").strip() or "(nothing to say)"
+    text = text.strip() or "(nothing to say)"
     text = fences.closed(text[:LONGEST])
     return _folded(text) if len(text) > FOLD_AFTER else text
 
@@ -85,10 +110,6 @@ def _folded(text: str) -> str:
     head, rest = fences.parted(text, cut if cut > 0 else 2000)
     rest = rest.lstrip("\n")
     return f"{head}\n\n<details><summary>The rest</summary>\n\n{rest}\n\n</details>"
-
-
-def _mark(id_: str, *more: str) -> str:
-    return f"{MARK} {' '.join(filter(None, (id_, *more)))} -->"
 
 
 def _working_mark(message: str) -> str:
@@ -122,21 +143,26 @@ class Replies:
             facts = outgoing.facts if began == outgoing.reply_to else {}
             working = await self._marked(client, account, place, _working_mark(began), facts)
             if working is not None:
-                check = _check_of(working["body"])
-                await _edit(client, place, working["id"], body_of(outgoing, check))
+                check = marks.value(marks.words(account, place, working["body"]), "check")
+                body = body_of(outgoing, mark_of(outgoing, account, place, check))
+                await _edit(client, place, working["id"], body)
                 return str(working["id"])
-        made = await client.post(
-            f"/repos/{place.repository}/issues/{place.number}/comments", {"body": body_of(outgoing)}
-        )
+        body = body_of(outgoing, mark_of(outgoing, account, place))
+        made = await client.post(f"/repos/{place.repository}/issues/{place.number}/comments", {"body": body})
         return str(made["id"])
 
     async def complete(self, outgoing: Outgoing, external_id: str, account: Account) -> None:
         """Bring the comment to its text again, and end the check that stands for the work."""
         place = Place.of(outgoing.conversation, outgoing.lasting)
         client = await self._access.to(account, place.repository, WRITE)
-        comment = await client.get(f"/repos/{place.repository}/issues/comments/{external_id}")
-        check = _check_of(comment["body"])
-        wanted = body_of(outgoing, check)
+        try:
+            comment = await client.get(f"/repos/{place.repository}/issues/comments/{external_id}")
+        except Permanent as error:
+            if is_missing(error) and await self._is_there(client, place):
+                raise Gone(f"The comment on {place} was deleted before it was complete.") from None
+            raise
+        check = marks.value(marks.words(account, place, comment["body"]), "check")
+        wanted = body_of(outgoing, mark_of(outgoing, account, place, check))
         if comment["body"] != wanted:
             await _edit(client, place, external_id, wanted)
         if check:
@@ -144,20 +170,28 @@ class Replies:
         if outgoing.part == 1 and outgoing.kind != "note":
             await self._check_what_was_made(account, place, outgoing)
 
+    async def _is_there(self, client: Client, place: Place) -> bool:
+        """Whether the issue or pull request itself is still there."""
+        try:
+            await client.get(f"/repos/{place.repository}/issues/{place.number}")
+        except Permanent as error:
+            if is_missing(error):
+                return False
+            raise
+        return True
+
     async def _marked(
         self, client: Client, account: Account, place: Place, mark: str, facts: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """A comment of ours with a mark, looked for from the moment of the request on. Anybody can write a mark;
-        it counts only in what we wrote."""
+        """A comment of ours with a mark, looked for from the newest one back to the moment of the request. Anybody can
+        write a mark; it counts only in what we wrote."""
         settings = Settings.model_validate(account.settings)
-        since = {"since": facts["asked_at"]} if facts.get("asked_at") else {}
-        comments = await client.pages(
-            f"/repos/{place.repository}/issues/{place.number}/comments", most=LOOK_BACK, **since
-        )
-        for comment in comments:
-            if settings.wrote(comment["user"]["login"]) and _has(comment["body"] or "", mark):
-                found: dict[str, Any] = comment
-                return found
+        asked_at = moment(str(facts.get("asked_at") or ""))
+        async for comment in client.comments(place.repository, place.number, most=LOOK_BACK):
+            if settings.wrote(login_of(comment)) and mark in marks.words(account, place, comment["body"]):
+                return comment
+            if asked_at and moment(str(comment.get("created_at") or "")) < asked_at:
+                return None  # older than what it answers
         return None
 
     async def notice(self, message: Incoming, account: Account) -> None:
@@ -182,7 +216,8 @@ class Replies:
             if found is None:
                 check = await self._begin_check(account, place, progress.message)
                 path = f"/repos/{place.repository}/issues/{place.number}/comments"
-                made = await client.post(path, {"body": _progress_body(progress, check)})
+                body = _progress_body(progress, _progress_mark(progress, account, place, check))
+                made = await client.post(path, {"body": body})
                 return str(made["id"])
             shown = str(found["id"])
         try:
@@ -191,8 +226,10 @@ class Replies:
             if is_missing(error):
                 return shown
             raise
-        if _has(comment["body"], _working_mark(progress.message)):
-            await _edit(client, place, shown, _progress_body(progress, _check_of(comment["body"])))
+        found_words = marks.words(account, place, comment["body"])
+        if _working_mark(progress.message) in found_words:
+            mark = _progress_mark(progress, account, place, marks.value(found_words, "check"))
+            await _edit(client, place, shown, _progress_body(progress, mark))
         return shown
 
     async def _begin_check(self, account: Account, place: Place, message: str) -> str:
@@ -230,6 +267,8 @@ class Replies:
             return  # only an App may make checks, and only our own branches get one
         try:
             reading = await self._access.to(account, place.repository, READ)
+            if not outgoing.facts.get("head"):
+                head, _ = await unmerged(reading, place.repository, head, "")
             query = {"head": f"{place.repository.partition('/')[0]}:{head}", "state": "open"}
             pulls = await reading.get(f"/repos/{place.repository}/pulls", **query)
             if pulls:
@@ -252,46 +291,53 @@ class Replies:
 
 @contextlib.contextmanager
 def saying_if_gone(place: str) -> Iterator[None]:
-    """Why there is nobody to answer any more, in words for whoever looks at the run."""
+    """Why there is nobody to answer any more, in words for whoever looks at the run. What may pass (a lock, a
+    permission, a key) is tried again for days before that."""
     try:
         yield
+    except Gone:
+        raise  # it is written again
     except Permanent as error:
         told = str(error)
+        if error.reason in _MAY_PASS and "archived" not in told:
+            reason = "github.locked" if "locked" in told else error.reason
+            raise Temporary(
+                told, reason=reason, retry_after=AGAIN_AFTER, give_up_after=GIVE_UP_AFTER
+            ) from None
         if is_missing(error) and told.startswith("GitHub answered"):
             told = f"{place} was deleted, or is closed to us. {told}"
         raise Permanent(f"Nothing can be answered: {told}", reason=error.reason) from None
 
 
+_MAY_PASS = frozenset({"github.forbidden", "github.credentials", "credentials"})
+"""A lock may be opened, a permission be accepted and a key be replaced."""
+
+
 def _settled(outgoing: Outgoing) -> dict[str, Any]:
     """A check's end. Neutral when all went well: our own word must not make anything mergeable."""
-    failed = outgoing.kind == "error"
-    output = {"title": "Gofer gave up" if failed else "Gofer has answered"}
-    return {
-        "status": "completed",
-        "conclusion": "failure" if failed else "neutral",
-        "output": {**output, "summary": outgoing.text[:1000] or "Done."},
-    }
+    if outgoing.stopped_by == CANCELLED:
+        conclusion, title = CANCELLED, "Gofer was stopped"
+    elif outgoing.kind == "error":
+        conclusion, title = "failure", "Gofer gave up"
+    elif outgoing.stopped_by:
+        conclusion, title = "failure", f"Gofer was stopped by a limit ({outgoing.stopped_by})"
+    else:
+        conclusion, title = "neutral", "Gofer has answered"
+    output = {"title": title, "summary": outgoing.text[:1000] or "Done."}
+    return {"status": "completed", "conclusion": conclusion, "output": output}
 
 
 async def _edit(client: Client, place: Place, comment: object, body: str) -> None:
     await client.patch(f"/repos/{place.repository}/issues/comments/{comment}", {"body": body})
 
 
-def _has(body: str, mark: str) -> bool:
-    """Whether the hidden line, which is our last, holds a mark."""
-    last = body.rstrip().rpartition("\n")[2]
-    return last.startswith(MARK) and mark in last.split()
+def _progress_mark(progress: Progress, account: Account, place: Place, check: str) -> str:
+    return marks.line(account, place, "progress", _working_mark(progress.message), check and f"check={check}")
 
 
-def _check_of(body: str) -> str:
-    found = re.search(rf"{re.escape(MARK)}[^\n]*\bcheck=(\d+)", body)
-    return found.group(1) if found else ""
-
-
-def _progress_body(progress: Progress, check: str) -> str:
+def _progress_body(progress: Progress, mark: str) -> str:
     doing = f", using `{progress.doing}`" if progress.doing else ""
     more = f" [See the run.]({progress.url})" if progress.url else ""
     state = f"⏸ Waiting for {progress.waits_for}" if progress.waits_for else "⏳ Working on it"
     line = f"{state}: step {progress.steps}{doing}, {_clock(progress.seconds)} so far.{more}"
-    mark = _mark("progress", _working_mark(progress.message), check and f"check={check}")
     return "\n\n".join([line, *([_plan(progress)] if progress.plan else []), mark])

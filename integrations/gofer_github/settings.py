@@ -8,7 +8,18 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Trigger = Literal["mention", "command", "label", "assignment", "review_request", "check", "errand"]
+Trigger = Literal[
+    "mention",
+    "command",
+    "label",
+    "assignment",
+    "review_request",
+    "changes_requested",
+    "check",
+    "rerun",
+    "errand",
+    "rule",
+]
 TRIGGERS: tuple[Trigger, ...] = get_args(Trigger)
 PUBLIC = "https://github.com"
 PUBLIC_API = "https://api.github.com"
@@ -30,6 +41,8 @@ class Settings(BaseModel):
     login: str = ""
     """The login that what we write has, as learned at set-up."""
     label: str = Field(default="gofer", max_length=50)
+    plan_label: str = Field(default="gofer-plan", max_length=50)
+    """The label that asks for a plan first."""
     branch_prefix: str = Field(default="gofer/", pattern=r"^[a-z0-9][a-z0-9._-]{0,30}/$")
     triggers: tuple[Trigger, ...] = TRIGGERS
     repositories: tuple[str, ...] = ()

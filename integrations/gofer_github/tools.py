@@ -15,58 +15,42 @@ import httpx2
 from gofer.errors import Permanent, Temporary
 from gofer.integration import Account, Incoming
 from gofer.tool import Arguments, Reach, Tier, Tool, ToolContext, ToolResult
-from gofer_github import cleaning
-from gofer_github.access import LOGS, OPEN_PULL, READ, RESOLVE, WRITE, Access, moment
+from gofer_github import cleaning, marks, reviews
+from gofer_github.access import LOGS, OPEN_PULL, READ, STATUSES, WRITE, Access, moment
+from gofer_github.client import Client, login_of
 from gofer_github.cloning import checkout
-from gofer_github.place import MARK, Place
-from gofer_github.settings import Settings
+from gofer_github.review_tools import ReviewTools
+from gofer_github.scope import Scope
 from gofer_github.wishes import (
     About,
-    Body,
     Checkout,
     Labels,
     Logins,
-    Nothing,
     OfCheck,
     OfFile,
     Pull,
     Remark,
+    Review,
+    ThreadOf,
+    ThreadReply,
     Words,
 )
 from gofer_github.workflows import chosen
 from gofer_github.workspace import RULE, branches
 
+DRAFT = "draft"
+"""The label of a pull request where drafts are not supported."""
 LONGEST_DIFF = 200_000
 LONGEST_LOG = 8 * 1024 * 1024
 
 _ELSEWHERE = re.compile(r"[(\\-]*(?:repo|org|user|enterprise|project|is):", re.I)
 _LOG_NOISE = re.compile(r"^\ufeff?\d{4}-\d\d-\d\dT[\d:.]+Z ")
-_THREADS = """query($owner: String!, $name: String!, $number: Int!) {
-  repository(owner: $owner, name: $name) { pullRequest(number: $number) {
-    reviewThreads(last: 100) { nodes { id comments(first: 1) { nodes { databaseId } } } } } } }"""
-_RESOLVE = """mutation($thread: ID!) { resolveReviewThread(input: {threadId: $thread}) { thread { id } } }"""
-
 A = TypeVar("A", bound=Arguments)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """The tools' view of one conversation."""
-
-    access: Access
-    account: Account
-    message: Incoming
-
-    @property
-    def place(self) -> Place:
-        return Place.of(self.message.conversation, self.message.lasting)
-
-    @property
-    def settings(self) -> Settings:
-        return Settings.model_validate(self.account.settings)
-
-    def path(self, rest: str) -> str:
-        return f"/repos/{self.place.repository}/{rest}"
+class Work(Scope):
+    """What the tools do, but for those about reviews."""
 
     async def read(self, about: About, context: ToolContext) -> ToolResult:
         number = about.number or self.place.number
@@ -74,6 +58,8 @@ class Work:
         issue = await client.get(self.path(f"issues/{number}"))
         comments = await client.pages(self.path(f"issues/{number}/comments"), most=3)
         if "pull_request" in issue:
+            given = await client.pages(self.path(f"pulls/{number}/reviews"), most=3)
+            comments += [one for one in given if one.get("body") or one.get("state") != "COMMENTED"]
             comments += await client.pages(self.path(f"pulls/{number}/comments"), most=3)
         kind = "Pull request" if "pull_request" in issue else "Issue"
         head = f"{kind} #{number} ({issue['state']}): {self._title(issue)}"
@@ -95,10 +81,11 @@ class Work:
     def _said(self, one: dict[str, Any]) -> str:
         """One entry, unless it was changed after the request was made."""
         who = cleaning.line(one["user"]["login"], 60) if one.get("user") else "somebody"
-        where = f" on {cleaning.line(one['path'], 300)}" if one.get("path") else ""
+        where = f", {_review_place(one)}" if one.get("path") or one.get("state") in _REVIEWED else ""
         if self._late(one):
             return f"--- {who}{where}: (changed after the request was made, so it is not shown)"
-        return f"--- {who}{where}:\n{cleaning.clean((one['body'] or '').partition(MARK)[0])}"
+        code = f"{reviews.hunk(one)}\n" if one.get("path") and not one.get("in_reply_to_id") else ""
+        return f"--- {who}{where}:\n{code}{cleaning.clean(marks.without(one['body']))}"
 
     def _late(self, one: dict[str, Any]) -> bool:
         """Whether somebody else may have changed it since. Of the request's own issue we know how it was; another
@@ -109,6 +96,8 @@ class Work:
             digest = hashlib.sha256((one["body"] or "").encode("utf-8", "replace")).hexdigest()
             return bool(self.message.facts.get("body", digest) != digest)
         asked = moment(str(self.message.facts.get("asked_at", "")))
+        if "updated_at" not in one:
+            return False  # a review: GitHub does not tell whether it was changed
         return bool(asked) and one["updated_at"] != one["created_at"] and moment(one["updated_at"]) > asked
 
     def _ours(self, one: dict[str, Any]) -> bool:
@@ -118,7 +107,8 @@ class Work:
         """Whether anybody but the requester and us wrote something of it."""
         requester = str(self.message.facts.get("login", "")).lower()
         logins = {str((one.get("user") or {}).get("login", "")).lower() for one in entries}
-        return any(login != requester and not self.settings.wrote(login) for login in logins)
+        # Who has no login any more is nobody's requester, least of all a rule's, which has none either.
+        return any(not login or (login != requester and not self.settings.wrote(login)) for login in logins)
 
     async def diff(self, about: About, context: ToolContext) -> ToolResult:
         client = await self.access.to(self.account, self.place.repository, READ)
@@ -153,7 +143,17 @@ class Work:
             self.path(f"commits/{pull['head']['sha']}/check-runs"), key="check_runs", most=2
         )
         lines = await asyncio.to_thread(lambda: [_check(run) for run in runs])
+        lines += await self._statuses(str(pull["head"]["sha"]))
         return ToolResult("\n".join(lines) or "There are no checks on it.", untrusted=True)
+
+    async def _statuses(self, sha: str) -> list[str]:
+        """Commit statuses, which older services set instead of checks; the latest of each."""
+        try:
+            client = await self.access.to(self.account, self.place.repository, STATUSES)
+            found = await client.get(self.path(f"commits/{sha}/status"), per_page=100)
+        except Permanent:
+            return ["(Commit statuses cannot be read: the App may not, it lacks statuses: read.)"]
+        return [_status(one) for one in found["statuses"]]
 
     async def logs(self, of: OfCheck, context: ToolContext) -> ToolResult:
         """The end of a workflow's log. It lies at a storage of GitHub's, to which our token must not go."""
@@ -182,44 +182,22 @@ class Work:
         ]
         return ToolResult("\n".join(lines) or "Nothing found.", untrusted=True)
 
-    async def resolve(self, wanted: Nothing, context: ToolContext) -> ToolResult:
-        thread = self.message.facts.get("thread")
-        if not thread:
-            return ToolResult("This request came from no review thread.", is_error=True)
-        client = await self.access.to(self.account, self.place.repository, RESOLVE)
-        owner, _, name = self.place.repository.partition("/")
-        found = await client.graphql(_THREADS, owner=owner, name=name, number=self.place.number)
-        for one in found["repository"]["pullRequest"]["reviewThreads"]["nodes"]:
-            if any(comment["databaseId"] == thread for comment in one["comments"]["nodes"]):
-                await client.graphql(_RESOLVE, thread=one["id"])
-                return ToolResult("Resolved the thread.", progress=True)
-        return ToolResult("The thread is gone.", is_error=True)
-
     async def label(self, wanted: Labels, context: ToolContext) -> ToolResult:
         client = await self.access.to(self.account, self.place.repository, WRITE)
-        labels = [name for name in wanted.labels if name.lower() != self.settings.label.lower()]
+        asking = {self.settings.label.lower(), self.settings.plan_label.lower()}
+        labels = [name for name in wanted.labels if name.lower() not in asking]
+        if not labels:
+            told = f"With the label {wanted.labels[0]} people ask for work, so it is not put on."
+            return ToolResult(told, is_error=True)
         await client.post(self.path(f"issues/{self.place.number}/labels"), {"labels": labels})
-        return ToolResult(f"Put on: {', '.join(labels) or 'nothing'}.", progress=True)
-
-    async def reply(self, wanted: Body, context: ToolContext) -> ToolResult:
-        thread = self.message.facts.get("thread")
-        if not thread:
-            return ToolResult(
-                "This request is no review comment; the answer goes below it by itself.", is_error=True
-            )
-        client = await self.access.to(self.account, self.place.repository, WRITE)
-        mark = _mark(context)
-        known = await client.pages(self.path(f"pulls/{self.place.number}/comments"))
-        if not any(mark in one["body"] for one in known):
-            path = self.path(f"pulls/{self.place.number}/comments/{thread}/replies")
-            await client.post(path, {"body": f"{wanted.body}\n\n{mark}"})
-        return ToolResult("Replied in the thread.", progress=True)
+        return ToolResult(f"Put on: {', '.join(labels)}.", progress=True)
 
     async def comment(self, wanted: Remark, context: ToolContext) -> ToolResult:
         client = await self.access.to(self.account, self.place.repository, WRITE)
-        path, mark = self.path(f"issues/{wanted.number}/comments"), _mark(context)
-        if not any(mark in one["body"] for one in await client.pages(path)):
-            await client.post(path, {"body": f"{wanted.body}\n\n{mark}"})
+        path = self.path(f"issues/{wanted.number}/comments")
+        if not any(self.has_written(one, context, wanted.number) for one in await client.pages(path)):
+            mark = self.mark(context, wanted.number)
+            await client.post(path, {"body": f"{self.outgoing(context, wanted.body)}\n\n{mark}"})
         return ToolResult(f"Commented on #{wanted.number}.", progress=True)
 
     async def request_review(self, wanted: Logins, context: ToolContext) -> ToolResult:
@@ -242,11 +220,8 @@ class Work:
         ran = await context.shell.run(command, timeout=min(300, context.seconds_left), tag=context.call_id)
         text = ran.output.decode("utf-8", "replace")
         done = ran.exit_code == 0
-        said = (
-            f"Cloned into {wanted.directory}, on branch {found.own} (from {found.base}).\n{text}"
-            if done
-            else text
-        )
+        where = f"Cloned into {wanted.directory}, on branch {found.own} (from {found.base})."
+        said = "\n".join(filter(None, (where, found.note, text))) if done else text
         return ToolResult(said.strip(), is_error=not done, exit_code=ran.exit_code, progress=done)
 
     async def open_pull(self, wanted: Pull, context: ToolContext) -> ToolResult:
@@ -260,23 +235,57 @@ class Work:
         client = await self.access.to(self.account, self.place.repository, OPEN_PULL)
         owner = self.place.repository.partition("/")[0]
         there = await client.get(self.path("pulls"), head=f"{owner}:{branch}", state="open")
-        body = self._pull_body(wanted)
+        title, body = self.outgoing(context, wanted.title), self._pull_body(wanted, context)
         if there:
             made = await client.patch(
-                self.path(f"pulls/{there[0]['number']}"), {"title": wanted.title, "body": body}
+                self.path(f"pulls/{there[0]['number']}"), {"title": title, "body": body}
             )
-            return ToolResult(f"Updated {made['html_url']} (#{made['number']}).", progress=True)
-        new = {"title": wanted.title, "body": body, "head": branch, "base": found.base, "draft": True}
-        made = await client.post(self.path("pulls"), new)
-        return ToolResult(f"Opened the draft {made['html_url']} (#{made['number']}).", progress=True)
+            told = f"Updated {made['html_url']} (#{made['number']})."
+            return ToolResult(f"{told}{await self._ask_asker(made)}", progress=True)
+        new = {"title": title, "body": body, "head": branch, "base": found.base}
+        try:
+            made = await client.post(self.path("pulls"), {**new, "draft": True})
+        except Permanent as error:
+            if error.reason != "github.invalid" or "draft pull request" not in str(error).lower():
+                raise
+            return await self._open_ordinary(client, new)
+        told = f"Opened the draft {made['html_url']} (#{made['number']})."
+        return ToolResult(f"{told}{await self._ask_asker(made)}", progress=True)
 
-    def _pull_body(self, wanted: Pull) -> str:
+    async def _ask_asker(self, pull: dict[str, Any]) -> str:
+        """Request a review of whoever asked for the work; decoration, since not everybody can be asked."""
+        login = str(self.message.facts.get("login") or "")
+        if not login or self.message.author.is_bot or login.lower() == login_of(pull).lower():
+            return ""
+        client = await self.access.to(self.account, self.place.repository, WRITE)
+        try:
+            path = self.path(f"pulls/{pull['number']}/requested_reviewers")
+            await client.post(path, {"reviewers": [login]})
+        except Permanent:
+            return ""
+        return f" {login} is asked for a review."
+
+    async def _open_ordinary(self, client: Client, new: dict[str, Any]) -> ToolResult:
+        """Where drafts are not supported: a pull request like any other, with a label that says it is one."""
+        made = await client.post(self.path("pulls"), new)
+        labelling = await self.access.to(self.account, self.place.repository, WRITE)
+        told = f"Opened {made['html_url']} (#{made['number']}). This repository has no draft pull requests"
+        asked = await self._ask_asker(made)
+        try:
+            await labelling.post(self.path(f"issues/{made['number']}/labels"), {"labels": [DRAFT]})
+        except Permanent:
+            return ToolResult(f"{told}, so it is an ordinary one.{asked}", progress=True)
+        return ToolResult(f"{told}, so it is an ordinary one with the label {DRAFT}.{asked}", progress=True)
+
+    def _pull_body(self, wanted: Pull, context: ToolContext) -> str:
         closes = f"\n\nFixes #{self.place.number}" if self.message.kind == "issue" else ""
         login = self.message.facts.get("login")
         asked = f"\n\nAsked for by @{login}." if login else ""
         parts = {"Why": wanted.why, "Tested": wanted.tested, "Uncertain": wanted.uncertain}
         body = "\n\n".join([wanted.changed, *(f"**{title}:** {text}" for title, text in parts.items())])
-        return f"{body.replace(MARK, '<!-- ')}{closes}{asked}\n\n{MARK} pull -->"
+        body = self.outgoing(context, body)
+        mark = marks.line(self.account, marks.elsewhere(self.place.repository), "pull")
+        return f"{body}{closes}{asked}\n\n{mark}"
 
     async def _own_pull(self) -> dict[str, Any] | None:
         found = await branches(self.access, self.account, self.message)
@@ -286,10 +295,6 @@ class Work:
         owner = self.place.repository.partition("/")[0]
         there = await client.get(self.path("pulls"), head=f"{owner}:{found.own}", state="open")
         return there[0] if there else None
-
-
-def _mark(context: ToolContext) -> str:
-    return f"{MARK} call-{hashlib.sha256(context.call_id.encode()).hexdigest()[:16]} -->"
 
 
 async def _download(http: httpx2.AsyncClient, address: str) -> str:
@@ -306,6 +311,18 @@ async def _download(http: httpx2.AsyncClient, address: str) -> str:
     except httpx2.TransportError as error:
         raise Temporary(f"The log cannot be fetched: {type(error).__name__}.", reason="unreachable") from None
     return held.decode("utf-8", "replace")
+
+
+_REVIEWED = {"APPROVED": "approved", "CHANGES_REQUESTED": "requested changes", "COMMENTED": "reviewed"}
+
+
+def _review_place(one: dict[str, Any]) -> str:
+    """Of a review how it ended; of a comment in one its number, its place, and what it answers."""
+    if not one.get("path"):
+        return f"review {one['id']}, {_REVIEWED[one['state']]}"
+    thread = one.get("in_reply_to_id")
+    told = f"review comment {one['id']} on {reviews.place(one)}"
+    return f"{told}, in answer to {thread}" if thread else told
 
 
 def _by_file(files: list[dict[str, Any]]) -> str:
@@ -327,10 +344,15 @@ def _check(run: dict[str, Any]) -> str:
     return f"{cleaning.line(run['name'])} ({run['id']}): {ended} {title}\n{summary}".strip()
 
 
+def _status(one: dict[str, Any]) -> str:
+    more = (cleaning.line(str(one.get(name) or "")) for name in ("description", "target_url"))
+    return " ".join(filter(None, (f"{cleaning.line(one['context'])} (a status): {one['state']}", *more)))
+
+
 NAMES = frozenset(
     f"github_{name}"
     for name in (
-        "read", "diff", "file", "checks", "logs", "search", "label", "reply", "resolve", "comment",
+        "read", "diff", "file", "checks", "logs", "search", "label", "reply", "resolve", "review", "comment",
         "request_review", "checkout", "open_pull",
     )
 )  # fmt: skip
@@ -340,7 +362,8 @@ def tools(access: Access, account: Account, message: Incoming) -> list[Tool[Any]
     """The tools of one conversation."""
     work = Work(access, account, message)
     names = chosen(message, work.settings).tools
-    return [tool for tool in _all(work) if "*" in names or tool.name in names]
+    every = [*_all(work), *_about_reviews(ReviewTools(access, account, message))]
+    return [tool for tool in every if "*" in names or tool.name in names]
 
 
 def _all(work: Work) -> list[Tool[Any]]:
@@ -358,18 +381,29 @@ def _all(work: Work) -> list[Tool[Any]]:
         # On a pull request, a label may be what workflows with secrets wait for.
         _tool("github_label", "Put labels on this issue or pull request.", Labels, work.label, Tier.WRITE,
               "outside" if work.message.kind == "pull" else "own"),
-        _tool("github_reply", "Reply in the review thread that this request came from.", Body, work.reply, Tier.WRITE),
-        _tool("github_resolve", "Resolve the review thread that this request came from, once it is dealt with.",
-              Nothing, work.resolve, Tier.WRITE),
         _tool("github_comment", "Comment on another issue or pull request of this repository. Your answer here "
               "becomes a comment by itself.", Remark, work.comment, Tier.WRITE, "outside"),
         _tool("github_request_review", "Ask people to review this conversation's pull request.",
               Logins, work.request_review, Tier.WRITE, "outside"),
         _tool("github_checkout", "Clone the repository into the shell and go to this conversation's own branch. "
-              "There git fetch, commit and push work as usual; push to this branch only.",
+              "There git fetch, commit and push work as usual; push to this branch only. A clone that is there is "
+              "brought up to date: when a push is refused because somebody else pushed, ask for this again.",
               Checkout, work.checkout, Tier.EXEC, timeout=600),
         _tool("github_open_pull", "Open a draft pull request from the pushed branch, or update the one that is there. "
               "`Fixes #n` is added by itself.", Pull, work.open_pull, Tier.WRITE),
+    ]  # fmt: skip
+
+
+def _about_reviews(work: ReviewTools) -> list[Tool[Any]]:
+    return [
+        _tool("github_reply", "Reply to a review comment in its thread, by the comment's number.",
+              ThreadReply, work.reply, Tier.WRITE),
+        _tool("github_resolve", "Resolve the thread of a review comment, by the comment's number, once it is dealt "
+              "with.", ThreadOf, work.resolve, Tier.WRITE),
+        _tool("github_review", "Review this pull request: one review with a summary and comments on lines of its diff. "
+              "A suggestion is applied by people with one click, so it must be exactly what is to stand there. "
+              "Line numbers are those of the files (new side) or of what was there before (old side), and must be "
+              "in the diff. Submit one review, when you are done.", Review, work.review, Tier.WRITE),
     ]  # fmt: skip
 
 

@@ -38,10 +38,6 @@ class OfCheck(Arguments):
     lines: int = Field(default=200, ge=1, le=2000, description="How many lines from its end.")
 
 
-class Nothing(Arguments):
-    """Nothing to say."""
-
-
 class Labels(Arguments):
     """Labels to put on."""
 
@@ -58,6 +54,39 @@ class Remark(Body):
     """A comment somewhere else in the repository."""
 
     number: int = Field(ge=1)
+
+
+class ThreadOf(Arguments):
+    """A review comment, and with it its thread."""
+
+    comment: int | None = Field(
+        default=None, ge=1, description="The review comment's number. Default: the one that this request is."
+    )
+
+
+class ThreadReply(ThreadOf, Body):
+    """An answer in the thread of a review comment."""
+
+
+class ReviewComment(Arguments):
+    """A comment on lines of a diff."""
+
+    path: str = Field(min_length=1, max_length=1000)
+    line: int = Field(ge=1, description="The line, or the last one of several, as numbered on its side.")
+    start_line: int | None = Field(default=None, ge=1, description="The first of several lines.")
+    side: Literal["new", "old"] = Field(default="new", description="old for a line that is removed.")
+    body: str = Field(min_length=1, max_length=20_000)
+    suggestion: str | None = Field(
+        default=None, max_length=20_000, description="What to put in the place of these lines, exactly."
+    )
+
+
+class Review(Arguments):
+    """A review as a whole."""
+
+    body: str = Field(min_length=1, max_length=20_000, description="What you think of it as a whole.")
+    verdict: Literal["comment", "request_changes"] = "comment"
+    comments: tuple[ReviewComment, ...] = Field(default=(), max_length=50)
 
 
 class Logins(Arguments):

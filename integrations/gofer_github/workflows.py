@@ -46,9 +46,11 @@ class Workflow(BaseModel):
     limits: Limits = Limits()
 
     def fits(self, message: Incoming) -> bool:
-        """Whether a request is of this sort."""
+        """Whether a request is of this sort. One that names its workflow has no other."""
         if message.kind not in self.kinds:
             return False
+        if named := message.facts.get("workflow"):
+            return bool(named == self.name)
         told = str(message.facts.get("word", "")) in self.words or message.trigger in self.triggers
         return told or not (self.words or self.triggers)
 
@@ -60,7 +62,9 @@ def chosen(message: Incoming, settings: Settings) -> Workflow:
         for path in sorted(folder.glob("*.toml")):
             if (found := _load(path, path.stat().st_mtime)).fits(message):
                 return found
-    raise Permanent("No workflow fits.", reason="workflow")
+    named = message.facts.get("workflow")
+    told = f"There is no workflow {named} for this ({message.kind})." if named else "No workflow fits."
+    raise Permanent(told, reason="workflow")
 
 
 @lru_cache(maxsize=64)

@@ -20,9 +20,13 @@ from gofer_github.settings import PUBLIC, Settings
 from gofer_github.submodules import allowed
 from gofer_github.workflows import chosen
 
+MOST_MERGES = 30
+"""Merged branches of one conversation that are looked past."""
 RULE = "github"
 """What the way to the repository is called."""
 HOOKS = ".config/git/hooks"
+MAX_COMMITS = 20
+"""Commits of one fetch that are looked up because no branch or tag names them."""
 _CONFIG = """[user]
 	name = {name}
 	email = {email}
@@ -40,6 +44,15 @@ _CONFIG = """[user]
 	path = gofer
 """
 # Appended to each commit, so that the person who asked has their part in it.
+# What a push refers to is uploaded first, where git-lfs is there to do it.
+_PRE_PUSH = """#!/bin/sh
+command -v git-lfs >/dev/null 2>&1 || exit 0
+exec git lfs pre-push "$@"
+"""
+_SETUP = (
+    f"chmod -f +x ~/{HOOKS}/* || true; "
+    "command -v git-lfs >/dev/null 2>&1 && git lfs install --skip-repo >/dev/null 2>&1 || true"
+)
 _CO_AUTHOR = """#!/bin/sh
 exec git interpret-trailers --in-place --if-exists addIfDifferent --trailer "Co-authored-by: {name} <{email}>" "$1"
 """
@@ -55,6 +68,8 @@ class Branches:
     base: str
     repository: int
     """The repository's number, which it keeps whatever it is called."""
+    note: str = ""
+    """Why it is another branch than before, if it is."""
 
     def may_push_to(self, branch: str) -> bool:
         """Whether a branch is one of this conversation's."""
@@ -70,15 +85,37 @@ async def branches(access: Access, account: Account, message: Incoming) -> Branc
     client = await access.to(account, place.repository, READ)
     if message.kind != "pull":
         repository = await client.get(f"/repos/{place.repository}")
-        return Branches(own, names, str(repository["default_branch"]), int(repository["id"]))
+        base, number = str(repository["default_branch"]), int(repository["id"])
+        own, note = await unmerged(client, place.repository, own, base)
+        return Branches(own, names, base, number, note)
     pull = await client.get(f"/repos/{place.repository}/pulls/{place.number}")
     if is_fork(pull):
         return None
-    head, number = str(pull["head"]["ref"]), int(pull["head"]["repo"]["id"])
+    head, base, number = str(pull["head"]["ref"]), str(pull["base"]["ref"]), int(pull["base"]["repo"]["id"])
+    if pull.get("merged_at"):
+        # What is asked for after a merge is another change: it begins where the merge went.
+        own, note = await unmerged(client, place.repository, own, base)
+        return Branches(own, names, base, number, note or f"#{place.number} was merged into {base}.")
     if head.startswith(prefix):
         # A pull request of ours is worked on where it is.
-        return Branches(head, (head, *names), str(pull["base"]["ref"]), number)
-    return Branches(own, names, head, number)
+        return Branches(head, (head, *names), base, number)
+    own, note = await unmerged(client, place.repository, own, head)
+    return Branches(own, names, head, number, note)
+
+
+async def unmerged(client: Client, repository: str, branch: str, base: str) -> tuple[str, str]:
+    """The first of a branch's names (gofer/7, gofer/7-2, …) that was not merged yet, and why it is not the first of
+    all. One that was merged may still be there, with commits that a squash made superfluous."""
+    owner, note, name = repository.partition("/")[0], "", branch
+    for number in range(2, MOST_MERGES):
+        query = {"head": f"{owner}:{name}", "state": "all"}
+        pulls = await client.get(f"/repos/{repository}/pulls", **query)
+        merged = [pull for pull in pulls if pull.get("merged_at")]
+        if not merged or any(pull["state"] == "open" for pull in pulls):
+            break
+        note = f"{name} was merged (#{merged[0]['number']}), so the work begins anew from {base}."
+        name = f"{branch}-{number}"
+    return name, note
 
 
 async def equip(access: Access, account: Account, message: Incoming) -> Equipment:
@@ -90,13 +127,14 @@ async def equip(access: Access, account: Account, message: Incoming) -> Equipmen
     settings = Settings.model_validate(account.settings)
     pushes = chosen(message, settings).may_push
     token = partial(access.token, account, place.repository, GIT if pushes else GIT_READ)
-    await token()  # a repository that is closed to us says so now, not to git
+    await token("")  # a repository that is closed to us says so now, not to git
     rule = EgressRule(
         name=RULE,
         upstream=settings.web_url,
         paths=(f"/{place.repository}",),
         git_push=tuple(f"refs/heads/{name}" for name in found.allowed) if pushes else (),
         git_objections=partial(_closed, access, account, place.repository),
+        git_commit_objections=partial(_unmerged, access, account, place.repository),
         # Who set another address than GitHub's own meant it, wherever it is.
         allow_private=settings.web_url != PUBLIC,
         # By its number: another repository that has its name one day is another.
@@ -107,7 +145,7 @@ async def equip(access: Access, account: Account, message: Incoming) -> Equipmen
     client = await access.to(account, place.repository, READ)
     number = await access.own_number(account, client) or settings.app_id or 0
     files = _files(settings, number, message.facts)
-    return Equipment(rules, "x-access-token", token, files, f"chmod -f +x ~/{HOOKS}/* || true")
+    return Equipment(rules, "x-access-token", token, files, _SETUP)
 
 
 async def _closed(
@@ -122,6 +160,32 @@ async def _closed(
         if ref not in found and await _is_protected(client, repository, name):
             found[ref] = "it is a protected branch"
     return found
+
+
+async def _unmerged(
+    access: Access, account: Account, repository: str, commits: Sequence[str]
+) -> Mapping[str, str]:
+    """Which commits that no branch or tag names are not part of the default branch either: anybody who opens a pull
+    request puts commits into a repository that git would hand out by their numbers."""
+    if len(commits) > MAX_COMMITS:
+        return dict.fromkeys(commits, f"at most {MAX_COMMITS} commits can be asked for by their numbers")
+    client = await access.to(account, repository, GIT_READ)
+    default = str((await client.get(f"/repos/{repository}"))["default_branch"])
+    found = {}
+    for commit in commits:
+        if not await _is_part_of(client, repository, default, commit):
+            found[commit] = f"it is no branch or tag, and not part of {default}"
+    return found
+
+
+async def _is_part_of(client: Client, repository: str, branch: str, commit: str) -> bool:
+    try:
+        path = f"/repos/{repository}/compare/{quote(branch)}...{commit}"
+        return (await client.get(path, per_page=1))["status"] in ("behind", "identical")
+    except Permanent as error:
+        if is_missing(error):
+            return False
+        raise
 
 
 async def _now_at(access: Access, account: Account, repository: str, number: int) -> tuple[str, ...]:
@@ -154,6 +218,7 @@ async def _modules(
             paths=(f"/{name}",),
             git_push=(),
             git_objections=None,
+            git_commit_objections=partial(_unmerged, access, account, name),
             keep="",
             moved=None,
             password=token,
@@ -171,6 +236,7 @@ def _files(settings: Settings, number: int, facts: Mapping[str, Any]) -> dict[st
             name=us, email=f"{number}+{us}@users.noreply.{host}", hooks=HOOKS
         )
     }
+    files[f"{HOOKS}/pre-push"] = _PRE_PUSH
     login = str(facts.get("login", ""))
     if re.fullmatch(r"[A-Za-z0-9_-]{1,39}", login):
         email = f"{int(facts['sender'])}+{login}@users.noreply.{host}"

@@ -30,12 +30,15 @@ class Hello(Integration):
 
     name = "hello"
     summary = "The example: signed JSON in, JSON out."
-    secrets = (SecretField("signing_key", "Signs each request (HMAC-SHA256, hex).", generated=True),)
+    secrets = (
+        SecretField("signing_key", "Signs each request (HMAC-SHA256 over time and body).", generated=True),
+        SecretField("next_signing_key", "Signs as well, while it replaces signing_key.", optional=True),
+    )
     settings = Settings
     secret_headers = frozenset({SIGNATURE})
 
-    def verify(self, request: Request, account: Account) -> None:
-        request.check_hmac(SIGNATURE, account.secret("signing_key"))
+    def verify(self, request: Request, account: Account) -> str | None:
+        return request.check_signature(SIGNATURE, *account.secrets_of("signing_key", "next_signing_key"))
 
     def parse(self, request: Request, account: Account) -> Parsed:
         match request.json():

@@ -7,7 +7,10 @@ from typing import Any
 
 STOP = "stop"
 _ANSWER = re.compile(r"q:([A-Za-z0-9_-]{1,50}):([0-9]{1,2})")
+_OFFER = re.compile(r"c:(agent|model) (\S{1,60})")
 LABEL_LIMIT = 60
+DATA_LIMIT = 64
+"""Bytes that a press may carry."""
 MOST_CHOICES = 20
 
 
@@ -26,6 +29,25 @@ def choices_keyboard(question: str, choices: tuple[str, ...]) -> dict[str, Any] 
     ]
     in_one_row = len(buttons) <= 3 and sum(len(button["text"]) for button in buttons) <= 30
     return {"inline_keyboard": [buttons] if in_one_row else [[button] for button in buttons]}
+
+
+def offers_keyboard(offers: Any) -> dict[str, Any] | None:
+    """A button for each command that is offered, as far as a press can carry it; two to a row."""
+    found = [str(offer) for offer in offers] if isinstance(offers, list) else []
+    buttons = [
+        {"text": offer.partition(" ")[2][:LABEL_LIMIT], "callback_data": f"c:{offer}"}
+        for offer in found
+        if offer.partition(" ")[2].strip() and len(f"c:{offer}".encode()) <= DATA_LIMIT
+    ]
+    return (
+        {"inline_keyboard": [buttons[at : at + 2] for at in range(0, len(buttons), 2)]} if buttons else None
+    )
+
+
+def offered(data: str) -> tuple[str, str]:
+    """The command and arguments that a press carries, if it carries one."""
+    found = _OFFER.fullmatch(data)
+    return (found[1], found[2]) if found else ("", "")
 
 
 def pressed(data: str) -> tuple[str, int] | None:

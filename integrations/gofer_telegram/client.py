@@ -14,12 +14,18 @@ import httpx2
 
 from gofer.errors import Permanent, Temporary
 from gofer.integration import Account
+from gofer_telegram.markdown import clean
 from gofer_telegram.settings import Settings
 
 REFUSED = (
     "Telegram refuses the bot token. Ask @BotFather for the current one (/mybots, API Token) and store it: "
     "gofer secrets put token --owner {connection}"
 )
+NOT_THERE = (
+    "{url} knows no bot by this token (404). If the token is the current one, look whether api_url is the address "
+    "of a Bot API server: gofer connections set {connection} api_url=https://api.telegram.org"
+)
+UNKNOWN_METHOD = "the server at {url} does not know this method (404)"
 CONFLICT = (
     "Another program reads this bot's updates (409 Conflict). One token has one reader: stop the other program, or "
     "ask @BotFather for a new token (/revoke)."
@@ -45,10 +51,10 @@ _REASONS = (
 class Rejected(Permanent):
     """Telegram will not do it, in its own words."""
 
-    def __init__(self, description: str, *, reason: str = "rejected", moved_to: int | None = None) -> None:
-        # Its own words are marked as such; ours name it anyway.
-        ours = description.startswith("Telegram ")
-        super().__init__(description if ours else f"Telegram: {description}", reason=reason)
+    def __init__(
+        self, description: str, *, reason: str = "rejected", method: str = "", moved_to: int | None = None
+    ) -> None:
+        super().__init__(f"Telegram: {method}: {description}" if method else description, reason=reason)
         self.description = description
         self.moved_to = moved_to
 
@@ -63,7 +69,7 @@ class Client:
     def __init__(self, account: Account) -> None:
         assert account.http is not None
         self.settings = Settings.model_validate(account.settings)
-        self._http = account.http
+        self._http = account.proxied or account.http
         self._account = account
         self._token = account.secret("token")
 
@@ -76,12 +82,12 @@ class Client:
         **parameters: Any,
     ) -> Any:
         """A method's result, `within` seconds if given; raises Temporary or Rejected."""
-        given = {name: value for name, value in parameters.items() if value is not None}
+        given = {name: _cleaned(value) for name, value in parameters.items() if value is not None}
         body: dict[str, Any] = {"json": given}
         if files:
             body = {"data": {name: _form(value) for name, value in given.items()}, "files": files}
         response = await self._request("POST", f"bot{self._token}/{method}", method, within, **body)
-        return self._result(response)
+        return self._result(method, response)
 
     async def download(self, file_id: str, *, at_most: int) -> bytes:
         """A file's bytes."""
@@ -91,9 +97,10 @@ class Client:
         if response.status_code >= 500:
             raise Temporary(f"Telegram's file server answered {response.status_code}.")
         if response.is_error or not path:
-            raise Rejected(f"the file cannot be had ({response.status_code})", reason="file_gone")
+            gone = f"the file cannot be had ({response.status_code})"
+            raise Rejected(gone, reason="file_gone", method="file")
         if len(response.content) > at_most:
-            raise Rejected("the file is too big", reason="file_too_big")
+            raise Rejected("the file is too big", reason="file_too_big", method="file")
         return response.content
 
     async def _request(
@@ -108,39 +115,62 @@ class Client:
             )
         except httpx2.HTTPError as error:
             # Without the cause: it holds the request, and the request holds the token.
-            raise Temporary(f"Telegram could not be reached ({type(error).__name__}).") from None
+            raise Temporary(f"Telegram: {shown}: could not be reached ({type(error).__name__}).") from None
         except ValueError:
-            raise Rejected("the bot token has characters no token has", reason="token_refused") from None
+            raise Rejected("The bot token has characters no token has.", reason="token_refused") from None
 
-    def _result(self, response: httpx2.Response) -> Any:
+    def _result(self, method: str, response: httpx2.Response) -> Any:
         try:
             answer = response.json()
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise Temporary(f"Telegram answered {response.status_code} without JSON.")
+            if response.status_code == 404:
+                raise self._not_found(method)
+            raise Temporary(f"Telegram: {method}: answered {response.status_code} without JSON.")
         if answer.get("ok") is True:
             return answer.get("result")
-        raise self._error(response.status_code, answer)
+        raise self._error(method, response.status_code, answer)
 
-    def _error(self, status: int, answer: dict[str, Any]) -> Exception:
+    def _error(self, method: str, status: int, answer: dict[str, Any]) -> Exception:
         description = str(answer.get("description", ""))[:500].replace(self._token, "…")
         parameters = answer.get("parameters") if isinstance(answer.get("parameters"), dict) else {}
         assert isinstance(parameters, dict)
         if status == 429:
             after = parameters.get("retry_after")
             wait = float(after) if isinstance(after, int | float) else 5.0
-            return Temporary(f"Telegram: {description}", reason="rate_limited", retry_after=wait)
+            return Temporary(f"Telegram: {method}: {description}", reason="rate_limited", retry_after=wait)
         if status == 409:
             text = description if "webhook" in description.lower() else CONFLICT
             return Temporary(text, reason="conflict", retry_after=15)
         if status >= 500:
-            return Temporary(f"Telegram: {status} {description}")
-        if status in (401, 404):
+            return Temporary(f"Telegram: {method}: {status} {description}")
+        if status == 401:
             return Rejected(REFUSED.format(connection=self._account.id), reason="token_refused")
+        if status == 404:
+            return self._not_found(method)
         moved = parameters.get("migrate_to_chat_id")
         reason = next((name for words, name in _REASONS if words in description.lower()), "rejected")
-        return Rejected(description, reason=reason, moved_to=moved if isinstance(moved, int) else None)
+        return Rejected(
+            description, reason=reason, method=method, moved_to=moved if isinstance(moved, int) else None
+        )
+
+    def _not_found(self, method: str) -> Rejected:
+        """Every bot has `getMe`: without it there is no bot here. Another method may only be unknown."""
+        url = self.settings.api_url
+        if method == "getMe":
+            told = NOT_THERE.format(url=url, connection=self._account.id)
+            return Rejected(told, reason="token_refused")
+        return Rejected(UNKNOWN_METHOD.format(url=url), reason="unknown_method", method=method)
+
+
+def _cleaned(value: Any) -> Any:
+    """Without control characters, which no server takes, wherever there is text."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {name: _cleaned(item) for name, item in value.items()}
+    return [_cleaned(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _form(value: Any) -> str:

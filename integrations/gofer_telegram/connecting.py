@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Sequence
@@ -16,6 +18,9 @@ from gofer_telegram.updates import WANTED
 POLL_SECONDS = 25
 STALLED_AFTER = POLL_SECONDS + 10
 """Seconds after which a poll that brought neither updates nor an empty answer is given up."""
+MAX_WAIT, MAX_WAITS = 15, 3
+"""Seconds that a set-up waits when Telegram says so, and how often."""
+WEBHOOK_FIX = "Look whether GOFER_PUBLIC_URL is an HTTPS address that Telegram can reach, then restart."
 FOREIGN_WEBHOOK = (
     "This bot's updates go to another program's webhook ({url}). Remove it there, or let this connection take the "
     "bot over: gofer connections enable {connection}"
@@ -27,31 +32,60 @@ PRIVACY = (
 
 
 async def set_up(account: Account) -> Health:
-    """Check the token, offer the commands, and say how updates come in. Drops nothing that waits at Telegram."""
+    """Check the token, see to how updates come in, then offer the commands. Drops nothing that waits at Telegram.
+
+    What the bot cannot work without comes first, and the commands, without which it can, fail nothing.
+    """
     client = Client(account)
-    me = await client.call("getMe")
-    await _offer_commands(client)
-    if account.hook_url is not None:
-        await client.call(
-            "setWebhook",
-            url=account.hook_url,
-            secret_token=account.secret("webhook_secret"),
-            allowed_updates=list(WANTED),
-            drop_pending_updates=False,
-        )
-        way = f"updates are pushed to {account.hook_url}"
-    else:
-        await client.call("deleteWebhook", drop_pending_updates=False)
-        way = "updates are fetched by long polling, since GOFER_PUBLIC_URL is not set"
-    name = str(me.get("username", ""))
+    me = await _patiently(client, "getMe")
+    name = str(me.get("username", "")) if isinstance(me, dict) else ""
+    learned = {"username": name}
+    try:
+        way = await _receive(client, account)
+    except Rejected as error:
+        return Health(False, f"@{name} cannot receive updates. {error}", fix=WEBHOOK_FIX, learned=learned)
     hint = "" if me.get("can_read_all_group_messages") else PRIVACY
-    return Health(True, f"@{name} is ready: {way}.{hint}", learned={"username": name})
+    missing = await _offer_commands(client)
+    return Health(True, f"@{name} is ready: {way}.{missing}{hint}", learned=learned)
 
 
-async def _offer_commands(client: Client) -> None:
-    await client.call("setMyCommands", commands=_menu(COMMANDS), scope={"type": "all_private_chats"})
+async def _receive(client: Client, account: Account) -> str:
+    """Have updates pushed to us, or kept for us to fetch."""
+    if account.hook_url is None:
+        await _patiently(client, "deleteWebhook", drop_pending_updates=False)
+        return "updates are fetched by long polling, since GOFER_PUBLIC_URL is not set"
+    await _patiently(
+        client,
+        "setWebhook",
+        url=account.hook_url,
+        secret_token=account.secret("webhook_secret"),
+        allowed_updates=list(WANTED),
+        drop_pending_updates=False,
+    )
+    return f"updates are pushed to {account.hook_url}"
+
+
+async def _patiently(client: Client, method: str, **parameters: Any) -> Any:
+    """A call that waits when Telegram says for how long, if that is not long; a job comes back for the rest."""
+    for _ in range(MAX_WAITS):
+        try:
+            return await client.call(method, **parameters)
+        except Temporary as error:
+            if error.retry_after is None or error.retry_after > MAX_WAIT or error.reason == "conflict":
+                raise
+            await asyncio.sleep(error.retry_after)
+    return await client.call(method, **parameters)
+
+
+async def _offer_commands(client: Client) -> str:
+    """Offer the commands in the menu; returns what to say if that fails, for they work without it."""
     public = [command for command in COMMANDS if not command.private]
-    await client.call("setMyCommands", commands=_menu(public), scope={"type": "all_group_chats"})
+    try:
+        for scope, offered in (("all_private_chats", COMMANDS), ("all_group_chats", public)):
+            await _patiently(client, "setMyCommands", commands=_menu(offered), scope={"type": scope})
+    except (Rejected, Temporary) as error:
+        return f" Its commands work, but are not in the menu yet: {error}"
+    return ""
 
 
 def _menu(commands: Sequence[Command]) -> list[dict[str, str]]:
@@ -61,9 +95,10 @@ def _menu(commands: Sequence[Command]) -> list[dict[str, str]]:
 async def tear_down(account: Account) -> None:
     """Leave the bot as it was found; what waits at Telegram stays there."""
     client = Client(account)
-    await client.call("deleteWebhook", drop_pending_updates=False)
+    await _patiently(client, "deleteWebhook", drop_pending_updates=False)
     for scope in ("all_private_chats", "all_group_chats"):
-        await client.call("deleteMyCommands", scope={"type": scope})
+        with contextlib.suppress(Rejected, Temporary):
+            await client.call("deleteMyCommands", scope={"type": scope})
 
 
 async def health(account: Account) -> Health:

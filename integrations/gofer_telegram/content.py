@@ -9,6 +9,9 @@ from gofer.integration import Attachment
 from gofer_telegram.node import Node
 
 DOWNLOAD_LIMIT = 20 * 1024 * 1024
+PASSED_ON = "passed-on:"
+"""How the reference of a file begins that its sender did not make: forwarded, or of the message that is answered."""
+VIDEO_NOTE = "video-note.mp4"
 PHOTO_SIDE = 1600
 """Pixels of the longer side above which models gain nothing."""
 
@@ -27,7 +30,7 @@ _FILES = {
     "animation": ("animation.mp4", "video/mp4"),
     "document": ("file", "application/octet-stream"),
     "video": ("video.mp4", "video/mp4"),
-    "video_note": ("video.mp4", "video/mp4"),
+    "video_note": (VIDEO_NOTE, "video/mp4"),
     "voice": ("voice.ogg", "audio/ogg"),
     "audio": ("audio.mp3", "audio/mpeg"),
 }

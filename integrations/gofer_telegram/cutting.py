@@ -12,19 +12,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from gofer_telegram.markdown import name_of, parse
+
 CODE, TABLE, HEADING, ITEM = "CodeBlock", "Table", "Heading", "Item"
 MARKS = {"Strong": 2, "Emphasis": 1, "Strikethrough": 2}
 """How long the mark is on each side."""
-INLINE = {*MARKS, "Link", "Image", "Code", "InlineMath", "DisplayMath"}
-MOST_MARKS = 1200
-"""Bold words, links and the like in an answer that is shown in messages: twice what these could have."""
-MOST_EVENTS = 30_000
+INLINE = {*MARKS, "Link", "Image", "Code"}
+MAX_MARKS = 1200
+"""Bold words, links and the like in an answer that is shown in messages: what these could have."""
+MAX_EVENTS = 30_000
 """Steps of the parser for such an answer: with a table, few characters can be many."""
 _MARGIN = re.compile(r"[ >]*")
 _MARKER = re.compile(r"(?:[-+*]|\d{1,9}[.)])(?: {1,4}(?! )| )?")
 _FENCE = re.compile(r"(`{3,}|~{3,})([^\n]*)")
 _TICKS = re.compile(r"`+")
-_SPOILER = re.compile(r"(?<!\\)\|\|[^\n|]+\|\|")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,6 @@ class Outline:
         self._open: dict[int, list[Span]] = {}
         self._leaves = [span for span in found if span.kind in (CODE, TABLE, HEADING)]
         self._inline = [span for span in found if span.kind in INLINE]
-        self._inline += [
-            Span("Spoiler", *spoiler.span())
-            for spoiler in _SPOILER.finditer(text, 0, end)
-            if self.leaf(spoiler.start() + 1) is None
-        ]
 
     def leaf(self, position: int) -> Span | None:
         """The code, table or heading that a position is in."""
@@ -175,20 +171,17 @@ def _moved(line: str, indents: list[tuple[int, int]]) -> str:
     return "".join(kept) + line[end:]
 
 
-def is_too_much(markdown: str, most_words: int) -> bool:
+def is_too_much(markdown: str, max_words: int) -> bool:
     """Whether a text has more words, more marks, or more made of them, than the few messages of an answer can show."""
-    import pyromark
-    from telegramify_markdown.converter import STANDARD_OPTIONS
-
     words = marks = 0
     in_table = False
-    for number, event in enumerate(pyromark.events(markdown, options=STANDARD_OPTIONS)):
-        name, value = _named(event)
+    for number, event in enumerate(parse(markdown)):
+        name, value = name_of(event.value)
         words += len(value) if name in ("Text", "Code") else 0
-        if TABLE in (name, _ended(event)):
+        if TABLE in (name, _ended(event.value)):
             in_table = not in_table
         marks += not in_table and (name in INLINE or name in (CODE, HEADING))
-        if words > most_words or marks > MOST_MARKS or number > MOST_EVENTS:
+        if words > max_words or marks > MAX_MARKS or number > MAX_EVENTS:
             return True
     return False
 
@@ -199,31 +192,8 @@ def _ended(event: Any) -> Any:
 
 def _spans(markdown: str) -> Iterator[Span]:
     """Everything that matters for a cut, in the order in which it begins."""
-    import pyromark
-    from telegramify_markdown.converter import STANDARD_OPTIONS
-
-    character = _characters(markdown)
-    for event, at in pyromark.events_with_range(markdown, options=STANDARD_OPTIONS):
-        name, value = _named(event)
+    for event in parse(markdown):
+        name, value = name_of(event.value)
         if name in (CODE, TABLE, HEADING, ITEM) or name in INLINE:
             fenced = name == CODE and value != "Indented"
-            yield Span(name, character(at["start"]), character(at["end"]), fenced)
-
-
-def _named(event: Any) -> tuple[str, Any]:
-    """What begins with an event, by its name; inline code and formulas are events of their own."""
-    if not isinstance(event, dict) or "End" in event:
-        return "", None
-    began = event.get("Start", event)
-    return next(iter(began.items())) if isinstance(began, dict) else (began, None)
-
-
-def _characters(text: str) -> Any:
-    """From bytes of UTF-8, in which the parser counts, to characters."""
-    if text.isascii():
-        return lambda offset: offset
-    starts, total = [], 0
-    for character in text:
-        starts.append(total)
-        total += len(character.encode())
-    return lambda offset: bisect_left(starts, offset)
+            yield Span(name, event.start, event.end, fenced)

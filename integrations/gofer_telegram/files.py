@@ -1,29 +1,67 @@
-"""Files from the workspace back to the chat, by a tool."""
+"""Files from the workspace back to the chat, by a tool: pictures as pictures, voice as voice, several as an album."""
 
 from __future__ import annotations
 
 from pathlib import PurePosixPath
+from typing import Any
 
 from pydantic import Field
 
 from gofer.integration import Account
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
-from gofer_telegram.client import Client
+from gofer_telegram.client import Client, Rejected
 from gofer_telegram.content import clean_name
 from gofer_telegram.place import place_of
 
 UPLOAD_LIMIT = 50 * 1024 * 1024
+PHOTO_LIMIT = 10 * 1024 * 1024
+MAX_ALBUM = 10
 DESCRIPTION = (
-    "Send a file from the workspace to this chat as a document, at most 50 MB. Use it when a person asked for a file, "
-    "or when a result is better read as one."
+    "Send files from the workspace to this chat, at most 50 MB each. Pictures are shown as pictures, sound and video "
+    "are played, Opus in Ogg becomes a voice note, anything else a document; several go as an album. Use it when a "
+    "person asked for a file, or when a result is better seen than told."
 )
+_METHODS = {
+    "photo": "sendPhoto",
+    "animation": "sendAnimation",
+    "video": "sendVideo",
+    "audio": "sendAudio",
+    "voice": "sendVoice",
+    "document": "sendDocument",
+}
+_TOGETHER = ({"photo", "video"}, {"audio"}, {"document"})
+"""What may be in one album."""
 
 
 class SendFile(Arguments):
     """What to send."""
 
-    path: str = Field(description="The file, by its path in the workspace.")
+    path: str = Field(default="", description="The file, by its path in the workspace.")
+    paths: list[str] = Field(
+        default_factory=list, max_length=MAX_ALBUM, description="Several files instead, sent together."
+    )
     caption: str = Field(default="", max_length=1000, description="A line to go with it.")
+    as_document: bool = Field(
+        default=False, description="Send as a document: unchanged, where pictures would be made smaller."
+    )
+
+
+def kind_of(content: bytes) -> str:
+    """How Telegram shows a file best, by its first bytes."""
+    head = content[:64]
+    if head.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")) or (head[:4], head[8:12]) == (
+        b"RIFF",
+        b"WEBP",
+    ):
+        return "photo" if len(content) <= PHOTO_LIMIT else "document"
+    if head.startswith((b"GIF87a", b"GIF89a")):
+        return "animation"
+    if head.startswith(b"OggS"):
+        return "voice" if b"OpusHead" in head else "document"
+    if head[4:8] == b"ftyp":
+        return "audio" if head[8:11] == b"M4A" else "video"
+    is_mp3 = head.startswith(b"ID3") or (len(head) > 1 and head[0] == 0xFF and head[1] & 0xE6 == 0xE2)
+    return "audio" if is_mp3 else "document"
 
 
 def send_file_tool(account: Account, conversation: str) -> Tool[SendFile]:
@@ -32,26 +70,63 @@ def send_file_tool(account: Account, conversation: str) -> Tool[SendFile]:
     async def run(given: SendFile, context: ToolContext) -> ToolResult:
         if context.shell is None:
             return ToolResult("There is no workspace to send a file from.", is_error=True)
-        content = await context.shell.read(given.path, limit=UPLOAD_LIMIT + 1)
-        if len(content) > UPLOAD_LIMIT:
-            return ToolResult(
-                f"{given.path} is larger than 50 MB, which Telegram does not take.", is_error=True
-            )
-        if not content:
-            return ToolResult(f"{given.path} is empty; Telegram takes no empty files.", is_error=True)
-        name = clean_name(PurePosixPath(given.path).name)
-        await send_file(Client(account), conversation, name, content, given.caption)
-        return ToolResult(f"Sent {name} ({len(content)} bytes).", progress=True)
+        paths = [*([given.path] if given.path else []), *given.paths]
+        if not paths or len(paths) > MAX_ALBUM:
+            return ToolResult(f"Name one to {MAX_ALBUM} files in path or paths.", is_error=True)
+        files: list[tuple[str, bytes]] = []
+        for path in paths:
+            content = await context.shell.read(path, limit=UPLOAD_LIMIT + 1)
+            if len(content) > UPLOAD_LIMIT:
+                return ToolResult(
+                    f"{path} is larger than 50 MB, which Telegram does not take.", is_error=True
+                )
+            if not content:
+                return ToolResult(f"{path} is empty; Telegram takes no empty files.", is_error=True)
+            files.append((clean_name(PurePosixPath(path).name), content))
+        if sum(len(content) for _, content in files) > UPLOAD_LIMIT:
+            return ToolResult("Together these are larger than 50 MB; send them one by one.", is_error=True)
+        await send_files(Client(account), conversation, files, given.caption, as_document=given.as_document)
+        sent = ", ".join(f"{name} ({len(content)} bytes)" for name, content in files)
+        return ToolResult(f"Sent {sent}.", progress=True)
 
     return Tool("send_file", DESCRIPTION, SendFile, run, Tier.WRITE, timeout=120)
 
 
-async def send_file(client: Client, conversation: str, name: str, content: bytes, caption: str = "") -> None:
-    """Send a document."""
-    await client.call(
-        "sendDocument",
-        **place_of(conversation).sending,
-        caption=caption or None,
-        files={"document": (name, content)},
-        within=120,
-    )
+async def send_files(
+    client: Client,
+    conversation: str,
+    files: list[tuple[str, bytes]],
+    caption: str = "",
+    *,
+    as_document: bool = False,
+) -> None:
+    """Send files as what they are; what Telegram does not take as such goes as documents."""
+    kinds = ["document" if as_document else kind_of(content) for _, content in files]
+    try:
+        await _send(client, conversation, files, kinds, caption)
+    except Rejected as error:
+        refused_as_such = error.says(
+            "image_process_failed", "photo_", "wrong type", "voice_messages_forbidden"
+        )
+        if set(kinds) == {"document"} or not refused_as_such:
+            raise
+        await _send(client, conversation, files, ["document"] * len(files), caption)
+
+
+async def _send(
+    client: Client, conversation: str, files: list[tuple[str, bytes]], kinds: list[str], caption: str
+) -> None:
+    where = place_of(conversation).sending
+    if len(files) == 1:
+        uploads = {kinds[0]: files[0]}
+        await client.call(_METHODS[kinds[0]], **where, caption=caption or None, files=uploads, within=120)
+        return
+    if not any(set(kinds) <= together for together in _TOGETHER):
+        kinds = ["document"] * len(files)
+    media: list[dict[str, Any]] = [
+        {"type": kind, "media": f"attach://file{number}"} for number, kind in enumerate(kinds)
+    ]
+    if caption:
+        media[0]["caption"] = caption
+    attached = {f"file{number}": file for number, file in enumerate(files)}
+    await client.call("sendMediaGroup", **where, media=media, files=attached, within=120)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from gofer.errors import Permanent, Refused
 from gofer.integration import (
@@ -25,9 +26,13 @@ from gofer.tool import Tool
 from gofer_telegram import connecting, receiving, sending, showing
 from gofer_telegram.client import CONFLICT, Client
 from gofer_telegram.files import send_file_tool
+from gofer_telegram.place import place_of
 from gofer_telegram.settings import Group, Settings
 from gofer_telegram.text import split
 from gofer_telegram.updates import Bot, read_update
+
+if TYPE_CHECKING:
+    from gofer.vault.secret import Secret
 
 SECRET_HEADER = "x-telegram-bot-api-secret-token"  # noqa: S105 - a name, not a value
 
@@ -43,6 +48,8 @@ class Telegram(Integration):
         SecretField(
             "webhook_secret", "Comes with every webhook, so that nobody else can send one.", generated=True
         ),
+        SecretField("transcribe_key", "The key of the transcription server, if it wants one.", optional=True),
+        SecretField("proxy_login", "user:password for the proxy, if it asks for them.", optional=True),
     )
     settings = Settings
     secret_headers = frozenset({SECRET_HEADER})
@@ -65,8 +72,24 @@ class Telegram(Integration):
         # A person's private chat has the person's id.
         return author_id if author_id.isdigit() else None
 
+    def words_every(self, conversation: str, account: Account) -> float:
+        return showing.words_every(place_of(conversation), Settings.model_validate(account.settings))
+
+    def proxy(self, settings: Mapping[str, Any], secrets: Mapping[str, Secret]) -> str:
+        url = str(settings.get("proxy") or "")
+        login = secrets["proxy_login"].reveal() if url and "proxy_login" in secrets else ""
+        scheme, _, host = url.partition("://")
+        return f"{scheme}://{quote(login, safe=':')}@{host}" if login else url
+
+    def instructions(self, account: Account, message: Incoming) -> str:
+        settings = Settings.model_validate(account.settings)
+        group = settings.groups.get(str(place_of(message.conversation).chat))
+        return group.prompt.strip() if group is not None else ""
+
     def invitation(self, code: str, account: Account) -> str:
         name = Settings.model_validate(account.settings).username
+        if not name:
+            return f"Open the bot in Telegram and send it /start {code} . "
         return f"Open https://t.me/{name}?start={code} and press Start, or send /start {code} to @{name}. "
 
     def allow(self, settings: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -90,6 +113,9 @@ class Telegram(Integration):
 
     async def notice(self, message: Incoming, account: Account) -> None:
         await showing.notice(message, Client(account))
+
+    async def finish(self, message: Incoming, well: bool, account: Account) -> None:
+        await showing.finish(message, well, Client(account))
 
     async def show_progress(self, conversation: str, progress: Progress, shown: str, account: Account) -> str:
         return await showing.show_progress(conversation, progress, shown, Client(account))

@@ -28,6 +28,11 @@ class Node:
         value = self._fields.get(name)
         return [Node(item) for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
+    def raw(self, name: str) -> list[Any]:
+        """An array as it is."""
+        value = self._fields.get(name)
+        return value if isinstance(value, list) else []
+
     def text(self, name: str) -> str:
         """A string."""
         value = self._fields.get(name)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+
 from gofer.integration import Account, Admission, Attachment, File, Incoming, TrustLevel, Unread
 from gofer_telegram.client import Client, Rejected
-from gofer_telegram.content import DOWNLOAD_LIMIT
+from gofer_telegram.content import DOWNLOAD_LIMIT, PASSED_ON
 from gofer_telegram.place import place_of
 from gofer_telegram.settings import Settings
+from gofer_telegram.transcription import is_speech, words_of
 
 TURNED_AWAY = (
     "I work only for people I know, and I do not know you. If my owner lets you in, I will tell you here."
 )
-NOT_HEARD = "(I cannot listen to {name} yet: it is stored, not transcribed.)"
 TOO_BIG = "(The file {name} was not fetched: bots may fetch {limit} MB at most.)"
 GONE = "(The file {name} could not be fetched: {why})"
 
@@ -25,41 +27,57 @@ def trust_of(unread: Unread, settings: Settings) -> TrustLevel:
         return "member"
     chat = place_of(unread.message.conversation).chat
     group = settings.groups.get(str(chat))
+    if group is not None and author.isdigit() and int(author) in group.people:
+        return "member"
     # Whoever writes in the name of another chat is no person of this group.
     person = author.isdigit() or author == f"chat:{chat}"
     return "member" if group is not None and group.everyone and person else "stranger"
 
 
+@dataclass(slots=True)
+class _Found:
+    """What came along with a message."""
+
+    files: list[File] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    """To be read with the author's own words."""
+    quotes: list[str] = field(default_factory=list)
+    """Words of others, or words that the author only passed on."""
+
+
 async def admit(unread: Unread, account: Account) -> Admission:
-    """Look who it is; fetch files only for people we work for."""
+    """Look who it is; fetch files, and listen to them, only for people we work for."""
     message = unread.message
     trust = trust_of(unread, Settings.model_validate(account.settings))
     if trust == "stranger":
         return Admission(trust, turn_away=TURNED_AWAY if message.private else "", note="nobody we know")
-    files, remarks = await _fetch(message, account)
-    text = "\n".join([message.text, *remarks]).strip() if remarks else None
-    return Admission(trust, text=text, files=tuple(files))
+    found = await _fetch(message, account)
+    text = "\n".join([message.text, *found.remarks]).strip() if found.remarks else None
+    quoted = "\n".join(part for part in (message.quoted, *found.quotes) if part)
+    changed = replace(message, quoted=quoted) if found.quotes else None
+    return Admission(trust, text=text, files=tuple(found.files), message=changed)
 
 
-async def _fetch(message: Incoming, account: Account) -> tuple[list[File], list[str]]:
+async def _fetch(message: Incoming, account: Account) -> _Found:
+    found = _Found()
     if not message.attachments:
-        return [], []
+        return found
     client = Client(account)
-    files: list[File] = []
-    remarks: list[str] = []
     for attachment in message.attachments:
         if attachment.size > DOWNLOAD_LIMIT:
-            remarks.append(TOO_BIG.format(name=attachment.name, limit=DOWNLOAD_LIMIT >> 20))
+            found.remarks.append(TOO_BIG.format(name=attachment.name, limit=DOWNLOAD_LIMIT >> 20))
             continue
         try:
-            content = await client.download(attachment.ref, at_most=DOWNLOAD_LIMIT)
+            content = await client.download(attachment.ref.removeprefix(PASSED_ON), at_most=DOWNLOAD_LIMIT)
         except Rejected as error:
-            remarks.append(GONE.format(name=attachment.name, why=error.description))
+            found.remarks.append(GONE.format(name=attachment.name, why=error.description))
             continue
-        files.append(File(_distinct(attachment, files), attachment.media_type, content))
-        if attachment.media_type.startswith("audio/"):
-            remarks.append(NOT_HEARD.format(name=attachment.name))
-    return files, remarks
+        found.files.append(File(_distinct(attachment, found.files), attachment.media_type, content))
+        if is_speech(attachment):
+            line, somebodys = await words_of(attachment, content, account)
+            foreign = somebodys and attachment.ref.startswith(PASSED_ON)
+            (found.quotes if foreign else found.remarks).append(line)
+    return found
 
 
 def _distinct(attachment: Attachment, files: list[File]) -> str:

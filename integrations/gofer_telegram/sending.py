@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from gofer.errors import Gone
 from gofer.integration import Outgoing
-from gofer_telegram.buttons import choices_keyboard
+from gofer_telegram.buttons import choices_keyboard, offers_keyboard
 from gofer_telegram.client import Client, Rejected
 from gofer_telegram.place import Place, place_of
-from gofer_telegram.text import MOST_ENTITIES, Rendered, caption, opening, render
+from gofer_telegram.text import MAX_ENTITIES, Rendered, caption, opening, render
 
 FILE_NAME = "answer.md"
 _FORMAT = ("entit", "can't parse")
+_VANISHED = ("message to edit not found", "message_id_invalid", "message can't be edited")
 _NO_PREVIEW = {"is_disabled": True}
 
 
@@ -28,10 +30,18 @@ async def place(outgoing: Outgoing, client: Client) -> str:
     try:
         sent = await client.call("sendMessage", **where.sending, **parameters)
     except Rejected as error:
-        if error.moved_to is None:
+        elsewhere = _instead_of(where, error)
+        if elsewhere is None:
             raise
-        sent = await client.call("sendMessage", **Place(error.moved_to).sending, **parameters)
+        sent = await client.call("sendMessage", **elsewhere.sending, **parameters)
     return _external_id(sent, where)
+
+
+def _instead_of(where: Place, error: Rejected) -> Place | None:
+    """Where to send what cannot be sent there: a group that moved, or the chat whose topic was deleted."""
+    if error.moved_to is not None:
+        return Place(error.moved_to)
+    return Place(where.chat) if where.thread is not None and error.reason == "topic_deleted" else None
 
 
 async def _rendered(outgoing: Outgoing) -> Rendered:
@@ -52,7 +62,16 @@ def _external_id(sent: Any, where: Place) -> str:
 
 
 async def complete(outgoing: Outgoing, external_id: str, client: Client) -> None:
-    """Edit the placed message to its whole text."""
+    """Edit the placed message to its whole text; raises Gone when it is not there any more."""
+    try:
+        await _complete(outgoing, external_id, client)
+    except Rejected as error:
+        if error.moved_to is not None or error.says(*_VANISHED):
+            raise Gone(str(error), reason="message_deleted") from error
+        raise
+
+
+async def _complete(outgoing: Outgoing, external_id: str, client: Client) -> None:
     chat, _, message = external_id.rpartition(":")
     target = {"chat_id": int(chat), "message_id": int(message)}
     rendered = await _rendered(outgoing)
@@ -60,6 +79,8 @@ async def complete(outgoing: Outgoing, external_id: str, client: Client) -> None
         await _attach(outgoing, caption(rendered.text), target, client)
         return
     keyboard = choices_keyboard(outgoing.question, outgoing.choices)
+    if outgoing.part == outgoing.parts and keyboard is None:
+        keyboard = offers_keyboard(outgoing.facts.get("offers"))
     try:
         await _edit(target, rendered, keyboard, client)
     except Rejected as error:
@@ -76,7 +97,7 @@ async def _edit(
             "editMessageText",
             **target,
             text=rendered.text,
-            entities=rendered.entities[:MOST_ENTITIES] or None,
+            entities=rendered.entities[:MAX_ENTITIES] or None,
             reply_markup=keyboard,
             link_preview_options=_NO_PREVIEW,
         )

@@ -2,48 +2,94 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
+from gofer.errors import Temporary
 from gofer.integration import Incoming, Progress
 from gofer_telegram.buttons import stop_keyboard
 from gofer_telegram.client import Client, Rejected
-from gofer_telegram.place import place_of
+from gofer_telegram.markdown import clean
+from gofer_telegram.place import Place, place_of
+from gofer_telegram.rendering import units
+from gofer_telegram.settings import Settings
+from gofer_telegram.text import LIMIT, MAX_ENTITIES, render, split
 
-SEEN = "👀"
+SEEN, DONE, FAILED = "👀", "👍", "👎"
+"""Of the few that Telegram lets bots use: ✅ and ❌ are not among them."""
+CHOSEN = "→"
+BETWEEN_DRAFTS, BETWEEN_EDITS = 1.5, 4.0
+MAX_SHOWN = 6000
+"""Characters of Markdown, the last of what was said so far, that are looked at to be shown."""
 
 
 async def notice(message: Incoming, client: Client) -> None:
-    """React to a message."""
+    """React to a message that reached an agent."""
+    await _react(message, SEEN, client)
+
+
+async def finish(message: Incoming, well: bool, client: Client) -> None:
+    """Change the reaction when the run has ended."""
+    await _react(message, DONE if well else FAILED, client)
+
+
+async def _react(message: Incoming, emoji: str, client: Client) -> None:
     if client.settings.reactions and message.external_id.isdigit():
         await client.call(
             "setMessageReaction",
             chat_id=place_of(message.conversation).chat,
             message_id=int(message.external_id),
-            reaction=[{"type": "emoji", "emoji": SEEN}],
+            reaction=[{"type": "emoji", "emoji": emoji}],
         )
+
+
+def words_every(place: Place, settings: Settings) -> float:
+    """Seconds between two showings of an answer's words. Telegram counts edits: a group may have twenty a minute."""
+    if not settings.stream:
+        return 0
+    return BETWEEN_EDITS if place.is_group else BETWEEN_DRAFTS
 
 
 async def show_progress(conversation: str, progress: Progress, shown: str, client: Client) -> str:
-    """Type; once it takes long, keep one silent message with a Stop button up to date."""
+    """Type; show the words of the answer as they come; once it takes long, keep one silent message with a Stop button
+    up to date. In private a draft does for the words: it goes away by itself."""
     place = place_of(conversation)
-    await client.call("sendChatAction", **place.acting, action="typing")
-    if not shown and progress.seconds < client.settings.progress_after:
+    with contextlib.suppress(Rejected, Temporary):
+        await client.call("sendChatAction", **place.acting, action="typing")
+    late = bool(shown) or progress.seconds >= client.settings.progress_after
+    words = progress.words.strip() if client.settings.stream else ""
+    drafting = not place.is_group and not shown and (bool(words) or (client.settings.drafts and late))
+    if drafting and await _draft(place, progress, words, client):
         return shown
-    if client.settings.drafts and not place.is_group:
-        # It goes away by itself after half a minute, and has a Stop button of Telegram's own.
-        draft = _draft_id(progress)
-        await client.call(
-            "sendMessageDraft", **place.sending, draft_id=draft, text=_line(progress), can_stop=True
-        )
+    if not late:
         return shown
-    text, keyboard = _line(progress), stop_keyboard()
+    content = {**await _content(progress, words), "reply_markup": stop_keyboard()}
     if not shown:
-        sent = await client.call(
-            "sendMessage", **place.sending, text=text, reply_markup=keyboard, disable_notification=True
-        )
+        sent = await client.call("sendMessage", **place.sending, **content, disable_notification=True)
         return f"{place.chat}:{sent['message_id']}"
-    await _unless_gone("editMessageText", shown, client, text=text, reply_markup=keyboard)
+    await _unless_gone("editMessageText", shown, client, **content)
     return shown
+
+
+async def _draft(place: Place, progress: Progress, words: str, client: Client) -> bool:
+    """Show a draft, with a Stop button of Telegram's own; False where there are none: not every server knows them, and
+    not every bot or chat may have them."""
+    given = {"draft_id": _draft_id(progress), **await _content(progress, words)}
+    try:
+        await client.call("sendMessageDraft", **place.sending, **given, can_stop=True)
+    except Rejected:
+        return False
+    return True
+
+
+async def _content(progress: Progress, words: str) -> dict[str, Any]:
+    """Text and entities: the last words of the answer, or how the work is going."""
+    if not words:
+        return {"text": _line(progress)}
+    last = await asyncio.to_thread(lambda: render(split(words[-MAX_SHOWN:])[-1]))
+    # It ends like an opening: what a crash may leave behind for a while must not look like the answer.
+    return {"text": f"{last.text} …", "entities": last.entities[:MAX_ENTITIES] or None}
 
 
 def _draft_id(progress: Progress) -> int:
@@ -54,7 +100,8 @@ def _draft_id(progress: Progress) -> int:
 def _line(progress: Progress) -> str:
     minutes, seconds = divmod(int(progress.seconds), 60)
     spent = f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-    doing = f": {progress.doing}" if progress.doing else ""
+    what = progress.doing or (progress.waits_for and f"waiting for {progress.waits_for}")
+    doing = f": {what}" if what else ""
     step = f", step {progress.steps}" if progress.steps else ""
     return f"Working ({spent}{step}){doing} …"
 
@@ -87,5 +134,22 @@ async def settle(message: Incoming, outcome: str, client: Client) -> None:
             if not error.says("query is too old"):
                 raise
     pressed = message.facts.get("message")
-    if message.answers and isinstance(pressed, int):
-        await end_question(f"{place_of(message.conversation).chat}:{pressed}", client)
+    if not (message.answers or message.text) or not isinstance(pressed, int):
+        return
+    question = f"{place_of(message.conversation).chat}:{pressed}"
+    asked = str(message.facts.get("text") or "")
+    if message.text and asked:
+        await _unless_gone("editMessageText", question, client, **_with_answer(message, asked))
+    else:
+        await end_question(question, client)
+
+
+def _with_answer(message: Incoming, asked: str) -> dict[str, Any]:
+    """The question with its answer below it, as whoever comes by later wants to read it."""
+    answer = f"\n\n{CHOSEN} {clean(message.text)[:200]}"
+    if units(asked + answer) > LIMIT:
+        return {"text": asked}
+    begin = units(asked) + 2 + units(CHOSEN) + 1
+    chosen = {"type": "bold", "offset": begin, "length": units(answer) - (begin - units(asked))}
+    given = message.facts.get("entities")
+    return {"text": asked + answer, "entities": [*(given if isinstance(given, list) else []), chosen]}

@@ -6,24 +6,30 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from itertools import islice, pairwise
-from typing import Any
+from itertools import islice
 
 from gofer_telegram.cutting import Outline, is_too_much
+from gofer_telegram.markdown import clean
+from gofer_telegram.rendering import Entity, Renderer, units
 
 LIMIT = 4096
 PART_LIMIT = 3900
 """Units per part; the rest is room for masks and for a fence that is closed and opened again."""
-MOST_ENTITIES = 100
+MAX_ENTITIES = 100
 """What one message may have; Telegram forgets those beyond."""
-MOST_PARTS = 6
-"""Parts beyond which the whole goes into a file."""
-MOST_SOURCE = 4 * MOST_PARTS * PART_LIMIT
+MAX_WORDS = 6 * PART_LIMIT
+"""Characters beyond which the whole goes into a file."""
+MAX_PARTS = 12
+"""The same for parts: words that six of them hold may have more entities than six may have."""
+MAX_SOURCE = 4 * MAX_WORDS
 """Characters of Markdown beyond which nobody looks for places to cut: few of them would have to be shown."""
 OPENING = 200
+"""Characters that an opening holds at most."""
+MIN_UNSPACED = 20
+NO_OPENING = "One moment …"
+"""Instead of the opening of an answer that is too short to have one."""
+_WORD = re.compile(r"\S+")
 CAPTION = 900
-_BULLET = re.compile(r"\s*(?:(?:•|☑|✅|\d+[.)]) *)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,54 +37,49 @@ class Rendered:
     """Text and entities, as the Bot API takes them."""
 
     text: str
-    entities: list[dict[str, Any]]
+    entities: list[Entity]
 
     @property
     def fits(self) -> bool:
-        """Whether one message can hold it."""
-        return units(self.text) <= LIMIT
-
-
-def units(text: str) -> int:
-    """Length as Telegram counts it: UTF-16 code units."""
-    return len(text) + sum(1 for character in text if ord(character) > 0xFFFF)
+        """Whether one message can hold it: all its words, and all its entities, for some of them are links."""
+        return units(self.text) <= LIMIT and len(self.entities) <= MAX_ENTITIES
 
 
 def render(markdown: str) -> Rendered:
     """What a message shows for some Markdown; plain text where nothing else makes sense, or would take its time."""
-    clean = markdown.encode("utf-8", "replace").decode()
-    if not _is_too_much(clean):
-        return _rendered(clean)
+    source = clean(markdown)
+    if not _is_too_much(source):
+        return _rendered(source)
     # Its opening is all that is shown of it.
-    return Rendered(_rendered(clean[:CAPTION]).text + clean[CAPTION:], [])
+    return Rendered(_rendered(source[:CAPTION]).text + source[CAPTION:], [])
 
 
-def _rendered(clean: str) -> Rendered:
-    from telegramify_markdown import convert
+def _rendered(source: str) -> Rendered:
+    text, entities = Renderer(source).render()
+    if not text.strip():
+        return Rendered(source.strip() or "(an empty answer)", [])
+    lead = len(text) - len(text.lstrip())
+    if any(one["type"] == "pre" and one["offset"] < lead for one in entities):
+        lead = 0  # the indentation of its first line
+    return Rendered(text[lead:].rstrip(), _trimmed(entities, text[lead:].rstrip(), lead))
 
-    text, entities = convert(clean, latex_escape=False, config=_config())
-    kept = text.rstrip()
-    if not kept.strip():
-        return Rendered(clean.strip() or "(an empty answer)", [])
-    return _code_on_its_own_lines(Rendered(kept, _trimmed(entities, kept)))
 
-
-def _trimmed(entities: list[Any], text: str) -> list[dict[str, Any]]:
-    end = units(text)
+def _trimmed(entities: list[Entity], text: str, lead: int) -> list[Entity]:
+    """Those around something that can be seen, within the text that is left of it."""
+    raw = text.encode("utf-16-le")  # Telegram's units are two bytes each
     found = []
-    for entity in entities:
-        value = {name: item for name, item in entity.to_dict().items() if item is not None}
-        value["length"] = min(value["length"], end - value["offset"])
-        if value["length"] > 0:
-            found.append(value)
+    for one in entities:
+        begin, end = max(0, one["offset"] - lead), min(_end(one) - lead, len(raw) // 2)
+        if raw[2 * begin : 2 * max(begin, end)].decode("utf-16-le").strip():
+            found.append({**one, "offset": begin, "length": end - begin})
     return _compatible(found)
 
 
-def _compatible(entities: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _compatible(entities: list[Entity]) -> list[Entity]:
     """Those that Telegram takes together; of two that say the same of the same words, the outer one."""
     entities.sort(key=lambda one: (one["offset"], -one["length"], not one["type"].endswith("blockquote")))
-    kept: dict[int, dict[str, Any]] = {}
-    around: dict[int, dict[str, Any]] = {}
+    kept: dict[int, Entity] = {}
+    around: dict[int, Entity] = {}
     for number, one in enumerate(entities):
         around = {key: other for key, other in around.items() if _end(other) > one["offset"]}
         if not any(_excludes(other, one) for other in around.values()):
@@ -88,11 +89,11 @@ def _compatible(entities: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(kept.values())
 
 
-def _end(entity: dict[str, Any]) -> int:
+def _end(entity: Entity) -> int:
     return int(entity["offset"] + entity["length"])
 
 
-def _excludes(outer: dict[str, Any], inner: dict[str, Any]) -> bool:
+def _excludes(outer: Entity, inner: Entity) -> bool:
     """Whether Telegram takes one only without the other: nothing may be in code, and no quote in a quote."""
     if not outer["offset"] <= inner["offset"] <= _end(inner) <= _end(outer):
         return False
@@ -107,59 +108,16 @@ def _excludes(outer: dict[str, Any], inner: dict[str, Any]) -> bool:
             return kind == "pre"
 
 
-def _code_on_its_own_lines(rendered: Rendered) -> Rendered:
-    """Code that stands in a list or a quote begins and ends with a line, as it does elsewhere."""
-    text = rendered.text.encode("utf-16-le")  # Telegram's units are two bytes each
-    breaks = [
-        place
-        for entity in rendered.entities
-        if entity["type"] == "pre"
-        for place in (entity["offset"], entity["offset"] + entity["length"])
-        if 0 < place < len(text) // 2 and not _at_line(text, place, begins=place == entity["offset"])
-    ]
-    if not breaks:
-        return rendered
-    pieces = [text[2 * a : 2 * b] for a, b in pairwise([0, *breaks, len(text) // 2])]
-    moved = [_behind(entity, breaks) for entity in rendered.entities]
-    return Rendered("\n".encode("utf-16-le").join(pieces).decode("utf-16-le"), moved)
-
-
-def _at_line(text: bytes, place: int, *, begins: bool) -> bool:
-    """Whether code may begin or end here: at the edge of a line, or right behind an item's bullet."""
-    if not begins:
-        return text[2 * place : 2 * place + 2] == b"\n\0"
-    line = text[: 2 * place].decode("utf-16-le").rpartition("\n")[2]
-    return _BULLET.fullmatch(line) is not None
-
-
-def _behind(entity: dict[str, Any], breaks: list[int]) -> dict[str, Any]:
-    """An entity after line breaks were put in: what begins at one moves behind it, what ends at one stays."""
-    begin, end = entity["offset"], entity["offset"] + entity["length"]
-    shift = sum(place <= begin for place in breaks)
-    within = sum(begin < place < end for place in breaks)
-    return {**entity, "offset": begin + shift, "length": entity["length"] + within}
-
-
-@cache
-def _config() -> Any:
-    """Telegramify's own, without its ornaments."""
-    from telegramify_markdown import RenderConfig
-
-    config = RenderConfig.isolated()
-    symbols = config.markdown_symbol
-    for level in range(1, 7):
-        setattr(symbols, f"heading_level_{level}", "")
-    symbols.image = symbols.link = ""
-    symbols.unordered_list_item = "•"
-    return config
-
-
 def opening(full: str) -> str:
-    """The first words of a text, never the whole of it: what a crash may leave behind is no second answer."""
-    if len(full) <= OPENING:
-        return f"{full} …"
-    head = full[:OPENING]
-    return f"{head.rpartition(' ')[0] or head} …"
+    """The first words of a text, at most half of them: what a crash may leave behind is never an answer."""
+    head = full[: min(OPENING, len(full) // 2)]
+    kept = list(_WORD.finditer(head))[: len(full.split()) // 2]
+    if kept and kept[-1].end() == len(head) and not full[len(head)].isspace():
+        kept.pop()  # a word that is cut in two
+    if kept:
+        return f"{head[: kept[-1].end()]} …"
+    # Some languages put no spaces between words.
+    return f"{head} …" if len(head) >= MIN_UNSPACED else NO_OPENING
 
 
 def caption(full: str) -> str:
@@ -170,15 +128,15 @@ def caption(full: str) -> str:
 
 def split(markdown: str) -> list[str]:
     """A reply in parts; what cannot be had in a few is one part, which no message can hold: it becomes a file."""
-    clean = markdown.encode("utf-8", "replace").decode()
-    if _is_too_much(clean):
+    source = clean(markdown)
+    if _is_too_much(source):
         return [markdown]
-    parts = list(islice(_parts(clean), MOST_PARTS + 1))
-    return parts if 0 < len(parts) <= MOST_PARTS and all(map(_fits, parts)) else [markdown]
+    parts = list(islice(_parts(source), MAX_PARTS + 1))
+    return parts if 0 < len(parts) <= MAX_PARTS and all(map(_fits, parts)) else [markdown]
 
 
-def _is_too_much(clean: str) -> bool:
-    return len(clean) > MOST_SOURCE or is_too_much(clean, MOST_PARTS * PART_LIMIT)
+def _is_too_much(source: str) -> bool:
+    return len(source) > MAX_SOURCE or is_too_much(source, MAX_WORDS)
 
 
 def _parts(markdown: str) -> Iterator[str]:
@@ -199,7 +157,7 @@ def _fits(markdown: str) -> bool:
     if len(markdown) > 4 * PART_LIMIT or units(markdown) > PART_LIMIT:
         return False
     rendered = _rendered(markdown)
-    return units(rendered.text) <= PART_LIMIT and len(rendered.entities) <= MOST_ENTITIES
+    return units(rendered.text) <= PART_LIMIT and len(rendered.entities) <= MAX_ENTITIES
 
 
 def _window(markdown: str) -> str:
@@ -210,7 +168,7 @@ def _window(markdown: str) -> str:
         if count > PART_LIMIT - 100:
             break
         size += 1
-    while size > OPENING and len(_rendered(markdown[:size]).entities) > MOST_ENTITIES:
+    while size > OPENING and len(_rendered(markdown[:size]).entities) > MAX_ENTITIES:
         size = size * 9 // 10
     return markdown[:size]
 

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gofer.errors import Malformed
-from gofer.integration import Author, Incoming, Parsed
-from gofer_telegram.buttons import STOP, pressed
-from gofer_telegram.content import CONTENT, attachments, in_words
+from gofer.integration import Attachment, Author, Incoming, Parsed
+from gofer_telegram.buttons import STOP, offered, pressed
+from gofer_telegram.content import CONTENT, PASSED_ON, attachments, in_words
 from gofer_telegram.node import Node
 from gofer_telegram.place import Place, where
 from gofer_telegram.settings import Group, Settings
@@ -89,8 +89,11 @@ def author_of(message: Node, place: Place) -> Author | None:
     number = user.number("id")
     if number is None:
         return None
-    name = f"{user.text('first_name')} {user.text('last_name')}".strip() or user.text("username")
-    return Author(str(number), name[:200], is_bot=user.flag("is_bot"))
+    return Author(str(number), _name_of(user), is_bot=user.flag("is_bot"))
+
+
+def _name_of(user: Node) -> str:
+    return (f"{user.text('first_name')} {user.text('last_name')}".strip() or user.text("username"))[:200]
 
 
 def _uninvited(message: Node, place: Place, author: Author, bot: Bot) -> Incoming | str:
@@ -142,8 +145,26 @@ def _said(message: Node, place: Place, author: Author, bot: Bot) -> Incoming | s
         quoted=quoted[: REMINDER_LIMIT if here else QUOTE_LIMIT],
         quoted_here=here,
         joins=f"album:{album}" if album else "",
-        attachments=attachments(message),
+        attachments=_all_attachments(message),
+        usual_agent=group.agent if (group := bot.group(place)) is not None else "",
     )
+
+
+def _all_attachments(message: Node) -> tuple[Attachment, ...]:
+    """The files of a message, and those of the message that it answers."""
+    foreign = _forwarded(message) or "via_bot" in message
+    found = [_passed_on(file) if foreign else file for file in attachments(message)]
+    return (*found, *(_passed_on(file) for one in _replied(message) for file in attachments(one)))
+
+
+def _passed_on(file: Attachment) -> Attachment:
+    return replace(file, ref=PASSED_ON + file.ref)
+
+
+def _replied(message: Node) -> list[Node]:
+    """What a message answers, here or in another chat. In a topic every message formally answers its opening."""
+    found = [message.node(name) for name in ("reply_to_message", "external_reply")]
+    return [one for one in found if one and "forum_topic_created" not in one]
 
 
 def _kind(place: Place) -> str:
@@ -153,8 +174,7 @@ def _kind(place: Place) -> str:
 
 
 def _title(chat: Node) -> str:
-    name = f"{chat.text('first_name')} {chat.text('last_name')}".strip()
-    return (chat.text("title") or name or chat.text("username"))[:200]
+    return chat.text("title")[:200] or _name_of(chat)
 
 
 def words(message: Node, author: Author, bot: Bot) -> tuple[str, str, bool]:
@@ -176,15 +196,13 @@ def _forwarded(message: Node) -> bool:
 
 
 def _answered(message: Node) -> tuple[str, str]:
-    """The text a message answers, or the part of it that was marked, and whose it is."""
-    replied = message.node("reply_to_message")
-    if "forum_topic_created" in replied:
-        # In a topic every message formally answers the one that opened it.
-        return "", ""
-    said = replied.text("text") or replied.text("caption")
-    whose = (
-        "" if _forwarded(replied) or "via_bot" in replied else str(replied.node("from").number("id") or "")
-    )
+    """The text a message answers, or the part of it that was marked, with the names of its files; and whose it is."""
+    said, whose = "", ""
+    for replied in _replied(message):
+        files = "".join(f"[{file.name}] " for file in attachments(replied))
+        said = f"{files}{replied.text('text') or replied.text('caption')}".strip()
+        foreign = _forwarded(replied) or "via_bot" in replied or "origin" in replied
+        whose = "" if foreign else str(replied.node("from").number("id") or "")
     return message.node("quote").text("text") or said, whose
 
 
@@ -247,9 +265,10 @@ def _button(query: Node, bot: Bot) -> Incoming | str:
         return "a button without a chat"
     question, choice = pressed(query.text("data")) or ("", -1)
     stops = query.text("data") == STOP
+    command, arguments = offered(query.text("data"))
     return Incoming(
         conversation=place.ref,
-        author=Author(str(user.number("id")), user.text("first_name")[:200], is_bot=user.flag("is_bot")),
+        author=Author(str(user.number("id")), _name_of(user), is_bot=user.flag("is_bot")),
         text="",
         addressed=False,
         kind=_kind(place),
@@ -257,15 +276,45 @@ def _button(query: Node, bot: Bot) -> Incoming | str:
         private=not place.is_group,
         event="button",
         control="stop" if stops else "",
-        command="stop" if stops else "button",
+        command="stop" if stops else command or "button",
+        arguments=arguments,
         answers=question,
         choice=choice,
         facts={
             "callback": query.text("id")[:100],
+            "text": query.node("message").text("text")[:4096],
+            "entities": query.node("message").raw("entities"),
             "message": query.node("message").number("message_id"),
             "inaccessible": query.node("message").number("date") == 0,
         },
     )
+
+
+def _reaction(change: Node, bot: Bot) -> Incoming | str:
+    """Somebody reacted to a message: kept as an event of its conversation, and no wish for an answer."""
+    place = where(change)
+    user = change.node("user")
+    if place is None or user.number("id") is None or user.flag("is_bot"):
+        return "a reaction of nobody we could know"
+    if place.is_group and bot.group(place) is None:
+        return "the group is not allowed"
+    new, old = (_emoji(change.nodes(name)) for name in ("new_reaction", "old_reaction"))
+    said = f"[reacted with {new}]" if new else f"[took back {old}]"
+    return Incoming(
+        conversation=place.ref,
+        author=Author(str(user.number("id")), _name_of(user)),
+        text=said,
+        addressed=False,
+        kind=_kind(place),
+        title=_title(change.node("chat")),
+        private=not place.is_group,
+        event="reaction",
+        reply_to=str(change.number("message_id") or ""),
+    )
+
+
+def _emoji(reactions: list[Node]) -> str:
+    return " ".join(one.text("emoji")[:10] or "an emoji of their own" for one in reactions[:10])
 
 
 def _stopped(stop: Node, bot: Bot) -> Incoming | str:
@@ -276,7 +325,7 @@ def _stopped(stop: Node, bot: Bot) -> Incoming | str:
     place = Place(chat, thread)
     return Incoming(
         conversation=place.ref,
-        author=Author(str(chat), stop.node("chat").text("first_name")[:200]),
+        author=Author(str(chat), _name_of(stop.node("chat"))),
         text="",
         addressed=False,
         kind=_kind(place),
@@ -312,9 +361,12 @@ _READERS: dict[str, Callable[[Node, Bot], Incoming | tuple[str, str] | str]] = {
     "callback_query": _button,
     "my_chat_member": _membership,
     "stopped_message_generation": _stopped,
+    "message_reaction": _reaction,
     "channel_post": _ignored("channels are not listened to"),
     "edited_channel_post": _ignored("channels are not listened to"),
 }
 
-WANTED = ("message", "edited_message", "callback_query", "my_chat_member", "stopped_message_generation")
+WANTED = (
+    "message", "edited_message", "callback_query", "my_chat_member", "stopped_message_generation", "message_reaction",
+)  # fmt: skip
 """What to ask Telegram for."""

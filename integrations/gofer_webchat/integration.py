@@ -6,8 +6,6 @@ once, by its key. A page of your own has an address, at which each reply is put 
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
@@ -57,14 +55,17 @@ class WebChat(Integration):
     summary = "The chat on Gofer's own page, for members who are signed in."
     secrets = (
         SecretField(
-            "signing_key", "Signs what the page posts (HMAC-SHA256, hex): it vouches for members.", True
+            "signing_key",
+            "Signs what the page posts (HMAC-SHA256 over time and body): it vouches for members.",
+            generated=True,
         ),
+        SecretField("next_signing_key", "Signs as well, while it replaces signing_key.", optional=True),
     )
     settings = Settings
     secret_headers = frozenset({SIGNATURE})
 
-    def verify(self, request: Request, account: Account) -> None:
-        request.check_hmac(SIGNATURE, account.secret("signing_key"))
+    def verify(self, request: Request, account: Account) -> str | None:
+        return request.check_signature(SIGNATURE, *account.secrets_of("signing_key", "next_signing_key"))
 
     def parse(self, request: Request, account: Account) -> Parsed:
         return read(request.json())
@@ -111,11 +112,6 @@ class WebChat(Integration):
         if response.is_error:
             raise Permanent(f"The page answered {response.status_code}.")
         return True
-
-
-def sign(body: bytes, account: Account) -> str:
-    """The signature of a body; raises Unset without a key."""
-    return hmac.new(account.secret("signing_key").encode(), body, hashlib.sha256).hexdigest()
 
 
 integration = WebChat()

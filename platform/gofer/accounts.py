@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from sqlalchemy import Connection, select
 from gofer.errors import NotFound, NotInstalled
 from gofer.integration import Account, Integration
 from gofer.registry import Registry
+from gofer.store import signed
 from gofer.store.database import Database
 from gofer.store.tables import connections
 from gofer.vault.envelope import Vault
@@ -19,6 +21,10 @@ from gofer.vault.uses import Uses
 
 if TYPE_CHECKING:
     import httpx2
+
+
+MARKS = "marks 1"
+"""The purpose of the key with which integrations sign what they write outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,7 @@ class Accounts:
         public_url: str,
         uses: Uses,
         http: httpx2.AsyncClient | None = None,
+        proxied: Callable[[str], httpx2.AsyncClient] | None = None,
     ) -> None:
         self._database = database
         self._vault = vault
@@ -54,6 +61,7 @@ class Accounts:
         self._public_url = public_url.rstrip("/")
         self._uses = uses
         self._http = http
+        self._proxied = proxied
         self._kept: dict[str, Connected] = {}
 
     def forget(self) -> None:
@@ -81,12 +89,14 @@ class Accounts:
         for connection_id in ids:
             try:
                 found.append(await self.get(connection_id))
-            except (NotFound, NotInstalled):
+            except (NotFound, NotInstalled, signed.RowRefused):
                 continue
         return found
 
     def connected(self, row: Any, secrets: dict[str, Any]) -> Connected:
         """A connection's row with its secrets and code."""
+        integration = self._integration(row)
+        proxy = integration.proxy(row.settings, secrets) if self._proxied is not None else ""
         account = Account(
             id=row.id,
             name=row.name,
@@ -94,9 +104,14 @@ class Accounts:
             secrets=secrets,
             hook_url=f"{self._public_url}/hooks/{row.id}" if self._public_url else None,
             http=self._http,
+            proxied=self._proxied(proxy) if proxy and self._proxied is not None else None,
             on_use=partial(self._uses.add, row.workspace_id, row.id),
+            signer=partial(self._sign, row.id),
         )
-        return Connected(account, self._integration(row), row.workspace_id, row.enabled)
+        return Connected(account, integration, row.workspace_id, row.enabled)
+
+    def _sign(self, connection_id: str, *parts: str) -> str:
+        return self._vault.mac_key(MARKS).digest(connection_id, *parts)
 
     def _integration(self, row: Any) -> Integration:
         """The code of a connection. Without it what is to be done waits, or is given up once it is switched off."""
@@ -111,4 +126,5 @@ class Accounts:
         row = connection.execute(select(connections).where(connections.c.id == connection_id)).one_or_none()
         if row is None:
             raise NotFound(f"There is no connection {connection_id!r}.")
+        signed.require(connection, connections, row)
         return row, secrets_of(connection, self._vault, workspace_id=row.workspace_id, owner=connection_id)

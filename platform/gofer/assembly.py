@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
-import httpx2
 import structlog
 from sqlalchemy import Connection, insert
 
@@ -23,14 +22,16 @@ from gofer.agent.models.keys import ModelKeys
 from gofer.agent.record import Listener
 from gofer.agent.roster import Roster
 from gofer.agent.shells import Shells
+from gofer.alarms import keep_watch, note_refused
 from gofer.health import watch
+from gofer.http_clients import HttpClients
 from gofer.intake.admit import Admitter
 from gofer.intake.polling import CATCH_UP, POLL, SET_UP, Poller
 from gofer.intake.receive import Gate, Intake, Refusals
 from gofer.intake.scheduled import Sayer
+from gofer.intake.stranger_limit import StrangerLimit
 from gofer.jobs.following import Follower
 from gofer.jobs.kinds import ANSWER, APPROVAL, DELIVER, RECEPTION
-from gofer.jobs.lease import only_while_held
 from gofer.jobs.outcome import Outcome
 from gofer.jobs.queue import AGENT, SERVICE, Claim, waiting
 from gofer.jobs.sayings import SAY
@@ -46,11 +47,12 @@ from gofer.reception.approvals import Approvals
 from gofer.reception.desk import Desk
 from gofer.registry import Registry
 from gofer.settings import Settings, prepare_data_dir
+from gofer.signing import begin_signing
 from gofer.store import events as log_of_events
 from gofer.store.clock import now
 from gofer.store.database import Database
 from gofer.store.ids import new_id
-from gofer.store.open import FIRST_WORKSPACE, database_for, furnish, migrate
+from gofer.store.open import FIRST_WORKSPACE, database_for, migrate, seed_agent, seed_workspace
 from gofer.store.tables import workers
 from gofer.vault.canary import check_canary, ciphertext_exists
 from gofer.vault.envelope import Vault
@@ -90,11 +92,13 @@ async def _open(
     await database.start()
     stack.push_async_callback(database.close)
     await migrate(database, backup_to=settings.data_dir / "backups")
-    await database.write(furnish)
+    await database.write(seed_workspace)
     vault = await _open_vault(settings, database)
-    http = await stack.enter_async_context(
-        httpx2.AsyncClient(timeout=settings.request_timeout, event_hooks={"request": [only_while_held]})
-    )
+    await begin_signing(settings, database, vault)
+    await database.write(seed_agent)
+    clients = HttpClients(timeout=settings.request_timeout)
+    stack.push_async_callback(clients.close)
+    http = clients.shared
     registry = Registry.installed()
     uses = Uses(database)
     accounts = Accounts(
@@ -104,13 +108,20 @@ async def _open(
         public_url=settings.public_url,
         uses=uses,
         http=http,
+        proxied=clients.through,
     )
     signals = _signals(settings, database)
     await signals.start()
     stack.push_async_callback(signals.close)
     gate = Gate(settings.max_waiting)
     intake = Intake(
-        database=database, vault=vault, accounts=accounts, signals=signals, gate=gate, redactor=redactor
+        database=database,
+        vault=vault,
+        accounts=accounts,
+        signals=signals,
+        gate=gate,
+        redactor=redactor,
+        strangers=StrangerLimit(settings.max_from_stranger),
     )
     owner = new_id("proc")
     platform = Platform(
@@ -147,6 +158,8 @@ async def _present(platform: Platform, stack: contextlib.AsyncExitStack) -> None
         stack.callback(asyncio.create_task(platform.watch_secrets(), name="secrets").cancel)
     stack.push_async_callback(platform.uses.note)
     stack.callback(asyncio.create_task(platform.uses.keep_noting(), name="uses").cancel)
+    stack.push_async_callback(note_refused, platform)
+    stack.callback(asyncio.create_task(keep_watch(platform), name="alarms").cancel)
     await platform.database.write(partial(_announce, owner=platform.owner, roles=platform.roles))
     stack.push_async_callback(_farewell, platform)
 
@@ -196,6 +209,7 @@ def make_worker(platform: Platform, shells: Shells, presence: Presence, lending:
         vault=vault,
         accounts=platform.accounts,
         redactor=platform.redactor,
+        strangers=StrangerLimit(settings.max_from_stranger),
         noticed=presence.noticed,
     )
     keys = ModelKeys(settings=settings, database=database, vault=vault, http=platform.http)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets as chance
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, select
 
 from gofer.accounts import Accounts
 from gofer.errors import ConfigError, Conflict, NotFound
@@ -16,6 +16,7 @@ from gofer.integration import Health, Integration, Role
 from gofer.misfits import first_misfit
 from gofer.people import new_code
 from gofer.store import events as log
+from gofer.store import signed
 from gofer.store.clock import now
 from gofer.store.database import Database
 from gofer.store.ids import new_id
@@ -66,17 +67,16 @@ def add_connection(
     checked = checked_settings(integration, settings)
     values = checked_secrets(integration, secrets_given)
     connection_id = connection_id or new_id(integration.name.replace("_", ""))
-    connection.execute(
-        insert(connections).values(
-            id=connection_id,
-            workspace_id=workspace_id,
-            integration=integration.name,
-            name=name or integration.name,
-            enabled=True,
-            settings=checked,
-            created_at=now(),
-        )
-    )
+    row = {
+        "id": connection_id,
+        "workspace_id": workspace_id,
+        "integration": integration.name,
+        "name": name or integration.name,
+        "enabled": True,
+        "settings": checked,
+        "created_at": now(),
+    }
+    signed.insert(connection, connections, row)
     for secret_name, value in values.items():
         put_secret(
             connection, vault, workspace_id=workspace_id, owner=connection_id, name=secret_name, value=value
@@ -95,15 +95,28 @@ def change_settings(
 ) -> None:
     """Change some of a connection's settings; raises ConfigError."""
     row = find_connection(connection, connection_id)
+    connection_id = row.id
     checked = checked_settings(integration, {**row.settings, **settings})
-    connection.execute(update(connections).where(connections.c.id == connection_id).values(settings=checked))
+    signed.update(connection, connections, connections.c.id == connection_id, {"settings": checked})
     _changed(connection, row.workspace_id, connection_id, "changed", by)
 
 
 def switch_connection(connection: Connection, *, connection_id: str, enabled: bool, by: str) -> None:
     """Switch a connection on or off. Its integration is not asked: it may be what is wrong."""
     row = find_connection(connection, connection_id)
-    connection.execute(update(connections).where(connections.c.id == connection_id).values(enabled=enabled))
+    connection_id = row.id
+    signed.update(connection, connections, connections.c.id == connection_id, {"enabled": enabled})
+    _changed(connection, row.workspace_id, connection_id, "changed", by)
+
+
+def choose_connection_agent(
+    connection: Connection, *, connection_id: str, agent: str, there: Collection[str], by: str
+) -> None:
+    """Choose the agent that answers what no route fits; empty for the instance's default. Raises ConfigError."""
+    if agent and agent not in there:
+        raise ConfigError(f"There is no agent {agent[:40]!r}. There are: {', '.join(there)}.")
+    row = find_connection(connection, connection_id)
+    signed.update(connection, connections, connections.c.id == connection_id, {"agent": agent or None})
     _changed(connection, row.workspace_id, connection_id, "changed", by)
 
 
@@ -143,6 +156,7 @@ async def invite(database: Database, accounts: Accounts, connection_id: str, rol
 def remove_connection(connection: Connection, *, connection_id: str, by: str) -> None:
     """Remove a connection that nothing refers to any more; one with a history is switched off instead."""
     row = find_connection(connection, connection_id)
+    connection_id = row.id
     used = connection.execute(
         select(bindings.c.id).where(bindings.c.connection_id == connection_id).limit(1)
     ).first()
@@ -161,13 +175,18 @@ def remove_connection(connection: Connection, *, connection_id: str, by: str) ->
 
 
 def find_connection(connection: Connection, connection_id: str) -> Any:
-    """A connection's row; raises NotFound."""
-    row = connection.execute(select(connections).where(connections.c.id == connection_id)).one_or_none()
-    if row is None:
+    """The row of a connection, by its id or by a name that only one has; raises NotFound or Conflict."""
+    named = (connections.c.id == connection_id) | (connections.c.name == connection_id)
+    rows = connection.execute(select(connections).where(named)).all()
+    found = [row for row in rows if row.id == connection_id] or rows
+    if not found:
         raise NotFound(
             f"There is no connection {connection_id!r}. `gofer connections list` shows those there are."
         )
-    return row
+    if len(found) > 1:
+        ids = ", ".join(row.id for row in found)
+        raise Conflict(f"Several connections are called {connection_id!r}. Say which by its id: {ids}.")
+    return found[0]
 
 
 def _changed(connection: Connection, workspace_id: str, connection_id: str, what: str, by: str) -> None:

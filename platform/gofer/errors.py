@@ -18,6 +18,7 @@ GoferError
 └── ServiceError         an outside service did not do what was asked
     ├── Temporary        it may later; `retry_after` says when, if the service did
     └── Permanent        it never will, whatever is repeated
+        └── Gone         … because what is to be changed was deleted there; it may be made anew
 """
 
 from __future__ import annotations
@@ -141,11 +142,18 @@ class Temporary(ServiceError):
     code = "service.temporary"
 
     def __init__(
-        self, message: str | None = None, *, reason: str = "unavailable", retry_after: float | None = None
+        self,
+        message: str | None = None,
+        *,
+        reason: str = "unavailable",
+        retry_after: float | None = None,
+        give_up_after: float | None = None,
     ) -> None:
         super().__init__(message)
         self.reason = reason
         self.retry_after = retry_after
+        self.give_up_after = give_up_after
+        """With `retry_after`: the age in seconds at which a reply is given up; None never gives up."""
 
 
 class NotInstalled(Temporary):
@@ -165,3 +173,12 @@ class Permanent(ServiceError):
     def __init__(self, message: str | None = None, *, reason: str = "rejected") -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class Gone(Permanent):
+    """What was to be changed has been deleted at the service."""
+
+    code = "service.gone"
+
+    def __init__(self, message: str | None = None, *, reason: str = "gone") -> None:
+        super().__init__(message, reason=reason)

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
@@ -43,6 +45,7 @@ class Request:
     body: bytes
     headers: tuple[tuple[str, bytes], ...] = ()
     """Names in lower case."""
+    received_at: float = field(default_factory=time.time, compare=False)
 
     def header(self, name: str) -> bytes | None:
         """The value of a header, None when absent. A doubled one is refused: which would be the real one?"""
@@ -64,6 +67,37 @@ class Request:
         expected = prefix.encode() + hmac.digest(key.encode(), self.body, "sha256").hex().encode()
         if not hmac.compare_digest(self.header(header) or b"", expected):
             raise Refused("The signature does not match the body.")
+
+    def check_signature(self, header: str, *keys: str) -> str | None:
+        """Return when a header carries a signature that `sign_body` made with one of the keys, within five minutes;
+        raises Refused. A bare HMAC of the body is taken for one more release: returns what to tell its sender's
+        owner."""
+        value = self.header(header) or b""
+        said = _SIGNATURE.fullmatch(value)
+        signed, given = (said[1] + b"." + self.body, said[2]) if said else (self.body, value)
+        fits = [
+            hmac.compare_digest(given, hmac.digest(k.encode(), signed, "sha256").hex().encode()) for k in keys
+        ]
+        if not any(fits):
+            raise Refused("The signature does not match the body.")
+        if said is None:
+            return f"It signs without a time: {header} must be t=SECONDS,v1=HEX from the next release on."
+        if abs(self.received_at - int(said[1])) > MAX_SIGNATURE_AGE:
+            raise Refused(
+                f"The signature is not of the last {MAX_SIGNATURE_AGE} s. Compare the sender's clock."
+            )
+        return None
+
+
+MAX_SIGNATURE_AGE = 300
+"""Seconds that the time of a signature may be away from ours, in both directions."""
+_SIGNATURE = re.compile(rb"t=([0-9]{1,12}),v1=([0-9a-f]{64})")
+
+
+def sign_body(body: bytes, key: str, at: float) -> str:
+    """The value of a signature header: a time, and the HMAC-SHA256 over it, a dot and the body."""
+    said = str(int(at)).encode()
+    return f"t={int(at)},v1={hmac.digest(key.encode(), said + b'.' + body, 'sha256').hex()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +139,9 @@ class Incoming:
     """What in it addressed an agent: mention, reply, command, label, assignment …; routes may ask for one."""
     agent: str = ""
     """The one agent it is meant for, by name, where a person may choose; empty for whoever hears the place."""
+    usual_agent: str = ""
+    """The agent that answers in this place, by name, unless an owner chose another one there; one that is gone does not
+    count."""
     external_id: str = ""
     """Its id at the service."""
     reply_to: str = ""
@@ -144,6 +181,9 @@ class Parsed:
     message: Incoming | None = None
     note: str = ""
     """Why there is no message: known but unhandled is said, not dropped."""
+    message_id: str = ""
+    """Where the service does not sign the delivery's id: what it does sign that names this message, or this event, and
+    no other. A second delivery of it is a repeat for ever, also once the first was pruned or purged."""
     moved: tuple[str, str] | None = None
     """What is called by the first reference is called by the second from now on: the conversation, and those whose
     references go on with a `#`."""
@@ -187,10 +227,14 @@ class Account:
     """Where the service can reach us; None when Gofer has no public URL."""
     http: httpx2.AsyncClient | None = None
     """The shared client; only async methods have it."""
+    proxied: httpx2.AsyncClient | None = None
+    """The client that goes through the connection's proxy, where `Integration.proxy` names one."""
     job: Job | None = field(default=None, repr=False)
     """The job it is about, in `tools`, `errands` and `equip`; None in everything that Gofer does beside the jobs."""
     on_use: Callable[[str], None] | None = field(default=None, repr=False, compare=False)
     """Told the name of each secret that is asked for, so that its last use is known."""
+    signer: Callable[..., str] | None = field(default=None, repr=False, compare=False)
+    """How `mac` does it."""
 
     def secret(self, name: str) -> str:
         """A secret's value; raises Unset when it is missing or blank, so half a configuration stays closed."""
@@ -200,6 +244,18 @@ class Account:
         if self.on_use is not None:
             self.on_use(name)
         return value
+
+    def secrets_of(self, name: str, *others: str) -> list[str]:
+        """A secret's value and those of others that are set, such as a key that is about to replace it; raises
+        Unset when the first is missing."""
+        return [self.secret(name), *(self.secret(other) for other in others if other in self.secrets)]
+
+    def mac(self, *parts: str) -> str:
+        """A MAC in hex, with a key that only this Gofer has and that is this connection's for ever: for what is
+        written outside and has to be known again."""
+        if self.signer is None:
+            raise Unset(f"The connection {self.id} has no key to sign with.")
+        return self.signer(*parts)
 
     async def call(self, method: str, url: str, **arguments: Any) -> Any:
         """Ask the service, and return the JSON it answers; None for 404. Raises Temporary or Permanent."""
@@ -243,6 +299,8 @@ class Admission:
     trust: TrustLevel
     text: str | None = None
     """Replaces the text, when looking closer changed it."""
+    message: Incoming | None = None
+    """Replaces the whole message, when it turned out to be another's request, or nobody's (`addressed`)."""
     files: tuple[File, ...] = ()
     note: str = ""
     """For the event log: why."""
@@ -277,7 +335,10 @@ class Progress:
     lasting: str = ""
     """What the place is for ever, where `Incoming.lasting` said so."""
     waits_for: str = ""
-    """What it waits for, while nobody works on it."""
+    """What it waits for: while nobody works on it, or while its model takes long to begin."""
+    words: str = ""
+    """What the model is saying in this turn, so far; where the integration has `words_every`. Secrets are masked, and
+    nothing in it acts. Only to be shown for a while: the answer itself is placed as ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +354,8 @@ class Outgoing:
     kind: Literal["final", "error", "note"] = "final"
     reply_to: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Of the message it answers."""
+    """Of the message it answers. `offers` are commands with their arguments, such as `agent sailor`, that whoever
+    reads it may give by a button, where there are some."""
     question: str = ""
     """The id of the Question this part asks …"""
     choices: tuple[str, ...] = ()
@@ -302,10 +364,14 @@ class Outgoing:
     """How the run went, with its answer, where the integration `tells_work`. The same over every retry."""
     lasting: str = ""
     """What the place is for ever, where `Incoming.lasting` said so."""
+    stopped_by: str = ""
+    """Why the run ended before its work was done: `cancelled` when a person stopped it, else the code of a limit
+    or guard. Empty for an answer."""
 
 
-Password: TypeAlias = str | Callable[[], Awaitable[str]]
-"""A secret, or how to get it: asked for with every request, where it does not last as long as a job may."""
+Password: TypeAlias = str | Callable[[str], Awaitable[str]]
+"""A secret, or how to get it: asked for with every request, where it does not last as long as a job may. Asked with
+the one that the service refused before its time, or with nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +392,11 @@ class EgressRule:
     )
     """Asked about the full ref names of each push that is allowed otherwise: why those that may not be changed
     are not. While it raises, nothing is pushed."""
+    git_commit_objections: Callable[[Sequence[str]], Awaitable[Mapping[str, str]]] | None = field(
+        default=None, repr=False
+    )
+    """Asked about commits that a fetch wants by their numbers and that no branch or tag names: why those that may
+    not be read are not. Without it none may; while it raises, none is."""
     allow_private: bool = False
     """Whether the upstream may be on a private network."""
     keep: str = ""
@@ -448,8 +519,11 @@ class Integration:
 
     # Pure: bytes in, values out.
 
-    def verify(self, request: Request, account: Account) -> None:
-        """Return when the request surely comes from the service; raise Refused otherwise."""
+    def verify(self, request: Request, account: Account) -> str | None:
+        """Return when the request surely comes from the service; raise Refused otherwise.
+
+        What is returned is for the owner: how the service should be changed before a coming release.
+        """
         raise Refused(f"{self.name} does not take webhooks.")
 
     def parse(self, request: Request, account: Account) -> Parsed:
@@ -463,6 +537,14 @@ class Integration:
     def private_place(self, author_id: str) -> str | None:
         """The conversation in which a person can be reached alone, if people can be."""
         return None
+
+    def words_every(self, conversation: str, account: Account) -> float:
+        """Seconds between two calls of `show_progress` while the model's words come in; 0 to show none of them."""
+        return 0
+
+    def proxy(self, settings: Mapping[str, Any], secrets: Mapping[str, Secret]) -> str:
+        """The URL of the proxy through which a connection reaches its service (HTTP or SOCKS); empty for none."""
+        return ""
 
     def invitation(self, code: str, account: Account) -> str:
         """How a person presents a pairing code here, in words for whoever set the connection up; empty for not."""
@@ -519,6 +601,9 @@ class Integration:
     async def notice(self, message: Incoming, account: Account) -> None:
         """Show that a message reached an agent (a reaction)."""
 
+    async def finish(self, message: Incoming, well: bool, account: Account) -> None:
+        """Show at a message that the run which dealt with it has ended, well or not. May run again."""
+
     async def show_progress(self, conversation: str, progress: Progress, shown: str, account: Account) -> str:
         """Show that work goes on. `shown` is what an earlier call returned: the id of what is changed in place."""
         return shown
@@ -530,7 +615,8 @@ class Integration:
         """Take the buttons off a question that nobody is to answer any more. May run again."""
 
     async def settle(self, message: Incoming, outcome: str, account: Account) -> None:
-        """Tell whoever pressed a button what came of it. May run again."""
+        """Tell whoever pressed a button what came of it; `message.text` is their answer, if it counted. May run
+        again."""
 
     async def signed_up(
         self, settings: Mapping[str, Any], code: str
@@ -560,6 +646,10 @@ class Integration:
     def tools(self, account: Account, message: Incoming) -> Sequence[Tool[Any]]:
         """Tools for a run that this message asked for."""
         return ()
+
+    def instructions(self, account: Account, message: Incoming) -> str:
+        """What the operator wants of an agent where this message was said, beside the agent's own instructions."""
+        return ""
 
     def limits(self, account: Account, message: Incoming) -> Mapping[str, float]:
         """What a run that this message asked for may use at most (steps, active_minutes, tokens, job_dollars).

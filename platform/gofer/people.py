@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.errors import Conflict
 from gofer.integration import Role
+from gofer.sanitize import display_name
 from gofer.store import events as log
+from gofer.store import signed
 from gofer.store.clock import now
 from gofer.store.ids import new_id
 from gofer.store.tables import identities, pairings, principals, strangers
@@ -50,19 +53,18 @@ def new_code(
             f"{MOST_CODES} codes are open already. Use one of them, or wait until one is an hour old."
         )
     code = "".join(secrets.choice(ALPHABET) for _ in range(CODE_LENGTH))
-    connection.execute(
-        insert(pairings).values(
-            id=new_id("pair"),
-            workspace_id=workspace_id,
-            connection_id=connection_id,
-            digest=_digest(connection_id, code),
-            role=role,
-            created_at=now(),
-            expires_at=now() + CODE_LIFE,
-            used_by="",
-            principal_id=principal_id,
-        )
-    )
+    row = {
+        "id": new_id("pair"),
+        "workspace_id": workspace_id,
+        "connection_id": connection_id,
+        "digest": _digest(connection_id, code),
+        "role": role,
+        "created_at": now(),
+        "expires_at": now() + CODE_LIFE,
+        "used_by": "",
+        "principal_id": principal_id,
+    }
+    signed.insert(connection, pairings, row)
     return code
 
 
@@ -98,14 +100,15 @@ def redeem(
 
 def _used(connection: Connection, of: str, subject: str, code: str) -> Any:
     """The pairing that a code belongs to, used up; None when there is none."""
-    return connection.execute(
-        update(pairings)
-        .where(pairings.c.connection_id == of, pairings.c.digest == _digest(of, code))
-        # The one who used it may say it again: the answer may have been lost.
-        .where(pairings.c.used_at.is_(None) | (pairings.c.used_by == subject), pairings.c.expires_at > now())
-        .values(used_at=now(), used_by=subject)
-        .returning(pairings.c.workspace_id, pairings.c.role, pairings.c.principal_id)
-    ).one_or_none()
+    here = (pairings.c.connection_id == of) & (pairings.c.digest == _digest(of, code))
+    # The one who used it may say it again: the answer may have been lost.
+    unused = pairings.c.used_at.is_(None) | (pairings.c.used_by == subject)
+    usable = here & unused & (pairings.c.expires_at > now())
+    try:
+        used = signed.update(connection, pairings, usable, {"used_at": now(), "used_by": subject})
+    except signed.RowRefused:
+        return None
+    return used[0] if used else None
 
 
 def new_link(
@@ -115,7 +118,7 @@ def new_link(
 
     With a name it works only for who is called so there: that code may be said where others read along.
     """
-    found = connection.execute(_principal(workspace_id, integration, subject)).one_or_none()
+    found = known_principal(connection, workspace_id, integration, subject)
     if found is None:
         return None
     links = _links(workspace_id, name)
@@ -147,14 +150,7 @@ def link(
         _spend(connection, workspace_id, presenter, code)
         _count_guess(connection, connection_id, subject)
         return False
-    here = {"workspace_id": workspace_id, "integration": integration, "subject": subject}
-    known = connection.execute(_principal(**here)).one_or_none()
-    if known is None:
-        row = {"id": new_id("ident"), "principal_id": used.principal_id, **here}
-        connection.execute(insert(identities).values(**row))
-    else:
-        moved = update(identities).where(*(identities.c[name] == value for name, value in here.items()))
-        connection.execute(moved.values(principal_id=used.principal_id))
+    _put_identity(connection, workspace_id, integration, subject, str(used.principal_id))
     data = {"person": used.principal_id, "role": used.role, "by": f"link to {integration}"}
     log.record(connection, "person.let_in", workspace_id, data=data)
     return True
@@ -169,18 +165,21 @@ def _spend(connection: Connection, workspace_id: str, presenter: str, code: str)
     )
     for row in connection.execute(open_ones).all():
         if row.digest == _digest(row.connection_id, code):
-            spent = update(pairings).where(pairings.c.id == row.id)
-            connection.execute(spent.values(used_at=now(), used_by=presenter))
+            spent = {"used_at": now(), "used_by": presenter}
+            with contextlib.suppress(signed.RowRefused):
+                signed.update(connection, pairings, pairings.c.id == row.id, spent)
 
 
 def elsewhere(connection: Connection, *, workspace_id: str, integration: str, subject: str) -> dict[str, str]:
     """Who somebody is on other services, by the integration's name."""
-    person = _principal(workspace_id, integration, subject).subquery()
-    query = select(identities.c.integration, identities.c.subject).join(
-        person, person.c.id == identities.c.principal_id
+    person = known_principal(connection, workspace_id, integration, subject)
+    if person is None:
+        return {}
+    query = select(identities).where(
+        identities.c.principal_id == person.id, identities.c.integration != integration
     )
-    rows = connection.execute(query.where(identities.c.integration != integration))
-    return {row.integration: row.subject for row in rows}
+    rows = connection.execute(query).all()
+    return {row.integration: row.subject for row in rows if signed.fits(connection, identities, row)}
 
 
 def _links(workspace_id: str, name: str = "") -> str:
@@ -189,13 +188,34 @@ def _links(workspace_id: str, name: str = "") -> str:
     return f"link:{workspace_id}@{name.lower()}" if name else f"link:{workspace_id}"
 
 
-def _principal(workspace_id: str, integration: str, subject: str) -> Select[tuple[str, Any]]:
-    return (
-        select(principals.c.id, principals.c.role)
-        .join(identities, identities.c.principal_id == principals.c.id)
-        .where(identities.c.workspace_id == workspace_id, identities.c.integration == integration)
-        .where(identities.c.subject == subject)
+def known_principal(connection: Connection, workspace_id: str, integration: str, subject: str) -> Any:
+    """Id and role of whoever has an identity on a service; None for a stranger, and where a row is refused."""
+    who = {"workspace": workspace_id, "service": integration, "who": subject}
+    row = connection.execute(_KNOWN, who).one_or_none()
+    if row is None:
+        return None
+    right = signed.fits(connection, identities, row) and signed.fits(connection, principals, row)
+    return row if right else None
+
+
+_KNOWN = (
+    # The principal first, whose id and role are what the row is asked for.
+    select(principals, identities)
+    .join(identities, identities.c.principal_id == principals.c.id)
+    .where(identities.c.workspace_id == bindparam("workspace"))
+    .where(identities.c.integration == bindparam("service"), identities.c.subject == bindparam("who"))
+)
+
+
+def _put_identity(
+    connection: Connection, workspace_id: str, integration: str, subject: str, principal_id: str
+) -> None:
+    """Make an identity a person's, and nobody else's. Whole: a row that was refused is not made right, but replaced."""
+    here = {"workspace_id": workspace_id, "integration": integration, "subject": subject}
+    connection.execute(
+        delete(identities).where(*(identities.c[name] == value for name, value in here.items()))
     )
+    signed.insert(connection, identities, {"id": new_id("ident"), "principal_id": principal_id, **here})
 
 
 def _guessed(connection: Connection, connection_id: str, subject: str | None) -> int:
@@ -235,26 +255,15 @@ def let_in(
     by: str,
 ) -> str:
     """Make somebody a Principal, or raise a member's role; nobody's role is lowered here. Returns its id."""
-    found = connection.execute(_principal(workspace_id, integration, subject)).one_or_none()
+    found = known_principal(connection, workspace_id, integration, subject)
     if found is not None:
         if role == "owner":
-            connection.execute(update(principals).where(principals.c.id == found.id).values(role=role))
+            signed.update(connection, principals, principals.c.id == found.id, {"role": role})
         return str(found.id)
     principal_id = new_id("person")
-    connection.execute(
-        insert(principals).values(
-            id=principal_id, workspace_id=workspace_id, name=name[:200], role=role, created_at=now()
-        )
-    )
-    connection.execute(
-        insert(identities).values(
-            id=new_id("ident"),
-            workspace_id=workspace_id,
-            principal_id=principal_id,
-            integration=integration,
-            subject=subject,
-        )
-    )
+    row = {"id": principal_id, "workspace_id": workspace_id, "name": display_name(name), "role": role}
+    signed.insert(connection, principals, {**row, "created_at": now()})
+    _put_identity(connection, workspace_id, integration, subject, principal_id)
     log.record(
         connection, "person.let_in", workspace_id, data={"person": principal_id, "role": role, "by": by}
     )
@@ -264,13 +273,17 @@ def let_in(
 def owners_of(connection: Connection, *, workspace_id: str, integration: str) -> list[str]:
     """The ids owners have on a service, the first paired first."""
     query = (
-        select(identities.c.subject)
+        select(principals, identities)
         .join(principals, principals.c.id == identities.c.principal_id)
         .where(identities.c.workspace_id == workspace_id, identities.c.integration == integration)
         .where(principals.c.role == "owner")
         .order_by(principals.c.created_at, principals.c.id)
     )
-    return list(connection.execute(query).scalars())
+    return [
+        str(row.subject)
+        for row in connection.execute(query).all()
+        if signed.fits(connection, identities, row) and signed.fits(connection, principals, row)
+    ]
 
 
 def may_tell(connection: Connection, connection_id: str, subject: str) -> bool:

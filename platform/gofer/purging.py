@@ -12,6 +12,7 @@ from gofer.errors import NotFound
 from gofer.jobs.sayings import remove_sayings
 from gofer.store import events as log
 from gofer.store.clock import now
+from gofer.store.digests import key_body_digests
 from gofer.store.locks import lock_conversation
 from gofer.store.tables import (
     LIVE,
@@ -69,6 +70,8 @@ def purge_conversation(connection: Connection, vault: Vault, *, conversation_id:
         blobs=connection.execute(delete(blobs).where(blobs.c.conversation_id == conversation_id)).rowcount,
         jobs_ended=ended,
     )
+    key_body_digests(connection, vault, deliveries.c.conversation_id == conversation_id)
+    _forget_signatures(connection, conversation_id)
     _empty(connection, events, conversation_id)
     _empty(connection, questions, conversation_id, answer=None)
     # With the binding go the replies in its ledger.
@@ -124,6 +127,15 @@ def _empty(connection: Connection, table: Table, conversation_id: str, **also: o
         .where(columns.conversation_id == conversation_id, columns.sealed.is_not(None))
         .values(sealed=None, **also)
     ).rowcount
+
+
+def _forget_signatures(connection: Connection, conversation_id: str) -> None:
+    """Take the hashes of tool calls and results out of the events of a release that did not seal them."""
+    of_tools = (events.c.conversation_id == conversation_id) & (events.c.kind == "tool.finished")
+    for row in connection.execute(select(events.c.id, events.c.data).where(of_tools)).all():
+        kept = {name: value for name, value in row.data.items() if name not in ("call_sig", "result_sig")}
+        if kept != row.data:
+            connection.execute(update(events).where(events.c.id == row.id).values(data=kept))
 
 
 def remove_shell_files(folder: Path, conversation_id: str) -> int:

@@ -7,8 +7,16 @@ from pathlib import Path
 
 from gofer.errors import ConfigError, Conflict, Malformed
 from gofer.settings import Settings, prepare_data_dir
+from gofer.signing import SEEN, forget_record
 from gofer.store import migrations
-from gofer.store.backup import key_beside, key_needed, restore_database, version_of
+from gofer.store.backup import (
+    has_rows_key,
+    key_beside,
+    key_needed,
+    restore_database,
+    restore_files,
+    version_of,
+)
 from gofer.store.sqlite import held
 from gofer.vault.keyring import KeyRing, ring_from_file, ring_from_value
 from gofer.vault.secret import Secret
@@ -23,6 +31,10 @@ class Restored:
     """Where the database that was there is kept now."""
     key_added: bool
     """Whether the backup's key was put in front of the key file."""
+    unsigned: bool
+    """Whether nothing in it is signed, so that the next start takes and signs every row as it is."""
+    files: tuple[str, ...] = ()
+    """What else was put back: agents, prices, models, shells."""
 
 
 def restore(settings: Settings, backup: Path, *, with_key: bool) -> Restored:
@@ -45,8 +57,12 @@ def restore(settings: Settings, backup: Path, *, with_key: bool) -> Restored:
     with held(path):
         _check_version(backup)
         added = _see_to_the_key(settings, backup, with_key=with_key)
+        unsigned = not has_rows_key(backup)
         previous = restore_database(backup, path)
-    return Restored(str(path), str(previous) if previous else None, added)
+        forget_record(settings)
+        (settings.data_dir / SEEN).unlink(missing_ok=True)
+        files = restore_files(backup, settings.data_dir)
+    return Restored(str(path), str(previous) if previous else None, added, unsigned, tuple(files))
 
 
 def _check_version(backup: Path) -> None:

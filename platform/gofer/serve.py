@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -19,20 +20,23 @@ from pathlib import Path
 import structlog
 
 from gofer import __version__
+from gofer.agent.looking import living
 from gofer.agent.models.loading import load_sdks
 from gofer.assembly import open_platform
 from gofer.doctor import LOOPBACK, another_place
 from gofer.doctor.model import keys_of
-from gofer.errors import ConfigError, GoferError, StoreBusy
-from gofer.logs import RecentLines, set_up_logs
+from gofer.errors import ConfigError, GoferError, StoreBusy, StoreError
+from gofer.logs import RecentLines, goes_to_file, set_up_logs
 from gofer.platform import Platform
-from gofer.settings import Settings, unknown_variables
+from gofer.settings import Settings, prepare_data_dir, unknown_variables
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.sqlite import held
 from gofer.vault.redaction import Redactor
 from gofer.web.access.members import first_owner, new_link, owner_has_password, somebody_signed_in
+from gofer.web.access.peer import Peers
 from gofer.web.access.settling import settle_owner
 from gofer.web.app import public_app
+from gofer.web.connection_limit import limit_for
 from gofer.web.control import control_app
 from gofer.web.request_log import RequestLog
 from gofer.web.server import listening
@@ -43,21 +47,33 @@ log = structlog.get_logger()
 WEB, WORKER = "web", "worker"
 
 INTERRUPTED = 130
+PR_SET_DUMPABLE = 4
+"""What Linux calls it, in sys/prctl.h."""
 M_MMAP_THRESHOLD = -3
 """What glibc calls it, in malloc.h."""
 LARGE_BLOCK = 1024 * 1024
 LOAD_AFTER = 1.0
 """Seconds from being ready to the loading of SDKs."""
+MAX_NAMED = 5
 COMMANDS_TAKE = 10.0
 """Seconds to wait for a command that has the database file."""
 
 
 def run(settings: Settings, *roles: str) -> None:
     """Serve until a signal says to stop. Raises GoferError when it cannot begin."""
+    keep_memory_private()
     give_back_large_blocks()
     runner = asyncio.Runner(loop_factory=_loop_factory())
     with runner:
         runner.run(serve(settings, frozenset(roles)))
+
+
+def keep_memory_private() -> None:
+    """Let no crash write keys and words to disk, and no other process of the same user read them from memory. What
+    is started from here on is not concerned: a program that is executed begins anew, but for the limit."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def give_back_large_blocks() -> None:
@@ -79,7 +95,9 @@ async def serve(settings: Settings, roles: frozenset[str]) -> None:
     """The life of a process."""
     redactor = Redactor()
     recent = RecentLines()
-    set_up_logs(settings, redactor, recent)
+    if calm := goes_to_file(settings):
+        prepare_data_dir(settings)
+    set_up_logs(settings, redactor, recent, to_file=calm)
     for name, near in unknown_variables().items():
         log.warning("settings.unknown", variable=name, nearest=near or None)
     stopping = _stop_on_signals()
@@ -93,17 +111,41 @@ async def serve(settings: Settings, roles: frozenset[str]) -> None:
                 # What start-up made stays for good: no collection need look at it again, and each pauses for less.
                 gc.freeze()
                 _say_ready(platform)
+                if calm:
+                    _say_calmly(platform)
                 if link is not None:
                     _say_link(platform, link)
+                elif calm and door is not None:
+                    _say(
+                        f"\nOpen {_base(platform)}/\n`{_our_name()} link` makes a link that signs you in.\n\n"
+                    )
                 loading = asyncio.create_task(_load_ahead(platform), name="sdks")
                 await stopping.wait()
                 loading.cancel()
                 log.info("process.stopping", running=platform.worker.running if platform.worker else 0)
+                if calm:
+                    _say("\nStopping. What is not finished goes on at the next start.\n")
+                    await _say_left_running(platform)
                 _notify("STOPPING=1")
             log.info("process.stopped")
     finally:
         if door is not None:
             door.close()
+
+
+async def _say_left_running(platform: Platform) -> None:
+    """Name the shells that live on: somebody who has stopped the server may think that nothing runs any more."""
+    if not platform.settings.keep_shells or platform.worker is None:
+        return
+    left: list[str] = []
+    with contextlib.suppress(StoreError):
+        left = await platform.database.read(living)
+    if left:
+        more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
+        _say(
+            f"Shells that live on until then: {', '.join(left[:MAX_NAMED])}{more}.\n"
+            f"`{_our_name()} shells list` shows them; GOFER_KEEP_SHELLS=false ends them with the server.\n"
+        )
 
 
 async def _load_ahead(platform: Platform) -> None:
@@ -138,10 +180,29 @@ async def _first_link(platform: Platform) -> str | None:
 
 def _say_link(platform: Platform, link: str) -> None:
     """On stdout, for the person who started it; the log, which is kept, has no part of it."""
-    base = platform.settings.public_url.rstrip("/") or platform.url
-    sys.stdout.write(
-        f"\nOpen {base}/link/{link}\nIt works once, for an hour; `{_our_name()} link` makes another.\n\n"
+    where = f"{_base(platform)}/link/{link}"
+    _say(f"\nOpen {where}\nIt works once, for an hour; `{_our_name()} link` makes another.\n\n")
+
+
+def _say_calmly(platform: Platform) -> None:
+    """What a person at a terminal wants to know; the log has the rest."""
+    settings, name = platform.settings, _our_name()
+    kind = "SQLite" if settings.sqlite_path is not None else "Postgres"
+    where = f" at {platform.url}" if platform.url else ""
+    _say(
+        f"\nGofer {__version__} is ready{where}\n"
+        f"  data   {settings.data_dir} ({kind})\n"
+        f"  log    {settings.log_path} (`{name} logs --follow` shows it)\n"
+        f"  stop   Ctrl-C\n"
     )
+
+
+def _base(platform: Platform) -> str:
+    return platform.settings.public_url.rstrip("/") or platform.url
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
     sys.stdout.flush()
 
 
@@ -183,6 +244,11 @@ async def _until_commands_are_done(settings: Settings) -> None:
         await asyncio.sleep(0.5)
 
 
+def check_port(settings: Settings) -> None:
+    """Raise ConfigError when it could not be listened on."""
+    _listen(settings).close()
+
+
 def _listen(settings: Settings) -> socket.socket:
     """Take the port before anything else is begun, so that a taken one is told at once."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -209,6 +275,10 @@ def _taken(settings: Settings, error: Exception) -> str:
     return f"Cannot listen on {where}: {why}. Give {what}: gofer serve --{option} {value}"
 
 
+def _network_app(platform: Platform) -> RequestLog:
+    return RequestLog(public_app(platform), Peers(platform.settings))
+
+
 @contextlib.asynccontextmanager
 async def _public(platform: Platform, door: socket.socket | None) -> AsyncIterator[None]:
     """The door to the network. When it closes, the worker ends what it runs while commands still get through."""
@@ -217,7 +287,7 @@ async def _public(platform: Platform, door: socket.socket | None) -> AsyncIterat
     else:
         host, port = door.getsockname()[:2]
         platform.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        async with listening(RequestLog(public_app(platform)), door):
+        async with listening(_network_app(platform), door, limit_for(platform.settings)):
             yield
             # Who watches would otherwise hold the door open.
             await platform.follower.close()

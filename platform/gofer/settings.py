@@ -55,6 +55,13 @@ class Settings(BaseSettings):
         repr=False,
         description="The master key (base64, 32 bytes) when not kept in the data directory.",
     )
+    rows_key: str = Field(
+        default="",
+        description=(
+            "The id of the key that rows are signed with, where the data directory is not kept "
+            "(see `rows-signed.json`)."
+        ),
+    )
     host: str = Field(default="127.0.0.1", description="The address to listen on.")
     port: int = Field(default=8765, ge=0, le=65535, description="The port to listen on; 0 takes a free one.")
     public_url: str = Field(
@@ -93,6 +100,21 @@ class Settings(BaseSettings):
     )
     max_body: int = Field(default=25 * 1024 * 1024, ge=1024, description="Bytes of a webhook body at most.")
     body_timeout: float = Field(default=10, gt=0, description="Seconds a webhook body may take to arrive.")
+    max_from_stranger: int = Field(
+        default=30,
+        ge=1,
+        description="Messages to an agent, and look-ups of who wrote, of one unknown author within an hour.",
+    )
+    max_connections: int | None = Field(
+        default=None,
+        ge=16,
+        description="Open connections at most; half of the descriptors the process may open if not given.",
+    )
+    max_per_address: int = Field(
+        default=200,
+        ge=4,
+        description="Open connections of one address at most; trusted proxies have no such bound.",
+    )
     keep_finished: float = Field(
         default=30 * 86400,
         ge=0,
@@ -122,6 +144,25 @@ class Settings(BaseSettings):
         default="",
         description="Hosts a shell may reach, separated by commas; *.example.org for all below one.",
     )
+    sandbox_narrowed_hosts: str = Field(
+        default="",
+        description="Hosts a shell may reach also once its run has read strangers' text, separated by commas.",
+    )
+    sandbox_reserve: int = Field(
+        default=1 << 30,
+        ge=0,
+        description="Bytes of free disk below which no shell's files may grow.",
+    )
+    sandbox_images: bool = Field(
+        default=False,
+        description="Whether, as root and without project quotas, each shell's files are in an image of limited size.",
+    )
+    spare_shells: int = Field(
+        default=1,
+        ge=0,
+        le=8,
+        description="Shells made ahead while there is nothing else to do, for new conversations.",
+    )
     keep_shells: bool = Field(
         default=True,
         description="Whether shells live on while the server is down, to be found again by the next.",
@@ -132,6 +173,11 @@ class Settings(BaseSettings):
     )
     log_format: Literal["auto", "json", "console"] = Field(
         default="auto", description="auto is console on a terminal and json elsewhere."
+    )
+
+    log_to: Literal["auto", "stderr", "file"] = Field(
+        default="auto",
+        description="Where the log goes: stderr, or logs/gofer.log in the data directory; auto is file on a terminal.",
     )
 
     @field_validator("data_dir")
@@ -203,9 +249,19 @@ class Settings(BaseSettings):
         return listed(self.sandbox_hosts)
 
     @property
+    def sandbox_narrowed_host_list(self) -> tuple[str, ...]:
+        """Hosts that stay reachable in a narrowed run."""
+        return listed(self.sandbox_narrowed_hosts)
+
+    @property
     def socket_path(self) -> Path:
         """Where a running server listens for the command line."""
         return self.data_dir / "gofer.sock"
+
+    @property
+    def log_path(self) -> Path:
+        """Where the log is kept when it goes to a file."""
+        return self.data_dir / "logs" / "gofer.log"
 
     @property
     def key_path(self) -> Path:

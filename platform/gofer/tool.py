@@ -6,12 +6,14 @@ the entry point group `gofer.tools`. docs/tools.md has an example to copy.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
+
+from gofer.sanitize import defuse
 
 Reach = Literal["own", "allowlist", "outside"]
 """How far a tool reaches: its own conversation and shell, hosts on the agent's allowlist, or anything."""
@@ -63,7 +65,7 @@ class ToolResult:
     untrusted: bool = False
     """Strangers wrote the content: the run loses reach once it has read this."""
     progress: bool = False
-    """A plan item moved or a message was delivered, whatever the content looks like."""
+    """Files changed, a plan item moved or a message was delivered, whatever the content looks like."""
     question: Question | None = None
     """Ask a person and wait; the answer becomes the call's result."""
 
@@ -93,6 +95,8 @@ class CommandResult:
     """Where inside the shell the whole output lies, if it does."""
     note: str = ""
     """Anything a person should know: state lost, processes killed."""
+    changed: bool = False
+    """Files of the workspace changed while it ran, as far as can be seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,11 @@ class Shell(Protocol):
 
     async def recover(self, tag: str) -> CommandResult | None:
         """The outcome of a command an earlier process started, waiting for it if need be; None if unknown."""
+        ...
+
+    async def confine(self, *, narrowed: bool) -> None:
+        """Said before each call of a run: whether it has read strangers' text. Then the shell reaches only what the
+        run's own integration brought, and hosts that a setting keeps open."""
         ...
 
     async def cancel(self) -> None:
@@ -171,6 +180,11 @@ class ToolContext:
     seconds_left: float = 3600
     """Working time left to the run; nothing should be started for longer."""
 
+    def outgoing(self, text: str, *, here: str = "", people: Collection[str] = ()) -> str:
+        """Text of the model's that a tool sends to people: in a narrowed run it mentions nobody but `people`, commands
+        no bot, closes no issue but `here`, and has no pictures from elsewhere."""
+        return defuse(text, here=here, people=people) if self.narrowed else text
+
 
 A = TypeVar("A", bound=BaseModel)
 
@@ -185,7 +199,9 @@ class Tool(Generic[A]):
     """For the model; written like a man page."""
     arguments: type[A]
     run: Callable[[A, ToolContext], Awaitable[ToolResult]]
-    """May raise; the model is then told what went wrong, and the run goes on."""
+    """May raise; the model is then told what went wrong, and the run goes on. When it raises `Temporary` with
+    `retry_after`, the run waits that long without holding anything and makes the whole call again: a tool that
+    does so must be safe to repeat up to that point."""
     tier: Tier
     timeout: float = 60
     """Seconds, before it is ended and reported as timed out."""
@@ -194,5 +210,8 @@ class Tool(Generic[A]):
     polling: bool = False
     """Asking again with the same arguments is what it is for."""
     reach: Reach = "own"
+    strict: bool = False
+    """Hold the model to the schema while it writes the arguments, where its provider can. Such a schema has no
+    optional fields: providers refuse it otherwise."""
     timeout_of: Callable[[A], float] | None = None
     """When the arguments choose the time-out."""

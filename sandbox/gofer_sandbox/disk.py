@@ -1,24 +1,28 @@
-"""Watching how much a workspace holds, where no quota does it for us."""
+"""Watching how much a workspace holds and how much the machine has left, also where the file system holds a limit:
+root's own writes are not bound by a quota, and the limits of all sessions together may be more than there is."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gofer_sandbox import tree
-from gofer_sandbox.limits import MIB, Limits
+from gofer_sandbox import held, tree
+from gofer_sandbox.limits import MIB, RESERVE, Limits
 
+_FIRST = 0.01
+"""Seconds from a command's start to the first look: a shorter one is looked at when it has ended."""
 _SHORTEST = 0.1
 _LONGEST = 5.0
 _TRIES = 3
 _SHARE = 10
 """A look may take one part in this many of the time."""
+_SLACK_BYTES, _SLACK_FILES = 1 * MIB, 100
+"""How much a workspace may grow that must not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,63 +63,124 @@ def _count(workspace: Path) -> tuple[Usage, bool]:
     return Usage(size, files), True
 
 
-def unlinked(workspace: Path, pids: Iterable[int]) -> int:
-    """Bytes of files that have no name any more and that those processes hold open on the workspace's device:
-    they take their space until the last of them is closed."""
-    try:
-        device = workspace.stat().st_dev
-    except OSError:
-        return 0
-    sizes: dict[int, int] = {}
-    for pid in pids:
-        with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):
-                    status = entry.stat()
-                    if status.st_nlink == 0 and status.st_dev == device and stat.S_ISREG(status.st_mode):
-                        sizes[status.st_ino] = status.st_blocks * 512
-    return sum(sizes.values())
+def free_space(place: Path) -> int:
+    """Bytes that anybody but root may still use where a directory is. Of a workspace that is under a quota, or in an
+    image, the kernel says what is left of that: ask for the directory above it."""
+    found = os.statvfs(place)
+    return found.f_bavail * found.f_frsize
 
 
 class DiskWatch:
-    """Looks at a workspace while a command runs, and says when it holds too much.
+    """Looks at a workspace while a command runs, once more when it has ended, and for as long as something runs in
+    the background; and says when it holds too much, or grows while the machine is short of space.
 
     A workspace that is over its limit already may still be worked in, to delete something; it may only not
     grow any more.
     """
 
-    def __init__(self, workspace: Path, limits: Limits, pids: Callable[[], Iterable[int]]) -> None:
-        """`pids` says which processes the session has now; it is called in a thread."""
-        self._workspace, self._limits, self._pids = workspace, limits, pids
+    def __init__(
+        self, workspace: Path, limits: Limits, pids: Callable[[], Iterable[int]], reserve: int = RESERVE
+    ) -> None:
+        """`pids` says which processes the session has now; it is called in a thread. `reserve` is the free space of
+        the machine below which the workspace may not grow."""
+        self._workspace, self._limits, self._pids, self._reserve = workspace, limits, pids, reserve
+        self._full: Callable[[str], None] = lambda _: None
+        self._lasting = False
+        self._events = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
+        self._allowed: Usage | None = None
+        """Known after the first look at a workspace that held too much before."""
+        self._short_since: Usage | None = None
+        self._pending = self._written = 0
+        """Bytes that the server itself is writing, and has written: a look may come too early to see them."""
         self.usage = Usage()
 
-    def begin(self, full: Callable[[str], None]) -> None:
-        """Look from now on, if not doing so already."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._watch(full))
+    def begin(self, full: Callable[[str], None], *, lasting: bool = True) -> None:
+        """Look soon, and go on looking if something lasts. `full` is called with the reason when it is too much."""
+        self._full, self._lasting = full, lasting
+        self._events += 1
+        over = self.usage.size > self._limits.disk or self.usage.files > self._limits.files
+        self._allowed = None if over else Usage(self._limits.disk, self._limits.files)
+        self._short_since = None
+        if self._timer is None and self._task is None:
+            self._timer = asyncio.get_running_loop().call_later(_FIRST, self._start)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Look no more."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
         if self._task:
             self._task.cancel()
             self._task = None
 
-    def _measure(self) -> Usage:
-        found = measure(self._workspace)
-        return Usage(found.size + unlinked(self._workspace, self._pids()), found.files)
+    @contextlib.asynccontextmanager
+    async def room(self, size: int) -> AsyncIterator[str]:
+        """For as long as the server itself writes that much into the workspace: why it may not, nothing when it may."""
+        if self._exceeds(size):  # something may have been removed since the last look
+            await asyncio.to_thread(self._look)
+        if self._exceeds(size):
+            yield f"the workspace may hold {self._limits.disk} bytes; remove something first"
+        elif size > _SLACK_BYTES and free_space(self._workspace.parent) - size < self._reserve:
+            yield "the machine is short of disk space"
+        else:
+            self._pending += size
+            try:
+                yield ""
+            finally:
+                self._pending -= size
+                self._written += size
+                self.usage = Usage(self.usage.size + size, self.usage.files + 1)
 
-    async def _watch(self, full: Callable[[str], None]) -> None:
-        allowed = Usage(
-            max(self._limits.disk, self.usage.size + MIB), max(self._limits.files, self.usage.files + 100)
-        )
+    def _exceeds(self, size: int) -> bool:
+        return self.usage.size + self._pending + size > self._limits.disk
+
+    def _start(self) -> None:
+        self._timer = None
+        self._task = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Until all is quiet and was looked at since it is, or too much was found."""
         while True:
-            began = time.monotonic()
-            self.usage = await asyncio.to_thread(self._measure)
-            if self.usage.size > allowed.size:
-                full(f"the workspace holds {self.usage.size} bytes, more than its {self._limits.disk}")
-                return
-            if self.usage.files > allowed.files:
-                full(f"the workspace holds {self.usage.files} files, more than its {self._limits.files}")
+            began, events = time.monotonic(), self._events
+            why = await asyncio.to_thread(self._look)
+            if why:
+                self._task = None
+                self._full(why)
                 return
             await asyncio.sleep(min(_LONGEST, max(_SHORTEST, _SHARE * (time.monotonic() - began))))
+            if events == self._events and not self._lasting:
+                self._task = None
+                return
+
+    def _look(self) -> str:
+        """What is wrong, if anything."""
+        try:
+            free, device = free_space(self._workspace.parent), self._workspace.stat().st_dev
+        except OSError:
+            return ""
+        short = free < self._reserve
+        written, found = self._written, measure(self._workspace)
+        meanwhile = self._written - written
+        self.usage = Usage(found.size + held.unlinked(device, self._pids()) + meanwhile, found.files)
+        if short and self._short_since is None:
+            self._short_since = self.usage
+        elif not short:
+            self._short_since = None
+        return self._judged(free)
+
+    def _judged(self, free: int) -> str:
+        usage, before = self.usage, self._short_since
+        size = max(self._limits.disk, usage.size + _SLACK_BYTES)
+        files = max(self._limits.files, usage.files + _SLACK_FILES)
+        allowed = self._allowed or Usage(size, files)
+        self._allowed = Usage(min(size, allowed.size), min(files, allowed.files))
+        if before and usage.size > before.size + _SLACK_BYTES:
+            self._short_since = usage
+            return f"the machine has {free} bytes of disk left, less than the {self._reserve} it keeps free"
+        if usage.size > allowed.size:
+            return f"the workspace holds {usage.size} bytes, more than its {self._limits.disk}"
+        if usage.files > allowed.files:
+            return f"the workspace holds {usage.files} files, more than its {self._limits.files}"
+        return ""

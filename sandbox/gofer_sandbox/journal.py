@@ -12,6 +12,7 @@ from gofer_sandbox.errors import SandboxOwned
 
 _SIZE = 1024
 _NAME = 64
+UNKNOWN = -1
 
 
 @dataclass(slots=True)
@@ -28,17 +29,21 @@ class Live:
     deadline: float = 0.0
     """Wall time."""
     shell: int = 0
-    """What the user's shell calls itself."""
-    deaths: int = -1
-    """How many shells had died when it was submitted; less than none where that is not known."""
-    left: int = 0
-    """When a shell that ended had last left a snapshot by then."""
+    """The user's shell, as this machine numbers it; 0 while there is none."""
+    expected: int = 0
+    """What a shell is called inside that was started and is not ready yet."""
+    deaths: int = 0
+    """How many shells have died."""
+    code: int = UNKNOWN
+    """How the shell ended that ended with the command."""
+    lost: bool = False
+    """Whether state was lost with a shell and nobody may have been told."""
 
     def line(self) -> bytes:
         """As JSON; by hand, for it is written twice with every command."""
         return (
             b'{"number":%d,"running":%s,"separate":%s,"started":%.6f,"clock":%d,"deadline":%.6f,"shell":%d,'
-            b'"deaths":%d,"left":%d}'
+            b'"expected":%d,"deaths":%d,"code":%d,"lost":%s}'
             % (
                 self.number,
                 b"true" if self.running else b"false",
@@ -47,8 +52,10 @@ class Live:
                 self.clock,
                 self.deadline,
                 self.shell,
+                self.expected,
                 self.deaths,
-                self.left,
+                self.code,
+                b"true" if self.lost else b"false",
             )
         )
 

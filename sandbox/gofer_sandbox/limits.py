@@ -11,6 +11,9 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
+RESERVE = 1 * GIB
+"""Free space of the machine below which no workspace may grow, unless a provider is told otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -22,16 +22,25 @@ class LocalBox:
     inside = scripts.INSIDE
     """The control directory, as the shell calls it."""
 
-    def __init__(self, reference: Reference, capabilities: Capabilities, child: int | None) -> None:
-        """`child` is the process to reap in the end, when it is a child of ours."""
+    def __init__(
+        self, reference: Reference, capabilities: Capabilities, child: int | None, watched: bool = True
+    ) -> None:
+        """`child` is the process to reap in the end, when it is a child of ours. A box that is not `watched` is told by
+        its wire when it is lost, and needs no descriptor for that."""
         self.reference, self.capabilities = reference, capabilities
         self._child = child
         self._loop = asyncio.get_running_loop()
-        self._handle = os.pidfd_open(reference.pid)
+        self._handle = -1
         self._callback: Callable[[], None] | None = None
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_reader(self._handle, self._on_end)
+        self._lost = self._over = False
         self._couple: processes.Couple | None = None
+        if watched:
+            self._watch()
+
+    def _watch(self) -> None:
+        self._handle = os.pidfd_open(self.reference.pid)
+        self._loop.add_reader(self._handle, self._on_end)
 
     def _on_end(self) -> None:
         self._loop.remove_reader(self._handle)
@@ -42,13 +51,25 @@ class LocalBox:
             self._callback = None
 
     def alive(self) -> bool:
-        """The keeper's descriptor tells, whatever its number means by now."""
-        return not self._ended.done()
+        """As far as anybody has heard."""
+        return not self._lost and not self._ended.done()
+
+    def lost(self) -> None:
+        """Its wire has hung up."""
+        self._lost = True
+
+    def rest(self) -> None:
+        """Close the files that are looked at with every command."""
+        self._look_no_more()
+
+    def channel(self) -> str:
+        """By the keeper's own standard input."""
+        return processes.input_of(self.reference.pid)
 
     def rouse(self) -> None:
         """From outside, for inside its own namespace it hears nobody."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._handle, signal.SIGCONT)
+        reference = self.reference
+        processes.send([Process(reference.pid, 0, reference.start, "")], signal.SIGCONT)
 
     def on_death(self, callback: Callable[[], None]) -> None:
         """Call back once."""
@@ -100,12 +121,10 @@ class LocalBox:
                     return found
         return None
 
-    def child(self, inner: int) -> Process | None:
-        """By its number inside."""
-        for pid in processes.children_of_lone_thread(self.reference.pid):
-            if processes.inner_pid(pid) == inner:
-                return processes.describe(pid)
-        return None
+    def process(self, pid: int) -> Process | None:
+        """Only a child of the keeper's is one of its shells."""
+        found = processes.describe(pid)
+        return found if found and found.parent == self.reference.pid else None
 
     def lives(self, process: Process) -> bool:
         """By its start, for its number may have been used again."""
@@ -116,9 +135,8 @@ class LocalBox:
         return processes.input_of(shell.pid) == os.devnull
 
     def waits(self, shell: Process) -> bool:
-        """While a command runs, the shell's standard input is not the FIFO its lines come from. What it may
-        hang in otherwise is opening a file that somebody inside has put a FIFO in place of."""
-        return processes.waits_outside(shell.pid, f"{self.inside}/in")
+        """While a command runs, the shell's standard input is not where its lines come from."""
+        return processes.waits_for(shell.pid, self.channel())
 
     def signal(self, targets: Sequence[Process], number: int) -> None:
         """Through descriptors, so that a reused pid is never hit."""
@@ -150,7 +168,13 @@ class LocalBox:
 
     async def _end_keeper(self) -> None:
         """Kill it, wait until it has gone, and leave no zombie; nothing, when that is done already."""
+        if self._over:
+            return
         if self._handle < 0:
+            with contextlib.suppress(ProcessLookupError):
+                self._watch()
+        if self._handle < 0 or processes.start_time(self.reference.pid) != self.reference.start:
+            await self._reap()
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
@@ -169,6 +193,7 @@ class LocalBox:
     def detach(self) -> None:
         """Close the descriptors."""
         self._look_no_more()
+        self._over = True
         if self._handle >= 0:
             self._loop.remove_reader(self._handle)
             os.close(self._handle)

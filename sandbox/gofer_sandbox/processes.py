@@ -17,9 +17,8 @@ TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100  # Windows i
 _COMMAND_SHOWN = 200
 _EXITING = 0x4
 """The kernel's flag of a task that is in the middle of ending."""
-_READ_CALLS, _OPEN_CALLS = {"x86_64": ((b"0",), (b"2", b"257")), "aarch64": ((b"63",), (b"56",))}.get(
-    platform.machine(), ((), ())
-)
+_READ_CALL = {"x86_64": b"0", "aarch64": b"63"}.get(platform.machine(), b"")
+_PIDFD_GETFD = 438
 
 
 def clock() -> int:
@@ -145,15 +144,37 @@ def input_of(pid: int) -> str:
         return ""
 
 
-def waits_outside(pid: int, path: str) -> bool:
-    """Whether a process whose standard input is the file of that name, as it would call it, is in the middle
-    of reading it or of opening something."""
+def waits_for(pid: int, path: str) -> bool:
+    """Whether a process is in the middle of reading its standard input, and that is what is called so."""
     try:
         call, first = read_small(f"/proc/{pid}/syscall").split()[:2]
     except (OSError, ValueError):
         return False
-    reads = call in _OPEN_CALLS or (call in _READ_CALLS and first == b"0x0")
-    return reads and input_of(pid) == path
+    return (call, first) == (_READ_CALL, b"0x0") and input_of(pid) == path
+
+
+def open_files(pid: int) -> set[str]:
+    """What a process has open, as it would call it."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
+
+
+def take_descriptor(pid: int, number: int) -> int:
+    """A copy of another process's descriptor; OSError when it has none, or we may not."""
+    import ctypes
+
+    handle = os.pidfd_open(pid)
+    try:
+        found: int = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, handle, number, 0)
+    finally:
+        os.close(handle)
+    if found < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return found
 
 
 def descendants(pid: int) -> Iterator[int]:

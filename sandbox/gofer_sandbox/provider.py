@@ -16,6 +16,20 @@ from gofer_sandbox.files import BytesPage, Edit, Edited, Listing, TextPage, Writ
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.record import Record, Reference
+from gofer_sandbox.shell.frames import Frame
+
+WATCHED = "watched"
+"""The disk limit is held by looking, for the file system does not hold it."""
+PROJECT_QUOTA, IMAGE = "project quota", "image"
+"""The file system holds it: the machine's, or one of the session's own."""
+
+
+_FORGEABLE = "what is left running can forge a later command's exit code"
+_DISK = {
+    WATCHED: "the disk limit is watched: what is written between two looks may exceed it",
+    PROJECT_QUOTA: "the disk limit is held by the file system (project quota)",
+    IMAGE: "the disk limit is held by a file system for each session (image)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +49,20 @@ class Report:
     provider: str
     level: Level
     features: tuple[Feature, ...] = ()
+    disk_by: str = WATCHED
+    attested: bool = False
+    """Whether the kernel says who reports how a command ended; else anything with the session's user id can."""
+
+    @property
+    def summary(self) -> str:
+        """The level in plain words, what holds the disk limit, and whether reports can be forged."""
+        forgeable = "" if self.attested else f"; {_FORGEABLE}"
+        return f"{self.provider}: {self.level.words}; {_DISK[self.disk_by]}{forgeable}"
 
     @property
     def words(self) -> str:
-        """The level in plain words, then whatever failed with its fix."""
-        lines = [f"{self.provider}: {self.level.words}"]
+        """The same, then whatever failed with its fix."""
+        lines = [self.summary]
         for feature in self.features:
             if not feature.ok:
                 lines.append(
@@ -68,6 +91,8 @@ class Capabilities:
     """Whether egress rules can be enforced."""
     limits_by: str
     """"cgroup v2", "cgroup v1", "rlimits", "engine" or "nothing"."""
+    disk_by: str = WATCHED
+    """What holds the workspace to its limit: WATCHED, PROJECT_QUOTA or IMAGE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +109,8 @@ class Spec:
     """Further host paths to show, read-only, at the same place."""
     previous: Reference | None = None
     """What this sandbox was before, when it is made again."""
+    survives: bool = True
+    """Whether it goes on when its server dies; else it ends with it."""
 
     @property
     def workspace(self) -> Path:
@@ -137,8 +164,15 @@ class Listener(Protocol):
     """Where a wire delivers what comes out of the sandbox. Output is taken from the pipe it waits in, so that what was
     not yet kept is still there when the server is killed. Contract: no call raises but as it says."""
 
-    def frame(self, frame: bytes) -> None:
-        """One status frame, without its terminator."""
+    def frame(self, frame: Frame, sender: int) -> None:
+        """What the shell or its keeper says. `sender` is the pid that the kernel attests, 0 where it attests none. What
+        must outlive the server is in the journal on return."""
+
+    def hung_up(self) -> None:
+        """Nobody inside can speak any more."""
+
+    def forged(self, sender: int) -> None:
+        """Somebody who is neither goes on writing in their name."""
 
     def output(self, stream: int, source: int, size: int) -> int:
         """Take a piece of the running command's output, stream 1 or 2, from a pipe, and say how much it was; nothing
@@ -149,7 +183,7 @@ class Listener(Protocol):
 
 
 class Wire(Protocol):
-    """How commands get in and frames and output get out. FIFOs on this machine; a stream elsewhere."""
+    """How commands get in and frames and output get out."""
 
     def open(self, listener: Listener) -> None:
         """Begin to deliver."""
@@ -157,12 +191,15 @@ class Wire(Protocol):
     def hear(self) -> None:
         """Deliver the frames that are there already."""
 
-    def submit(self, number: int, command: bytes, separate: bool, snapshot: str, before: int) -> None:
-        """Hand one command to the shell, and have it leave a snapshot in a slot first, if one is named. `before` is
-        how the command before ended, which this one finds in `$?`."""
+    def trust(self, shell: int, expected: int) -> None:
+        """Whom to believe: the shell of an earlier server's journal, or the one that it had been told to expect."""
 
-    def backlog(self) -> int:
-        """How much the shell was given that it has not read."""
+    def submit(self, number: int, command: bytes, separate: bool, snapshot: bool, before: int) -> None:
+        """Hand one command to the shell, and have it leave a snapshot first, if so. `before` is how the command before
+        ended, which this one finds in `$?`."""
+
+    def submit_again(self) -> None:
+        """Hand over the running command's lines once more, should they have got lost; it does not run twice."""
 
     def resume(self, number: int, separate: bool) -> None:
         """Go on reading the output of a command that another process submitted."""
@@ -171,35 +208,36 @@ class Wire(Protocol):
         """Go on reading what earlier commands' processes print; `running` when a command is to be resumed."""
 
     @property
+    def current(self) -> list[str]:
+        """What the running command's outputs are called."""
+
+    @property
     def keeps_output(self) -> bool:
         """Whether what the running command prints is kept while no server is there."""
 
     def finish(self) -> bool:
         """Deliver the rest of the command's output; True when something still holds it open."""
 
-    def status(self) -> bytes:
-        """The last status the shell left, also if its frame was lost with an earlier server."""
+    def ask_snapshot(self) -> None:
+        """Have an idle shell say its state."""
 
-    def death(self) -> bytes:
-        """The news of the last shell's death, which the keeper leaves, too."""
+    def ask_small_snapshots(self) -> None:
+        """From now on have it only name what is large."""
 
-    def take_snapshot(self, slot: str) -> bytes | None:
-        """The snapshot the shell left in a slot, unread and untrusted."""
+    def keep(self, snapshot: bytes) -> None:
+        """Leave the shell's state to the server that comes after."""
 
-    def left_snapshots(self) -> list[bytes]:
-        """What is in all of them, the latest first."""
-
-    def left_at_exit(self) -> int:
-        """When a shell that ended last left one, by the box's own clock; 0 when none did."""
-
-    def ask_snapshot(self, slot: str) -> None:
-        """Have an idle shell leave a snapshot in a slot."""
+    def kept(self) -> bytes:
+        """What the server before left of it."""
 
     def put_state(self, state: bytes, options: bytes) -> None:
         """What the next shell shall begin with, and the options it sets last."""
 
     def go(self, death: int) -> None:
         """Let the keeper start the next shell after that death."""
+
+    def rest(self) -> None:
+        """Let go of what only saves time, for a session that is not used."""
 
     def close(self) -> None:
         """Stop delivering and let go of everything."""
@@ -226,7 +264,16 @@ class Box(Protocol):
         """Have PID 1 inside go on, should somebody inside have stopped it by tracing it."""
 
     def on_death(self, callback: Callable[[], None]) -> None:
-        """Call back, once, when PID 1 inside has ended."""
+        """Call back, once, when PID 1 inside has ended; not where the wire hangs up then."""
+
+    def lost(self) -> None:
+        """Take it for dead from now on."""
+
+    def rest(self) -> None:
+        """Let go of what only saves time, for a session that is not used."""
+
+    def channel(self) -> str:
+        """What the shell's lines come from, as its keeper would call it."""
 
     def clock(self) -> int:
         """Now, in the unit of `Process.start`."""
@@ -244,8 +291,8 @@ class Box(Protocol):
     def shell(self, inner: int = 0) -> Process | None:
         """The child of PID 1 that was started as a shell, and calls itself `inner` where that is known."""
 
-    def child(self, inner: int) -> Process | None:
-        """The child of PID 1 that calls itself `inner`, whatever it is by now."""
+    def process(self, pid: int) -> Process | None:
+        """The child of PID 1 that this machine numbers so, whatever it is by now."""
 
     def lives(self, process: Process) -> bool:
         """Whether a process is still there."""
@@ -276,6 +323,8 @@ class Provider(Protocol):
     """Makes sandboxes of one kind."""
 
     name: str
+    reserve: int
+    """Free space of the machine, in bytes, below which no workspace may grow."""
 
     @property
     def base(self) -> Path:

@@ -53,13 +53,18 @@ async def _remove(record: Record, provider: Provider) -> bool:
     """The session is held while it is ended, so that nobody attaches to it meanwhile; where another has begun in its
     directory nobody can."""
     held: Journal | None = None
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            held = Journal(Path(record.directory))
-    except SandboxOwned:
-        if session_of(Path(record.directory)) in ("", record.id):
+    with records.moving(provider.base):
+        current = records.get(provider.base, record.id)
+        if current is None:
             return False
-        record = replace(record, ephemeral=False)  # the other needs the directory
+        record = current  # it may have been moved meanwhile
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                held = Journal(Path(record.directory))
+        except SandboxOwned:
+            if session_of(Path(record.directory)) in ("", record.id):
+                return False
+            record = replace(record, ephemeral=False)  # the other needs the directory
     try:
         await _end(record, provider)
     finally:

@@ -33,6 +33,27 @@ def remove(base: Path, session: str) -> None:
     (base / "records" / f"{session}.json").unlink(missing_ok=True)
 
 
+def get(base: Path, session: str) -> Record | None:
+    """A session's record, if it has one that can be read."""
+    try:
+        return Record.from_json((base / "records" / f"{session}.json").read_text())
+    except (OSError, InvalidInput):
+        return None
+
+
+@contextlib.contextmanager
+def moving(base: Path) -> Iterator[None]:
+    """While this is held, no program of this user moves a session to another directory, or takes one for gone."""
+    import fcntl  # not there on every system that may import this
+
+    fd = os.open(base / "moving", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
 def known(base: Path, session: str) -> bool:
     """Whether there is a record, readable or not."""
     return (base / "records" / f"{session}.json").exists()

@@ -29,6 +29,7 @@ from gofer_sandbox.result import Page, Result
 from gofer_sandbox.search import find_command, grep_command
 from gofer_sandbox.session import Session
 from gofer_sandbox.shell.session import OnOutput
+from gofer_sandbox.shell.state import Snapshot
 
 T = TypeVar("T")
 
@@ -52,10 +53,13 @@ class Sandbox:
         environment: Mapping[str, str] | None = None,
         readonly: Sequence[Path | str] = (),
         gate: Gate | None = None,
+        ephemeral: bool = False,
+        survives: bool = True,
     ) -> None:
-        """`directory` is where the workspace is kept; without one it is a temporary one that goes with the
+        """`directory` is where the workspace is kept; without one, or when it is `ephemeral`, it goes with the
         sandbox. `readonly` are further host paths to show inside. `environment` must hold no secrets, for
-        whatever runs inside can read it. `gate` opens the network; without one there is none."""
+        whatever runs inside can read it. `gate` opens the network; without one there is none. One that does not
+        `survive` ends with the process that made it, however that ends, where its provider can see to that."""
         self._provider: Provider = provider or Bubblewrap()
         self._directory = None if directory is None else Path(directory).absolute()
         self._limits = limits or Limits()
@@ -64,7 +68,8 @@ class Sandbox:
         self._gate = gate
         self._id = secrets.token_hex(8)
         self._created = time.time()
-        self._ephemeral = directory is None
+        self._ephemeral = ephemeral or directory is None
+        self._survives = survives
         self._session: Session | None = None
         self._journal: Journal | None = None
         self._lock = asyncio.Lock()
@@ -106,10 +111,11 @@ class Sandbox:
             environment={**self._environment, **(self._gate.environment if self._gate else {})},
             readonly=self._readonly,
             previous=previous.reference if previous else None,
+            survives=self._survives,
         )
         return Session(self._provider, spec, self._journal, self._gate)
 
-    async def _start(self, session: Session, snapshot: bytes | None) -> None:
+    async def _start(self, session: Session, snapshot: Snapshot | None) -> None:
         """A record goes ahead, so that a reaper finds even what a crash in the middle leaves."""
         base = self._provider.base
         ahead = Reference(boot=processes.boot_id(), control=str(base / self._id))
@@ -126,6 +132,23 @@ class Sandbox:
     def _put_record(self, box: Box) -> None:
         """For a reaper to find that box."""
         records.put(self._provider.base, self._record(box.reference, box.capabilities.level, ()))
+
+    async def adopt(self, directory: Path, environment: Mapping[str, str], gate: Gate | None) -> None:
+        """Become the session of another directory, which must not be there: ours is moved to that place, and stays when
+        the sandbox is closed. For one that was made ahead and that nothing has run in; `environment` and `gate` are
+        what it would have been made with."""
+        session, base = self._alive(), self._provider.base
+        if not session.box.alive():
+            raise SandboxGone(f"session {self._id} is not alive any more")
+        assert self._directory is not None
+        with records.moving(base):
+            os.rename(self._directory, directory)
+            self._directory, self._ephemeral = directory, False
+            self._environment, self._gate = _environment(environment), gate
+            self._created = time.time()
+            session.moved(directory)
+            records.put(base, self.record)
+        await session.open_gate(gate)
 
     @classmethod
     async def attach(
@@ -157,7 +180,12 @@ class Sandbox:
 
     @classmethod
     async def restore(
-        cls, record: Record, provider: Provider | None = None, *, gate: Gate | None = None
+        cls,
+        record: Record,
+        provider: Provider | None = None,
+        *,
+        gate: Gate | None = None,
+        survives: bool = True,
     ) -> Sandbox:
         """Bring a session back: attach to it if it lives and its gate can open, else make it again from its files
         and snapshot.
@@ -172,6 +200,7 @@ class Sandbox:
         except GateBlocked as blocked:
             notes.append(f"{blocked}: the sandbox was ended and made again from its files and last snapshot")
         sandbox = cls._of(record, provider, gate)
+        sandbox._survives = survives
         assert sandbox._journal is not None
         sandbox._journal.claim(record.id)
         try:
@@ -190,8 +219,10 @@ class Sandbox:
                 f"command {live.number} was running when the sandbox was lost; how it ended is unknown"
             )
             live.running = False
+        snapshot = _saved(Path(record.directory))
+        live.lost = live.lost or live.number > (snapshot.after if snapshot else 0)
         sandbox._ephemeral, ephemeral = False, sandbox._ephemeral
-        await sandbox._start(session, _saved(Path(record.directory)))
+        await sandbox._start(session, snapshot)
         sandbox._ephemeral = ephemeral
         return sandbox
 
@@ -378,7 +409,8 @@ class Sandbox:
     async def write(self, path: str, data: str | bytes) -> Written:
         """Put a file in place, whole or not at all, making the directories above it."""
         content = _encoded(data, "content")
-        return await self._files(lambda files: files.write(path, content))
+        async with self._alive().room(path, len(content)):
+            return await self._files(lambda files: files.write(path, content))
 
     async def edit(self, path: str, edits: Sequence[Edit]) -> Edited:
         """Replace texts that each occur exactly once; all or none."""
@@ -447,10 +479,10 @@ def _heard(task: asyncio.Task[Result]) -> None:
         task.exception()
 
 
-def _saved(directory: Path) -> bytes | None:
+def _saved(directory: Path) -> Snapshot | None:
     """The last snapshot that was kept."""
     try:
-        return (directory / "snapshot").read_bytes()
+        return Snapshot.read((directory / "snapshot").read_bytes())
     except OSError:
         return None
 

@@ -7,18 +7,22 @@ is lost, it is made again from its files and the last snapshot.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from gofer_sandbox.disk import DiskWatch
 from gofer_sandbox.errors import SandboxClosed, StartFailed
+from gofer_sandbox.files.errors import NoSpace
 from gofer_sandbox.journal import Journal
 from gofer_sandbox.provider import Box, Gate, Pressure, Process, Provider, Spec
 from gofer_sandbox.result import Result
 from gofer_sandbox.shell.command import Outcome
 from gofer_sandbox.shell.ladder import Step
 from gofer_sandbox.shell.session import OnOutput, Shell
+from gofer_sandbox.shell.state import Snapshot
 
 ENDED_ALONE = "It ended while no server was there to read it: what it printed last may be missing."
 UNCOUNTED = (
@@ -41,7 +45,7 @@ class Session:
 
     def __init__(self, provider: Provider, spec: Spec, journal: Journal, gate: Gate | None) -> None:
         self._provider, self._spec, self._journal, self._gate = provider, spec, journal, gate
-        self._disk = DiskWatch(spec.workspace, spec.limits, self._pids)
+        self._disk = DiskWatch(spec.workspace, spec.limits, self._pids, provider.reserve)
         self._pressure = Pressure()
         self._shell: Shell | None = None
         self._box: Box | None = None
@@ -69,7 +73,7 @@ class Session:
 
     # Lifecycle
 
-    async def start(self, snapshot: bytes | None, made: Callable[[Box], None] | None = None) -> None:
+    async def start(self, snapshot: Snapshot | None, made: Callable[[Box], None] | None = None) -> None:
         """Make the box, bring up a shell with that state, and open the gate to the network. `made` is called with
         the box while the shell comes up."""
         self._box = await self._provider.start(self._spec)
@@ -83,11 +87,9 @@ class Session:
         self._pressure = self._box.pressure()
         if not await self._shell.until_ready():
             raise StartFailed("the sandbox started, but no shell came up in it")
-        if self._shell.unkept:
-            self.news.notes.append(self._shell.unkept)
         await self._opened()
 
-    async def take_over(self, box: Box, snapshot: bytes | None) -> bool:
+    async def take_over(self, box: Box, snapshot: Snapshot | None) -> bool:
         """Go on with a living box; True when a command is still to be awaited."""
         self._box = box
         self._shell = self._new_shell(box, snapshot)
@@ -99,21 +101,43 @@ class Session:
         if self._shell.uncounted:
             self.news.notes.append(UNCOUNTED)
         self._note_background(before=self._journal.live.clock if running else None)
-        if self.background and not running:
-            self._disk.begin(self._clear_background)
+        if not running:
+            self._watch_idle()
         return running
+
+    def moved(self, directory: Path) -> None:
+        """Everything it keeps is at another place now, which the box sees no difference of."""
+        self._spec = replace(self._spec, directory=directory)
+        self._disk.stop()
+        self._disk = DiskWatch(self._spec.workspace, self._spec.limits, self._pids, self._provider.reserve)
+        self.shell.moved(directory)
+
+    async def open_gate(self, gate: Gate | None) -> None:
+        """Open the network of a box that was made without."""
+        self._gate = gate
+        await self._opened()
 
     def _pids(self) -> list[int]:
         return [process.pid for process in self.box.processes()]
 
-    def _new_shell(self, box: Box, snapshot: bytes | None) -> Shell:
-        shell = Shell(box, box.home, self._spec.limits, self._journal, self._spec.directory, snapshot)
-        shell.on_tick = self._watch_disk
-        return shell
+    def _new_shell(self, box: Box, snapshot: Snapshot | None) -> Shell:
+        return Shell(box, box.home, self._spec.limits, self._journal, self._spec.directory, snapshot)
 
-    def _watch_disk(self) -> None:
-        """A command that is still running after the first tick may fill the disk; a shorter one hardly."""
-        self._disk.begin(lambda why: self.shell.stop(why, Step.FORCE))
+    def _watch_idle(self, told: bool = False) -> None:
+        """Look at what the last command left, and end what fills the disk in the background. `told` when its result
+        says already that the disk is full."""
+        if self.background:
+            self._disk.begin(self._clear_background)
+        else:
+            self._disk.begin(lambda why: None if told else self.news.notes.append(why), lasting=False)
+
+    @contextlib.asynccontextmanager
+    async def room(self, path: str, size: int) -> AsyncIterator[None]:
+        """While a file of that size is written; NoSpace where it would be too much."""
+        async with self._disk.room(size) as why:
+            if why:
+                raise NoSpace(path, why)
+            yield
 
     async def _opened(self) -> None:
         if self._gate:
@@ -121,6 +145,8 @@ class Session:
 
     async def detach(self) -> None:
         """Let go of everything that is still alive."""
+        if self._shell and not self._closed:
+            await self._shell.settle()
         self._closed = True
         await self._close_shell()
         if self._box:
@@ -151,20 +177,26 @@ class Session:
         if self.background or self._clearing:
             await self._watch_no_more()
             await self._relieve()
-        try:
-            outcome = await self.shell.run(command, timeout, separate, on_output)
-        finally:
-            self._disk.end()
-        return await self._result(outcome, began)
+        return await self._seen_through(self.shell.run(command, timeout, separate, on_output), began)
 
     async def resume(self) -> Result:
         """See through the command that ran when this process took over; it began when its journal says."""
         began = time.monotonic() - max(0.0, time.time() - self._journal.live.started)
+        return await self._seen_through(self.shell.resume(), began)
+
+    async def _seen_through(self, command: Awaitable[Outcome], began: float) -> Result:
+        """End the command if it fills the disk."""
+        self._disk.begin(self._stop_command)
         try:
-            outcome = await self.shell.resume()
-        finally:
-            self._disk.end()
+            outcome = await command
+        except BaseException:
+            self._disk.stop()
+            raise
         return await self._result(outcome, began)
+
+    def _stop_command(self, why: str) -> None:
+        if self.running:
+            self.shell.stop(why, Step.FORCE)
 
     async def _result(self, outcome: Outcome, began: float) -> Result:
         if self._closed:
@@ -179,8 +211,7 @@ class Session:
                 await self._relieve()
         if full:
             self.shell.prune_outputs()
-        if self.background:
-            self._disk.begin(self._clear_background)
+        self._watch_idle(told=outcome.stopped)
         news, self.news = self.news, News()
         return Result(
             number=outcome.number,
@@ -255,7 +286,7 @@ class Session:
         self._note_background(ended=ended)
 
     async def _watch_no_more(self) -> None:
-        self._disk.end()
+        self._disk.stop()
         if self._clearing:
             await asyncio.wait({self._clearing})
             self._clearing = None

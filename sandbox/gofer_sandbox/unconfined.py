@@ -14,10 +14,14 @@ from pathlib import Path
 
 from gofer_sandbox import processes, runtime
 from gofer_sandbox.levels import Level
+from gofer_sandbox.limits import RESERVE
 from gofer_sandbox.local import LocalBox
 from gofer_sandbox.provider import Box, Capabilities, Feature, Process, Report, Spec
 from gofer_sandbox.record import Record, Reference
-from gofer_sandbox.shell import fifo, scripts
+from gofer_sandbox.shell import scripts
+from gofer_sandbox.shell.control import prepare
+from gofer_sandbox.shell.fifo import FifoWire
+from gofer_sandbox.shell.outputs import Ownership
 
 _MARK = "GOFER_SANDBOX_SESSION"
 _WARNING = "UNCONFINED: session %s has no isolation; whatever runs in it can do all that you can"
@@ -33,12 +37,11 @@ class UnconfinedBox(LocalBox):
         self.home, self.inside = home, reference.control
         self._mark = f"{_MARK}={session}".encode()
 
-    def wire(self) -> fifo.FifoWire:
+    def wire(self) -> FifoWire:
         """Over the FIFOs of the control directory, whose place is the same for the shell."""
-        control = Path(self.reference.control)
-        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-        owner = fifo.Ownership(self.reference.uid, self.reference.gid)
-        return fifo.FifoWire(control, owner, lambda: os.open(control / "p", flags), str(control))
+        control = self.reference.control
+        owner = Ownership(self.reference.uid, self.reference.gid)
+        return FifoWire(Path(control), owner, control)
 
     def processes(self) -> list[Process]:
         """Every process that carries the mark, save the keeper."""
@@ -77,6 +80,10 @@ class Unconfined:
 
     name = "unconfined"
 
+    def __init__(self, reserve: int = RESERVE) -> None:
+        """`reserve` is the free space of the machine below which no workspace may grow."""
+        self.reserve = reserve
+
     @property
     def base(self) -> Path:
         """Where control directories are made."""
@@ -92,13 +99,12 @@ class Unconfined:
         _log.warning(_WARNING, spec.id)
         uid, gid = os.geteuid(), os.getegid()
         control = runtime.make_control(self.base, spec.id, gid)
-        (control / "p").mkdir(mode=0o700)
-        inside = str(control)
-        keeper = scripts.keeper(spec.limits, None, spec.limits.memory, inside, f"{inside}/p")
-        fifo.prepare(control, keeper, fifo.Ownership(uid, gid), inside, f"{inside}/p")
+        channel = scripts.Channel(str(control))
+        keeper = scripts.keeper(spec.limits, None, spec.limits.memory, channel)
+        prepare(control, keeper, Ownership(uid, gid), channel)
         process = await asyncio.to_thread(_spawn, spec, control)
         start = processes.start_time(process.pid) or 0
-        reference = Reference(process.pid, start, processes.boot_id(), uid, gid, inside)
+        reference = Reference(process.pid, start, processes.boot_id(), uid, gid, str(control))
         return UnconfinedBox(spec.id, reference, str(spec.workspace), process.pid)
 
     async def find(self, record: Record) -> Box | None:

@@ -12,10 +12,11 @@ import httpx2
 import pytest
 
 from agent.ports import LocalShell, World
-from gofer.agent.model import Model, ModelError, ModelEvent, Request
+from gofer.agent.model import Features, Model, ModelError, ModelEvent, Request
 from gofer.agent.models.anthropic import Answer, parameters
 from gofer.agent.models.anthropic import Anthropic as AnthropicModel
 from gofer.agent.models.breaker import Breakers
+from gofer.agent.models.providers import ModelSettings
 from gofer.agent.models.steady import Steady
 from gofer.rehearsal.anthropic import Anthropic, Reply, Script
 from gofer.rehearsal.loopback import serve
@@ -29,6 +30,7 @@ class Direct:
     def __init__(self, service: Anthropic, model: str, context_window: int) -> None:
         self.name = f"anthropic/{model}"
         self.context_window = context_window
+        self.features = Features(pdfs=True)
         self._model = model
         self._service = service
 
@@ -71,9 +73,10 @@ async def rehearse(tmp_path: Path) -> AsyncIterator[Make]:
                 service.key,
                 base_url=elsewhere or await stack.enter_async_context(serve(service.app)),
                 http=await stack.enter_async_context(httpx2.AsyncClient()),
-                stall=options.pop("stall", 20),
+                settings=ModelSettings(stall_timeout=options.pop("stall", 20)),
             )
-            steady = Steady(model, options.pop("breakers", None) or Breakers(), sleep=_no_sleep)
+            breakers, caller = options.pop("breakers", None) or Breakers(), options.pop("caller", "")
+            steady = Steady(model, breakers, caller=caller, sleep=_no_sleep)
             return World(model=steady, shell=LocalShell(tmp_path), **options), service
 
         yield make

@@ -22,6 +22,7 @@ from gofer.agent.model import Model
 from gofer.agent.prices import load_prices
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.tools.output import Masker, NoMask
+from gofer.agent.workspace_changes import WorkspaceChanges
 from gofer.errors import Fenced
 from gofer.tool import CommandResult, Entry, Tool
 
@@ -158,6 +159,8 @@ class LocalShell:
         self._outcomes: dict[str, CommandResult] = {}
         self._process: asyncio.subprocess.Process | None = None
         self._cancelled = False
+        self.confined: list[bool] = []
+        self._changes = WorkspaceChanges(directory)
 
     async def run(
         self, command: str, *, timeout: float, tag: str = "", on_output: Callable[[bytes], None] | None = None
@@ -192,7 +195,8 @@ class LocalShell:
         finally:
             process._transport.close()  # type: ignore[attr-defined]
         code = None if timed_out or self._cancelled else process.returncode
-        result = CommandResult(bytes(output), code, timed_out, self._cancelled)
+        changed = self._changes.changed()
+        result = CommandResult(bytes(output), code, timed_out, self._cancelled, changed=changed)
         self._outcomes[tag] = result
         return result
 
@@ -202,6 +206,9 @@ class LocalShell:
 
     async def recover(self, tag: str) -> CommandResult | None:
         return self._outcomes.get(tag)
+
+    async def confine(self, *, narrowed: bool) -> None:
+        self.confined.append(narrowed)
 
     async def cancel(self) -> None:
         self._cancelled = True
@@ -214,6 +221,7 @@ class LocalShell:
         target = self.directory / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
+        self._changes.forget()
 
     async def list(self, path: str) -> list[Entry]:
         return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 
 from gofer.agent.journal import Event
-from gofer.agent.model import Delta, ModelError, ModelEvent, Request, Turn, Usage
+from gofer.agent.model import Delta, Features, ModelError, ModelEvent, Request, Turn, Usage
 from gofer.agent.state import texts
 
 
@@ -15,6 +15,7 @@ class Replay:
     def __init__(self, turns: Iterable[Turn], *, context_window: int = 1_000_000) -> None:
         self.name = "replay/recorded"
         self.context_window = context_window
+        self.features = Features()
         self._turns = list(turns)
         self._next = 0
         self.requests: list[Request] = []

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from gofer.agent.agents import PROVIDERS, AgentFileError, Agents, AgentSpec, as_toml, remove_agent
+from gofer.agent.agents import AgentFileError, Agents, AgentSpec, as_toml, remove_agent
 from gofer.agent.models.keys import ModelKeys
+from gofer.agent.models.providers import BUILT_IN
 from gofer.agent.tools.known import known_tools
 from gofer.errors import NotFound
 from gofer.settings import Settings
@@ -173,7 +174,7 @@ def test_every_provider_that_can_have_a_key_may_be_named() -> None:
     settings = Settings(anthropic_key="a", openai_key="b")
     nothing: Any = None
     keys = ModelKeys(settings=settings, database=nothing, vault=nothing, http=nothing)
-    assert {*keys.trial({}).providers, "offline"} == set(PROVIDERS)
+    assert {*keys.trial({}).providers, "offline"} == set(BUILT_IN)
 
 
 @pytest.mark.parametrize("name", ["", "../etc/passwd", "nobody", "A", "x" * 99])

@@ -22,8 +22,9 @@ from gofer.agent.conversation import Covers, Said, Summary
 from gofer.agent.limits import LimitSettings
 from gofer.agent.outcome import Answered
 from gofer.agent.tools.builtin import builtin_tools
-from gofer.agent.untrusted import clean, plain, quoted
+from gofer.agent.untrusted import plain, quoted
 from gofer.rehearsal.anthropic import Reply, call, calls, say
+from gofer.sanitize import clean
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 
 SUMMARY = "Goal: g\nConstraints: c\nProgress: p\nDecisions: d\nNext steps: n\nFiles: f"
@@ -57,7 +58,10 @@ class Amount(Arguments):
 
 
 async def produce(arguments: Amount, context: ToolContext) -> ToolResult:
-    return ToolResult(arguments.text + arguments.text[-1] * arguments.size)
+    line = arguments.text[-1] * 79 + "\n"  # an endless line would be cut
+    return ToolResult(
+        arguments.text + line * (arguments.size // 80) + arguments.text[-1] * (arguments.size % 80)
+    )
 
 
 TOOLS = [Tool("produce", "Text of a size.", Amount, produce, Tier.READ, parallel=True)]
@@ -103,6 +107,22 @@ async def test_nothing_changes_the_prefix_of_an_ordinary_session_and_the_cache_i
     assert service.cache_read_share >= 0.9
 
 
+@pytest.mark.parametrize(("size", "least", "clearings"), [(4000, 0.9, 4), (8000, 0.9, 4), (23_900, 0.85, 5)])
+async def test_the_cache_is_read_however_much_tools_return(
+    direct: Make, size: int, least: float, clearings: int
+) -> None:
+    spec = AgentSpec(name="gofer", limits=LimitSettings(job_dollars=50, day_dollars=50))
+    world, service = direct(
+        worker(60, size), tools=[*builtin_tools(), *TOOLS], spec=spec, context_window=1_000_000
+    )
+    assert isinstance(await world.run(), Answered)
+    assert service.cache_read_share >= least
+    assert 1 <= len(world.journal.all("context.cleared")) <= clearings
+    last = str(service.received[-1]["messages"])
+    assert all(f"{turn}.0 " in last for turn in (59, 60)), "the last results are there"
+    assert "1.0 b" * 100 not in last, "old ones are not"
+
+
 async def test_a_session_of_many_messages_reads_nine_tenths_from_the_cache(direct: Make) -> None:
     """Twenty questions, each a job of its own with two calls and an answer, in one conversation."""
     turns = iter(range(1, 1000))
@@ -146,13 +166,13 @@ async def test_a_resumed_run_sends_the_same_prefix(direct: Make) -> None:
 
 
 async def test_old_results_are_cleared_in_batches_and_recent_ones_stay(direct: Make) -> None:
-    world, service = direct(worker(14, 3000), tools=TOOLS, spec=small_context(compact_at=90_000))
+    world, service = direct(worker(60, 3000), tools=TOOLS, spec=small_context(compact_at=90_000))
     assert isinstance(await world.run(), Answered)
     cleared = world.journal.all("context.cleared")
-    assert 1 <= len(cleared) < 8, "in batches, not each turn"
+    assert 1 <= len(cleared) < 4, "in batches, not each turn"
     last = str(service.received[-1]["messages"])
     assert "cleared to save room" in last
-    assert "14.0 " in last
+    assert "60.0 " in last
 
 
 async def test_compaction_keeps_rules_verbatim_and_never_parts_a_call_from_its_result(direct: Make) -> None:
@@ -166,6 +186,35 @@ async def test_compaction_keeps_rules_verbatim_and_never_parts_a_call_from_its_r
     assert f"- {rule}" in opening
     assert "Next steps: n" in opening
     assert "Please count to sixteen." in opening
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(turns=st.integers(1, 40), size=st.integers(500, 6000), joined=st.integers(0, 3))
+async def test_what_was_asked_stays_word_for_word_however_often_the_run_is_shortened(
+    direct: Make, turns: int, size: int, joined: int
+) -> None:
+    world, service = direct(worker(turns, size), tools=TOOLS, spec=small_context(clear_at=100_000))
+    asked = [
+        f"Task {n}: paint the {n}th door in RAL 70{n}6, and leave the hinges." for n in range(joined + 1)
+    ]
+    world.inbox.messages = [ada(words, seq) for seq, words in enumerate(asked, 1)]
+    assert isinstance(await world.run(), Answered)
+    for request in service.received:
+        if request.get("tools"):
+            text = str(request["messages"])
+            assert all(words in text for words in asked), len(world.journal.all("context.checkpoint"))
+    assert service.refused == []
+
+
+async def test_a_later_run_is_not_given_the_task_of_an_earlier_one_for_its_own(direct: Make) -> None:
+    done = Summary("Goal: the door", covers_to=5, asked=("Paint the door.",))
+    world, service = direct(worker(30, 4000), tools=TOOLS, spec=small_context(clear_at=100_000))
+    world.history.last, world.covers = done, Covers(read_seq=5)
+    world.inbox = ListInbox(ada("Now the garden.", 6))
+    assert isinstance(await world.run(), Answered)
+    assert len(world.journal.all("context.checkpoint")) >= 2
+    assert "Paint the door." in str(service.received[0]["messages"])
+    assert world.journal.last("context.checkpoint")["asked"] == ["Now the garden."]
 
 
 async def test_a_stranger_makes_no_rules(direct: Make) -> None:

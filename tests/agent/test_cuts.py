@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +36,13 @@ SMALL = AgentSpec(
     limits=LimitSettings(job_dollars=50, day_dollars=50),
 )
 """Clears and compacts after a few steps."""
+
+
+@pytest.fixture(autouse=True)
+def _clear_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of a dozen steps clears results, too."""
+    monkeypatch.setattr("gofer.agent.context.compressor.CLEAR_ROUNDS", 1)
+
 
 STEPS: dict[str, Any] = {
     "look": lambda n: calls(*(call("look", step=n, number=i) for i in range(3))),

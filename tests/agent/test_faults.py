@@ -8,11 +8,11 @@ import pytest
 
 from agent.conftest import Make
 from agent.pictures import PNG
-from agent.ports import ada
+from agent.ports import ListJournal, ada
 from gofer.agent.agents import AgentSpec
 from gofer.agent.conversation import Picture
 from gofer.agent.limits import LimitSettings
-from gofer.agent.models.breaker import Breakers
+from gofer.agent.models.breaker import Breaker, Breakers
 from gofer.agent.outcome import Answered, Failed, Stopped
 from gofer.rehearsal.anthropic import Fault, call, calls, fault, say
 
@@ -105,6 +105,55 @@ async def test_five_failures_open_the_breaker_and_a_probe_closes_it(rehearse: Ma
     now[0] = 31
     assert await world.run() == Answered("Back.", included_to=1)
     assert breakers.states() == {}
+
+
+async def test_conversations_that_always_fail_keep_no_other_waiting(rehearse: Make) -> None:
+    """What three send makes the provider fail each time; a fourth is answered whenever it asks, without a wait."""
+
+    def script(request: Any) -> Any:
+        return fault("server_error") if "poison" in str(request["messages"]) else say("Here.")
+
+    now = [0.0]
+    breakers = Breakers(clock=lambda: now[0])
+    worlds = []
+    for caller in ("a", "b", "c", "healthy"):
+        world, _ = await rehearse(script, breakers=breakers, caller=caller)
+        world.inbox.messages = [ada("poison" if caller != "healthy" else "Hello?")]
+        worlds.append(world)
+    *failing, healthy = worlds
+    for turn in range(20):
+        ends = [await world.run() for world in failing]
+        assert all(isinstance(end, Failed) for end in ends)
+        assert bool(breakers.states()) == (turn == 0), "it opens while it may be the provider's fault"
+        healthy.journal = ListJournal()
+        assert await healthy.run() == Answered("Here.", included_to=1)
+        now[0] += 1
+    reasons = {end.reason for end in ends}
+    assert reasons == {"model.retryable"}, (
+        "the model is well: what fails now is counted, and given up in the end"
+    )
+
+
+async def test_a_model_that_is_down_is_tried_by_one_newcomer_at_a_time() -> None:
+    now = [0.0]
+    breaker = Breaker(lambda: now[0])
+    for _ in range(5):
+        breaker.failed("down", "first")
+    assert breaker.wait("first") == 30
+    assert breaker.wait("second") == 0
+    assert breaker.wait("third") == 1, "the second is trying"
+    breaker.failed("down", "second")
+    breaker.let_go("second")
+    assert breaker.wait("second") == 30
+    now[0] += 31
+    assert breaker.wait("first") == 0
+    assert breaker.wait("second") == 1
+    assert breaker.wait("third") == 0, "who has failed does not keep who has not"
+    breaker.failed("down", "first")
+    breaker.let_go("first")
+    assert breaker.wait("first") == 60
+    breaker.succeeded("third")
+    assert {breaker.wait(caller) for caller in ("first", "second", "third")} == {0}
 
 
 @pytest.mark.parametrize("kind", ["too_long", "too_large", ""])

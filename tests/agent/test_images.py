@@ -12,9 +12,15 @@ from PIL import Image
 
 from agent.conftest import Make
 from agent.ports import ada
+from gofer.agent.agents import AgentSpec
 from gofer.agent.conversation import Picture
+from gofer.agent.model import Features, Request, ToolSpec
+from gofer.agent.models.anthropic import parameters
+from gofer.agent.models.documents import PDF
 from gofer.agent.models.images import ENOUGH_SIDE, problem, smaller
-from gofer.rehearsal.anthropic import call, calls, say
+from gofer.agent.outcome import Answered
+from gofer.rehearsal.anthropic import call, calls, fault, say
+from gofer.rehearsal.anthropic_rules import problems
 
 
 def picture(kind: str, size: tuple[int, int], mode: str = "RGB", **how: object) -> bytes:
@@ -95,3 +101,51 @@ async def test_a_model_gets_the_smaller_version_in_each_request_of_a_run(direct:
     assert [source["media_type"] for source in sources] == ["image/jpeg"] * 2
     with Image.open(io.BytesIO(base64.b64decode(sources[0]["data"]))) as image:
         assert image.size == (1600, 1067)
+
+
+DOCUMENT = b"%PDF-1.7\n" + b"1 0 obj\n" * 100
+
+
+async def test_a_pdf_is_shown_to_a_model_that_takes_it_once(direct: Make) -> None:
+    world, service = direct(calls(call("ls")), say("It is a contract."))
+    ref = await world.blobs.put(DOCUMENT, PDF)
+    world.inbox.messages = [ada("Read it.", pictures=(Picture(ref, PDF, "contract.pdf", len(DOCUMENT)),))]
+    assert (await world.run()).text == "It is a contract."
+    assert service.refused == []
+    shown = service.received[1]["messages"][0]["content"][1]
+    assert (shown["type"], shown["title"]) == ("document", "contract.pdf")
+    assert base64.b64decode(shown["source"]["data"]) == DOCUMENT
+    assert "%PDF" not in str(world.journal.lines)
+
+
+@pytest.mark.parametrize(("pdfs", "data"), [(False, DOCUMENT), (True, b"<html>no PDF at all")])
+async def test_a_pdf_that_cannot_be_shown_is_named(direct: Make, pdfs: bool, data: bytes) -> None:
+    world, service = direct(say("I will look at the file."))
+    world.model.features = Features(pdfs=pdfs)
+    ref = await world.blobs.put(data, PDF)
+    world.inbox.messages = [ada("Read it.", pictures=(Picture(ref, PDF, "contract.pdf", len(data)),))]
+    assert isinstance(await world.run(), Answered)
+    assert "the PDF contract.pdf is not shown" in str(service.received[0]["messages"])
+    assert service.refused == []
+
+
+async def test_a_pdf_that_the_provider_refuses_is_left_out_once(rehearse: Make) -> None:
+    world, service = await rehearse(fault("bad_image"), say("I could not read it."))
+    ref = await world.blobs.put(DOCUMENT, PDF)
+    world.inbox.messages = [ada("Read it.", pictures=(Picture(ref, PDF, "contract.pdf", len(DOCUMENT)),))]
+    assert isinstance(await world.run(), Answered)
+    assert "is not shown" in str(service.received[1]["messages"])
+
+
+@pytest.mark.parametrize(
+    ("given", "effort"), [(False, ""), (True, "high"), ("off", ""), ("low", "low"), ("max", "max")]
+)
+def test_thinking_has_levels(given: object, effort: str) -> None:
+    spec = AgentSpec.model_validate({"name": "gofer", "thinking": given})
+    assert spec.effort == effort
+    tool = ToolSpec("x", "y", {"type": "object"}, strict=True)
+    request = Request("s", (tool,), ({"role": "user", "content": [{"type": "text", "text": "Hi"}]},), 100)
+    body = parameters(request, "claude-sonnet-5-5", effort=spec.effort)
+    assert body.get("output_config") == ({"effort": effort} if effort else None)
+    assert body["tools"][0]["strict"]
+    assert problems(body, {}) == []

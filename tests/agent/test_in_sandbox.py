@@ -129,3 +129,16 @@ async def test_files_outside_are_not_there(direct: Make, shell: ConversationShel
         assert "secret" not in text, path
     results = service.received[1]["messages"][-1]["content"]
     assert [bool(result.get("is_error")) for result in results][:2] == [True, True]
+
+
+async def test_whether_a_command_changed_files_is_seen_from_outside(shell: ConversationShell) -> None:
+    async def changed(command: str) -> bool:
+        return (await shell.run(command, timeout=10)).changed
+
+    await changed("mkdir -p src; echo 1 >src/a")
+    assert not await changed("cat src/a; mkdir -p __pycache__; echo x >__pycache__/a.pyc")
+    assert await changed("echo 22 >src/a")
+    assert not await changed("cat src/a")
+    await shell.write("src/a", b"333")
+    assert not await changed("cat src/a"), "what `write` did is told by `write`"
+    assert await changed("rm -r src")

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import base64
+import random
 import re
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from agent.conftest import Make
 from agent.ports import ListInbox, ListJournal, ada
 from gofer.agent.agents import AgentSpec
+from gofer.agent.context.sizes import dense_extra, text_size
 from gofer.agent.limits import LimitSettings
 from gofer.agent.model import Usage
 from gofer.agent.outcome import Answered, Stopped
 from gofer.agent.prices import MICROS, load_prices
 from gofer.agent.state import fold
+from gofer.agent.tools.builtin import builtin_tools
 from gofer.errors import ConfigError
 from gofer.rehearsal.anthropic import Reply, call, calls, say
+from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 
 
 def endless(request: Any) -> Reply:
@@ -89,6 +96,68 @@ async def test_there_is_money_for_a_last_answer_whatever_tools_return(
     assert len(service.received) > 1
     assert service.refused == []
     assert fold(world.journal.events).spent == world.ledger.total <= cap * MICROS
+
+
+def dense_tokens(text: str) -> int:
+    """As a real model counts: four characters a token in words, hardly more than one in base64, hex and numbers."""
+    words = sum(len(word) for word in re.findall(r"[a-z ]{3,}", text))
+    return int(words / 4 + (len(text) - words) / 1.1)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.tuples(st.integers(500, 20_000), st.integers(1, 10)), min_size=1, max_size=8),
+    kind=st.sampled_from(["base64", "hex", "numbers"]),
+    cap=st.sampled_from([0.2, 0.5, 1.0]),
+    scope=st.sampled_from(["job_dollars", "day_dollars", "conversation_dollars"]),
+)
+async def test_a_cap_holds_for_text_that_is_dense_with_tokens(
+    direct: Make, sizes: list[tuple[int, int]], kind: str, cap: float, scope: str
+) -> None:
+    turns = iter(sizes)
+
+    def script(request: Any) -> Reply:
+        size, count = next(turns, (0, 0)) if request.get("tool_choice", {}).get("type") == "auto" else (0, 0)
+        return calls(*[call("produce", kind=kind, size=size)] * count) if size else say("So far.")
+
+    spec = with_limits(**{"job_dollars": 0, "day_dollars": 0, scope: cap, "output_tokens": 2000})
+    world, service = direct(script, spec=spec, tools=[*builtin_tools(), PRODUCE])
+    service.tokens_of = dense_tokens
+    await world.run()
+    one_output = 2000 * 10
+    assert fold(world.journal.events).spent <= cap * MICROS + one_output
+    assert service.refused == []
+
+
+class Dense(Arguments):
+    kind: str
+    size: int
+
+
+async def produce(arguments: Dense, context: ToolContext) -> ToolResult:
+    data = random.Random(arguments.size).randbytes(arguments.size)
+    texts = {
+        "base64": base64.b64encode(data).decode(),
+        "hex": data.hex(),
+        "numbers": " ".join(map(str, data)),
+    }
+    text = texts[arguments.kind][: arguments.size]
+    return ToolResult("\n".join(text[start : start + 76] for start in range(0, len(text), 76)))
+
+
+PRODUCE = Tool("produce", "Dense text.", Dense, produce, Tier.READ)
+
+
+def test_the_size_of_a_text_is_by_its_kind() -> None:
+    words = "The quick brown fox jumps over the lazy dog, and nobody minds. " * 40
+    code = "def area(width: int, height: int) -> int:\n    return width * height\n\n" * 40
+    dense = base64.b64encode(random.Random(1).randbytes(3000)).decode()
+    assert len(words) / 4 <= text_size(words) <= len(words) / 3
+    assert len(code) / 4 <= text_size(code) <= len(code) / 3
+    assert dense_extra(words) == dense_extra(code) == 0
+    assert text_size(dense) + dense_extra(dense) >= len(dense) * 0.95
+    assert text_size("漢字" * 500) + dense_extra("漢字" * 500) >= 1000
+    assert dense_extra(words + dense) > len(dense) / 2
 
 
 async def test_the_user_is_warned_and_the_model_is_told_before_the_end(direct: Make) -> None:

@@ -102,7 +102,7 @@ def test_models_are_made_once_and_without_importing_sdks() -> None:
     code = (
         "import sys; from gofer.agent.models.catalogue import *; from gofer.agent.build import build;"
         "c = Catalogue({'anthropic': Provider('k'), 'local': Provider('', 'http://localhost:1/v1')});"
-        "assert c.model('auto') is c.model('auto'); c.model('local/llama', fallback='offline/offline');"
+        "assert c._adapter(AUTO, '') is c._adapter(AUTO, ''); c.model('local/llama', fallback='offline/offline');"
         "from gofer.agent.models.loading import *; assert asyncio.run(load_sdks({})) == [];"
         "assert 'anthropic' not in sys.modules and 'openai' not in sys.modules"
     )

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent.conftest import Make
 from agent.replay import Replay, recorded_turns
+from gofer.agent.agents import AgentSpec
 from gofer.agent.outcome import Answered, Stopped
 from gofer.agent.progress import call_sig, look, result_sig
 from gofer.agent.state import State, Step
@@ -109,6 +112,104 @@ def verdicts_fast(steps: list[tuple[str, str]]) -> set[str]:
         if (finding := look(state)) is not None:
             found.add(finding.code + ("!" if finding.stop else ""))
     return found
+
+
+ROUNDS = st.lists(
+    st.tuples(
+        st.lists(st.sampled_from(["write", "edit", "sed"]), min_size=1, max_size=2),
+        st.lists(st.sampled_from(["pytest", "ruff", "cat log"]), min_size=1, max_size=3, unique=True),
+        st.sampled_from(["1 failed", "2 failed"]),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(rounds=ROUNDS, same_edit=st.booleans())
+def test_nothing_is_repeated_while_each_time_the_workspace_changed_before(
+    rounds: Any, same_edit: bool
+) -> None:
+    """Whatever is looked at between changes, and however alike the changes and the results look."""
+    state = State()
+    for number, (changes, checks, result) in enumerate(rounds):
+        steps = [
+            Step(pairs=[(f"{name} {0 if same_edit else number}", "ok")], progress=True) for name in changes
+        ]
+        for step in [*steps, *(Step(pairs=[(check, result)]) for check in checks)]:
+            state.steps.append(step)
+            found = look(state)
+            assert found is None or not found.stop, (found, number)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    loop=st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6, unique=True),
+    before=st.integers(0, 10),
+    changing=st.booleans(),
+)
+def test_a_real_loop_ends_within_twelve_steps(loop: list[str], before: int, changing: bool) -> None:
+    """Whatever work was done before; also one call over and over that adds to a file of its own each time."""
+    state = State(steps=[Step(pairs=[(f"edit {n}", "ok")], progress=True) for n in range(before)])
+    loop, changing = (loop[:1], True) if changing else (loop, False)
+    for number in range(12):
+        state.steps.append(Step(pairs=[(loop[number % len(loop)], "same")], progress=changing))
+        found = look(state)
+        if found is not None and found.stop:
+            return
+    raise AssertionError(f"{loop} goes on")
+
+
+@pytest.mark.parametrize("change", ["edit", "write", "sed"])
+async def test_the_same_failing_test_after_another_edit_each_time_is_work(direct: Make, change: str) -> None:
+    """Its output does not change either; only the sixth edit makes it pass."""
+
+    def script(request: Any) -> Reply:
+        turn = len(request["messages"]) // 2
+        if "passed" in str(request["messages"][-1]):
+            return say("It passes.")
+        if turn == 0:
+            return calls(call("write", path="code", content="try 0\n"))
+        if turn % 2:
+            return calls(call("bash", command="grep -q 'try 7' code && echo passed || echo 1 failed"))
+        number = turn // 2
+        return calls(
+            {
+                "edit": call(
+                    "edit", path="code", edits=[{"old": f"try {number - 1}", "new": f"try {number}"}]
+                ),
+                "write": call("write", path="code", content=f"try {number}\n"),
+                "sed": call("bash", command=f"sed -i 's/try .*/try {number}/' code"),
+            }[change]
+        )
+
+    world, _ = direct(script)
+    assert await world.run() == Answered("It passes.", included_to=1)
+    assert sum("grep" in command for command in world.shell.commands) == 8
+
+
+async def test_a_test_that_leaves_caches_behind_is_no_change(direct: Make) -> None:
+    again = "mkdir -p .pytest_cache; date +%N >.pytest_cache/last; echo 1 failed"
+    world, _ = direct(lambda request: _wrapped_up(request) or calls(call("bash", command=again)))
+    outcome = await world.run()
+    assert isinstance(outcome, Stopped)
+    assert outcome.code == "loop.repeat"
+    assert len(world.shell.commands) == 5
+
+
+def _wrapped_up(request: Any) -> Reply | None:
+    return say("The test fails, whatever I look at.") if request["tool_choice"]["type"] == "none" else None
+
+
+async def test_whoever_asked_hears_how_far_a_looping_run_got(direct: Make) -> None:
+    world, service = direct(lambda request: _wrapped_up(request) or calls(call("bash", command="false")))
+    outcome = await world.run()
+    assert isinstance(outcome, Stopped)
+    assert outcome.text == f"The test fails, whatever I look at.\n\n{outcome.sentence}"
+    assert "call no tool" in str(service.received[-1]["messages"][-1])
+    poor, _ = direct(lambda request: calls(call("bash", command="false")), spec=AgentSpec(name="gofer"))
+    poor.ledger.others = 10_000_000 - 250_000
+    assert isinstance(await poor.run(), Stopped), "without the money for it, it simply stops"
 
 
 async def test_a_looping_model_is_nudged_once_and_stopped_with_a_code(direct: Make) -> None:

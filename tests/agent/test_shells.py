@@ -98,3 +98,31 @@ async def test_a_shell_let_go_of_amid_a_command_that_nobody_waits_for_leaves_no_
     shell = None
     gc.collect()
     assert not complaints
+
+
+async def test_a_new_conversation_gets_a_shell_that_was_made_ahead(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gofer.agent.shells.quiet", lambda: True)  # however busy this machine is
+    monkeypatch.setattr("gofer.agent.shells.SPARE_AFTER", 0.0)
+    settings = load_settings(data_dir=tmp_path, keep_shells=True)
+    shells = Shells(settings=settings, database=world.database)
+    await shells.start()
+    if shells.report is None or shells.report.level < Level.ISOLATED:
+        pytest.skip("no isolation on this machine")
+    async with asyncio.timeout(30):
+        while not (shells._spares and shells._spares.ready):
+            await asyncio.sleep(0.02)
+    (spare,) = (tmp_path / "shells").glob("spare-*/output")
+    number = spare.stat().st_ino
+    await world.say("$ echo hi")
+    claim = await world.claim_one()
+    async with shells.lend(claim, Trust.OWNER) as shell:
+        assert shell is not None
+        assert (await shell.run("echo hi; pwd", timeout=20)).output == b"hi\n/workspace\n"
+    kept = tmp_path / "shells" / f"{claim.conversation_id}-{claim.agent_id}"
+    assert (kept / "output").stat().st_ino == number
+    await shells.stop()
+    assert [path.name for path in (tmp_path / "shells").iterdir()] == [kept.name]
+    await world.run(lambda c: c.execute(delete(shells_table)))
+    assert len(await shells.reap()) == 1

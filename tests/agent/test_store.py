@@ -14,6 +14,7 @@ from sqlalchemy import select
 from agent.conftest import Make
 from agent.ports import Killed, LocalShell
 from agent.ports import World as Run
+from gofer.agent import spending
 from gofer.agent.journal import KINDS
 from gofer.agent.limits import Short
 from gofer.agent.outcome import Answered
@@ -150,6 +151,31 @@ async def test_nobodys_words_are_in_the_clear(world: World, direct: Make) -> Non
         text = f"{row.data} {row.sealed!r}"
         for words in ("Do it", "secret thought", "echo x", "private line", "All done"):
             assert words not in text, row.kind
+
+
+async def test_who_has_begun_finishes_when_there_is_not_enough_for_all(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty jobs of four calls each, all at once, and money for fifteen calls."""
+    monkeypatch.setattr(spending, "PATIENCE", 0.4)
+    monkeypatch.setattr(spending, "BETWEEN_TRIES", 0.02)
+    claims = []
+    for number in range(20):
+        await world.say(room=f"room {number}")
+        claims.append(await world.claim_one())
+
+    async def work(claim: Claim) -> bool:
+        ledger = StoreLedger(database=world.database, claim=claim, timezone="UTC")
+        for turn in range(1, 5):
+            if await ledger.reserve(f"turn:{turn}", 100, {"day": 1500}) is not None:
+                return False
+            await asyncio.sleep(0.01)
+            await ledger.settle(f"turn:{turn}", 95)
+        await world.end(claim, Done(included_to=1))
+        return True
+
+    finished = await asyncio.gather(*map(work, claims))
+    assert sum(finished) >= 2, "not none, because everybody has begun"
 
 
 async def test_two_runs_cannot_both_spend_the_last_of_the_day(world: World, direct: Make) -> None:

@@ -77,6 +77,14 @@ def line(owner: BrowserContext) -> Iterator[Page]:
     tab.page.close()
 
 
+SPACES = """() => {
+    const space = document.createElement("span");
+    space.className = "w";
+    document.querySelector(".item.reply .words").append(space);
+    return getComputedStyle(space).display;
+}"""
+
+
 def say(page: Page, text: str) -> None:
     page.get_by_label("Message", exact=True).fill(text)
     page.keyboard.press("Enter")
@@ -254,6 +262,11 @@ def test_it_reads_well_in_both_themes_and_on_a_phone(chat: Page) -> None:
         assert objections(chat) == []
         chat.screenshot(path=SHOTS / f"chat-{theme}.png")
     chat.set_viewport_size(PHONE)
+    say(chat, "/help")
+    answered(chat, 2)
+    helped = chat.locator(".item.reply[id]", has_text="/status")
+    assert helped.locator("br").count() > 3, "each command of /help stands on a line of its own"
+    assert chat.evaluate(SPACES) == "inline", "what Pygments calls w is white space, also on a phone"
     assert chat.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     expect(chat.get_by_role("button", name="Send")).to_be_in_viewport()
     chat.screenshot(path=SHOTS / "chat-phone.png")

@@ -172,7 +172,9 @@ def test_an_agent_is_checked_before_it_is_written(owner: Visitor, lived: Lived) 
     assert wrong.status_code == 400
     assert "Line 1" in wrong.text
     assert "model = 3" in wrong.text
-    page = owner.does("/agents", name="tidy", toml='tools = ["read"]', notes="Be brief.", stamp="")
+    page = owner.does(
+        "/agents", name="tidy", toml='tools = ["read"]\n[[routes]]', notes="Be brief.", stamp=""
+    )
     assert "In force from the next run on." in page
     assert lived.house.hears("tidy")
     stamp = re.findall(r'name="stamp" value="(\w+)"', page)[0]

@@ -268,7 +268,7 @@ async def test_what_a_shell_is_given_holds_no_secret(case: Case) -> None:
         if given is not None:
             inside = repr((given, given.setup)).encode() + b"".join(given.files.values())
             passwords = [given.password, *(rule.password for rule in given.rules)]
-            lent = [one if isinstance(one, str) else await one() for one in passwords]
+            lent = [one if isinstance(one, str) else await one("") for one in passwords]
             hidden = [*lent, *(secret.reveal() for secret in service.account.secrets.values())]
             assert not [one for one in hidden if one and one.encode() in inside]
         await job.end()

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from gofer.cli.commands import COMMANDS, NOUNS
 from gofer.settings import PREFIX, Settings
 from gofer_sandbox.bubblewrap import cgroups
+from servers import valkey_binary
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 COMPOSE = (ROOT / "compose.yaml").read_text(encoding="utf-8")
 UNIT = (ROOT / "deploy" / "gofer.service").read_text(encoding="utf-8")
+SERVICES: dict[str, Any] = yaml.safe_load(COMPOSE)["services"]
 PAGE = (ROOT / "docs" / "deploying.md").read_text(encoding="utf-8")
 
 
@@ -87,3 +93,73 @@ def test_the_image_runs_as_nobody_in_particular_under_an_init_with_a_health_chec
     assert re.search(r"^USER 10001:10001$", DOCKERFILE, re.M)
     assert 'ENTRYPOINT ["/usr/bin/tini", "--", "gofer"]' in DOCKERFILE
     assert 'CMD ["gofer", "status", "--running"]' in DOCKERFILE
+
+
+def test_every_container_has_a_bound_on_memory_and_processes() -> None:
+    assert {name for name, one in SERVICES.items() if not (one["mem_limit"] and one["pids_limit"])} == set()
+
+
+def test_only_who_listens_has_the_owners_password() -> None:
+    having = {name for name, one in SERVICES.items() if "owner_password" in one["secrets"]}
+    assert having == {"gofer", "web", "web-redis"}
+    told = {
+        name
+        for name, one in SERVICES.items()
+        if "GOFER_OWNER_PASSWORD_FILE" in (one.get("environment") or {})
+    }
+    assert told == having
+
+
+def test_every_secret_of_a_service_exists_and_is_explained() -> None:
+    known = yaml.safe_load(COMPOSE)["secrets"]
+    assert {name for one in SERVICES.values() for name in one["secrets"]} == set(known)
+    assert all(f"secrets/{name}" in PAGE for name in known)
+
+
+def test_the_store_and_redis_are_reached_by_gofer_alone_and_reach_nothing() -> None:
+    networks = yaml.safe_load(COMPOSE)["networks"]
+    for name in ("db", "redis"):
+        assert all(networks[network]["internal"] for network in SERVICES[name]["networks"])
+        assert "ports" not in SERVICES[name]
+    assert not {*SERVICES["db"]["networks"]} & {*SERVICES["redis"]["networks"]}
+    assert not {*SERVICES["web"]["networks"]} & {*SERVICES["worker"]["networks"]} - {"store"}
+    assert {name for one in SERVICES.values() for name in one["networks"]} == set(networks)
+
+
+def test_redis_answers_nobody_without_its_password(tmp_path: Path) -> None:
+    """Run as its container would, but for the places."""
+    (tmp_path / "redis_password").write_text("of-the-test\n")
+    *shell, script = SERVICES["redis"]["command"]
+    script = script.replace("$$", "$").replace("/run/secrets", str(tmp_path)).replace("/data", str(tmp_path))
+    script = script.replace("exec valkey-server", f"exec {valkey_binary()}").rstrip()
+    place = tmp_path / "socket"
+    server = subprocess.Popen([*shell, f"{script} --port 0 --unixsocket {place}"], stdout=subprocess.DEVNULL)
+    try:
+        while not place.exists():
+            assert server.poll() is None
+            time.sleep(0.01)
+        assert _said(place, "PING") == "-NOAUTH Authentication required."
+        assert _said(place, "AUTH of-the-test") == "+OK"
+        assert "of-the-test" not in Path(f"/proc/{server.pid}/cmdline").read_text()
+        assert (tmp_path / "conf").stat().st_mode & 0o077 == 0
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _said(place: Path, command: str) -> str:
+    with socket.socket(socket.AF_UNIX) as speaking:
+        speaking.connect(str(place))
+        speaking.sendall(f"{command}\r\n".encode())
+        return speaking.recv(1000).decode().strip()
+
+
+def test_the_unit_gives_shells_what_they_need_and_the_server_no_more() -> None:
+    settings = dict(re.findall(r"^(\w+)=(.*)$", UNIT, re.M))
+    assert settings["PrivateTmp"] == settings["PrivateDevices"] == settings["NoNewPrivileges"] == "yes"
+    assert settings["LimitCORE"] == "0"
+    # The sandbox's filter allows the same four; without netlink bubblewrap cannot bring up a loopback.
+    assert settings["RestrictAddressFamilies"].split() == ["AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"]
+    assert not {"RestrictNamespaces", "SystemCallFilter", "ProtectHostname", "ProtectKernelTunables"} & set(
+        settings
+    )

@@ -36,5 +36,5 @@ def own_dir(own_url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def door(own_url: str, own_dir: Path) -> AsyncIterator[Door]:
     """A server without a worker: what it accepts stays where it was put."""
     settings = Settings(data_dir=own_dir, database_url=own_url, max_body=1024 * 1024, body_timeout=1)
-    async with open_door(settings, "web", head_within=1) as door:
+    async with open_door(settings, "web", head_timeout=1) as door:
         yield door

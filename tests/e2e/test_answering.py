@@ -25,6 +25,7 @@ from gofer.rehearsal.anthropic import Anthropic, Reply, call, calls, fault, say
 from gofer.rehearsal.hello import HelloService
 from gofer.rehearsal.loopback import serve
 from gofer.settings import Settings
+from gofer.store import signed
 from gofer.store.clock import now
 from gofer.store.tables import SCHEDULE, attempts, connections, conversations, jobs, messages, replies, spends
 from gofer_hello import Hello
@@ -373,8 +374,8 @@ async def test_what_is_for_an_integration_that_did_not_load_waits_until_it_is_ba
     await eventually(lambda: _in_state(office, "plugin", "scheduled"))
     job = await office.job("plugin")
     assert (job.reason, job.attempts) == ("integration.missing", 0)
-    back = update(connections).where(connections.c.id == elsewhere).values(integration="hello")
-    await office.world.run(lambda c: c.execute(back))
+    here = connections.c.id == elsewhere
+    await office.world.run(lambda c: signed.update(c, connections, here, {"integration": "hello"}))
     await _at_once(office, job)
     await eventually(lambda: office.told("plugin"))
     assert office.told("plugin") == ["Here I am."]

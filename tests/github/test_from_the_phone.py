@@ -7,10 +7,9 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from github_scene import SECRET, Running, Scene, account, gofer, tool
+from github_scene import Running, Scene, gofer, tool
 from gofer.rehearsal.telegram import Chat, Person, Telegram
 from gofer.store.tables import identities
-from gofer_github.errands import asked_by, marked
 from telegram.house import House, connect
 
 ASK = tool("github_ask", repository="acme/widgets", title="Say hello", text="Greet people, please.")
@@ -93,12 +92,3 @@ async def test_a_code_that_others_read_is_of_no_use_to_them(scene: Scene, tmp_pa
         telegram.phones.say(ann, chat, ASK)
         assert "rita may not write to acme/widgets" in (await house.answers(chat, 5))[4]
         assert list(scene.repository.issues) == [1], "who may not write there gets nothing there"
-
-
-def test_a_mark_is_good_for_its_repository_and_its_person_alone() -> None:
-    mark = marked(account(), "acme/widgets", "7", "ada")
-    assert asked_by(account(), "acme/widgets", f"text\n\n{mark}") == (7, "ada")
-    assert asked_by(account(), "acme/other", mark) is None
-    assert asked_by(account(), "acme/widgets", mark.replace("for=7", "for=8")) is None
-    assert asked_by(account(), "acme/widgets", mark.replace("ada", "eve")) is None
-    assert SECRET not in mark

@@ -100,6 +100,7 @@ async def test_submodules_come_along_where_they_are_allowed_and_may_be_read(
         git.add_submodule(
             main.path, "main", name.partition("/")[2], f"../{name.partition('/')[2]}.git", other.path
         )
+        git.commit(other.path, {"plan.txt": "a later plan"}, "main", "After what the submodule is pinned to")
     next(iter(github.world.installations.values())).repositories |= {*ours}
     async with gofer(scene, tmp_path / "data", sandbox="bubblewrap", submodules=True) as running:
         said = await cloned(scene, running, "cat */plan.txt; cd lib && git push -q origin HEAD:gofer/1 2>&1")

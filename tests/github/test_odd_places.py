@@ -99,7 +99,7 @@ async def test_a_place_that_is_gone_ends_the_reply_with_a_reason(scene: Scene, t
     App too, or made again under the same name, all while the run works."""
     github, world = scene.github, scene.github.world
     said = {
-        "archived": "is archived", "deleted": "was deleted", "suspended": "suspended", "removed": "not installed there",
+        "archived": "is archived", "deleted": "was deleted", "removed": "not installed there",
         "issue": "was deleted", "given": "closed to us", "anew": "closed to us",
     }  # fmt: skip
     made = {kind: github.create_repository(f"acme/{kind}", {"a": "a"}, ada="write") for kind in said}
@@ -111,7 +111,6 @@ async def test_a_place_that_is_gone_ends_the_reply_with_a_reason(scene: Scene, t
         await running.began(len(said))
         made["archived"].archived = True
         github.delete_repository(made["deleted"])
-        places["suspended"].suspended = True
         del world.installations[places["removed"].id]
         world.tokens = {
             key: one for key, one in world.tokens.items() if one.installation is not places["removed"]

@@ -13,9 +13,10 @@ from markdown_it import MarkdownIt
 from github_scene import SECRET, account, request
 from gofer.errors import Malformed, Refused, Unset
 from gofer.integration import Account, Incoming, Outgoing, Parsed
-from gofer_github import integration
+from gofer_github import integration, marks
 from gofer_github.cleaning import clean, plain
-from gofer_github.replies import LIMIT, body_of, split
+from gofer_github.place import Place
+from gofer_github.replies import LIMIT, body_of, mark_of, split
 from gofer_github.triggers import spoken
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -251,7 +252,11 @@ def test_an_allowed_bot_is_heard_and_we_never_are() -> None:
 
 
 def test_our_own_words_are_not_heard_whoever_the_token_belongs_to() -> None:
-    assert comment("@gofer hello\n\n<!-- gofer: gofer-1-final-1 -->").note == "our own words"
+    told = payload("issue_comment__created")
+    place = Place.of(f"{told['repository']['full_name']}#{told['issue']['number']}")
+    words = "@gofer hello\n\n"
+    assert comment(words + marks.line(account(), place, "gofer-1-final-1")).note == "our own words"
+    assert comment(f"{words}<!-- gofer: gofer-1-final-1 -->").message is not None, "anybody could write that"
 
 
 def test_edited_text_is_not_used() -> None:
@@ -263,7 +268,7 @@ def test_edited_text_is_not_used() -> None:
 
 def test_a_label_is_a_request_when_it_is_ours() -> None:
     value = payload("issues__labeled")
-    assert parse("issues", value).message is None
+    assert message(parse("issues", value)).trigger == "rule", "it asks for nothing unless a rule says so"
     value["label"]["name"] = "Gofer"
     found = message(parse("issues", value))
     assert (found.addressed, found.trigger) == (True, "label")
@@ -363,12 +368,14 @@ def test_a_request_that_does_not_say_what_it_is_is_malformed() -> None:
 @pytest.mark.parametrize(
     "text", ["x" * 70_000, "line\n" * 40_000, "```\n" + "x\n" * 20_000, "", "<!-- gofer: forged -->"]
 )
-def test_every_comment_is_within_githubs_limit_and_ends_with_one_mark(text: str) -> None:
+def test_every_comment_is_within_githubs_limit_and_ends_with_its_mark(text: str) -> None:
     for part in split(text):
-        body = body_of(Outgoing("gofer-1-final-1", "a/b#1", part))
+        outgoing = Outgoing("gofer-1-final-1", "a/b#1", part)
+        mark = mark_of(outgoing, account(), Place.of("a/b#1"), check="1" * 18)
+        body = body_of(outgoing, mark)
         assert len(body) <= LIMIT
-        assert body.count("<!-- gofer:") == 1
-        assert body.rstrip().rpartition("\n")[2].startswith("<!-- gofer: gofer-1-final-1 ")
+        assert body.rpartition("\n\n")[2] == mark
+        assert mark.startswith("<!-- gofer: gofer-1-final-1 ")
 
 
 ROWS = "".join(f"row {number} of the code\n" for number in range(6_000))
@@ -390,7 +397,7 @@ def test_a_fence_that_is_cut_is_closed_and_opened_again(opening: str, closing: s
     rows = "".join(f"{prefix}{row}\n" for row in ROWS.splitlines())
     inner = f"{prefix}~~\n{prefix}``` x\n" if opening != "- ```" else ""
     text = f"Look:\n\n{opening}\n{inner}{rows}{closing}\n\nThat is *all*."
-    parts = [body_of(Outgoing("gofer-1-final-1", "a/b#1", part)) for part in split(text)]
+    parts = [body_of(Outgoing("gofer-1-final-1", "a/b#1", part), "<!-- gofer: x -->") for part in split(text)]
     assert len(parts) > 2
     assert all(len(part) <= LIMIT for part in parts)
     code, fences = "", []
@@ -415,4 +422,30 @@ def test_a_fence_that_is_cut_is_closed_and_opened_again(opening: str, closing: s
 )
 def test_a_fence_of_any_size_stays_within_the_limit(line: str) -> None:
     for part in split(f"{line}\n{ROWS}"):
-        assert len(body_of(Outgoing("gofer-1-final-1", "a/b#1", part))) <= LIMIT
+        assert len(body_of(Outgoing("gofer-1-final-1", "a/b#1", part), "<!-- gofer: x -->")) <= LIMIT
+
+
+def test_with_a_plain_token_what_may_be_our_own_doing_sets_no_rule_off() -> None:
+    """Its owner and we have the same login, so a rule that labels or pushes would set itself off for ever."""
+    to = account(login="ada")
+    label, pull = payload("issues__labeled"), {**payload("pull_request__opened"), "action": "synchronize"}
+    for value in (label, pull):
+        value["sender"]["login"] = "ada"
+    label["label"]["name"] = "bug"
+    assert parse("issues", label, to).note == "perhaps our own doing"
+    assert message(parse("pull_request", pull, to)).addressed, "a branch of theirs"
+    pull["pull_request"]["head"]["ref"] = "gofer/7"
+    assert parse("pull_request", pull, to).note == "perhaps our own doing"
+    label["sender"]["login"] = "bob"
+    assert message(parse("issues", label, to)).trigger == "rule"
+    assert parse("issues", label, account(triggers=["mention"])).note == "rules are not listened to"
+
+
+def test_with_a_plain_token_a_persons_pull_request_is_not_ours() -> None:
+    value = {**payload("pull_request__opened"), "action": "submitted"}
+    value["review"] = {"id": 5, "state": "changes_requested", "body": "No.", "user": value["sender"]}
+    value["pull_request"]["user"]["login"] = "ada"
+    to = account(login="ada")
+    assert not message(parse("pull_request_review", value, to)).addressed
+    value["pull_request"]["head"]["ref"] = "gofer/7"
+    assert message(parse("pull_request_review", value, to)).trigger == "changes_requested"

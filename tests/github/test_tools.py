@@ -122,6 +122,31 @@ async def test_files_are_read_as_they_are(scene: Scene) -> None:
     assert (await use(scene, message, "github_file", path="README.md", ref="main")).untrusted
 
 
+async def test_where_drafts_are_not_supported_an_ordinary_pull_request_is_opened_with_a_label(
+    scene: Scene,
+) -> None:
+    await scene.github.open_issue("ada", scene.repository, "Broken")
+    git.commit(scene.repository.path, {"a.txt": "a"}, "gofer/1", "A change")
+    scene.repository.drafts = False
+    told = await use(
+        scene, await asked(scene, "@gofer look"), "github_open_pull",
+        title="Fix", changed="It.", why="Broken.", tested="Yes.", uncertain="No.",
+    )  # fmt: skip
+    assert "ordinary one with the label draft" in told.content
+    (pull,) = [one for one in scene.repository.issues.values() if one.head]
+    assert (pull.draft, pull.labels) == (False, ["draft"])
+
+
+async def test_the_label_that_asks_for_work_is_never_put_on(scene: Scene) -> None:
+    await scene.github.open_issue("ada", scene.repository, "Broken")
+    message = await asked(scene, "@gofer look")
+    told = await use(scene, message, "github_label", labels=["Gofer", "Gofer-Plan"])
+    assert told.is_error
+    assert "is not put on" in told.content
+    assert not (await use(scene, message, "github_label", labels=["Gofer", "bug"])).is_error
+    assert scene.repository.issues[1].labels == ["bug"]
+
+
 async def test_each_sort_of_request_has_its_workflow(scene: Scene) -> None:
     await scene.github.open_issue("ada", scene.repository, "Broken")
     settings = integration.settings.model_validate(scene.settings)

@@ -58,6 +58,7 @@ async def test_an_issue_becomes_a_draft_pull_request(
     said = " ".join(comment.body for comment in repository.comments.values()) + pull.body
     logged = "".join(capfd.readouterr())
     assert "HOME=" in said, "it did look around"
+    assert scene.github.unversioned == [], "every request says which version of the API it means"
     no_secret_in(scene, files, read.encode(), said.encode(), logged.encode(), message.encode())
 
 
@@ -111,12 +112,17 @@ async def test_other_branches_repositories_submodules_and_workflows_are_out_of_r
     scene.repository.protected.add(PROTECTED)
     scene.repository.default_branch = TRUNK
     scene.github.faults.append(Fault("broken", "GET /branches/gofer/1-unknown"))
+    strangers = git.commit(scene.repository.path, {"a.txt": "a stranger's"}, "stranger", "Proposed")
+    git.run(scene.repository.path, "update-ref", "refs/pull/77/head", strangers)
+    git.run(scene.repository.path, "update-ref", "-d", "refs/heads/stranger")
     before = git.run(scene.repository.path, "for-each-ref")
     asked = [
         "@gofer", tool("github_checkout"), "$ cd ~/repo && git commit -q --allow-empty -m x",
         *(f"$ cd ~/repo; {command} 2>&1" for command in (*ELSEWHERE, UNANSWERED)),
         f"$ git clone {scene.github.url}/acme/secret.git 2>&1; cat secret/plan.txt",
         "$ curl -s http://127.0.0.1:3129/github/acme/secret.git/info/refs?service=git-upload-pack",
+        f"$ cd ~/repo; for it in refs/pull/77/head {strangers}; do git fetch -q origin $it 2>&1; done",
+        f"$ cd ~/repo; git cat-file -e {strangers} && echo strangers code is here",
         "$ cd ~/repo && ls -a vendored; git submodule update --init 2>&1",
         "$ cd ~/repo && mkdir -p .github/workflows && echo x > .github/workflows/x.yml && git add -A"
         " && git commit -qm w && git push origin HEAD 2>&1",
@@ -136,6 +142,9 @@ async def test_other_branches_repositories_submodules_and_workflows_are_out_of_r
     assert "plan.txt" not in reply.body.replace("cat secret/plan.txt", "").replace(
         "secret/plan.txt: No such", ""
     )
+    assert "find remote ref refs/pull/77/head" in reply.body
+    assert f"{strangers} may not be fetched: it is no branch or tag, and not part of" in reply.body
+    assert "\nstrangers code is here" not in reply.body
     assert "without `workflows` permission" in reply.body
     assert git.run(scene.repository.path, "for-each-ref") == before
     assert other.comments == {}
@@ -176,9 +185,8 @@ async def test_what_an_earlier_run_left_behind_cannot_use_a_later_runs_way_out(
 async def test_git_outlives_the_token_it_began_with(
     scene: Scene, tmp_path: Path, eventually: Eventually
 ) -> None:
-    """GitHub ends a token after an hour, whoever is at work."""
+    """GitHub ends a token after an hour, whoever is at work; and sometimes before, without a word."""
     world, data = scene.github.world, tmp_path / "data"
-    world.token_seconds = 240
     asked = [
         "@gofer", tool("github_checkout"), "$ cd ~/repo && git commit -q --allow-empty -m x",
         "$ cd ~/repo; touch ~/at; until [ -e ~/on ]; do sleep 0.05; done; git push -q origin HEAD 2>&1; echo done $?",
@@ -188,7 +196,7 @@ async def test_git_outlives_the_token_it_began_with(
         at = await eventually(lambda: next(data.glob("shells/*/workspace/at"), None))
         first = [one for one in world.minted if one.permissions.get("contents") == "write"]
         for one in world.minted:
-            one.until = 0
+            one.until = 0  # while Gofer believes that it has most of its hour
         at.with_name("on").touch()
         await running.quiet()
     assert "done 0" in scene.ours(1)[-1].body, scene.ours(1)[-1].body
@@ -235,6 +243,9 @@ async def test_a_fork_gets_no_repository(scene: Scene, tmp_path: Path) -> None:
 
 
 async def test_a_workflow_that_only_comments_cannot_push(scene: Scene, tmp_path: Path) -> None:
+    strangers = git.commit(scene.repository.path, {"a.txt": "a stranger's"}, "stranger", "Proposed")
+    git.run(scene.repository.path, "update-ref", "refs/pull/77/head", strangers)
+    git.run(scene.repository.path, "update-ref", "-d", "refs/heads/stranger")
     before = git.run(scene.repository.path, "for-each-ref")
     asked = [
         "/gofer explain this", tool("github_checkout"),

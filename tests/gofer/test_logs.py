@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -42,6 +43,29 @@ def test_no_secret_gets_into_a_line(form: str, capsys: pytest.CaptureFixture[str
     shown = capsys.readouterr().err
     assert CANARY not in shown
     assert shown.count("ValueError") >= 2
+
+
+@pytest.mark.usefixtures("_clean")
+def test_a_log_in_a_file_leaves_the_terminal_to_warnings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings(data_dir=tmp_path)
+    set_up_logs(settings, Redactor({"token": Secret(CANARY)}), to_file=True)
+    structlog.get_logger().info("request", path=f"/{CANARY}")
+    structlog.get_logger().warning("it.lags", why="x" * 1000, token=CANARY)
+    logging.getLogger("some.library").error("it broke: %s", CANARY)
+    shown = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in shown] == ["it.lags", "it"]
+    assert max(map(len, shown)) < 210
+    kept = settings.log_path.read_text()
+    assert [json.loads(line)["event"].split()[0] for line in kept.splitlines()] == [
+        "request",
+        "it.lags",
+        "it",
+    ]
+    assert CANARY not in kept + "".join(shown)
+    assert settings.log_path.stat().st_mode & 0o077 == 0
+    logging.getLogger().handlers[0].close()
 
 
 @pytest.mark.usefixtures("_clean")

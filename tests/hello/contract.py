@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 import httpx2
 
 from contract.case import Case
-from gofer.integration import Account, Request
+from gofer.integration import Account, Request, sign_body
 from gofer.vault.secret import Secret
 from gofer_hello import SIGNATURE, integration
 from hello_service import HelloService
@@ -26,7 +25,7 @@ def account(url: str = "http://127.0.0.1:1/", http: httpx2.AsyncClient | None = 
 
 def signed(value: object) -> Request:
     body = json.dumps(value).encode()
-    signature = hmac.new(KEY.encode(), body, hashlib.sha256).hexdigest().encode()
+    signature = sign_body(body, KEY, time.time()).encode()
     return Request(body, (("content-type", b"application/json"), (SIGNATURE, signature)))
 
 

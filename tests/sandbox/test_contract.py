@@ -103,6 +103,7 @@ async def test_state_is_kept_by_a_shell_that_came_after_another(sandbox: Sandbox
 
 async def test_state_that_is_too_large_is_told_and_the_rest_kept(sandbox: Sandbox) -> None:
     await sandbox.run("A=1; f() { echo f; }; X=$(head -c 5000000 /dev/zero | tr '\\0' a); Y=2; cd /usr")
+    await sandbox.snapshot()
     ended = await sandbox.run("readonly PATH=/nope; exit 0")
     assert (ended.restarted, ended.state_lost, ended.cwd) == (True, True, "/usr")
     assert ended.notes == ("the shell's state was too large to keep; not brought back: X",)
@@ -110,6 +111,12 @@ async def test_state_that_is_too_large_is_told_and_the_rest_kept(sandbox: Sandbo
     assert repaired.output.startswith("1 f 0 2\n/usr\n/")
     again = await sandbox.run("exit 0")
     assert (again.state_lost, again.notes) == (False, ())
+
+
+async def test_limits_that_go_with_a_shell_are_told(sandbox: Sandbox) -> None:
+    ended = await sandbox.run("ulimit -n 100; exit 3")
+    assert ended.notes == ("limits set with ulimit are not brought back: open files",)
+    assert (await sandbox.run("exit 3")).notes == ()
 
 
 async def test_a_result_says_everything(sandbox: Sandbox) -> None:

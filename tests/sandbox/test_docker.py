@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gofer_sandbox import (
+    Bubblewrap,
     IsolationUnavailable,
     Level,
     Limits,
@@ -21,6 +22,7 @@ from gofer_sandbox import (
     Sandbox,
     SandboxGone,
     StartFailed,
+    Unconfined,
     processes,
     records,
 )
@@ -244,6 +246,14 @@ async def test_the_level_says_what_the_engine_can_limit(engine: FakeEngine, plac
     report = await provider(engine, place).probe()
     assert report.level is Level.ISOLATED
     assert "limit of memory" in report.words
+
+
+async def test_the_level_says_that_reports_can_be_forged(engine: FakeEngine, place: Path) -> None:
+    """An engine passes no socket on which the kernel would say who speaks."""
+    forgeable = "what is left running can forge a later command's exit code"
+    assert forgeable in (await provider(engine, place).probe()).summary
+    assert forgeable in (await Unconfined().probe()).summary
+    assert forgeable not in (await Bubblewrap(base=place).probe()).summary
 
 
 async def test_a_runtime_is_passed_on(engine: FakeEngine, place: Path) -> None:

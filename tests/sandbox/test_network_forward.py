@@ -307,7 +307,7 @@ async def test_the_credential_goes_out_and_never_comes_back(site: Site, server: 
     assert seen["authorization"] == f"Bearer {SECRET}"
     assert (seen["x-kept"], "cookie" in seen, "x-http-method-override" in seen) == ("yes", False, False)
     assert SECRET not in said
-    assert said.lower().count("*" * len(f"Bearer {SECRET}")) == 2
+    assert said.count("*" * len(SECRET)) == 2
     assert "set-cookie" not in said.lower()
 
 

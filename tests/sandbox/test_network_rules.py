@@ -11,7 +11,7 @@ import socket
 import urllib.parse
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gofer_sandbox.errors import InvalidInput
@@ -206,6 +206,7 @@ def test_a_secret_is_masked_however_the_stream_is_cut(pieces: list[bytes], cuts:
     before=st.binary(max_size=4),
     after=st.binary(max_size=4),
 )
+@settings(deadline=None)
 def test_a_secret_is_masked_in_every_form_an_upstream_would_write_it_in(
     secret: str, before: bytes, after: bytes
 ) -> None:

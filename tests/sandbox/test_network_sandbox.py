@@ -149,7 +149,7 @@ async def test_a_grant_may_be_for_what_the_shell_starts_from_then_on(server: Ups
     upstream = f"http://git.test:{server.port}"
     lent: list[str] = []
 
-    async def lend() -> Credential:
+    async def lend(refused: Credential | None) -> Credential:
         if len(lent) == 2:
             raise Unanswered("nobody is there")
         lent.append(PASSWORD)

@@ -17,7 +17,7 @@ from sqlalchemy import func, select
 
 from e2e.process import become, forks
 from gofer.assembly import open_platform
-from gofer.connecting import add_connection, set_up_connection
+from gofer.connecting import add_connection, change_settings, set_up_connection
 from gofer.health import health_of
 from gofer.people import let_in, new_code
 from gofer.platform import Platform
@@ -60,6 +60,19 @@ class House:
         """An owner with a chat the bot has seen."""
         person = self.telegram.world.add_person(name)
         return person, await self.let_in(person)
+
+    async def change(self, **settings: Any) -> None:
+        """Change settings of the connection."""
+        connected = await self.platform.accounts.get(self.connection_id)
+        verb = partial(
+            change_settings,
+            connection_id=self.connection_id,
+            integration=connected.integration,
+            settings={**connected.account.settings, **settings},
+            by="test",
+        )
+        await self.platform.database.write(verb)
+        self.platform.accounts.forget()
 
     async def code(self, role: Any = "owner") -> str:
         verb = partial(new_code, workspace_id=FIRST_WORKSPACE, connection_id=self.connection_id, role=role)

@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gofer.assembly import open_platform
+from gofer.connecting import invite
 from gofer.errors import Conflict
 from gofer.health import disconnect, health_of, set_up, watch
 from gofer.people import new_code
@@ -25,8 +26,11 @@ from gofer.web.app import public_app
 from gofer.web.server import listening as serving
 from gofer_telegram import connecting
 from gofer_telegram.client import CONFLICT
+from gofer_telegram.settings import Settings as TelegramSettings
 from gofer_telegram.updates import WANTED
 from telegram.house import House, open_house
+from telegram.proxies import LOGIN, HttpProxy, SocksProxy
+from telegram.proxies import serving as proxying
 from web_house import Browser, csrf_in
 
 
@@ -211,3 +215,106 @@ async def test_three_codes_may_be_open_and_have_no_look_alikes(house: House) -> 
     verb = partial(new_code, workspace_id=FIRST_WORKSPACE, connection_id=house.connection_id, role="owner")
     with pytest.raises(Conflict, match="3 codes are open"):
         await house.platform.database.write(verb)
+
+
+async def test_what_a_bot_can_do_without_never_fails_its_set_up(telegram: Telegram, tmp_path: Path) -> None:
+    async with open_house(telegram, tmp_path / "data", webhook=True) as house:
+        telegram.updates.set_webhook("")
+        telegram.fail("setMyCommands", status=404, description="Not Found", times=2)
+        health = await set_up(house.platform, house.connection_id)
+        assert health.ok
+        assert "setMyCommands" in health.line, "what failed is named"
+        assert "refuses the bot token" not in health.line
+        assert telegram.updates.webhook is not None
+        connected = await house.platform.accounts.get(house.connection_id)
+        assert connected.account.settings["username"] == telegram.bot.username
+
+
+async def test_a_set_up_waits_when_telegram_says_for_how_long(telegram: Telegram, tmp_path: Path) -> None:
+    async with open_house(telegram, tmp_path / "data", webhook=True) as house:
+        for method in ("getMe", "setWebhook", "setMyCommands"):
+            telegram.fail(method, status=429, retry_after=1)
+        health = await set_up(house.platform, house.connection_id)
+        assert health.ok
+        assert "menu" not in health.line
+        assert not any(fault.times for fault in telegram.faults)
+
+
+async def test_a_webhook_that_is_refused_is_said_and_the_name_is_learnt(
+    telegram: Telegram, tmp_path: Path
+) -> None:
+    async with open_house(telegram, tmp_path / "data", webhook=True) as house:
+        await house.change(username="")
+        telegram.fail(
+            "setWebhook", status=400, description="Bad Request: bad webhook: IP address 10.0.0.1 is reserved"
+        )
+        health = await set_up(house.platform, house.connection_id)
+        assert not health.ok
+        assert "setWebhook: Bad Request: bad webhook" in health.line
+        connected = await house.platform.accounts.get(house.connection_id)
+        assert connected.account.settings["username"] == telegram.bot.username
+
+
+async def test_nobody_is_sent_to_a_bot_without_a_name(house: House) -> None:
+    await house.change(username="")
+    words = await invite(house.platform.database, house.platform.accounts, house.connection_id)
+    assert "t.me/?" not in words
+    assert "@." not in words
+    assert "/start " in words
+
+
+async def test_a_server_without_such_a_bot_is_not_called_a_refused_token(house: House) -> None:
+    await house.change(api_url=f"{house.telegram.url}/nothing-here")
+    told = await health_of(house.platform, house.connection_id)
+    assert not told.ok
+    assert "api_url" in told.line
+
+
+async def test_a_server_that_answers_polls_at_once_is_asked_less_and_less_often(house: House) -> None:
+    telegram = house.telegram
+    ann, chat = await house.owner()
+    telegram.updates.impatient = True
+    telegram.updates.interrupt()
+    telegram.phones.say(ann, chat, "hello")
+    await house.answers(chat, 1)
+    before = len(telegram.calls("getUpdates"))
+    await telegram.until(lambda: len(telegram.calls("getUpdates")) >= before + 6)
+    at = [call.at for call in telegram.calls("getUpdates")[-6:]]
+    assert at[-1] - at[-2] > 3 * (at[1] - at[0])
+    telegram.phones.say(ann, chat, "and again")
+    assert len(await house.answers(chat, 2)) == 2, "and what comes is still taken"
+
+
+@pytest.mark.parametrize(("scheme", "kind"), [("http", HttpProxy), ("socks5", SocksProxy)])
+async def test_a_bot_is_reached_through_the_proxy_of_its_connection(
+    telegram: Telegram, tmp_path: Path, scheme: str, kind: type[HttpProxy] | type[SocksProxy]
+) -> None:
+    proxy = kind()
+    async with open_house(telegram, tmp_path / "data") as house, proxying(proxy) as port:
+        store = partial(put_secret, vault=house.platform.vault, workspace_id=FIRST_WORKSPACE)
+        await house.platform.database.write(
+            partial(store, owner=house.connection_id, name="proxy_login", value=Secret(LOGIN))
+        )
+        await house.change(proxy=f"{scheme}://127.0.0.1:{port}")
+        telegram.updates.interrupt()
+        before = len(telegram.world.calls)
+        ann, chat = await house.owner()
+        telegram.phones.send_document(ann, chat, "notes.txt", b"words")
+        await house.answers(chat, 1)
+        assert (await health_of(house.platform, house.connection_id)).ok
+        if scheme == "http":  # which passes each request on by itself
+            assert len(proxy.asked) >= len({call.method for call in telegram.world.calls[before:]})
+        assert set(proxy.asked) == {telegram.url.removeprefix("http://")}
+
+
+def test_a_proxy_has_an_address_and_no_password_in_it() -> None:
+    for wrong in ("ftp://a:1", "127.0.0.1:1080", "http://ann:pw@127.0.0.1:3128", "socks5://a:1/path"):
+        with pytest.raises(ValueError, match="proxy"):
+            TelegramSettings(proxy=wrong)
+
+
+@pytest.mark.parametrize("name", ["api_url", "transcribe_url", "proxy"])
+@pytest.mark.parametrize("wrong", ["http://[::1", "http://a:port", "http://a:99999"])
+def test_an_address_that_nothing_can_be_asked_at_is_refused_when_it_is_set(name: str, wrong: str) -> None:
+    with pytest.raises(ValueError, match="must be a URL"):
+        TelegramSettings.model_validate({name: wrong})

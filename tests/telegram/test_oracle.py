@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from telegram.house import House
 
 HERE = Path(__file__).parent
 WANTED = HERE / "oracle-requirements.txt"
+ATTACHED = re.compile(r"answer|file\d")
 NOT_REAL = {"unknown_kind"}
 
 
@@ -74,7 +76,7 @@ async def test_aiogram_agrees_with_our_updates_requests_and_answers(house: House
     ]
     for call in house.telegram.world.calls:
         # A file attached under a name of its own is no parameter of the method.
-        own = {name: value for name, value in call.parameters.items() if name != "answer"}
+        own = {name: value for name, value in call.parameters.items() if not ATTACHED.fullmatch(name)}
         request = {name: "x" if str(value).startswith("<") else value for name, value in own.items()}
         asked.append({"what": "request", "name": call.method, "value": request})
         if call.status == 200:
@@ -82,7 +84,8 @@ async def test_aiogram_agrees_with_our_updates_requests_and_answers(house: House
     assert {call.method for call in house.telegram.world.calls} >= {
         "getMe", "getUpdates", "getWebhookInfo", "setWebhook", "deleteWebhook", "setMyCommands", "sendMessage",
         "editMessageText", "editMessageMedia", "setMessageReaction", "sendChatAction", "getFile", "deleteMessage",
-        "answerCallbackQuery", "editMessageReplyMarkup", "sendDocument",
+        "answerCallbackQuery", "sendDocument", "sendPhoto", "sendVoice", "sendAnimation", "sendVideo", "sendAudio",
+        "sendMediaGroup",        "sendMessageDraft",
     }  # fmt: skip
     try:
         await made
@@ -96,7 +99,8 @@ async def test_aiogram_agrees_with_our_updates_requests_and_answers(house: House
 async def use_everything(house: House) -> None:
     """Have every method called that the integration calls."""
     from gofer.integration import Outgoing, Progress
-    from gofer_telegram.files import send_file
+    from gofer.rehearsal.telegram.people import PNG
+    from gofer_telegram.files import send_files
 
     telegram = house.telegram
     ann, chat = await house.owner()
@@ -110,7 +114,7 @@ async def use_everything(house: House) -> None:
         await telegram.until(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m])
     )[0]
     telegram.phones.press(ann, question, "Yes")
-    await telegram.until(lambda: telegram.calls("editMessageReplyMarkup"))
+    await telegram.until(lambda: "→" in str(question.get("text")))
     connected = await house.platform.accounts.get(house.connection_id)
     integration, account = connected.integration, connected.account
     shown = await integration.show_progress(str(chat.id), Progress(99, 2, "bash"), "", account)
@@ -118,7 +122,12 @@ async def use_everything(house: House) -> None:
     await integration.clear_progress(str(chat.id), shown, account)
     long = Outgoing("x", str(chat.id), "word " * 9000)
     await integration.complete(long, await integration.place(long, account), account)
-    await send_file(Client(account), str(chat.id), "a.txt", b"content", "a caption")
+    voice, gif, video = b"OggS" + bytes(24) + b"OpusHead", b"GIF89a..", bytes(4) + b"ftypisom"
+    for content in (b"content", PNG, voice, gif, video, b"ID3....."):
+        await send_files(Client(account), str(chat.id), [("a.bin", content)], "a caption")
+    await send_files(Client(account), str(chat.id), [("a.png", PNG), ("b.mp4", video)], "two")
+    words = Progress(3, 1, words="The **first** words")
+    await integration.show_progress(str(chat.id), words, "", account)
     await integration.health(account)
     await Client(account).call(
         "setWebhook", url="http://127.0.0.1:1/hooks/x", secret_token="abc", allowed_updates=["message"]

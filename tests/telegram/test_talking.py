@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
+from gofer.rehearsal.anthropic import Anthropic, say
+from gofer.rehearsal.loopback import serve as loopback
 from gofer.rehearsal.telegram import Telegram
 from gofer.store.tables import agents, conversations, deliveries, messages, participants
 from telegram.house import House, open_house
@@ -18,12 +20,13 @@ async def test_a_message_is_seen_typed_at_and_answered_once(
 ) -> None:
     async with open_house(telegram, tmp_path / "data", webhook=webhook) as house:
         ann, chat = await house.owner()
-        asked = telegram.phones.say(ann, chat, "hello")
+        telegram.phones.say(ann, chat, "hello")
         (answer,) = await house.answers(chat, 1)
         assert "offline" in answer
         await house.settled()
         assert telegram.said(chat) == [answer]
-        assert chat.reactions[asked["message_id"]] == ["👀"]
+        seen = [call.parameters["reaction"] for call in telegram.calls("setMessageReaction")]
+        assert seen[0] == [{"type": "emoji", "emoji": "👀"}]
         assert chat.actions
         assert chat.actions[0][1] == "typing"
         (sent,) = telegram.calls("sendMessage")
@@ -274,3 +277,68 @@ async def test_an_owner_chooses_agent_and_model_for_a_conversation_and_it_lasts(
     assert "cannot be had" in said[3]
     assert [name for name, _ in by_agent] == ["coder", "gofer"]
     assert "coder answers with offline/again" in shown
+
+
+async def test_a_reaction_is_kept_as_an_event_and_wants_no_answer(
+    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Anthropic([say("Here it is."), say("Glad you like it.")])
+    async with loopback(model.app) as url:
+        monkeypatch.setenv("GOFER_ANTHROPIC_KEY", model.key)
+        monkeypatch.setenv("GOFER_ANTHROPIC_BASE_URL", url)
+        async with open_house(telegram, tmp_path / "data") as house:
+            ann, chat = await house.owner()
+            telegram.phones.say(ann, chat, "hello")
+            await house.answers(chat, 1)
+            (answer,) = chat.by_bot(telegram.bot.id)
+            telegram.phones.react(ann, answer, "🔥")
+            telegram.phones.react(ann, answer)
+            await house.took_in(3)
+            await house.settled()
+            assert len(telegram.said(chat)) == 1
+            telegram.phones.say(ann, chat, "and?")
+            await house.answers(chat, 2)
+            heard = str(model.received[1]["messages"])
+            assert "[reacted with 🔥]" in heard
+            assert "[took back 👍]" in heard
+    assert model.refused == []
+
+
+async def test_an_owner_chooses_agent_and_model_by_a_button_and_nobody_else_does(
+    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents_dir = tmp_path / "data" / "agents"
+    agents_dir.mkdir(parents=True)
+    for name in ("gofer", "sailor"):
+        (agents_dir / f"{name}.toml").write_text(f'name = "{name}"\n')
+    group = telegram.world.add_group("Team")
+    async with open_house(telegram, tmp_path / "data", groups={str(group.id): {"everyone": True}}) as house:
+        ann, _ = await house.owner()
+        bob = telegram.world.add_person("Bob")
+        telegram.phones.say(ann, group, f"/agent@{telegram.bot.username}")
+        await house.answers(group, 1)
+        await house.settled()
+        (asked,) = group.by_bot(telegram.bot.id)
+        query = telegram.phones.press(bob, asked, "sailor")
+        await telegram.until(lambda: "Only an owner" in telegram.methods.answered.get(query, ""))
+        assert "reply_markup" in asked, "it is still there for an owner"
+        query = telegram.phones.press(ann, asked, "sailor")
+        await telegram.until(lambda: "sailor hears" in telegram.methods.answered.get(query, ""))
+        await telegram.until(lambda: asked["text"].endswith("→ From now on sailor hears this conversation."))
+        telegram.phones.say(ann, group, f"@{telegram.bot.username} hello")
+        assert "sailor" in (await house.answers(group, 2))[-1]
+        telegram.phones.say(ann, group, f"/model@{telegram.bot.username}")
+        await house.answers(group, 3)
+        await house.settled()
+        asked = group.by_bot(telegram.bot.id)[-1]
+        query = telegram.phones.press(ann, asked, "default")
+        await telegram.until(lambda: "own model answers here" in telegram.methods.answered.get(query, ""))
+        monkeypatch.setenv("GOFER_ANTHROPIC_KEY", "a-key-that-is-never-used")
+    async with open_house(telegram, tmp_path / "data") as house:
+        telegram.phones.say(ann, group, f"/model@{telegram.bot.username}")
+        await house.answers(group, 4)
+        await house.settled()
+        rows = group.by_bot(telegram.bot.id)[-1]["reply_markup"]["inline_keyboard"]
+        offered = [button["text"] for row in rows for button in row]
+        assert any(name.startswith("anthropic/") for name in offered), "what there is a key for"
+        assert not any(name.startswith("openai/") for name in offered)

@@ -9,11 +9,12 @@ import time
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gofer.rehearsal.telegram.rules import checked_text
-from gofer_telegram.text import LIMIT, MOST_PARTS, Rendered, caption, opening, render, split, units
+from gofer_telegram.rendering import units
+from gofer_telegram.text import LIMIT, MAX_PARTS, Rendered, caption, opening, render, split
 
 FENCE = "```python\n" + "\n".join(f"print({number})  # 🎉" for number in range(400)) + "\n```"
 PARAGRAPHS = "\n\n".join(
@@ -75,12 +76,29 @@ def test_whatever_is_rendered_telegram_takes(markdown: str) -> None:
     assert opening(rendered.text) != rendered.text
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=500) | st.lists(st.text("ab é", max_size=9), max_size=90).map(" ".join))
+@example("Yes")
+@example("Yes.")
+@example("No, never")
+@example("これは長い答えですが空白はひとつもありませんので半分だけが見えます")
+def test_an_opening_holds_at_most_half_of_the_words_and_is_never_the_answer(markdown: str) -> None:
+    whole = render(markdown).text
+    shown = opening(whole)
+    assert shown.endswith(" …")
+    own = shown.removesuffix(" …")
+    assert own == "One moment" or whole.startswith(own)
+    if own != "One moment":
+        assert len(own.split()) <= max(len(whole.split()) // 2, 1)
+        assert len(own) <= len(whole) / 2
+
+
 @pytest.mark.parametrize(
     "markdown", [FENCE, PARAGRAPHS, "word " * 3000, "🎉" * 5000, f"{PARAGRAPHS}\n\n{FENCE}"]
 )
 def test_long_answers_come_in_parts_that_are_whole(markdown: str) -> None:
     parts = split(markdown)
-    assert 1 < len(parts) <= MOST_PARTS
+    assert 1 < len(parts) <= MAX_PARTS
     for part in parts:
         rendered = render(part)
         assert units(rendered.text) <= LIMIT
@@ -98,7 +116,7 @@ def test_code_cut_in_two_stays_code_of_its_language() -> None:
 
 
 def test_a_very_long_answer_stays_whole_for_a_file() -> None:
-    text = PARAGRAPHS * 4
+    text = PARAGRAPHS * 8
     assert split(text) == [text]
     assert not render(text).fits
     for whole in (render(text).text, "🎉" * 9000, "a" + "👩‍🚀" * 9000, "🎉 " * 9000):
@@ -227,15 +245,16 @@ def test_a_long_table_has_its_head_in_every_part() -> None:
     assert sum(part.text.count("row") for part in parts) == 300
 
 
-def test_an_answer_with_more_marks_than_a_message_may_have_comes_in_parts() -> None:
-    words = [f"**word{number}**" for number in range(230)]
+@pytest.mark.parametrize("count", [230, 1100])
+def test_an_answer_with_more_marks_than_a_message_may_have_comes_in_parts(count: int) -> None:
+    words = [f"**word{number}**" for number in range(count)]
     parts = split(" and ".join(words))
     shown = [render(part) for part in parts]
     assert all(len(one.entities) <= 100 for one in shown)
-    assert sum(len(one.entities) for one in shown) == 230, "none is forgotten"
+    assert sum(len(one.entities) for one in shown) == count, "none is forgotten"
     assert (
         "".join(" ".join(one.text for one in shown).split())
-        == "".join(f"word{n}and" for n in range(230))[:-3]
+        == "".join(f"word{n}and" for n in range(count))[:-3]
     )
 
 
@@ -246,3 +265,10 @@ def test_code_without_a_fence_stays_code_behind_a_cut(margin: str) -> None:
     first, last = (render(part) for part in split(markdown))
     assert "x0" not in first.text
     assert (without_code(last), last.text[:6]) == ("", "x0 = 0")
+
+
+def test_what_has_more_entities_than_its_parts_may_have_becomes_a_file() -> None:
+    """A message would forget all but a hundred, and with them where links lead."""
+    markdown = "\n".join(f"> [w{number}](https://x.y/{number}) **b**" for number in range(590))
+    (part,) = split(markdown)
+    assert not render(part).fits

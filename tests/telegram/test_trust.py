@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, true
 
 from gofer.agent.ports import load_events
 from gofer.integration import Author, Incoming, Unread
+from gofer.rehearsal.anthropic import Anthropic, say
+from gofer.rehearsal.loopback import serve as loopback
 from gofer.rehearsal.telegram import Telegram
+from gofer.store import signed
 from gofer.store.clock import now
 from gofer.store.tables import conversations, jobs, questions
 from gofer_telegram.content import DOWNLOAD_LIMIT
@@ -109,7 +112,7 @@ async def test_everything_that_is_no_text_reaches_the_model_in_words(
         await house.settled()
         read = await read_by_runs(house)
     assert "inbox/1-1-voice.ogg" in read
-    assert "I cannot listen to voice.ogg yet: it is stored, not transcribed." in read
+    assert "voice.ogg cannot be listened to, for no transcription is set up" in read
     assert "The file film.mkv was not fetched: bots may fetch 20 MB at most." in read
     assert "The file gone.txt could not be fetched" in read
     for words in ("[location: 52.500000, 13.400000]", "[contact: Ben, +49123]", "[sticker: 👍]"):
@@ -187,9 +190,47 @@ async def test_a_button_that_is_too_old_or_foreign_does_nothing_and_says_so(hous
         "That was answered already, or it is too late.",
     ]
     await house.platform.database.write(
-        lambda connection: connection.execute(update(questions).values(expires_at=now() - 1))
+        lambda connection: signed.update(connection, questions, true(), {"expires_at": now() - 1})
     )
     late = telegram.phones.press_data(ann, asked, button)
     await telegram.until(lambda: late in telegram.methods.answered)
     assert telegram.methods.answered[late] == "That was answered already, or it is too late."
     assert await house.count(conversations) == 1
+
+
+async def test_a_group_has_people_a_prompt_and_an_agent_of_its_own(
+    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Anthropic([say("As the captain says."), say("As the other says."), say("As ever.")])
+    async with loopback(model.app) as url:
+        monkeypatch.setenv("GOFER_ANTHROPIC_KEY", model.key)
+        monkeypatch.setenv("GOFER_ANTHROPIC_BASE_URL", url)
+        agents_dir = tmp_path / "data" / "agents"
+        agents_dir.mkdir(parents=True)
+        for name in ("gofer", "sailor", "other"):
+            (agents_dir / f"{name}.toml").write_text(f'name = "{name}"\ninstructions = "I am {name}."\n')
+        bob = telegram.world.add_person("Bob")
+        eve = telegram.world.add_person("Eve")
+        group, elsewhere = telegram.world.add_group("Ship"), telegram.world.add_group("Shore")
+        own = {"people": [bob.id], "prompt": "Speak like a sailor.", "agent": "sailor"}
+        async with open_house(
+            telegram, tmp_path / "data", groups={str(group.id): own, str(elsewhere.id): {}}
+        ) as house:
+            name = f"@{telegram.bot.username}"
+            ann, hers = await house.owner()
+            telegram.phones.say(eve, group, f"{name} hello")
+            telegram.phones.say(bob, elsewhere, f"{name} hello")
+            telegram.phones.say(bob, group, f"{name} hello")
+            assert (await house.answers(group, 1))[0].endswith("As the captain says.")
+            assert "I am sailor." in str(model.received[0]["system"])
+            assert "Speak like a sailor." in str(model.received[0]["system"])
+            telegram.phones.say(ann, group, f"/agent@{telegram.bot.username} other")
+            await house.answers(group, 2)
+            telegram.phones.say(bob, group, f"{name} and now?")
+            assert (await house.answers(group, 3))[-1].endswith("As the other says.")
+            assert "I am other." in str(model.received[1]["system"]), "an owner's choice wins"
+            telegram.phones.say(ann, hers, "hello")
+            assert (await house.answers(hers, 1))[0].endswith("As ever.")
+            assert "sailor" not in str(model.received[2]["system"])
+            await house.settled()
+            assert telegram.said(elsewhere) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,11 +16,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from contract.case import Case
-from gofer.integration import Account, Request
+from gofer.integration import Account, Request, sign_body
 from gofer.rehearsal import loopback
 from gofer.vault.secret import Secret
 from gofer_webchat import integration
-from gofer_webchat.integration import SIGNATURE, sign
+from gofer_webchat.integration import SIGNATURE
 
 KEY = "a-signing-key-of-the-tests"
 
@@ -31,7 +32,7 @@ def account(url: str = "", http: httpx2.AsyncClient | None = None) -> Account:
 def posted(**values: Any) -> Request:
     member = {"id": "member_1", "name": "Ann", "role": "owner"}
     body = json.dumps({"id": "d1", "conversation": "c1", "member": member, **values}).encode()
-    headers = (("content-type", b"application/json"), (SIGNATURE, sign(body, account()).encode()))
+    headers = (("content-type", b"application/json"), (SIGNATURE, sign_body(body, KEY, time.time()).encode()))
     return Request(body, headers)
 
 

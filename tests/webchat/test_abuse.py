@@ -160,7 +160,7 @@ def test_who_does_not_read_is_cut_off_and_others_do_not_wait(
 ) -> None:
     monkeypatch.setattr(chat_socket, "PATIENCE", 0.3)
     monkeypatch.setattr(streaming, "SEND_WITHIN", 0.3)
-    monkeypatch.setattr(server, "READ_WITHIN", 0.3)
+    monkeypatch.setattr(server, "READ_TIMEOUT", 0.3)
     # More than the kernel holds for a reader that does not read.
     monkeypatch.setattr(here, "MOST_OUTPUT", 10_000_000)
     monkeypatch.setattr(output, "MUCH", 10_000_000)

@@ -35,7 +35,7 @@ WORDS = " ".join(["One word after the other, all of them from afar."] * 12)
 
 def script(request: Mapping[str, Any]) -> Reply:
     """A command that runs until it is stopped, or words that come one by one."""
-    if "wait" in str(request["messages"][-1]):
+    if "Speak" not in str(request["messages"][-1]):
         return calls(call("bash", command="echo from afar, and more to come; sleep 600"))
     return slowly(WORDS)
 

@@ -7,9 +7,10 @@ import time
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 
 from gofer.connecting import add_connection
+from gofer.store import signed
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import (
     agents,
@@ -176,12 +177,35 @@ def test_an_agent_is_chosen_with_the_first_message_and_stays(house: House, visit
             path.unlink()
     assert count(house, participants, conversation_id=visit.room) == 1
     assert "with helper" in visit.shown()
+    assert "<strong>helper</strong>" in visit.shown(), "an answer names its agent where there are several"
     hearing = select(agents.c.name).join(routes, routes.c.agent_id == agents.c.id)
     for _ in range(100):  # without a file, the one that is built in hears everything again
         if house.read(lambda connection: connection.execute(hearing).scalars().all()) == ["gofer"]:
             return
         time.sleep(0.1)
     pytest.fail("an agent without a file still hears everything")
+
+
+def test_a_second_agent_leaves_the_chat_to_the_first_until_somebody_chooses(
+    house: House, visit: Visit
+) -> None:
+    api = house.api(house.token(house.owner()))
+    made = api.put("/agents/scribe", json={"toml": '[[routes]]\nconnection = "hello"\n'})
+    assert made.status_code == 200, made.text
+    try:
+        with visit.line() as line:
+            line.say("$ echo one")
+            line.answers()
+            assert count(house, jobs, conversation_id=visit.room, kind="answer") == 1
+            assert "<strong>gofer</strong>" in visit.shown()
+            line.say("/agent scribe")
+            line.answers(2)
+            line.say("$ echo two")
+            line.answers(3)
+        assert "<strong>scribe</strong>" in visit.shown()
+        assert "with scribe" in visit.shown()
+    finally:
+        api.delete("/agents/scribe")
 
 
 def test_no_agent_is_made_up_from_the_address(visit: Visit) -> None:
@@ -317,8 +341,8 @@ def test_a_connection_for_a_page_of_ones_own_is_not_taken_for_the_chats(house: H
         secrets_given={},
         by="test",
     )
-    oldest = update(connections).where(connections.c.id == elsewhere).values(created_at=0)
-    house.write(lambda connection: connection.execute(oldest))
+    here = connections.c.id == elsewhere
+    house.write(lambda connection: signed.update(connection, connections, here, {"created_at": 0}))
     visit = owner.new_room()
     held = select(bindings.c.connection_id).where(bindings.c.conversation_id == visit.room)
     assert house.read(lambda connection: connection.execute(held).scalar()) != elsewhere

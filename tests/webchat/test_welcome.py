@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from gofer.agent.models.keys import ModelKeys, key_of
+from gofer.agent.models.keys import ModelKeys
 from gofer.rehearsal import loopback
 from gofer.rehearsal.anthropic import Anthropic, say
 from gofer.rehearsal.openai import OpenAI
@@ -105,6 +105,7 @@ def test_a_key_that_is_refused_is_not_kept_and_one_that_works_is_live(
     refused = do(owner, "/model", key="sk-ant-a-wrong-key-of-the-tests", test="1")
     assert refused.status_code == 422
     assert "Not kept" in refused.text
+    assert "Check the key" in refused.text
     assert keys(house) == {}
     assert do(owner, "/model", key="two words").status_code == 400
     untested = do(owner, "/model", key=KEY)
@@ -120,9 +121,23 @@ def test_a_key_that_is_refused_is_not_kept_and_one_that_works_is_live(
     )
     model = house.run(known.catalogue(FIRST_WORKSPACE)).resolve("auto")
     assert model.startswith("anthropic/")
-    for used, told in (("offline/offline", True), (model, False)):
-        platform.uses.add(FIRST_WORKSPACE, "", key_of(used))
+    for used, told in (("another_key", True), ("anthropic_key", False)):
+        platform.uses.add(FIRST_WORKSPACE, "", used)
         assert ("not yet" in row_of(owner, "anthropic_key")) is told
+
+
+def test_a_test_that_reaches_nobody_does_not_blame_the_key(
+    house: House, owner: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        house.platform,
+        "settings",
+        house.settings.model_copy(update={"anthropic_base_url": "http://127.0.0.1:9"}),
+    )
+    told = do(owner, "/model", key=KEY, test="1").text
+    assert "The connection failed" in told
+    assert "Check the key" not in told
+    assert "reaches the provider" in told
 
 
 def row_of(browser: Browser, name: str) -> str:
@@ -165,9 +180,11 @@ def test_only_an_owner_sets_it_up_and_only_from_the_page(house: House, owner: Br
     assert owner.post("/welcome/model", key=KEY).status_code == 403
     viewer = house.browser()
     viewer.follow(house.link(house.member("vera", "viewer", password="")))
-    page = viewer.get("/welcome").text
-    assert "Keep the key" not in page
-    assert do(viewer, "/model", key=KEY).status_code == 403
+    assert viewer.get("/welcome").headers["location"] == "/"
+    worker = house.browser()
+    worker.follow(house.link(house.member("olaf", "operator", password="")))
+    assert "Keep the key" not in worker.get("/welcome").text
+    assert do(worker, "/model", key=KEY).status_code == 403
     assert do(owner, "/telegram/webchat_none/test").status_code == 404
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from gofer.agent.conversation import Answer, Inbox, Questions, Said
-from gofer.agent.outcome import Asked
+from gofer.agent.outcome import Asked, Failed
 from gofer.agent.parts import Limits, Ran, Surroundings, Tools
 from gofer.agent.progress import call_sig, result_sig
 from gofer.agent.record import Recorder
@@ -17,6 +17,10 @@ from gofer.agent.transcript import OUTCOME_UNKNOWN
 from gofer.agent.untrusted import name, plain, quotes
 from gofer.tool import Question, Tier, ToolResult
 
+SERVICE_WAIT = "service.wait"
+"""The reason of a run that waits until a service lets a tool go on."""
+MAX_DELAYS = 10
+"""Delays of one call, after which the model is told instead."""
 WROTE_INSTEAD = "They did not answer the question itself, but wrote what follows."
 NOBODY_ANSWERED = "Nobody answered in time. Go on without, or end with what you have."
 
@@ -34,12 +38,14 @@ class Acting:
         self._questions = questions
         self.stopping = asyncio.Event()
 
-    async def act(self) -> Asked | None:
-        """Give every pending call its result; or say that one of them waits for a person."""
+    async def act(self) -> Asked | Failed | None:
+        """Give every pending call its result; or say that one of them waits for a person or a service."""
         for group in self._groups(self._record.state.pending):
-            asked = [one for one in await asyncio.gather(*map(self._one, group)) if one is not None]
-            if asked:
-                return asked[0]
+            waiting = [one for one in await asyncio.gather(*map(self._one, group)) if one is not None]
+            if waiting:
+                # Who asked a person may be answered at any time; a service says when.
+                asked = [one for one in waiting if isinstance(one, Asked)]
+                return asked[0] if asked else waiting[-1]
         return None
 
     def _groups(self, calls: list[Call]) -> Iterator[list[Call]]:
@@ -48,7 +54,7 @@ class Acting:
             together = list(group)
             yield from [together] if parallel else [[call] for call in together]
 
-    async def _one(self, call: Call) -> Asked | None:
+    async def _one(self, call: Call) -> Asked | Failed | None:
         if call.asked is not None:
             return await self._answer(call)
         refusal = self._tools.refusal(call, narrowed=self._record.state.narrowed)
@@ -60,13 +66,15 @@ class Acting:
             return await self._run(call)
         return None
 
-    async def _run(self, call: Call) -> Asked | None:
+    async def _run(self, call: Call) -> Asked | Failed | None:
         parent = self._record.state.rounds[-1].event_id
         if not call.started:
             started = {"call_id": call.id, "name": call.name, "tier": self._tools.tier(call)}
             await self._record("tool.started", started, parent)
         begin = time.monotonic()
         ran = await self._tools.run(call, self._surroundings())
+        if ran.retry_after is not None and call.delays < MAX_DELAYS:
+            return await self._delayed(call, ran.result.content, ran.retry_after)
         question = ran.result.question
         if question is None:
             await self._finish(call, ran, int((time.monotonic() - begin) * 1000))
@@ -74,6 +82,11 @@ class Acting:
         data = {"call_id": call.id, "text": question.text, "choices": list(question.choices)}
         await self._record("run.asked", {**data, "expires_after": question.expires_after}, parent)
         return self._asked(call)
+
+    async def _delayed(self, call: Call, detail: str, after: float) -> Failed:
+        data = {"call_id": call.id, "name": call.name[:200], "after": after, "detail": detail}
+        await self._record("tool.delayed", data, self._record.state.rounds[-1].event_id)
+        return Failed(SERVICE_WAIT, detail, self._record.state.included_to, after, waiting=True)
 
     def _surroundings(self) -> Surroundings:
         state = self._record.state
@@ -93,8 +106,9 @@ class Acting:
     def _asked(self, call: Call, seen: Sequence[Said] = ()) -> Asked:
         assert call.asked is not None
         question = Question(call.asked["text"], tuple(call.asked["choices"]), call.asked["expires_after"])
-        included_to = self._record.state.included_to
-        return Asked(call.id, question, included_to, seen[-1].seq if seen else included_to)
+        state = self._record.state
+        seen_to = seen[-1].seq if seen else state.included_to
+        return Asked(call.id, question, state.included_to, seen_to, state.narrowed)
 
     async def _answer(self, call: Call) -> Asked | None:
         state = self._record.state

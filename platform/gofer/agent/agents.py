@@ -13,16 +13,18 @@ import os
 import re
 import tempfile
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import structlog
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gofer.agent.context.compressor import ContextSettings
 from gofer.agent.limits import LimitSettings
+from gofer.agent.models.providers import BUILT_IN, provider_names
+from gofer.agent.models.providers import FILE as PROVIDERS_FILE
 from gofer.agent.tools.known import known_tools
 from gofer.errors import ConfigError, Conflict, NotFound
 from gofer.misfits import first_misfit
@@ -33,8 +35,6 @@ log = structlog.get_logger()
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 MODEL = re.compile(r"[a-z0-9_-]+/\S+")
 DEFAULT_MODEL = "auto"
-PROVIDERS = ("anthropic", "openai", "offline")
-"""Those that `ModelKeys` can give a key or an address to, and the one that needs neither."""
 
 
 class RouteSettings(BaseModel):
@@ -46,6 +46,8 @@ class RouteSettings(BaseModel):
     event: str = "*"
     trigger: str = "any"
     priority: int = 0
+    also: bool = False
+    """Answer beside the agent that answers anyway; without it, one agent answers a message."""
 
 
 class FetchSettings(BaseModel):
@@ -65,6 +67,14 @@ def _model_or(default: str) -> Callable[[str], str]:
     return check
 
 
+Effort = Literal["off", "low", "medium", "high", "max"]
+
+
+def _effort(value: object) -> object:
+    """Once it was only on or off; on is what providers call high."""
+    return {True: "high", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
 class AgentSpec(BaseModel):
     """One agent. Every field can be set in its file."""
 
@@ -75,7 +85,8 @@ class AgentSpec(BaseModel):
     """provider/model; auto takes the best that a key is there for, else the offline model."""
     fallback: Annotated[str, AfterValidator(_model_or(""))] = ""
     """A second model, for when the first cannot be had."""
-    thinking: bool = False
+    thinking: Annotated[Effort, BeforeValidator(_effort)] = "off"
+    """How hard the model thinks before it answers, where it can: off, low, medium, high or max."""
     instructions: str = ""
     tools: tuple[str, ...] = ("*",)
     max_running: int | None = Field(default=None, ge=1)
@@ -83,7 +94,19 @@ class AgentSpec(BaseModel):
     limits: LimitSettings = LimitSettings()
     context: ContextSettings = ContextSettings()
     fetch: FetchSettings = FetchSettings()
-    routes: tuple[RouteSettings, ...] = (RouteSettings(),)
+    default: bool | None = None
+    """Whether it answers what no agent's route fits. Without a word in any file, the built-in agent does."""
+    routes: tuple[RouteSettings, ...] = ()
+    """What wakes it. Without one it answers where it is named or chosen, and as the default agent."""
+
+    @property
+    def effort(self) -> str:
+        """The level of thinking, empty for none."""
+        return "" if self.thinking == "off" else self.thinking
+
+
+BUILT_IN_AGENT = AgentSpec(name=FIRST_AGENT)
+"""The agent of a fresh install."""
 
 
 class AgentFileError(ConfigError):
@@ -96,8 +119,8 @@ class AgentFileError(ConfigError):
         self.message = message
 
 
-def load_agent(path: Path) -> AgentSpec:
-    """Read one agent; raises AgentFileError."""
+def load_agent(path: Path, providers: Sequence[str] = BUILT_IN) -> AgentSpec:
+    """Read one agent, whose model is of one of these providers; raises AgentFileError."""
     text = _text(path, path)
     try:
         data = tomllib.loads(text)
@@ -117,11 +140,19 @@ def load_agent(path: Path) -> AgentSpec:
     except ValidationError as error:
         first = first_misfit(error)
         raise AgentFileError(path, _line_of(text, first.place), str(first)) from error
-    _check_names(path, text, spec)
+    _check_names(path, text, spec, providers)
     return spec
 
 
-def _check_names(path: Path, text: str, spec: AgentSpec) -> None:
+def _providers(directory: Path) -> Sequence[str]:
+    """What agents in this directory may name; a file of providers that makes no sense is told of elsewhere."""
+    try:
+        return provider_names(directory.parent / PROVIDERS_FILE)
+    except ConfigError:
+        return ()
+
+
+def _check_names(path: Path, text: str, spec: AgentSpec, providers: Sequence[str]) -> None:
     """What a file names must be there. Checked here alone: a kept version stays good when a plugin goes."""
     if spec.name != path.stem:
         # It would be looked for in a file of that name, and without one have every tool there is.
@@ -129,8 +160,8 @@ def _check_names(path: Path, text: str, spec: AgentSpec) -> None:
         raise AgentFileError(path, _line_of(text, ("name",)), message)
     for key in ("model", "fallback"):
         provider = getattr(spec, key).partition("/")[0]
-        if provider not in ("", DEFAULT_MODEL, *PROVIDERS):
-            there = ", ".join(PROVIDERS)
+        if providers and provider not in ("", DEFAULT_MODEL, *providers):
+            there = ", ".join(providers)
             message = f"{key}: there is no provider {provider!r} (there are: {there})"
             raise AgentFileError(path, _line_of(text, (key,)), message)
     for tool in spec.tools:
@@ -216,12 +247,13 @@ class Agents:
         path = self.directory / f"{name}.toml"
         if not NAME.fullmatch(name) or not os.path.lexists(path):
             raise NotFound(f"There is no agent called {name[:40]!r} in {self.directory}.")
-        stamp = (*_stamp(path), *_stamp(path.with_suffix(".md")))
+        providers = self.directory.parent / PROVIDERS_FILE
+        stamp = (*_stamp(path), *_stamp(path.with_suffix(".md")), *_stamp(providers))
         known = self._known.get(name)
         if known is not None and known[0] == stamp:
             return known[1]
         try:
-            spec = load_agent(path)
+            spec = load_agent(path, _providers(self.directory))
         except AgentFileError as error:
             self.problems[name] = error
             before = _kept(path) or (known[1] if known is not None else None)
@@ -246,13 +278,25 @@ class Agents:
 
 
 def in_force(looked: Mapping[str, tuple[AgentSpec | None, str]]) -> list[AgentSpec]:
-    """The agents that hear what comes in: those of the files, or the built-in one while no file makes any."""
-    return [spec for spec, _ in looked.values() if spec is not None] or [AgentSpec(name=FIRST_AGENT)]
+    """The agents that can answer: those of the files, and the built-in one, which needs none."""
+    found = {spec.name: spec for spec, _ in looked.values() if spec is not None}
+    return [*found.values(), *([] if FIRST_AGENT in found else [BUILT_IN_AGENT])]
 
 
-def choosable(agents: Agents) -> set[str]:
-    """Those a person may have answer: what files make, and the built-in one, which needs none."""
-    return {FIRST_AGENT, *(spec.name for spec in in_force(agents.look()))}
+def default_agent(specs: Sequence[AgentSpec]) -> str | None:
+    """The agent that answers what no route fits: the one whose file says so, else the built-in one unless its file
+    says no."""
+    named = sorted(spec.name for spec in specs if spec.default)
+    if named:
+        return named[0]
+    return next((spec.name for spec in specs if spec.name == FIRST_AGENT and spec.default is not False), None)
+
+
+def choosable(agents: Agents) -> list[str]:
+    """Those a person may have answer, by name, the default agent first."""
+    specs = in_force(agents.look())
+    default = default_agent(specs)
+    return sorted((spec.name for spec in specs), key=lambda name: (name != default, name))
 
 
 def _said(problem: AgentFileError, spec: AgentSpec | None) -> str:
@@ -333,7 +377,7 @@ def put_agent(directory: Path, name: str, toml: str, instructions: str | None = 
         trial.write_text(toml, "utf-8")
         if instructions is not None:
             trial.with_suffix(".md").write_text(instructions, "utf-8")
-        spec = load_agent(trial)
+        spec = load_agent(trial, _providers(directory))
         if instructions is not None:
             trial.with_suffix(".md").replace(directory / f"{name}.md")
         trial.replace(directory / f"{name}.toml")

@@ -13,13 +13,14 @@ import structlog
 from sqlalchemy import Connection, bindparam, select
 
 from gofer.accounts import Accounts, Connected
-from gofer.agent.agents import Agents, AgentSpec
+from gofer.agent.acting import SERVICE_WAIT
+from gofer.agent.agents import Agents, AgentSpec, in_force
 from gofer.agent.build import Ports, build
 from gofer.agent.conversation import Covers
 from gofer.agent.equipping import Equipping
 from gofer.agent.lending import Lending
 from gofer.agent.limits import LimitSettings
-from gofer.agent.models.keys import ModelKeys, key_of
+from gofer.agent.models.keys import ModelKeys
 from gofer.agent.outcome import Answered, Asked, Failed, Stopped
 from gofer.agent.outcome import Outcome as End
 from gofer.agent.ports import FilesIn, StoreBlobs, StoreHistory, StoreInbox, StoreJournal, StoreQuestions
@@ -38,8 +39,9 @@ from gofer.jobs.outcome import OUTAGE, Cancel, Dead, Done, Draft, Outcome, Retry
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.people import elsewhere
+from gofer.sanitize import defuse
 from gofer.settings import Settings
-from gofer.store import tables
+from gofer.store import signed, tables
 from gofer.store.database import Database
 from gofer.store.open import FIRST_AGENT
 from gofer.store.tables import SCHEDULE, Trust, bindings, messages
@@ -50,8 +52,9 @@ from gofer.vault.uses import Uses
 
 log = structlog.get_logger()
 
+CANCELLED = "cancelled"
 SAYINGS = {
-    "cancelled": "Stopped, as asked.",
+    CANCELLED: "Stopped, as asked.",
     "worker.lost": "I had to give this up: the process working on it stopped each time. Send it again to retry.",
     OUTAGE: "I had to give this up: the database failed me again and again. Send it again to retry.",
     "internal": "Something went wrong on my side and trying again did not help. The operator can see the details.",
@@ -60,7 +63,8 @@ GIVEN_UP = "I had to give this up ({reason})."
 NOT_SET_UP = (
     "I cannot work on this: I am not set up right. Please ask whoever runs Gofer to run `gofer doctor`."
 )
-DELAYED = "The model's provider makes us wait until {until}. Your message is kept, and I go on by myself."
+DELAYED = "{who} makes us wait until {until}. Your message is kept, and I go on by myself."
+PROVIDER, SERVICE = "The model's provider", "A service that I use"
 NEARLY_USED = {
     "day": "My budget for today is nearly used up: ${spent:.2f} of ${cap:.2f}.",
     "background": "My budget for today for work that nobody waits for is nearly used up: ${spent:.2f} of ${cap:.2f}.",
@@ -69,13 +73,25 @@ NEARLY_USED = {
 WAIT_FOR_PROVIDER = 30.0
 
 
-_NAME = select(
-    tables.agents.c.name,
+_AGENT = select(
+    *tables.agents.c,
     select(tables.conversations.c.model)
     .where(tables.conversations.c.id == bindparam("conversation"))
     .scalar_subquery()
-    .label("model"),
+    .label("chosen"),
 ).where(tables.agents.c.id == bindparam("agent"))
+
+
+def _name_and_model(connection: Connection, asked: dict[str, Any]) -> tuple[str, str]:
+    """An agent's name and the model chosen for a conversation; raises ConfigError for a row that is refused."""
+    row = connection.execute(_AGENT, asked).first()
+    if row is None:
+        return "None", ""
+    try:
+        signed.require(connection, tables.agents, row)
+    except signed.RowRefused as error:
+        raise ConfigError(str(error)) from error
+    return str(row.name), row.chosen or ""
 
 
 class Answerer:
@@ -146,15 +162,18 @@ class Answerer:
 
     async def _run(self, run: Run, asker: Read) -> Outcome:
         claim = run.claim
-        spec = await self._limited(await self._spec(claim), asker)
+        spec = await self._in_place(await self._spec(claim), asker)
         catalogue = await self._keys.catalogue(claim.workspace_id)
-        model = catalogue.model(spec.model, fallback=spec.fallback, thinking=spec.thinking)
-        self._uses.add(claim.workspace_id, "", key_of(catalogue.resolve(spec.model)))
+        model = await catalogue.ready(
+            spec.model, fallback=spec.fallback, effort=spec.effort, caller=str(claim.conversation_id)
+        )
+        if key_name := catalogue.key_name(spec.model):
+            self._uses.add(claim.workspace_id, "", key_name)
         async with self._lending.job() as job:
             tools, equipping = await self._tools(asker, job), await self._equipping(asker, job)
             async with self._shells.lend(claim, asker.trust, equipping) as shell:
                 ports = self._ports(run, shell)
-                prices = load_prices(self._settings.data_dir / "prices.toml")
+                prices = load_prices(self._settings.data_dir / "prices.toml", catalogue.prices())
                 loop = await build(spec, model, tools, prices, ports)
                 end = await loop.run()
         crash_point("run.answered")
@@ -165,9 +184,7 @@ class Answerer:
     async def _spec(self, claim: Claim) -> AgentSpec:
         """The agent as its file says now, the first one also as a fresh install has it; with the model chosen for this
         place. Raises ConfigError for one whose file is gone."""
-        asked = {"agent": claim.agent_id, "conversation": claim.conversation_id}
-        row = await self._database.read(lambda connection: connection.execute(_NAME, asked).first())
-        name, model = (str(row.name), row.model) if row is not None else ("None", "")
+        name, model = await self._database.read(partial(_name_and_model, asked=_asked_name(claim)))
         try:
             spec = self._agents.get(name)
         except NotFound as error:
@@ -176,13 +193,19 @@ class Answerer:
             spec = AgentSpec(name=name)
         return spec.model_copy(update={"model": model}) if model else spec
 
-    async def _limited(self, spec: AgentSpec, asker: Read) -> AgentSpec:
-        """The agent with what this kind of request may use."""
+    async def _in_place(self, spec: AgentSpec, asker: Read) -> AgentSpec:
+        """The agent with what the operator wants of it in this place, and with what this kind of request may use."""
         if asker.connection_id is None:
             return spec
         connected = await self._accounts.get(asker.connection_id)
         most = connected.integration.limits(connected.account, asker.message)
-        return spec.model_copy(update={"limits": spec.limits.narrowed(most)}) if most else spec
+        wanted = connected.integration.instructions(connected.account, asker.message)
+        changes: dict[str, Any] = {"limits": spec.limits.narrowed(most)} if most else {}
+        if wanted:
+            changes["instructions"] = "\n\n".join(
+                part for part in (spec.instructions.strip(), wanted) if part
+            )
+        return spec.model_copy(update=changes)
 
     async def _tools(self, asker: Read, job: Job) -> list[Tool[Any]]:
         tools = [*builtin_tools(), *self._plugins]
@@ -238,16 +261,19 @@ class Answerer:
 
     async def _outcome(self, claim: Claim, asker: Read, end: End, limits: LimitSettings) -> Outcome:
         cost = await self._cost(claim)
+        end = await asyncio.to_thread(_defused, end, asker)
         match end:
-            case Answered(text, included_to, warning):
+            case Answered(text, included_to, warning, _):
                 warnings = [warning, await self._nearly_used(claim, asker, limits) if cost else ""]
-                text = "\n\n".join([text, *(f"Note: {one}" for one in warnings if one)])
-                return Done(await self._drafts(claim, asker, text, "final"), included_to, cost)
-            case Asked(call_id, question, _, seen_to):
+                whole = "\n\n".join([text, *(f"Note: {one}" for one in warnings if one)])
+                drafts = await self._drafts(claim, asker, whole, "final", said=text)
+                return Done(drafts, included_to, cost)
+            case Asked(call_id, question, _, seen_to, _):
                 choices = "".join(f"\n- {choice}" for choice in question.choices)
                 drafts = await self._drafts(claim, asker, question.text + choices, "note")
-                # A schedule cannot be asked: whoever is known there may answer.
-                asked_of = "" if asker.message.event == SCHEDULE else asker.message.author.id
+                # Neither a schedule nor a program can be asked: whoever is known there may answer.
+                nobody = asker.message.event == SCHEDULE or asker.message.author.is_bot
+                asked_of = "" if nobody else asker.message.author.id
                 return Wait(
                     question.text,
                     call_id,
@@ -266,7 +292,7 @@ class Answerer:
                 return Dead("model.auth", await self._drafts(claim, asker, sentence), included_to, cost)
             case Failed(reason, _, _, retry_after, waiting) if waiting:
                 after = retry_after or WAIT_FOR_PROVIDER
-                return Snooze(after, reason, cost, await self._delayed(claim, asker, after))
+                return Snooze(after, reason, cost, await self._delayed(claim, asker, after, reason))
             case Failed(reason, sentence, included_to, retry_after):
                 return Retry(
                     reason, retry_after, await self._drafts(claim, asker, sentence), included_to, cost
@@ -276,10 +302,12 @@ class Answerer:
         # Stopped before its first turn it has read nothing; what was asked is dealt with all the same.
         dealt_with = max(end.included_to, asker.seq)
         if end.code == "user.stop":
-            return Cancel("cancelled", await self._drafts(claim, asker, end.text), dealt_with, cost)
+            drafts = await self._drafts(claim, asker, end.text, stopped_by=CANCELLED, said=_said(end))
+            return Cancel(CANCELLED, drafts, dealt_with, cost)
         if end.code in SPANNING and end.text == end.sentence:
             return Done(await self._ran_out(claim, asker, end.text, end.code), dealt_with, cost, end.code)
-        return Done(await self._drafts(claim, asker, end.text, "final"), dealt_with, cost, end.code)
+        drafts = await self._drafts(claim, asker, end.text, "final", end.code, _said(end))
+        return Done(drafts, dealt_with, cost, end.code)
 
     async def _nearly_used(self, claim: Claim, asker: Read, limits: LimitSettings) -> str:
         """A word on a budget that spans jobs and is nearly used up, to whoever brought it there."""
@@ -293,13 +321,14 @@ class Answerer:
         scope, spent, cap = found
         return NEARLY_USED[scope].format(spent=spent / MICROS, cap=cap / MICROS)
 
-    async def _delayed(self, claim: Claim, asker: Read, after: float) -> tuple[Draft, ...]:
+    async def _delayed(self, claim: Claim, asker: Read, after: float, reason: str) -> tuple[Draft, ...]:
         """A word to whoever waits, if they wait long enough to wonder; nobody waits for what a schedule says."""
         so_far = await self._database.read(partial(waited, job_id=claim.id))
         if so_far + after < NOTICED or asker.message.event == SCHEDULE:
             return ()
         until = clock_time(time.time() + after, self._settings.timezone, today=time.time())
-        return await self._drafts(claim, asker, DELAYED.format(until=until), "note")
+        who = SERVICE if reason == SERVICE_WAIT else PROVIDER
+        return await self._drafts(claim, asker, DELAYED.format(who=who, until=until), "note")
 
     async def _ran_out(self, claim: Claim, asker: Read, text: str, code: str) -> tuple[Draft, ...]:
         """Whoever asks is told that there is no money left; of what schedules want, once is enough until there is."""
@@ -308,30 +337,74 @@ class Answerer:
             partial(ran_out_before, claim=claim, code=code, timezone=zone)
         ):
             return ()
-        return await self._drafts(claim, asker, text, "final")
+        return await self._drafts(claim, asker, text, "final", code, said="")
 
     async def _cost(self, claim: Claim) -> float:
         return await self._database.read(partial(cost_of_job, job_id=claim.id))
 
     async def _drafts(
-        self, claim: Claim, asker: Read | None, text: str, kind: Any = "error"
+        self,
+        claim: Claim,
+        asker: Read | None,
+        text: str,
+        kind: Any = "error",
+        stopped_by: str = "",
+        said: str | None = None,
     ) -> tuple[Draft, ...]:
-        """A reply to whoever asked, in parts their service can take."""
+        """A reply to whoever asked, in parts their service can take. `said` is what of it the model said, where that is
+        not all: our own sentences are not kept as its words."""
+        said = None if said == text else said
         connection_id = asker.connection_id if asker is not None else claim.connection_id
         binding = await self._database.read(partial(binding_of, claim=claim, connection_id=connection_id))
         if binding is None or connection_id is None:
             return ()
         connected = await self._accounts.get(connection_id)
-        parts = tuple(await asyncio.to_thread(connected.integration.split, text))
+        signature = await self._signature(claim)
+        parts = tuple(await asyncio.to_thread(connected.integration.split, signature + text))
         if asker is None:
-            return (Draft(binding, parts, kind),)
-        return (Draft(binding, parts, kind, asker.message.external_id, asker.message.facts),)
+            return (Draft(binding, parts, kind, stopped_by=stopped_by, signature=signature, said=said),)
+        about = asker.message
+        return (Draft(binding, parts, kind, about.external_id, about.facts, stopped_by, signature, said),)
+
+    async def _signature(self, claim: Claim) -> str:
+        """A first line that names the agent, where there is more than one."""
+        if len(in_force(await asyncio.to_thread(self._agents.look))) < 2:
+            return ""
+        row = await self._database.read(
+            lambda connection: connection.execute(_AGENT, _asked_name(claim)).first()
+        )
+        return f"**{row.name}**\n\n" if row is not None else ""
+
+
+def _said(end: Stopped) -> str:
+    """What the model said before its run was ended; the sentence that says why is ours."""
+    return end.text.removesuffix(end.sentence).rstrip()
+
+
+def _asked_name(claim: Claim) -> dict[str, Any]:
+    return {"agent": claim.agent_id, "conversation": claim.conversation_id}
 
 
 def _asker(admitted: Sequence[Read]) -> Read | None:
     """The last message from somebody known that wants an answer."""
     known = (Trust.OWNER, Trust.MEMBER)
     return next((read for read in reversed(admitted) if read.message.addressed and read.trust in known), None)
+
+
+def _defused(end: End, asker: Read) -> End:
+    """What a run says that has read strangers' text: the same to read, and nothing that acts where it is sent."""
+    if isinstance(end, Failed) or not end.narrowed:
+        return end
+    if isinstance(end, Stopped) and end.text == end.sentence:
+        return end  # words of ours alone
+    message = asker.message
+    safe = partial(defuse, here=message.conversation, people=(message.author.name,))
+    if isinstance(end, Asked):
+        question = replace(
+            end.question, text=safe(end.question.text), choices=tuple(map(safe, end.question.choices))
+        )
+        return replace(end, question=question)
+    return replace(end, text=safe(end.text))
 
 
 def binding_of(connection: Connection, claim: Claim, connection_id: str | None) -> str | None:
@@ -356,7 +429,7 @@ def apology(connection: Connection, claim: Claim, reason: str) -> tuple[Draft, .
         messages.c.seq > claim.covers_from,
         messages.c.addressed,
         covered(claim),
-        messages.c.trust.in_(known if reason == "cancelled" else (*known, Trust.UNKNOWN)),
+        messages.c.trust.in_(known if reason == CANCELLED else (*known, Trust.UNKNOWN)),
     )
     asked = connection.execute(query.order_by(messages.c.seq.desc()).limit(1)).first()
     if asked is None:
@@ -365,4 +438,4 @@ def apology(connection: Connection, claim: Claim, reason: str) -> tuple[Draft, .
     if binding is None:
         return ()
     saying = SAYINGS.get(reason, GIVEN_UP.format(reason=reason))
-    return (Draft(binding, (saying,), kind="error", reply_to=asked.external_id),)
+    return (Draft(binding, (saying,), kind="error", reply_to=asked.external_id, stopped_by=reason),)

@@ -20,11 +20,14 @@ from gofer.agent.model import Model
 from gofer.agent.models.offline import Offline
 from gofer.agent.prices import Prices
 from gofer.agent.record import Listener
-from gofer.agent.tools.output import Masker, NoMask
+from gofer.agent.tools.output import MAX_CHARACTERS, Masker, NoMask
 from gofer.agent.tools.policy import Policy
 from gofer.agent.tools.registry import Registry
 from gofer.agent.tools.runner import ToolRunner
 from gofer.tool import Blobs, Shell, Tool
+
+LEAST_CHARACTERS = 2000
+"""Of a tool's output, however small the model's window is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +64,9 @@ async def build(
 ) -> Loop:
     """The loop of one job."""
     names = tuple({model.name, *getattr(model, "names", ())})
-    longest = max(LEAST_TOKENS, min(spec.limits.output_tokens, model.context_window // 4))
-    settings = spec.limits.model_copy(update={"output_tokens": longest})
-    limits = JobLimits(settings, prices, names, ports.ledger)
+    window = model.context_window
+    longest = min(spec.limits.output_tokens, model.features.output_tokens or window, window // 4)
+    settings = spec.limits.model_copy(update={"output_tokens": max(LEAST_TOKENS, longest)})
     policy = Policy(spec.tools, await waking_trust(ports))
     runner = ToolRunner(
         Registry(tools),
@@ -72,12 +75,19 @@ async def build(
         blobs=ports.blobs,
         mask=ports.mask,
         allowed_hosts=spec.fetch.hosts,
+        max_characters=max(LEAST_CHARACTERS, min(MAX_CHARACTERS, window // 2)),
+    )
+    assembler = PlainAssembler(
+        spec.name, spec.instructions, runner.offered(), ports.blobs, ports.covers.extra, model.features
+    )
+    limits = JobLimits(
+        settings, prices, names, ports.ledger, window=lambda: model.context_window, fixed=assembler.overhead()
     )
     summariser = None if isinstance(model, Offline) else ModelSummariser(model, limits)
     context = WholeContext(
         ConversationProvider(ports.history),
-        PlainCompressor(spec.context, model.context_window, summariser),
-        PlainAssembler(spec.name, spec.instructions, runner.offered(), ports.blobs, ports.covers.extra),
+        PlainCompressor(spec.context, lambda: model.context_window, summariser),
+        assembler,
     )
     return Loop(
         model=model,

@@ -17,11 +17,13 @@ def rank(trust: Trust) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An image that came with a message."""
+    """An image or a PDF that came with a message."""
 
     blob: str
     media_type: str
     name: str = ""
+    size: int = 0
+    """In bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Said:
     """A schedule said it: nobody waits for the answer."""
     identity: str = ""
     """Who it is at their service, whatever they call themselves."""
+    ours: str = ""
+    """Words of the platform's own that were sent with this agent's reply, which the model did not say."""
 
     @property
     def has_strangers_words(self) -> bool:
@@ -67,6 +71,8 @@ class Summary:
     """The last message it covers."""
     narrowed: bool = False
     """Strangers' words went into it."""
+    asked: tuple[str, ...] = ()
+    """What the run was asked to do, in the words of those who may ask: pinned, like the rules, while it lasts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,15 @@ def _rule(equipment: Equipment | None, one: EgressRule) -> Rule:
         paths=one.paths,
         methods=one.methods,
         credential=Credential.basic(user, password) if password and isinstance(password, str) else None,
-        git=None if one.git_push is None else GitAccess(push=one.git_push, objections=_objecting(one)),
+        git=None
+        if one.git_push is None
+        else GitAccess(
+            push=one.git_push,
+            objections=_objecting(one.git_objections, "whether it may be pushed to cannot be found out now"),
+            commit_objections=_objecting(
+                one.git_commit_objections, "whether it may be read cannot be found out now"
+            ),
+        ),
         allow_private=one.allow_private,
         lender=None if isinstance(password, str) else _lending(user, password),
         moved=_looking(one),
@@ -113,22 +121,35 @@ def _looking(one: EgressRule) -> Callable[[], Awaitable[Sequence[str]]] | None:
     return moved
 
 
-def _lending(user: str, ask: Callable[[], Awaitable[str]]) -> Callable[[], Awaitable[Credential]]:
-    async def lend() -> Credential:
+def _lending(
+    user: str, ask: Callable[[str], Awaitable[str]]
+) -> Callable[[Credential | None], Awaitable[Credential]]:
+    given: tuple[Credential | None, str] = (None, "")
+
+    async def lend(refused: Credential | None) -> Credential:
+        nonlocal given
+        # One that was given before the last is renewed already.
+        old = given[1] if refused is not None and refused is given[0] else ""
         with _as_silence("the credential cannot be had now"):
-            return Credential.basic(user, await ask())
+            password = await ask(old)
+        if password != given[1]:
+            given = (Credential.basic(user, password), password)
+        assert given[0] is not None
+        return given[0]
 
     return lend
 
 
-def _objecting(one: EgressRule) -> Callable[[Sequence[str]], Awaitable[Mapping[str, str]]] | None:
-    ask = one.git_objections
+Objections = Callable[[Sequence[str]], Awaitable[Mapping[str, str]]]
+
+
+def _objecting(ask: Objections | None, told: str) -> Objections | None:
     if ask is None:
         return None
 
-    async def objections(refs: Sequence[str]) -> Mapping[str, str]:
-        with _as_silence("whether it may be pushed to cannot be found out now"):
-            return await ask(refs)
+    async def objections(names: Sequence[str]) -> Mapping[str, str]:
+        with _as_silence(told):
+            return await ask(names)
 
     return objections
 

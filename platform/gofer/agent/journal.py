@@ -29,6 +29,7 @@ KINDS: Mapping[str, Kind] = {
         "A model call began: what is new to the model, up to which message, and what is reserved for it.",
         frozenset({"input", "asker"}),
     ),
+    "turn.slow": Kind("The model has not said a word yet; whoever waits is told that it takes long."),
     "turn.failed": Kind(
         "A model call, or a try at one, failed; what it cost is charged.", frozenset({"detail"})
     ),
@@ -38,11 +39,14 @@ KINDS: Mapping[str, Kind] = {
     "tool.started": Kind("A tool is about to run."),
     "tool.finished": Kind(
         "A tool has run, or was refused; one that was refused has no start.",
-        frozenset({"content", "images", "details", "more"}),
+        frozenset({"content", "images", "details", "more", "call_sig", "result_sig"}),
+    ),
+    "tool.delayed": Kind(
+        "A tool's service asks us to wait: the run does, and the call is made again.", frozenset({"detail"})
     ),
     "run.asked": Kind("The run waits for a person.", frozenset({"text", "choices"})),
     "context.cleared": Kind("The results of old tool calls went from the prompt."),
-    "context.checkpoint": Kind("What is old became a summary.", frozenset({"summary", "rules"})),
+    "context.checkpoint": Kind("What is old became a summary.", frozenset({"summary", "rules", "asked"})),
     "run.warned": Kind("A budget is nearly used up.", frozenset({"sentence"})),
     "run.answered": Kind("The run ended with an answer.", frozenset({"text"})),
     "run.stopped": Kind(

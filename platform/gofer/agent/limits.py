@@ -6,7 +6,7 @@ All figures come from the folded journal and from the platform's ledger, so a re
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -136,14 +136,29 @@ class JobLimits:
         prices: Prices,
         models: tuple[str, ...],
         ledger: Ledger,
+        *,
+        window: Callable[[], int] = lambda: 1_000_000,
+        fixed: int = 0,
     ) -> None:
         self._settings = settings
         self._prices = prices
         self._models = models
         self._ledger = ledger
+        self._window = window
+        """Tokens that the model takes, as far as is known by now."""
+        self._fixed = fixed
+        """Tokens that are in every request."""
 
     def check_start(self, state: State) -> Halt | None:
-        """An unknown price with a cap on cost: nobody could keep the promise."""
+        """A model that could not even take what every request holds; or an unknown price with a cap on cost: nobody
+        could keep the promise."""
+        if self._fixed + 2 * LEAST_TOKENS > self._window():
+            return Halt(
+                "model.context",
+                f"{self._models[0]} takes {self._window()} tokens, and my instructions and tools alone have about "
+                f"{self._fixed}. Serve it with a larger context (llama.cpp: -c 32768, Ollama: "
+                "OLLAMA_CONTEXT_LENGTH=32768, vLLM: --max-model-len), or give the agent fewer tools.",
+            )
         capped = self._job_cap(state) or self._settings.caps(background=state.background)
         unknown = [model for model in self._models if self._prices.of(model) is None]
         if not capped or not unknown:
@@ -159,15 +174,18 @@ class JobLimits:
         price = self._prices.of(model)
         return price.cost(usage) if price else 0
 
-    async def before_turn(self, state: State, size: int, *, awaited: bool = False) -> Go | Halt:
+    async def before_turn(
+        self, state: State, size: int, *, awaited: bool = False, ending: Halt | None = None
+    ) -> Go | Halt:
         """Whether the next call, with this many input tokens, may be made, and how long its answer may be.
 
-        With `awaited` somebody has joined in, of whom the journal will know when the turn starts.
+        With `awaited` somebody has joined in, of whom the journal will know when the turn starts. With `ending` there
+        is a reason to stop, and this is the last call.
         """
         state = dataclasses.replace(state, background=state.background and not awaited)
         price = self._dearest()
-        over = self._over(state)
-        tokens = min(self._settings.output_tokens, self._affordable(state, size, price))
+        over = ending or self._over(state)
+        tokens = min(self._longest(size), self._affordable(state, size, price))
         if over is None and tokens >= LEAST_TOKENS and not state.wrapping_up:
             # Near the end of a cap that spans jobs, a shorter answer may still do.
             for most in (tokens, min(tokens, WRAP_UP_TOKENS)):
@@ -237,6 +255,10 @@ class JobLimits:
         left -= price.worst(size, 0) + self._last_call(size, price)
         return int(left / price.output)
 
+    def _longest(self, size: int) -> int:
+        """Tokens of an answer that fit beside a request of this size."""
+        return max(LEAST_TOKENS, min(self._settings.output_tokens, self._window() - size))
+
     def _last_call(self, size: int, price: Price) -> int:
         """What a wrap-up answer after this call can cost. Results of tools are not in it: if there is no money for
         them then, they are cleared."""
@@ -249,14 +271,15 @@ class JobLimits:
         return await self._ledger.reserve(key, amount, caps, background=background)
 
     async def _wrap_up(self, state: State, size: int, price: Price, why: Halt) -> Go | Halt:
-        amount = price.worst(size, WRAP_UP_TOKENS)
+        most = min(WRAP_UP_TOKENS, self._longest(size))
+        amount = price.worst(size, most)
         cap = self._job_cap(state)
         if cap and state.spent + state.reserved + amount > cap:
             return why
         if await self._reserve(state, _next_turn(state), amount) is not None:
             return why
         text = f"{why.sentence} This is your last turn: call no tool. Say what is done, what is not, and what is next."
-        return Go(WRAP_UP_TOKENS, amount, (Note(why.code, text),), wrap_up=why)
+        return Go(most, amount, (Note(why.code, text),), wrap_up=why)
 
     def _go(self, state: State, tokens: int, amount: int) -> Go:
         used, what = self._used(state)

@@ -6,12 +6,31 @@ import asyncio
 import time
 from typing import Any
 
+from sqlalchemy import Connection, select
+
 from gofer.errors import NotFound
+from gofer.store.tables import shells
 from gofer_sandbox import InvalidInput, Record, SandboxGone
 from gofer_sandbox.looking import Sight, list_workspace, look
+from gofer_sandbox.processes import boot_id, start_time
 
 MOST_SHOWN = 500
 """Entries of one directory, and processes."""
+
+
+def living(connection: Connection) -> list[str]:
+    """The conversations whose shells run on this machine now, the last used first."""
+    query = select(shells.c.conversation_id, shells.c.record).order_by(shells.c.used_at.desc())
+    found = connection.execute(query).all()
+    return list(dict.fromkeys(row.conversation_id for row in found if _lives(row.record)))
+
+
+def _lives(record: dict[str, Any]) -> bool:
+    try:
+        session = Record.from_json(record["json"]).reference
+    except (InvalidInput, KeyError):
+        return False
+    return bool(session.pid) and session.boot == boot_id() and start_time(session.pid) == session.start
 
 
 def told(record: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from gofer.agent.stopping import unless_stopped
 from gofer.agent.thinking import Thinking
 from gofer.agent.tools.output import Masker
 
+TOLD_IN_WORDS = ("loop.repeat", "loop.poll", "loop.cycle", "loop.stale", "loop.errors")
+"""Stops of a run that got somewhere before: the model gets a last turn to say how far."""
 GRACE = 1.5
 """Seconds a tool has to let go when the run is stopped."""
 
@@ -107,15 +109,16 @@ class Loop:
 
     async def _think(self) -> Failed | None:
         state = self._record.state
-        finding = look(state)
-        if finding is not None and finding.stop:
-            await self._stop(Halt(finding.code, finding.text), state.partial)
+        finding = look(state) if state.wrapping_up is None else None
+        ending = Halt(finding.code, finding.text) if finding is not None and finding.stop else None
+        if ending is not None and ending.code not in TOLD_IN_WORDS:
+            await self._stop(ending, state.partial)
             return None
         for point in await self._context.shrink(state):
             await self._record(point.kind, point.data)
-        heard = await self._hearing.listen(finding)
-        size = await self._context.size(state, heard.blocks)
-        go = await self._limits.before_turn(state, size, awaited=heard.awaited)
+        heard = await self._hearing.listen(finding if ending is None else None)
+        size = await self._context.worst_size(state, heard.blocks)
+        go = await self._limits.before_turn(state, size, awaited=heard.awaited, ending=ending)
         if isinstance(go, Halt):
             if not await self._clear_results():
                 await self._stop(go, state.partial)
@@ -155,6 +158,7 @@ class Loop:
         assert end is not None
         data = end.data
         if end.kind == "run.answered":
-            return Answered(data["text"], data["included_to"], self._record.state.warning)
+            state = self._record.state
+            return Answered(data["text"], data["included_to"], state.warning, state.narrowed)
         text = "\n\n".join(part for part in (data["text"], data["sentence"]) if part)
-        return Stopped(data["code"], data["sentence"], text, data["included_to"])
+        return Stopped(data["code"], data["sentence"], text, data["included_to"], self._record.state.narrowed)

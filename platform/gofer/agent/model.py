@@ -36,6 +36,8 @@ class ToolSpec:
     name: str
     description: str
     schema: dict[str, Any]
+    strict: bool = False
+    """The model is held to the schema, where its provider can do that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +137,28 @@ class ModelError(Exception):
         retry_after: float | None = None,
         usage: Usage | None = None,
         model: str = "",
+        status: int | None = None,
+        window: int | None = None,
     ) -> None:
         super().__init__(message)
         self.kind: ErrorKind = kind
         self.retry_after = retry_after
         self.usage = usage or Usage()
         self.model = model
+        self.status = status
+        """Of the answer, where there was one."""
+        self.window = window
+        """Tokens the model takes, where the error says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What a model takes in beside text, and how much it gives."""
+
+    images: bool = True
+    pdfs: bool = False
+    output_tokens: int | None = None
+    """The most it answers in one go, where somebody said."""
 
 
 class Model(Protocol):
@@ -148,8 +166,14 @@ class Model(Protocol):
 
     name: str
     """Provider and model, such as anthropic/claude-sonnet-5-5."""
-    context_window: int
-    """Tokens it can take."""
+
+    @property
+    def context_window(self) -> int:
+        """Tokens it can take, as far as is known by now."""
+        ...
+
+    @property
+    def features(self) -> Features: ...
 
     def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
         """Yield Deltas and, last, exactly one Turn; raise ModelError otherwise."""

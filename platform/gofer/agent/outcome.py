@@ -15,6 +15,8 @@ class Answered:
     included_to: int
     warning: str = ""
     """That a limit of the job is nearly reached, for whoever reads the answer."""
+    narrowed: bool = False
+    """Strangers' text was read, so what goes out must not act."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class Asked:
     included_to: int
     seen_to: int
     """The last message it has looked at; one that came later may be the answer."""
+    narrowed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Stopped:
     sentence: str
     text: str
     included_to: int
+    narrowed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

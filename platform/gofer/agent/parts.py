@@ -25,6 +25,8 @@ class Ran:
 
     result: ToolResult
     status: Status
+    retry_after: float | None = None
+    """Seconds after which the call is to be made again, because its service asks us to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,11 @@ class Limits(Protocol):
         """Why it may not even begin."""
         ...
 
-    async def before_turn(self, state: State, size: int, *, awaited: bool = False) -> Go | Halt:
-        """Whether the next call of the model may be made; what it can cost at most is set aside then."""
+    async def before_turn(
+        self, state: State, size: int, *, awaited: bool = False, ending: Halt | None = None
+    ) -> Go | Halt:
+        """Whether the next call of the model may be made; what it can cost at most is set aside then. With `ending`
+        it is the last one in any case."""
         ...
 
     def cost(self, model: str, usage: Usage) -> int:
@@ -120,6 +125,10 @@ class Context(Protocol):
 
     async def size(self, state: State, extra: Sequence[Block] = ()) -> int:
         """Input tokens of the next request with these blocks at its end, by the best estimate there is."""
+        ...
+
+    async def worst_size(self, state: State, extra: Sequence[Block] = ()) -> int:
+        """The most that request may have, which is what has to be paid for."""
         ...
 
     async def raw_size(self, state: State, extra: Sequence[Block] = ()) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -11,21 +12,22 @@ from sqlalchemy import Connection, select, update
 
 from gofer.agent.conversation import Answer, Picture, Said, StopSignal, Summary
 from gofer.agent.journal import KINDS, Event
+from gofer.agent.models.documents import MAX_PDF, PDF
 from gofer.agent.models.images import ENOUGH_BYTES, SHOWN
 from gofer.crash import crash_point
 from gofer.errors import NotFound
 from gofer.intake.admit import BLOB_REF, Admitter, Read, unread
 from gofer.integration import Attachment
-from gofer.jobs.planning import agent_author
+from gofer.jobs.planning import SAID, agent_author
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
-from gofer.store import events
+from gofer.store import events, signed
 from gofer.store.blobs import put_blob, read_blob
 from gofer.store.clock import now
-from gofer.store.content import open_message
+from gofer.store.content import open_trusted
 from gofer.store.database import Database
 from gofer.store.sealing import conversation_key, seal, unseal
-from gofer.store.tables import ASIDE, SCHEDULE, Trust, messages, participants, questions
+from gofer.store.tables import ASIDE, SCHEDULE, messages, participants, questions
 from gofer.vault.envelope import DataKey, Vault
 
 CHECKPOINT = "context.checkpoint"
@@ -83,7 +85,7 @@ def append_event(
             update(questions).where(asked, questions.c.answered_at.is_(None)).values(answered_at=now())
         )
     if kind == CHECKPOINT and claim.participant_id is not None:
-        kept = {name: data[name] for name in ("summary", "rules", "covers_to", "narrowed")}
+        kept = {name: data[name] for name in ("summary", "rules", "covers_to", "narrowed", "asked")}
         connection.execute(
             update(participants)
             .where(participants.c.id == claim.participant_id)
@@ -175,6 +177,12 @@ def _is_picture(attachment: Attachment) -> bool:
     return attachment.media_type in SHOWN and attachment.ref.startswith(BLOB_REF)
 
 
+def _is_document(attachment: Attachment) -> bool:
+    """Whether a model that takes PDFs can be shown it; its file is put into the shell in any case."""
+    fits = attachment.ref.startswith(BLOB_REF) and attachment.size <= MAX_PDF
+    return fits and attachment.media_type == PDF
+
+
 def _clean_name(name: str) -> str:
     kept = "".join(char if char.isalnum() or char in "._-" else "_" for char in name).strip("._")
     return kept[-80:] or "file"
@@ -183,9 +191,9 @@ def _clean_name(name: str) -> str:
 def said(read: Read, *, by_us: bool = False, files: tuple[str, ...] = (), at: float | None = None) -> Said:
     """A message as the agent knows it."""
     pictures = tuple(
-        Picture(one.ref.removeprefix(BLOB_REF), one.media_type, one.name)
+        Picture(one.ref.removeprefix(BLOB_REF), one.media_type, one.name, one.size)
         for one in read.message.attachments
-        if _is_picture(one)
+        if _is_picture(one) or _is_document(one)
     )
     return Said(
         seq=read.seq,
@@ -231,7 +239,13 @@ def _summary(connection: Connection, vault: Vault, claim: Claim) -> Summary | No
     kept = unseal(key, row.summary, "summary", row.id)
     if kept["covers_to"] <= row.epoch_seq:
         return None
-    return Summary(kept["summary"], tuple(kept["rules"]), kept["covers_to"], kept["narrowed"])
+    return Summary(
+        kept["summary"],
+        tuple(kept["rules"]),
+        kept["covers_to"],
+        kept["narrowed"],
+        tuple(kept.get("asked", ())),
+    )
 
 
 def _between(
@@ -257,9 +271,14 @@ def _between(
 
 
 def _said_of(key: DataKey, row: Any, own: str, to: int) -> Said:
-    message = open_message(key, row.conversation_id, row.seq, row.sealed)
-    read = Read(min(row.seq, to), message, Trust(row.trust), row.connection_id)
-    return said(read, by_us=row.author == own, at=row.created_at)
+    message, trust, came_by = open_trusted(key, row)
+    read = Read(min(row.seq, to), message, trust, came_by)
+    by_us = row.author == message.author.id == own
+    one = said(read, by_us=by_us, at=row.created_at)
+    if not by_us or SAID not in message.facts:
+        return one
+    words = str(message.facts[SAID])
+    return replace(one, text=words, ours=message.text.replace(words, "", 1).strip())
 
 
 class StoreQuestions:
@@ -281,7 +300,7 @@ def _answer(connection: Connection, vault: Vault, claim: Claim, call_id: str) ->
     row = connection.execute(query.order_by(questions.c.asked_at.desc()).limit(1)).one_or_none()
     if row is None or row.answered_at is None:
         return None
-    if row.answer is None:
+    if row.answer is None or not signed.fits(connection, questions, row):
         return Answer(expired=True)
     kept = unseal(conversation_key(connection, vault, _of(claim)), row.answer, "answer", row.id)
     return Answer(kept["text"], kept["by"], kept["trust"])

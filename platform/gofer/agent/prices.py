@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_UP, Decimal
 from functools import cache
@@ -71,9 +72,9 @@ class Prices:
         return self.table.get(model) or self.table.get(f"{provider}/*")
 
 
-def load_prices(extra: Path | None = None) -> Prices:
-    """The shipped table, with the user's file (if it is there) on top."""
-    table = _shipped()
+def load_prices(extra: Path | None = None, of_models: Mapping[str, Price] | None = None) -> Prices:
+    """The shipped table, with what the user's models say of themselves and the user's file (if it is there) on top."""
+    table = _shipped() | dict(of_models or {})
     if extra is not None and extra.is_file():
         table = table | _parse(extra.read_text("utf-8"), str(extra))
     return Prices(table)

@@ -1,7 +1,8 @@
 """Whether a run gets anywhere: repeats, cycles, polling, errors, staleness and monologue.
 
 The definitions and numbers were measured on 500 recorded runs that all ended by themselves; none of them would
-have been stopped. Calls made in one turn are one step. The scope is one job.
+have been stopped. Calls made in one turn are one step. The scope is one job. A changed workspace is progress: what is
+done again after a change is neither repeated nor a cycle.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,8 @@ from gofer.tool import ToolResult
 
 WINDOW = 20
 REPEATS_IN_A_ROW, REPEATS_NUDGE, REPEATS_STOP = 3, 4, 5
+CHANGING_NUDGE, CHANGING_STOP = 8, 12
+"""Of one call in a row that changes files each time, such as one that adds to a log."""
 POLL_NUDGE, POLL_STOP = 8, 12
 POLLING_TOOL_NUDGE, POLLING_TOOL_STOP = 60, 120
 CYCLES = 3
@@ -78,18 +80,35 @@ def look(state: State) -> Finding | None:
 
 
 def _repeat(state: State) -> Finding | None:
-    steps = [tuple(sorted(step.pairs)) for step in state.steps if step.pairs and not step.polling]
+    steps = [step for step in state.steps if step.pairs and not step.polling]
     if not steps:
         return None
-    most = Counter(steps[-WINDOW:])[steps[-1]]
-    in_a_row = _run_length(steps)
-    if most >= REPEATS_STOP:
+    last = _pairs(steps[-1])
+    in_a_row = _run_length([_pairs(step) for step in steps])
+    if steps[-1].progress:
+        most, row, stop = 0, CHANGING_NUDGE, in_a_row >= CHANGING_STOP
+    else:
+        since = _since_change(steps[-WINDOW:], lambda step: _pairs(step) == last)
+        most, row = sum(_pairs(step) == last for step in since), REPEATS_IN_A_ROW
+        in_a_row, stop = min(in_a_row, most), most >= REPEATS_STOP
+    if stop:
         return Finding("loop.repeat", True, "I was doing the same thing over and over with the same result.")
-    if most >= REPEATS_NUDGE or in_a_row >= REPEATS_IN_A_ROW:
+    if most >= REPEATS_NUDGE or in_a_row >= row:
         return Finding(
             "loop.repeat", False, "This call gave the same result as before. Do something different."
         )
     return None
+
+
+def _pairs(step: Step) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(step.pairs))
+
+
+def _since_change(steps: Sequence[Step], same: Callable[[Step], bool]) -> Sequence[Step]:
+    """The steps after the last one that changed something, other than by the call in question itself: what is done
+    again after a change is no repetition."""
+    changes = [index for index, step in enumerate(steps) if step.progress and not same(step)]
+    return steps[changes[-1] + 1 :] if changes else steps
 
 
 def _run_length(items: Sequence[object]) -> int:
@@ -107,7 +126,8 @@ def _poll(state: State) -> Finding | None:
     polling = state.steps[-1].polling
     last = _calls(state.steps[-1])
     window = state.steps if polling else state.steps[-WINDOW:]
-    count = sum(_calls(step) == last for step in window)
+    since = window if polling else _since_change(window, lambda step: _calls(step) == last)
+    count = sum(_calls(step) == last for step in since)
     nudge, stop = (POLLING_TOOL_NUDGE, POLLING_TOOL_STOP) if polling else (POLL_NUDGE, POLL_STOP)
     if count >= stop:
         return Finding("loop.poll", True, "I kept asking the same thing and nothing came of it.")
@@ -123,10 +143,11 @@ def _calls(step: Step) -> tuple[str, ...]:
 
 
 def _cycle(state: State) -> Finding | None:
-    steps = [tuple(sorted(step.pairs)) for step in state.steps if step.pairs and not step.polling]
+    steps = [step for step in state.steps if step.pairs and not step.polling]
     for period in (2, 3):
-        tail = steps[-period * CYCLES :]
-        if len(tail) < period * CYCLES or len(set(tail[:period])) == 1:
+        last = steps[-period * CYCLES :]
+        tail = [_pairs(step) for step in last]
+        if len(tail) < period * CYCLES or len(set(tail[:period])) == 1 or any(step.progress for step in last):
             continue
         if all(tail[index] == tail[index % period] for index in range(len(tail))):
             return Finding("loop.cycle", True, "I was going round in circles through the same steps.")

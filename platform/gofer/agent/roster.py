@@ -1,7 +1,8 @@
 """From files to rows: the agents of the data directory and their routes, kept in the store as intake needs them.
 
-While the directory is empty, a fresh install's one agent hears everything, also after the last file is gone. The first
-file takes over: agents without a file keep their history and hear nothing new.
+The built-in agent needs no file. Other agents whose file is gone keep their history and hear nothing new.
+
+Routes are stored in the order in which intake tries them: the most specific first, the default agents last.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import structlog
-from sqlalchemy import Connection, delete, insert, or_, select, update
+from sqlalchemy import Connection, delete, or_, select
 
-from gofer.agent.agents import Agents, AgentSpec, in_force
+from gofer.agent.agents import Agents, AgentSpec, RouteSettings, default_agent, in_force
 from gofer.errors import StoreError
+from gofer.store import signed
 from gofer.store.clock import now
 from gofer.store.database import Database
 from gofer.store.ids import new_id
@@ -33,7 +36,7 @@ class Roster:
         self._agents = agents
         self._database = database
         self._workspace_id = workspace_id
-        self._seen: tuple[list[AgentSpec], list[str]] | None = None
+        self._seen: tuple[list[AgentSpec], list[tuple[str, str | None]]] | None = None
         self._told: dict[str, str] = {}
         self._turn = asyncio.Lock()
 
@@ -79,42 +82,80 @@ def _file(name: str) -> str:
 
 def sync_agents(connection: Connection, workspace_id: str, specs: Sequence[AgentSpec]) -> None:
     """Make rows and routes like the files say, and take the routes of every other agent."""
-    kept = [_agent(connection, workspace_id, spec) for spec in specs]
+    found = {spec.name: _agent(connection, workspace_id, spec) for spec in specs}
+    ids = {name: agent_id for name, agent_id in found.items() if agent_id is not None}
     connection.execute(delete(routes).where(routes.c.workspace_id == workspace_id))
-    for agent_id, spec in zip(kept, specs, strict=True):
-        for route in spec.routes:
-            for connection_id in _connections(connection, workspace_id, route.connection):
-                connection.execute(
-                    insert(routes).values(
-                        id=new_id("route"),
-                        workspace_id=workspace_id,
-                        agent_id=agent_id,
-                        connection_id=connection_id,
-                        event=route.event,
-                        trigger=route.trigger,
-                        priority=route.priority,
-                    )
-                )
+    default = default_agent(specs)
+    wanted = [(spec, route) for spec in specs if spec.name in ids for route in spec.routes]
+    wanted.sort(key=lambda each: (*_specificity(each[1]), each[0].name != default, each[0].name))
+    routed: list[dict[str, Any]] = [
+        {
+            "agent_id": ids[spec.name],
+            "connection_id": connection_id,
+            "event": route.event,
+            "trigger": route.trigger,
+            "priority": route.priority,
+            "kind": "also" if route.also else "route",
+        }
+        for spec, route in wanted
+        for connection_id in _connections(connection, workspace_id, route.connection)
+    ]
+    catch_all = {"event": "*", "trigger": "any", "priority": 0, "kind": "default"}
+    of_connections = [
+        {**catch_all, "agent_id": ids[name], "connection_id": connection_id}
+        for connection_id, name in _every_connection(connection)
+        if name in ids
+    ]
+    # A route for everything says less than the agent that somebody chose for one connection.
+    made = [
+        *(row for row in routed if not _takes_all(row)),
+        *of_connections,
+        *(row for row in routed if _takes_all(row)),
+    ]
+    if default in ids:
+        made.append({**catch_all, "agent_id": ids[default], "connection_id": None})
+    for rank, values in enumerate(made):
+        row = {"id": new_id("route"), "workspace_id": workspace_id, "rank": rank, **values}
+        signed.insert(connection, routes, row)
 
 
-def _agent(connection: Connection, workspace_id: str, spec: AgentSpec) -> str:
+def _takes_all(row: dict[str, Any]) -> bool:
+    return row["connection_id"] is None and row["event"] == "*" and row["trigger"] == "any"
+
+
+def _specificity(route: RouteSettings) -> tuple[Any, ...]:
+    """Smaller for a route that says more: which connection, which event, which trigger; then by its priority."""
+    event = 0 if not route.event.endswith("*") else 1000 - len(route.event)
+    return route.connection == "*", event, route.trigger == "any", route.priority
+
+
+def _agent(connection: Connection, workspace_id: str, spec: AgentSpec) -> str | None:
+    """The id of an agent whose row says what its file does; None when somebody else wrote the row."""
     here = (agents.c.workspace_id == workspace_id) & (agents.c.name == spec.name)
     values = {"model": spec.model, "max_running": spec.max_running}
     found = connection.execute(select(agents.c.id).where(here)).scalar()
     if found is not None:
-        connection.execute(update(agents).where(here).values(**values))
+        try:
+            signed.update(connection, agents, here, values)
+        except signed.RowRefused:
+            return None  # told by the alarm; the other agents must not wait for it
         return str(found)
     agent_id = new_id("agent")
-    connection.execute(
-        insert(agents).values(
-            id=agent_id, workspace_id=workspace_id, name=spec.name, settings={}, created_at=now(), **values
-        )
-    )
+    row = {
+        "id": agent_id,
+        "workspace_id": workspace_id,
+        "name": spec.name,
+        "settings": {},
+        "created_at": now(),
+    }
+    signed.insert(connection, agents, {**row, **values})
     return agent_id
 
 
-def _every_connection(connection: Connection) -> list[str]:
-    return list(connection.execute(select(connections.c.id).order_by(connections.c.id)).scalars())
+def _every_connection(connection: Connection) -> list[tuple[str, str | None]]:
+    """Every connection's id, and the agent chosen for it."""
+    query = select(connections.c.id, connections.c.agent).order_by(connections.c.id)
+    return [(row.id, row.agent) for row in connection.execute(query)]
 
 
 def _connections(connection: Connection, workspace_id: str, wanted: str) -> list[str | None]:

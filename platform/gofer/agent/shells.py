@@ -11,22 +11,25 @@ import contextlib
 import errno
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import structlog
-from sqlalchemy import Connection, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, delete, select
 
 from gofer.agent.conversation import rank
 from gofer.agent.equipping import Equipping
+from gofer.agent.looking import living
 from gofer.agent.mirrors import Mirrors
+from gofer.agent.workspace_changes import WorkspaceChanges
 from gofer.crash import crash_point
 from gofer.errors import Fenced, StoreError, Temporary
 from gofer.jobs.queue import Claim
 from gofer.outbox.ledger import hold
 from gofer.purging import MIRRORS, purged_conversations, remove_shell_files
 from gofer.settings import Settings
+from gofer.store import signed
 from gofer.store.clock import now
 from gofer.store.database import Database
 from gofer.store.tables import Trust, connections, shells
@@ -44,8 +47,9 @@ from gofer_sandbox import (
 )
 from gofer_sandbox.docker import Docker
 from gofer_sandbox.files.errors import FileError, FileMissing
-from gofer_sandbox.network import Egress
+from gofer_sandbox.network import Callers, Egress
 from gofer_sandbox.reaper import reap
+from gofer_sandbox.spares import Fit, Spares, quiet
 from gofer_sandbox.unconfined import Unconfined
 
 log = structlog.get_logger()
@@ -59,14 +63,28 @@ HELD_ELSEWHERE = 2.0
 LET_GO_AFTER = 300.0
 """Seconds after which an unused shell is let go of; it lives on and is found again when it is wanted."""
 TIDY_EVERY = 60.0
+SPARE_AFTER = 10.0
+"""Seconds that a new process is left alone before it makes the first spare shell."""
+
+NARROWED = "this run has read strangers' text, so its shell reaches no host but those in GOFER_SANDBOX_NARROWED_HOSTS"
 
 _KINDS = {"file": "file", "directory": "dir", "link": "link"}
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Which hosts shells reach: in any run, and still in one that has read strangers' text."""
+
+    open: tuple[str, ...] = ()
+    narrowed: tuple[str, ...] = ()
 
 
 class ConversationShell:
     """A sandbox as tools see it, opened when the first of them needs it: fulfils `gofer.tool.Shell`."""
 
-    def __init__(self, directory: Path, opening: Callable[[], Awaitable[Sandbox]]) -> None:
+    def __init__(
+        self, directory: Path, opening: Callable[[], Awaitable[Sandbox]], hosts: Hosts | None = None
+    ) -> None:
         self.sandbox: Sandbox | None = None
         self.gate: Egress | None = None
         self.equipping: Equipping | None = None
@@ -75,6 +93,12 @@ class ConversationShell:
         self._opening = opening
         self._turn = asyncio.Lock()
         self._tag_file = directory / "tag"
+        self._hosts = hosts or Hosts()
+        self._narrowed_file = directory / "narrowed"
+        """There once a narrowed run had the shell: what it left running is not let out by a later run."""
+        self._confined: bool | None = None
+        """What the present run said last."""
+        self._changes = WorkspaceChanges(directory / "workspace")
         self._latest: tuple[str, asyncio.Task[Result]] | None = None
         self.used = time.monotonic()
 
@@ -98,12 +122,42 @@ class ConversationShell:
         # The command is the shell's, not the run's: a run that is handed on leaves it to be recovered.
         result = await asyncio.shield(task)
         crash_point("shell.ran")
-        return _converted(sandbox, result)
+        return replace(_converted(sandbox, result), changed=await asyncio.to_thread(self._changes.changed))
 
     async def _equip(self, sandbox: Sandbox) -> None:
         if self.equipping is not None and self.gate is not None:
             self._tag_file.write_text("")
             await self.equipping.put_in(sandbox, self.gate)
+
+    def new_run(self) -> None:
+        """The run that has the shell from here on has said nothing yet."""
+        self._confined = None
+
+    async def confine(self, *, narrowed: bool) -> None:
+        if narrowed == self._confined:
+            return
+        self._confined = narrowed
+        if narrowed and self._narrowed_file.parent.is_dir():
+            self._narrowed_file.touch()
+        if self.gate is not None and self.sandbox is not None:
+            self._let_out(self.gate, self.sandbox)
+
+    def _let_out(self, gate: Egress, sandbox: Sandbox) -> None:
+        """Open the hosts that the run may reach; until it has said which, as few as ever."""
+        before = self._narrowed_file.exists()
+        if self._confined or (self._confined is None and before):
+            gate.allow(self._hosts.narrowed, why=NARROWED)
+        else:
+            gate.allow(self._hosts.open, Callers.from_now(lambda: sandbox.shell) if before else None)
+
+    def opened(self, sandbox: Sandbox, *, is_new: bool) -> None:
+        """The sandbox is there, found again or new. In a new one nothing is left running."""
+        if is_new:
+            self._narrowed_file.unlink(missing_ok=True)
+        if self._confined:
+            self._narrowed_file.touch()
+        if self.gate is not None:
+            self._let_out(self.gate, sandbox)
 
     async def _granted(self, command: Awaitable[Result]) -> Result:
         """The job's ways out are open for as long as its command runs, and no longer."""
@@ -133,6 +187,7 @@ class ConversationShell:
     async def write(self, path: str, data: bytes) -> None:
         with _as_os_error(path):
             await (await self._sandbox()).write(path, data)
+        self._changes.forget()
 
     async def list(self, path: str) -> list[Entry]:
         with _as_os_error(path):
@@ -204,7 +259,8 @@ class Shells:
         self._database = database
         self._directory = settings.data_dir / "shells"
         self._kind = settings.sandbox
-        self._hosts = settings.sandbox_host_list
+        kept_open = settings.sandbox_narrowed_host_list
+        self._hosts = Hosts((*settings.sandbox_host_list, *kept_open), kept_open)
         self._live_on = settings.keep_shells
         self._provider = make_provider(settings)
         self._mirrors = (
@@ -213,8 +269,22 @@ class Shells:
         self._open: dict[tuple[str, str], ConversationShell] = {}
         self._busy: dict[tuple[str, str], asyncio.Lock] = {}
         self._tidying: asyncio.Task[None] | None = None
+        self._spares = self._make_spares(settings)
         self.report: Report | None = None
         """What the probe found; None when the sandbox is off."""
+
+    def _make_spares(self, settings: Settings) -> Spares | None:
+        """None where shells end with the server: a spare would outlive one that is killed."""
+        if self._provider is None or self._kind != "bubblewrap" or not self._live_on:
+            return None
+        return Spares(
+            self._provider,
+            self._directory,
+            settings.spare_shells,
+            fit=Fit.of(gate=Egress() if self._hosts.open else None),
+            idle=lambda: quiet() and not any(lock.locked() for lock in self._busy.values()),
+            settle=SPARE_AFTER,
+        )
 
     async def start(self) -> None:
         """Probe the machine, remove what a crash left behind, and go on tidying."""
@@ -224,13 +294,26 @@ class Shells:
         self.report = await self._provider.probe()
         log.info("sandbox.probed", isolation=self.report.level.name.lower(), words=self.report.words)
         self._tidying = asyncio.create_task(self._tidy(), name="shells")
+        if self._spares is not None and self.report.level >= self._minimum:
+            self._spares.start()
 
     async def stop(self) -> None:
         """Let go of every shell, by default without ending it: the next process finds them as they are."""
         if self._tidying is not None:
             self._tidying.cancel()
+        if self._spares is not None:
+            await self._spares.close()
         for key in list(self._open):
             await self._let_go(key)
+        left: list[str] = []
+        with contextlib.suppress(StoreError):  # a database that is down must not keep us from ending
+            left = await self._database.read(living) if self._live_on else []
+        if left:
+            log.info(
+                "shells.left_running",
+                conversations=left,
+                meaning="the next server takes them over; GOFER_KEEP_SHELLS=false ends them instead",
+            )
 
     async def _tidy(self) -> None:
         while True:
@@ -275,6 +358,8 @@ class Shells:
         known = await self._database.read(
             lambda connection: [row["id"] for row in connection.execute(select(shells.c.record)).scalars()]
         )
+        if not self._live_on:
+            known = []  # what is there without an owner was left by a server that was killed
         # Other installations on this machine have shells too; theirs are not ours to end.
         return await reap(self._provider, known, within=self._directory)
 
@@ -290,6 +375,7 @@ class Shells:
         async with self._busy.setdefault(key, asyncio.Lock()):
             shell = await self._get(claim, key, trust)
             shell.equipping, shell.mirrors = equipping, self._mirrors
+            shell.new_run()
             try:
                 yield shell
             finally:
@@ -326,24 +412,28 @@ class Shells:
                 # Nobody else could have it as long as this process holds it, nor ever find one that is new.
                 await (sandbox.detach() if kept is not None else sandbox.close())
                 raise
+            made.opened(sandbox, is_new=kept is None)
             return sandbox
 
-        made = self._open[key] = ConversationShell(directory, opening)
+        made = self._open[key] = ConversationShell(directory, opening, self._hosts)
         return made
 
     async def _gate(self, equipping: Equipping | None) -> Egress | None:
         """A way out of the sandbox, where anything is allowed; without isolation there is nothing to open."""
         equipment = await equipping.get() if equipping is not None else None
-        if self._kind == "unconfined" or (equipment is None and not self._hosts):
+        if self._kind == "unconfined" or (equipment is None and not self._hosts.open):
             return None
-        return Egress(self._hosts)
+        return Egress()  # closed until it is known how far the run may reach
 
     async def _found_or_made(self, record: Record | None, directory: Path, gate: Egress | None) -> Sandbox:
         assert self._provider is not None
         try:
             if record is not None and await asyncio.to_thread(directory.is_dir):
-                return await Sandbox.restore(record, self._provider, gate=gate)
-            sandbox = Sandbox(self._provider, directory=directory, gate=gate)
+                return await Sandbox.restore(record, self._provider, gate=gate, survives=self._live_on)
+            spare = await self._spares.take(directory, gate=gate) if self._spares is not None else None
+            if spare is not None:
+                return spare
+            sandbox = Sandbox(self._provider, directory=directory, gate=gate, survives=self._live_on)
             await sandbox.start()
         except SandboxOwned as error:
             raise Temporary(str(error), reason="shell.held", retry_after=HELD_ELSEWHERE) from error
@@ -363,9 +453,13 @@ def make_provider(settings: Settings) -> Provider | None:
     """The provider that the settings name; None when the sandbox is off."""
     if settings.sandbox == "off":
         return None
+    reserve = settings.sandbox_reserve
     if settings.sandbox == "docker":
-        return Docker(settings.sandbox_image)
-    return Unconfined() if settings.sandbox == "unconfined" else Bubblewrap()
+        return Docker(settings.sandbox_image, reserve=reserve)
+    if settings.sandbox == "unconfined":
+        return Unconfined(reserve)
+    workspaces = settings.data_dir / "shells"
+    return Bubblewrap(reserve=reserve, workspaces=workspaces, images=settings.sandbox_images)
 
 
 def _connections(connection: Connection) -> set[str]:
@@ -373,21 +467,18 @@ def _connections(connection: Connection) -> set[str]:
 
 
 def _kept(connection: Connection, key: tuple[str, str]) -> tuple[Record, Trust] | None:
-    query = select(shells.c.record, shells.c.trust).where(
-        shells.c.conversation_id == key[0], shells.c.agent_id == key[1]
-    )
+    query = select(shells).where(shells.c.conversation_id == key[0], shells.c.agent_id == key[1])
     row = connection.execute(query).one_or_none()
-    if row is None:
+    if row is None or not signed.fits(connection, shells, row):
         return None
     return Record.from_json(row.record["json"]), Trust(row.trust)
 
 
 def _put(connection: Connection, claim: Claim, record: str, trust: Trust) -> None:
     hold(connection, claim)
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     values = {"record": {"id": Record.from_json(record).id, "json": record}, "trust": trust, "used_at": now()}
-    connection.execute(
-        dialect.insert(shells)
-        .values(conversation_id=claim.conversation_id, agent_id=claim.agent_id, **values)
-        .on_conflict_do_update(index_elements=["conversation_id", "agent_id"], set_=values)
-    )
+    key = {"conversation_id": claim.conversation_id, "agent_id": claim.agent_id}
+    # Whole, whatever was there before: a record that was refused is not made right, but replaced.
+    here = (shells.c.conversation_id == claim.conversation_id) & (shells.c.agent_id == claim.agent_id)
+    connection.execute(delete(shells).where(here))
+    signed.insert(connection, shells, {**key, **values})

@@ -26,6 +26,8 @@ from gofer.store.tables import JobState, agents, events, in_state, jobs, spends
 
 PATIENCE, BETWEEN_TRIES = 60.0, 0.5
 """Seconds to wait for money that is only set aside, and between two looks whether it is free."""
+CALLS_AHEAD = 3
+"""Calls that a job at work is taken to need yet, when a newcomer asks what is left."""
 SPANNING = ("budget.day", "budget.background", "budget.conversation")
 """Why a run ended that not even began to spend what one job may: the next one will end so too."""
 
@@ -75,7 +77,7 @@ def reserve(
     day = today(connection, timezone)
     for scope, cap in caps.items():
         spent = _spent(connection, claim, scope, day, but=key)
-        if spent + amount > cap:
+        if spent + amount + _needed_by_elders(connection, claim, scope, day) > cap:
             return Short(scope, spent)
     _put(connection, claim, key, day, amount, settled=False, background=background)
     return None
@@ -118,6 +120,27 @@ def _spent(
             spends.c.settled | (spends.c.job_id == claim.id) | spends.c.job_id.not_in(running)
         )
     return int(connection.execute(query.where(_in_scope(claim, scope, day))).scalar_one())
+
+
+def _needed_by_elders(connection: Connection, claim: Claim, scope: Scope, day: str) -> int:
+    """What jobs that began before this one are likely to need yet: who has begun goes first, else all of them run out
+    of money with nothing finished. A few calls each, at what theirs have cost so far, or were set aside for while none
+    is settled. One of them is not counted: two may share what is left.
+    """
+    began = func.min(spends.c.id)
+    mine = select(began).where(spends.c.job_id == claim.id).scalar_subquery()
+    settled = func.sum(case((spends.c.settled, spends.c.micros), else_=0))
+    calls = func.sum(case((spends.c.settled, 1), else_=0))
+    waiting = func.max(case((spends.c.settled, 0), else_=spends.c.micros))
+    query = (
+        select(settled.label("settled"), calls.label("calls"), waiting.label("waiting"))
+        .join(jobs, jobs.c.id == spends.c.job_id)
+        .where(_in_scope(claim, scope, day), in_state(JobState.RUNNING), spends.c.job_id != claim.id)
+        .group_by(spends.c.job_id)
+        .having((mine.is_(None)) | (began < mine))
+    )
+    each = [int(row.settled / row.calls if row.calls else row.waiting) for row in connection.execute(query)]
+    return CALLS_AHEAD * (sum(each) - max(each, default=0))
 
 
 def _in_scope(claim: Claim, scope: Scope, day: str) -> ColumnElement[bool]:

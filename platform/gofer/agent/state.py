@@ -29,6 +29,8 @@ class Call:
     """The data of its `tool.finished`."""
     asked: dict[str, Any] | None = None
     """The data of its `run.asked`."""
+    delays: int = 0
+    """How often its service made us wait."""
 
 
 @dataclass(slots=True)
@@ -231,6 +233,12 @@ def _question_asked(state: State, event: Event) -> None:
         call.asked = event.data
 
 
+def _tool_delayed(state: State, event: Event) -> None:
+    call = state.call(event.data["call_id"])
+    if call is not None:
+        call.started, call.delays = False, call.delays + 1
+
+
 def _tool_finished(state: State, event: Event) -> None:
     data = event.data
     call = state.call(data["call_id"])
@@ -257,7 +265,13 @@ def _cleared(state: State, event: Event) -> None:
 
 def _checkpoint(state: State, event: Event) -> None:
     data = event.data
-    state.summary = Summary(data["summary"], tuple(data["rules"]), data["covers_to"], data["narrowed"])
+    state.summary = Summary(
+        data["summary"],
+        tuple(data["rules"]),
+        data["covers_to"],
+        data["narrowed"],
+        tuple(data.get("asked", ())),
+    )
     state.history_after = max(state.history_after, data["history_after"])
     state.kept_from = data["kept_from"]
     state.narrowed = state.narrowed or data["narrowed"]
@@ -276,13 +290,19 @@ def _ended(state: State, event: Event) -> None:
     state.end = event
 
 
+def _nothing(state: State, event: Event) -> None:
+    """For people alone."""
+
+
 _APPLY: dict[str, Callable[[State, Event], None]] = {
     "run.started": _run_started,
     "turn.started": _turn_started,
+    "turn.slow": _nothing,
     "turn.failed": _turn_failed,
     "turn.finished": _turn_finished,
     "tool.started": _tool_started,
     "tool.finished": _tool_finished,
+    "tool.delayed": _tool_delayed,
     "run.asked": _question_asked,
     "context.cleared": _cleared,
     "context.checkpoint": _checkpoint,

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
 
 from gofer.agent.call_ids import told_apart
 from gofer.agent.context.sizes import CHARACTERS_PER_TOKEN
 from gofer.agent.limits import Go, Halt
-from gofer.agent.model import Attempted, Block, Delta, Model, ModelError, Turn, Usage
+from gofer.agent.model import Attempted, Block, Delta, Model, ModelError, Request, Turn, Usage
 from gofer.agent.outcome import Failed
 from gofer.agent.parts import Context, Limits
 from gofer.agent.record import Recorder
-from gofer.agent.tools.output import Masker
+from gofer.agent.tools.output import Masker, Masking
 
 Stop = Callable[[Halt], Awaitable[None]]
 
+SLOW_AFTER = 30.0
+"""Seconds without a word of the model after which people are told that it takes long."""
+LONG_PROMPT = 6000
+"""Tokens from which on a prompt may be what a server does not like, whatever it says."""
 SENTENCES = {
     "auth": "The model's provider refuses the key. Give me another (gofer secrets put), then send it again.",
     "unavailable": "The model cannot be reached now; I will try again.",
@@ -63,19 +69,44 @@ class Thinking:
     async def _stream(self, go: Go) -> Turn:
         self._heard, self._streaming = 0, True
         live = {kind: self._mask.stream() for kind in ("text", "thinking", "call")}
-        turn: Turn | None = None
         request = await self._context.request(self._record.state, go)
+        spoken = asyncio.Event()
+        telling = asyncio.create_task(self._tell_slow(spoken))
+        try:
+            turn = await self._listen(request, live, spoken)
+        finally:
+            spoken.set()
+            await asyncio.wait({telling})
+        self._streaming = False
+        if turn is None:
+            raise ModelError("retryable", "The model's answer had no end.", model=self._model.name)
+        return turn
+
+    async def _tell_slow(self, spoken: asyncio.Event) -> None:
+        """People wonder where their answer is when a model takes minutes for its first word, as local ones may."""
+        try:
+            async with asyncio.timeout(SLOW_AFTER):
+                await spoken.wait()
+        except TimeoutError:
+            # What keeps it from being written keeps the next event, too, which says so.
+            with contextlib.suppress(Exception):
+                await self._record(
+                    "turn.slow", {"seconds": SLOW_AFTER}, self._record.state.rounds[-1].event_id
+                )
+
+    async def _listen(
+        self, request: Request, live: Mapping[str, Masking], spoken: asyncio.Event
+    ) -> Turn | None:
+        turn: Turn | None = None
         async for event in self._model.stream(request):
             if isinstance(event, Delta):
+                spoken.set()
                 self._heard += len(event.text)
                 self._record.listen(f"{event.kind}.delta", {"text": live[event.kind].feed(event.text)})
             elif isinstance(event, Attempted):
                 await self._charge_failure("attempt", event.reason, event.usage, event.model, again=True)
             else:
                 turn = event
-        self._streaming = False
-        if turn is None:
-            raise ModelError("retryable", "The model's answer had no end.", model=self._model.name)
         return turn
 
     async def _finished(self, turn: Turn) -> None:
@@ -100,8 +131,9 @@ class Thinking:
 
     async def _failed(self, error: ModelError, stop: Stop) -> Failed | None:
         self._streaming = False
-        await self._charge_failure(error.kind, str(error), error.usage, error.model, again=False)
-        if error.kind in ("context", "image") and await self._make_room(error.kind):
+        kind = "context" if self._may_be_too_long(error) else error.kind
+        await self._charge_failure(kind, str(error), error.usage, error.model, again=False)
+        if kind in ("context", "image") and await self._make_room(kind):
             return None
         if error.kind in ("context", "image", "invalid"):
             await stop(Halt(f"model.{error.kind}", f"{SENTENCES[error.kind]} ({error})"))
@@ -113,6 +145,12 @@ class Thinking:
             error.retry_after,
             waiting=error.kind in ("unavailable", "auth"),
         )
+
+    def _may_be_too_long(self, error: ModelError) -> bool:
+        """Whether a request was refused for a reason nobody knows, and is long: shortening it once may help."""
+        state = self._record.state
+        unknown = error.kind == "invalid" and error.status in (400, 422)
+        return unknown and not state.refusals and state.last_size >= LONG_PROMPT
 
     async def _make_room(self, kind: str) -> bool:
         """Shorten once for a request that was refused; False when that was tried already or nothing can go."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gofer.agent.model import Block, Message
+from gofer.agent.models.documents import document_stub
 from gofer.agent.state import Call, Round, State
 
 OUTCOME_UNKNOWN = (
@@ -68,6 +69,8 @@ def _input(current: Round, state: State, index: int) -> list[Block]:
 def _image_or_stub(block: Block, state: State, index: int) -> Block:
     if block["type"] == "image" and index < state.images_dropped_before:
         return {"type": "text", "text": IMAGE_STUB}
+    if block["type"] == "document" and index < state.images_dropped_before:
+        return {"type": "text", "text": document_stub(str(block.get("title", "")))}
     return block
 
 

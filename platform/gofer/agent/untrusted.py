@@ -3,39 +3,17 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from typing import Any
 
 from gofer.agent.conversation import Said, Trust, rank
 from gofer.agent.model import Block
+from gofer.agent.models.documents import PDF
+from gofer.sanitize import clean
 
 MAX_TEXT = 100_000
 # These are applied to what anybody wrote: none may look at a character again and again.
 _HEADER = re.compile(r"^([^\S\n]*+)\[#", re.M)
 _TAG = re.compile(r"<(?=\s*+/?+\s*+(?:quoted|note|summary)\b)", re.I)
-_TO_COMPOSE = re.compile(r"[\x00-\x7f]?[^\x00-\x7f]{1,64}")
-# Characters that hide or reorder text: bidi controls, joiners, tags, fillers, variation selectors.
-_HIDDEN = re.compile(
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
-    "\ufeff\uffa0\ufff9-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
-)
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
-
-
-def clean(text: str) -> str:
-    """The text without escape sequences, control, invisible and reordering characters or lone surrogates."""
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    text = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-    return composed(_HIDDEN.sub("", _CONTROL.sub("", text)))
-
-
-def composed(text: str) -> str:
-    """The text with letters and their marks as one character, in pieces: many marks in a row take the square of
-    their number to put in order, and nobody writes so many."""
-    if text.isascii():
-        return text
-    return _TO_COMPOSE.sub(lambda piece: unicodedata.normalize("NFC", piece[0]), text)
 
 
 def cap(text: str, limit: int = MAX_TEXT) -> str:
@@ -90,7 +68,10 @@ def render(said: Said, of_run: Trust) -> list[Block]:
         origin["meant"] = words
     blocks: list[Block] = [{"type": "text", "text": f"{head}\n{body}", "origin": origin}]
     for picture in said.pictures:
-        blocks.append({"type": "image", "blob": picture.blob, "media_type": picture.media_type})
+        block: Block = {"type": "image", "blob": picture.blob, "media_type": picture.media_type}
+        if picture.media_type == PDF:
+            block |= {"type": "document", "title": clean(picture.name)[:200], "size": picture.size}
+        blocks.append(block)
     return blocks
 
 

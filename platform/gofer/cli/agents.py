@@ -26,7 +26,15 @@ def list_agents(as_json: AsJson = False) -> None:
     gofer agents list
     """
     found = call("GET", "/agents")
-    rows = [(each["name"], each["model"], _whence(each), each["problem"]) for each in found["agents"]]
+    rows = [
+        (
+            each["name"] + (" (default)" if each["default"] else ""),
+            each["model"],
+            _whence(each),
+            each["problem"],
+        )
+        for each in found["agents"]
+    ]
     show(found, as_json, lambda: table(("agent", "model", "from", "problem"), rows, empty="No agents."))
 
 

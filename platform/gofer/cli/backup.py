@@ -23,20 +23,26 @@ def backup(
     with_key: Annotated[
         bool, typer.Option("--with-key", help="Put the master key beside it, as FILE.key.")
     ] = False,
+    with_shells: Annotated[
+        bool, typer.Option("--with-shells", help="Also the files of the shells' workspaces.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy the database to a file, also while serving. Without the master key it cannot be read; the files of
-    agents are not in it.
+    """Copy the database to a file, also while serving, and the files of agents, prices and models beside it, as
+    FILE.files.tgz. Without the master key the database cannot be read.
 
     \b
     gofer backup
-    gofer backup /mnt/backups/gofer.db --with-key
+    gofer backup /mnt/backups/gofer.db --with-key --with-shells
     """
     target = (file or _dated()).absolute()
-    done = call("POST", "/backup", json={"path": str(target), "with_key": with_key}, timeout=LONGEST_ANSWER)
+    wish = {"path": str(target), "with_key": with_key, "with_shells": with_shells}
+    done = call("POST", "/backup", json=wish, timeout=LONGEST_ANSWER)
     beside = f"The master key is beside it: {done['key_file']}."
     apart = "The master key is not in it: keep a copy of master.key elsewhere, or say --with-key."
     said = f"{done['path']} ({done['bytes']} bytes). {beside if done['key_file'] else apart}"
+    if done["files"]:
+        said += f" Agents and the rest are in {done['files']}."
     show(done, as_json, lambda: print(said))
 
 
@@ -51,7 +57,8 @@ def restore(
     with_key: Annotated[bool, typer.Option("--with-key", help="Take the master key from FILE.key.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put a backup in the place of the database, while no server runs. The old one is kept beside it.
+    """Put a backup in the place of the database and its files in theirs, while no server runs. What was there is
+    kept beside it.
 
     \b
     gofer restore /mnt/backups/gofer.db
@@ -70,4 +77,11 @@ def _told(done: Restored) -> str:
         lines.append(f"What was there is now {done.previous}.")
     if done.key_added:
         lines.append("Its master key is in front of the key file; what was there stays behind it.")
+    if done.unsigned:
+        lines.append(
+            "Its rows are not signed: a release that signs none made it, or somebody took the key out. The next start "
+            "takes every row as it is, so look who may do what: `gofer members list`, `gofer tokens list`."
+        )
+    if done.files:
+        lines.append(f"Also put back: {', '.join(done.files)}; what was there is kept under another name.")
     return " ".join(lines)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gofer.cli.exits import TRY_LATER, Failed
@@ -26,6 +26,8 @@ BASE = "http://gofer/api/v1"
 PATIENCE, TOLD_AFTER = 30.0, 3.0
 """Seconds to wait for a process that is just starting, or for another command to finish; and to do so silently."""
 WAITING = "Process {holder} has the database and takes no commands yet: it is starting, stopping, or a command itself."
+SILENCE = 3600.0
+"""Seconds a stream may be silent: a run may work for long."""
 USUAL_ANSWER, LONGEST_ANSWER = 60.0, 3600.0
 """Seconds an answer may take; the second for what goes through the whole store."""
 
@@ -58,6 +60,21 @@ class Api:
         if response.is_error:
             raise Failed.by_problem(response.status_code, _json(response))
         return response.json()
+
+    async def lines(self, path: str, **request: Any) -> AsyncGenerator[str]:
+        """The lines of a stream, until the server ends it; raises Failed when there is none."""
+        import httpx2
+
+        timeout = httpx2.Timeout(SILENCE, connect=5)
+        try:
+            async with self._client.stream("GET", path, timeout=timeout, **request) as response:
+                if response.is_error:
+                    await response.aread()
+                    raise Failed.by_problem(response.status_code, _json(response))
+                async for line in response.aiter_lines():
+                    yield line
+        except httpx2.TransportError as error:
+            raise Failed(f"The server went away ({type(error).__name__}).", TRY_LATER) from error
 
 
 def _json(response: httpx2.Response) -> dict[str, Any]:

@@ -9,20 +9,26 @@ import typer
 
 from gofer.cli import (
     agents,
+    audit,
     backup,
+    chat,
     connections,
     conversations,
+    costs,
     deliveries,
     demo,
     instance,
     jobs,
     key,
     link,
+    logs,
     members,
     questions,
+    rows,
     schedules,
     secrets,
     serve,
+    shells,
     tokens,
 )
 
@@ -31,7 +37,7 @@ app = typer.Typer(
     help="Gofer takes work from where people talk and has an agent do it.",
     epilog="Begin with `gofer demo`, then `gofer serve`. Settings are GOFER_* variables: docs/operations.md.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -58,6 +64,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "web": serve.web,
     "worker": serve.worker,
     "demo": demo.demo,
+    "say": chat.say,
+    "chat": chat.chat,
     "status": instance.status,
     "doctor": instance.doctor,
     "version": instance.version,
@@ -66,6 +74,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "restore": backup.restore,
     "purge": conversations.purge,
     "link": link.link,
+    "logs": logs.logs,
+    "costs": costs.costs,
 }
 for name, command in COMMANDS.items():
     app.command(name)(command)
@@ -80,8 +90,11 @@ NOUNS = {
     "questions": questions.app,
     "schedules": schedules.app,
     "agents": agents.app,
+    "shells": shells.app,
     "members": members.app,
     "tokens": tokens.app,
+    "audit": audit.app,
+    "rows": rows.app,
 }
 for name, noun in NOUNS.items():
     app.add_typer(noun, name=name)

@@ -16,7 +16,7 @@ app = typer.Typer(
     help="Connections: the configured accounts of integrations.", no_args_is_help=True, rich_markup_mode=None
 )
 
-Id = Annotated[str, typer.Argument(help="The connection's id.", show_default=False)]
+Id = Annotated[str, typer.Argument(help="The connection's id or name.", show_default=False)]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting. Repeatable.")]
 SecretFile = Annotated[
     list[str] | None,
@@ -194,6 +194,7 @@ def _print_one(found: dict[str, Any]) -> None:
         ("integration", connection["integration"]),
         ("name", connection["name"]),
         ("state", "on" if connection["enabled"] else "off"),
+        ("agent", connection["agent"] or "the default agent"),
         ("settings", connection["settings"]),
         ("secrets", ", ".join(found["secrets"])),
         ("webhook", connection["hook_url"] or connection["hook_path"]),
@@ -228,14 +229,26 @@ def show_connection(id: Id, as_json: AsJson = False) -> None:
 
 @app.command("set")
 def set_settings(
-    id: Id, settings: Annotated[list[str], typer.Argument(help="name=value …")], as_json: AsJson = False
+    id: Id,
+    settings: Annotated[list[str] | None, typer.Argument(help="name=value …")] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option(help="The agent that answers what no route fits; '' for the default agent."),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Change settings of a connection.
+    """Change settings of a connection, or the agent that answers there.
 
     \b
     gofer connections set hello_k3v9 reply_url=https://example.org/replies
+    gofer connections set hello_k3v9 --agent reviewer
     """
-    _change(id, {"settings": _settings(settings)}, as_json)
+    wish: dict[str, Any] = {"settings": _settings(settings)} if settings else {}
+    if agent is not None:
+        wish["agent"] = agent
+    if not wish:
+        raise Failed("Say what to change: name=value, or --agent NAME.", USAGE)
+    _change(id, wish, as_json)
 
 
 @app.command()

@@ -30,6 +30,21 @@ def demo(as_json: AsJson = False) -> None:
         raise typer.Exit(FAILED)
 
 
+def play_before_serving() -> None:
+    """Play it for who starts Gofer for the first time; whatever comes of it, Gofer is served afterwards."""
+    print(
+        "First a demo, on a throw-away instance: about ten seconds, once. `gofer demo` plays it again.",
+        flush=True,
+    )
+    try:
+        steps = asyncio.run(_play(quiet=False))
+    except Failed as error:
+        print(f"The demo could not be played: {error}", file=sys.stderr)
+        return
+    if not all(step["ok"] for step in steps):
+        print("Something is off: see the lines marked FAIL, and `gofer doctor`.")
+
+
 def _verdict(ok: bool) -> str:
     if ok:
         return "\nAll as promised. `gofer serve` starts an instance that stays; `gofer doctor` says what it needs."

@@ -179,7 +179,9 @@ async def _examine(*, call: bool) -> list[dict[str, Any]]:
         ]
     try:
         async with open_api(settings) as api:
-            return [*findings, *await _ask(api, call=call)]
+            asked = await _ask(api, call=call)
+            # A server without the same variable does not say it, and one with it says it as well.
+            return [*(each for each in findings if each not in asked), *asked]
     except GoferError as error:
         return [*findings, dataclasses.asdict(found_wrong("platform", error))]
 

@@ -70,9 +70,12 @@ def set_role(
 def password(
     name: Name,
     file: Annotated[str, typer.Option(help="The file that holds it; - is stdin.")] = "-",
+    keep_tokens: Annotated[bool, typer.Option("--keep-tokens", help="Do not end their tokens.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set a member's password, which ends their sessions. It comes from stdin or a file, never from an argument.
+    """Set a member's password, which ends their sessions, and their tokens if they had a password.
+
+    It comes from stdin or a file, never from an argument.
 
     \b
     gofer members password owner
@@ -81,7 +84,7 @@ def password(
     value = prompt_secret("password") if asked else read_secret(file)
     if asked and prompt_secret("the same again") != value:
         raise Failed("The two are not the same. Nothing was changed.", USAGE)
-    made = _change(name, password=value)
+    made = _change(name, password=value, keep_tokens=keep_tokens)
     show(made, as_json, lambda: print(f"{made['name']} has a new password."))
 
 

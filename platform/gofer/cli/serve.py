@@ -15,7 +15,11 @@ Port = Annotated[
 ]
 
 
-def serve(host: Host = None, port: Port = None) -> None:
+def serve(
+    host: Host = None,
+    port: Port = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Before the very first start, play the demo.")] = False,
+) -> None:
     """Take webhooks in and do the work, in one process.
 
     \b
@@ -23,7 +27,26 @@ def serve(host: Host = None, port: Port = None) -> None:
     gofer serve --port 9000
     GOFER_DATABASE_URL=postgresql://gofer@db/gofer gofer serve
     """
+    if demo:
+        _play_once(host, port)
     _run(host, port, "web", "worker")
+
+
+def _play_once(host: str | None, port: int | None) -> None:
+    """Play the demo if this data directory has never been served from, and if serving could begin at all."""
+    from gofer.serve import check_port
+    from gofer.settings import load_settings, prepare_data_dir
+
+    settings = load_settings(host=host, port=port)
+    check_port(settings)
+    prepare_data_dir(settings)
+    played = settings.data_dir / "demo-played"
+    if played.exists() or (settings.sqlite_path is not None and settings.sqlite_path.exists()):
+        return
+    from gofer.cli.demo import play_before_serving
+
+    play_before_serving()
+    played.touch(mode=0o600)
 
 
 def web(host: Host = None, port: Port = None) -> None:

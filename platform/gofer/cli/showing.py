@@ -75,6 +75,11 @@ def plain(value: Any) -> str:
     return "".join(" " if char in "\n\t" else _visible(char) for char in text)
 
 
+def harmless(text: str) -> str:
+    """Text of any length as it is, lines and tabs too, but for what a terminal would obey or hide."""
+    return "".join(char if char in "\n\t" else _visible(char) for char in text)
+
+
 def _visible(char: str) -> str:
     return "�" if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") else char
 

@@ -25,28 +25,39 @@ def list_tokens(as_json: AsJson = False) -> None:
             each["id"],
             each["name"],
             each["member"],
-            each["scope"],
+            " ".join(each["scopes"]) or each["scope"],
+            ago(each["expires_at"]) if each["expires_at"] else "never",
             ago(each["used_at"]) if each["used_at"] else "never",
         )
         for each in found["tokens"]
     ]
-    show(found, as_json, lambda: table(("token", "for", "member", "scope", "used"), rows, empty="No tokens."))
+    titles = ("token", "for", "member", "scope", "ends", "used")
+    show(found, as_json, lambda: table(titles, rows, empty="No tokens."))
 
 
 @app.command()
 def add(
     name: Annotated[str, typer.Argument(help="What it is for.", show_default=False)],
-    scope: Annotated[str, typer.Option(help="read, write or admin.")] = "read",
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="read (if not given), write or admin; or for one noun only, such as jobs:write. Can be repeated."
+        ),
+    ] = None,
     member: Annotated[str, typer.Option(help="Whose it is; the first owner's if nobody is named.")] = "",
-    days: Annotated[int | None, typer.Option(help="How long it is valid; without end if not given.")] = None,
+    days: Annotated[int, typer.Option(help="How long it is valid; 0 is without end.")] = 90,
     as_json: AsJson = False,
 ) -> None:
     """Make a token and print it, this once.
 
     \b
-    gofer tokens add ci --scope write --days 90
+    gofer tokens add ci --scope write --days 30
+    gofer tokens add board --scope jobs:read --scope costs:read
     """
-    made = call("POST", "/tokens", json={"name": name, "scope": scope, "member": member, "days": days})
+    given = scope or ["read"]
+    plain = len(given) == 1 and ":" not in given[0]
+    what = {"scope": given[0]} if plain else {"scopes": given}
+    made = call("POST", "/tokens", json={"name": name, "member": member, "days": days or None, **what})
     show(made, as_json, lambda: print(made["token"]))
 
 

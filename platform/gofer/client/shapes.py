@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 Role = Literal["owner", "operator", "viewer"]
 Scope = Literal["read", "write", "admin"]
@@ -98,6 +98,22 @@ class Event(BaseModel):
     at: float
 
 
+class LiveFrame(BaseModel):
+    """Something that happens in a conversation while it is followed."""
+
+    type: Literal["text", "output", "item", "state"]
+    job: int | None = None
+    """`text`: the run whose words these are."""
+    text: str = ""
+    """`text`, `output`: what comes next."""
+    whole: bool = False
+    """`text`, `output`: it begins anew, and replaces what came before."""
+    item: dict[str, Any] | str | None = None
+    """`item`: a message, a reply, a step or a question; `output`: the id of the step that prints it."""
+    state: str = ""
+    """`state`: idle, queued, working, waiting or retrying."""
+
+
 class Reply(BaseModel):
     """One part of something that is sent."""
 
@@ -117,6 +133,8 @@ class Reply(BaseModel):
     created_at: float
     sent_at: float | None
     confirm_at: float | None
+    failed_in: int | None = None
+    """The deliver job that gave it up."""
 
 
 class JobStory(BaseModel):
@@ -267,6 +285,8 @@ class Connection(BaseModel):
     enabled: bool
     settings: dict[str, Any]
     max_running: int | None
+    agent: str | None
+    """The agent that answers what no route fits; null for the instance's default agent."""
     created_at: float
     hook_path: str
     hook_url: str | None
@@ -331,6 +351,8 @@ class Agent(BaseModel):
     model: str
     file: bool
     in_force: bool
+    default: bool
+    """Whether it answers what no agent's route fits."""
     """Whether it hears what comes in: without a file it does only while no other agent has one."""
     problem: str
 
@@ -550,6 +572,8 @@ class BackedUp(BaseModel):
     path: str
     bytes: int
     key_file: str | None
+    files: str | None
+    """Agents, prices and models, and the workspaces of shells if asked for; null when there are none."""
 
 
 class Cost(BaseModel):
@@ -576,6 +600,8 @@ class Shell(BaseModel):
 
     conversation_id: str
     agent_id: str
+    agent: str
+    """Its name; empty when the agent is gone."""
     trust: str
     used_at: float
     provider: str
@@ -674,6 +700,33 @@ class Me(BaseModel):
     name: str
     role: Role
     via: Literal["session", "token", "socket"]
+    scopes: dict[str, Role] | None = Field(
+        default=None, description="What a token may do with each noun; null when it is for all of them."
+    )
+
+
+class Session(BaseModel):
+    """A browser in which one is signed in."""
+
+    id: str
+    by: str = Field(description="How it began: password or link.")
+    address: str
+    agent: str = Field(description="The browser, in its own words.")
+    created_at: float
+    seen_at: float
+    current: bool = Field(description="Whether it is the one that asks.")
+
+
+class Sessions(BaseModel):
+    """The one seen last first."""
+
+    sessions: list[Session]
+
+
+class SessionsEnded(BaseModel):
+    """How many sessions were ended."""
+
+    ended: int
 
 
 class Token(BaseModel):
@@ -683,7 +736,8 @@ class Token(BaseModel):
     member_id: str
     member: str
     name: str
-    scope: Scope
+    scope: Scope = Field(description="The most it may do.")
+    scopes: list[str] = Field(description="`noun:scope` words; empty when it is for every noun.")
     created_at: float
     expires_at: float | None
     used_at: float | None
@@ -701,6 +755,7 @@ class TokenMade(BaseModel):
     id: str
     token: str
     scope: Scope
+    scopes: list[str]
     expires_at: float | None
 
 
@@ -725,6 +780,68 @@ class Audit(BaseModel):
 
     entries: list[AuditEntry]
     next: str | None
+
+
+class AuditHead(BaseModel):
+    """Where the chain of the audit log ends."""
+
+    place: int
+    link: str
+
+
+class AuditVerdict(BaseModel):
+    """Whether the audit log is whole."""
+
+    entries: int
+    head: AuditHead | None
+    problems: list[str]
+
+
+class AuditLink(AuditEntry):
+    """An entry with its place in the chain; in hex, a hash over it and the link before, and a MAC over its answer."""
+
+    place: int | None
+    link: str
+    end_mac: str
+
+
+class AuditExport(BaseModel):
+    """A part of the audit log, oldest first."""
+
+    entries: list[AuditLink]
+    head: AuditHead | None
+
+
+class AuditAccepted(BaseModel):
+    """How many entries were chained anew, and what was wrong before."""
+
+    entries: int
+    problems: list[str]
+
+
+class RowNamed(BaseModel):
+    """A row by its table and primary key."""
+
+    table: str
+    key: str
+
+
+class RefusedRow(RowNamed):
+    """A row that somebody else than Gofer wrote."""
+
+    says: dict[str, Any]
+
+
+class RefusedRows(BaseModel):
+    """Rows that are refused."""
+
+    rows: list[RefusedRow]
+
+
+class AcceptedRows(BaseModel):
+    """Rows that were accepted as they are."""
+
+    accepted: list[RowNamed]
 
 
 class Gone(BaseModel):

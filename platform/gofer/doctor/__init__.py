@@ -4,7 +4,7 @@ from gofer.doctor.around import LOOPBACK, another_place, look_around
 from gofer.doctor.finding import Finding, Severity, found_wrong
 from gofer.doctor.inside import examine
 from gofer.doctor.mending import mend
-from gofer.doctor.model import ask_compatible, ask_model
+from gofer.doctor.model import ask_compatible, ask_model, ask_providers
 
 __all__ = [
     "LOOPBACK",
@@ -13,6 +13,7 @@ __all__ = [
     "another_place",
     "ask_compatible",
     "ask_model",
+    "ask_providers",
     "examine",
     "found_wrong",
     "look_around",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
-from gofer.agent.agents import NAME, Agents, AgentSpec
+from gofer.agent.agents import NAME, Agents, AgentSpec, RouteSettings, default_agent, in_force
 from gofer.agent.models.catalogue import Catalogue
 from gofer.doctor.finding import Finding, Severity
 from gofer.doctor.model import keys_of
 from gofer.errors import ConfigError
 from gofer.platform import Platform
-from gofer.store.open import FIRST_AGENT, FIRST_WORKSPACE
+from gofer.store.open import FIRST_WORKSPACE
 
 
 async def look_at_agents(platform: Platform) -> list[Finding]:
@@ -20,14 +21,37 @@ async def look_at_agents(platform: Platform) -> list[Finding]:
     seen = await asyncio.to_thread(Agents(directory).look)
     catalogue = await keys_of(platform).catalogue(FIRST_WORKSPACE)
     found = [_broken(directory, name, spec, problem) for name, (spec, problem) in seen.items() if problem] + [
-        _unset(spec, why) for spec, _ in seen.values() if spec and (why := _missing(catalogue, spec))
+        _unset(catalogue, spec, why)
+        for spec, _ in seen.values()
+        if spec and (why := _missing(catalogue, spec))
     ]
+    specs = in_force(seen)
+    found += _contested(specs)
     if found:
         return found
-    if not seen:
-        return [Finding("agents", "ok", "Files: none; the built-in one answers.")]
-    silent = "" if FIRST_AGENT in seen else f" The built-in {FIRST_AGENT} has none, so it hears nothing."
-    return [Finding("agents", "ok", f"Files: {', '.join(seen)}.{silent}")]
+    default = default_agent(specs)
+    files = f"Files: {', '.join(seen)}." if seen else "Files: none."
+    if default is None:
+        what = f"{files} There is no default agent: what fits no route stays unanswered."
+        return [
+            Finding("agents", "warning", what, "Write `default = true` into an agent's file", "agents.md")
+        ]
+    return [Finding("agents", "ok", f"{files} {default} answers what fits no route.")]
+
+
+def _contested(specs: Sequence[AgentSpec]) -> list[Finding]:
+    """Two agents that hear exactly the same, of which only one ever answers."""
+    default, heard = default_agent(specs), dict[RouteSettings, str]()
+    found = []
+    for spec in sorted(specs, key=lambda each: (each.name != default, each.name)):
+        for route in (each.model_copy(update={"priority": 0}) for each in spec.routes if not each.also):
+            if (first := heard.setdefault(route, spec.name)) != spec.name:
+                what = (
+                    f"{first} and {spec.name} have the same route; one agent answers a message, here {first}."
+                )
+                fix = f"Give {spec.name} other routes, or `also = true` to have both answer"
+                found.append(Finding(f"routes of {spec.name}", "warning", what, fix, "agents.md"))
+    return found
 
 
 def _broken(directory: Path, name: str, spec: AgentSpec | None, problem: str) -> Finding:
@@ -35,7 +59,7 @@ def _broken(directory: Path, name: str, spec: AgentSpec | None, problem: str) ->
         fix = f"Rename or remove {directory / name}"
         return Finding(f"agent file {name}", "warning", f"{directory / name}: {problem}.", fix, "agents.md")
     path = directory / f"{name}.toml"
-    fix = f"Mend {path}, or: gofer agents put {name} FILE"
+    fix = f"Fix {path}, or: gofer agents put {name} FILE"
     severity: Severity = "error" if spec is None else "warning"
     return Finding(f"agent {name}", severity, f"{path}: {problem}.", fix, "agents.md")
 
@@ -49,6 +73,9 @@ def _missing(catalogue: Catalogue, spec: AgentSpec) -> str:
     return ""
 
 
-def _unset(spec: AgentSpec, why: str) -> Finding:
-    fix = f"gofer secrets put {spec.model.partition('/')[0]}_key, or another model in the agent's file"
+def _unset(catalogue: Catalogue, spec: AgentSpec, why: str) -> Finding:
+    provider = spec.model.partition("/")[0]
+    known = catalogue.providers.get(provider)
+    key = known.key_name if known is not None and known.key_name else f"{provider}_key"
+    fix = f"gofer secrets put {key}, or another model in the agent's file"
     return Finding(f"model of {spec.name}", "error", why, fix, "models.md")

@@ -30,12 +30,12 @@ def look_around(settings: Settings, *, serving: bool) -> list[Finding]:
         _port(settings, serving=serving),
         # What a server was told when it was started is known to it alone.
         *([] if serving else [openness(settings)]),
-        *_unknown(),
+        *unknown_settings(),
     ]
 
 
-def _unknown() -> list[Finding]:
-    """Misspelt, a variable would be passed over without a word."""
+def unknown_settings() -> list[Finding]:
+    """Misspelt variables of this process, which would otherwise be passed over without a word."""
     return [
         Finding(
             "settings",

@@ -26,6 +26,8 @@ PAGES = {
     "redis": "operations.md#postgres-redis-several-processes",
     "master key": "operations.md#secrets-and-the-master-key",
     "old keys": "operations.md#secrets-and-the-master-key",
+    "signed rows": "operations.md#rows-that-are-refused",
+    "audit log": "operations.md#the-audit-log",
     "sandbox": "sandbox.md#where-it-runs",
     "model": "models.md",
     "agents": "agents.md",

@@ -6,21 +6,24 @@ import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from sqlalchemy import Connection, select
 
 from gofer.agent.shells import make_provider
+from gofer.alarms import examined
 from gofer.doctor.agents import look_at_agents
-from gofer.doctor.around import openness
+from gofer.doctor.around import openness, unknown_settings
 from gofer.doctor.finding import Finding, Severity, found_wrong
-from gofer.doctor.model import look_at_model
+from gofer.doctor.model import look_at_model, look_at_providers
 from gofer.errors import GoferError
 from gofer.health import health_of
 from gofer.jobs.upkeep import depth, oldest_ready
 from gofer.platform import Platform
 from gofer.store import migrations
 from gofer.store.clock import now
-from gofer.store.tables import connections, master_keys
+from gofer.store.signed import find_refused
+from gofer.store.tables import api_tokens, connections, master_keys
 from gofer.vault.canary import open_canary
 
 MOST_SKEW = 5.0
@@ -33,9 +36,13 @@ async def examine(platform: Platform) -> list[Finding]:
         ("database", _database),
         ("redis", _redis),
         ("master key", _master_key),
+        ("signed rows", _signed_rows),
+        ("audit log", _audit_log),
         ("sandbox", _sandbox),
         ("model", look_at_model),
+        ("providers", look_at_providers),
         ("agents", look_at_agents),
+        ("tokens", _tokens),
         ("integrations", _integrations),
         ("connections", _connections),
         ("refused requests", _refused),
@@ -58,7 +65,7 @@ async def _server(platform: Platform) -> list[Finding]:
     since = round(time.time() - platform.started_at)
     where = f" at {platform.url}" if platform.url else ""
     line = f"Running{where} for {since} s (pid {os.getpid()}, {', '.join(sorted(platform.roles))})."
-    found = [Finding("server", "ok", line)]
+    found = [Finding("server", "ok", line), *unknown_settings()]
     return [*found, openness(platform.settings)] if "web" in platform.roles else found
 
 
@@ -127,17 +134,53 @@ async def _master_key(platform: Platform) -> list[Finding]:
     return found
 
 
+MAX_NAMED = 5
+
+
+async def _signed_rows(platform: Platform) -> list[Finding]:
+    refused = await platform.database.read(partial(find_refused, limit=1000))
+    if not refused:
+        return [Finding("signed rows", "ok", "Every row that decides who may do what is signed.")]
+    named = ", ".join(f"{each.table} {each.key}" for each in refused[:MAX_NAMED])
+    more = f" and {len(refused) - MAX_NAMED} more" if len(refused) > MAX_NAMED else ""
+    line = f"Refused, because somebody else than this release of Gofer wrote them: {named}{more}."
+    return [Finding("signed rows", "error", line, "gofer rows list, then: gofer rows accept TABLE KEY")]
+
+
+async def _audit_log(platform: Platform) -> list[Finding]:
+    verdict = await examined(platform)
+    if not verdict.problems:
+        return [Finding("audit log", "ok", f"Whole: {verdict.entries} entries.")]
+    line = f"It is not whole: {verdict.problems[0]}"
+    return [Finding("audit log", "error", line, "gofer audit verify; if you know why: gofer audit accept")]
+
+
 async def _sandbox(platform: Platform) -> list[Finding]:
     provider = make_provider(platform.settings)
     if provider is None:
         line = "Switched off: the agent has no shell."
         return [Finding("sandbox", "note", line, "Unset GOFER_SANDBOX, and restart.")]
     report = await provider.probe()
-    line = f"{report.provider}: {report.level.words}."
+    line = f"{report.summary}."
     if report.level > 0:
         return [Finding("sandbox", "ok", line)]
     fixes = [feature.fix for feature in report.features if not feature.ok and feature.fix]
     return [Finding("sandbox", "warning", line, fixes[0] if fixes else "")]
+
+
+async def _tokens(platform: Platform) -> list[Finding]:
+    endless = await platform.database.read(
+        lambda connection: list(
+            connection.execute(select(api_tokens.c.id).where(api_tokens.c.expires_at.is_(None))).scalars()
+        )
+    )
+    if not endless:
+        return []
+    line = f"Valid without end: {len(endless)} of the API tokens ({', '.join(endless[:3])}…)."
+    if len(endless) <= 3:
+        line = f"Valid without end: {', '.join(endless)}."
+    fix = "Make one that ends (`gofer tokens add NAME`), then `gofer tokens revoke ID` for the old one."
+    return [Finding("tokens", "warning", line, fix, "api.md#tokens")]
 
 
 async def _integrations(platform: Platform) -> list[Finding]:
@@ -173,6 +216,8 @@ async def _connections(platform: Platform) -> list[Finding]:
         ours = integration in platform.registry.built_in
         page = f"integrations/{integration}.md#troubleshooting" if ours else ELSEWHERE
         found.append(Finding(f"connection {name}", severity, health.line, health.fix, page))
+        if outdated := platform.intake.outdated.get(connection_id):
+            found.append(Finding(f"sender of {name}", "warning", outdated, "Change what posts to it.", page))
     return found
 
 

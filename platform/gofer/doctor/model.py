@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 
 import httpx2
 
@@ -11,6 +12,7 @@ from gofer.agent.model import ModelError, Request, Turn
 from gofer.agent.models.keys import ModelKeys
 from gofer.agent.models.offline import Offline
 from gofer.agent.models.openai import OPENAI_URL
+from gofer.agent.models.providers import BUILT_IN, FILE
 from gofer.doctor.finding import Finding
 from gofer.platform import Platform
 from gofer.store.open import FIRST_WORKSPACE
@@ -26,12 +28,18 @@ FIXES = {
     "auth": ADD_A_KEY,
     "invalid": "Choose another model: gofer agents show NAME",
     "unavailable": "Try again in a minute.",
-    "retryable": "Try again in a minute.",
+    "retryable": "Check that this machine reaches the provider, then try again.",
 }
 COMPATIBLE_FIXES = {
     "auth": "gofer secrets put openai_key < key.txt",
     "unavailable": "Correct GOFER_OPENAI_BASE_URL, or start the server there.",
     "invalid": "Correct GOFER_OPENAI_BASE_URL: it mostly ends in /v1.",
+}
+KEY_FIXES = (FIXES["auth"], COMPATIBLE_FIXES["auth"])
+OWN_FIXES = {
+    "auth": f"Put another key under the name that {FILE} gives: gofer secrets put NAME < key.txt",
+    "unavailable": f"Start the server, or correct base_url in {FILE}.",
+    "invalid": f"Correct base_url in {FILE}: it mostly ends in /v1.",
 }
 QUESTION = Request(
     system="Answer with the word ok.",
@@ -79,21 +87,59 @@ async def ask_model(platform: Platform, keys: dict[str, str] | None = None) -> F
     return Finding("model", "ok", f"{turn.model} answered in {took:.1f} s, with {turn.usage.total} tokens.")
 
 
+async def look_at_providers(platform: Platform) -> list[Finding]:
+    """The user's own providers, without asking them."""
+    catalogue = await keys_of(platform).catalogue(FIRST_WORKSPACE)
+    path = platform.settings.data_dir / FILE
+    if catalogue.problem:
+        line = f"{catalogue.problem} The last good version is in force, if there was one."
+        return [Finding("providers", "error", line, f"Correct {path}", "models.md#providers")]
+    own = [name for name in catalogue.providers if name not in BUILT_IN]
+    keyless = [
+        Finding(
+            f"provider {name}",
+            "error",
+            f"{name} needs a key.",
+            f"gofer secrets put {catalogue.providers[name].key_name} < key.txt",
+            "models.md#providers",
+        )
+        for name in own
+        if catalogue.providers[name].key_name and not catalogue.providers[name].key
+    ]
+    if keyless or not own:
+        return keyless
+    return [Finding("providers", "ok", f"Of your own: {', '.join(sorted(own))}.")]
+
+
+async def ask_providers(platform: Platform) -> list[Finding]:
+    """Ask each of the user's own servers which models it has, which costs nothing."""
+    catalogue = await keys_of(platform).catalogue(FIRST_WORKSPACE)
+    return [
+        await _asked(platform, f"provider {name}", str(provider.base_url), provider.key, OWN_FIXES)
+        for name, provider in sorted(catalogue.providers.items())
+        if name not in BUILT_IN and provider.speaks == "openai"
+    ]
+
+
 async def ask_compatible(platform: Platform, key: str | None = None) -> Finding:
     """Ask an OpenAI-compatible server which models it has, with this key or the vault's: that costs nothing."""
     base = (platform.settings.openai_base_url or OPENAI_URL).rstrip("/")
     if key is None:
         provider = (await keys_of(platform).catalogue(FIRST_WORKSPACE)).providers.get("openai")
         key = provider.key if provider is not None else ""
+    return await _asked(platform, "model", base, key, COMPATIBLE_FIXES)
+
+
+async def _asked(platform: Platform, what: str, base: str, key: str, fixes: Mapping[str, str]) -> Finding:
     try:
         names = await _models(platform, base, key)
         to_anybody = bool(await _models(platform, base, ""))
     except ModelError as error:
-        return Finding("model", "error", str(error), COMPATIBLE_FIXES[error.kind])
+        return Finding(what, "error", str(error), fixes[error.kind])
     shown = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
     line = f"{base} has {len(names)} models: {shown}." if names else f"{base} answered, and has no model."
     unsure = " It tells them to anybody, so whether the key is right shows at the first message."
-    return Finding("model", "ok", line + (unsure if to_anybody else ""))
+    return Finding(what, "ok", line + (unsure if key and to_anybody else ""))
 
 
 async def _models(platform: Platform, base: str, key: str) -> list[str]:

@@ -8,21 +8,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, func, select, update
+from sqlalchemy import ColumnElement, Connection, func, select, update
 
 from gofer.accounts import Accounts
 from gofer.errors import NotFound, Permanent
+from gofer.intake.stranger_limit import StrangerLimit
 from gofer.intake.strangers import turn_away
 from gofer.integration import Admission, Attachment, File, Incoming, Role, Unread
 from gofer.jobs.queue import Claim
 from gofer.outbox.ledger import hold
+from gofer.people import known_principal
 from gofer.store import events as log
 from gofer.store.blobs import put_blob
 from gofer.store.clock import now
-from gofer.store.content import open_message, seal_message
+from gofer.store.content import open_trusted, seal_message
 from gofer.store.database import Database
 from gofer.store.sealing import conversation_key
-from gofer.store.tables import ASIDE, Trust, conversations, identities, jobs, messages, principals
+from gofer.store.tables import ASIDE, Trust, conversations, jobs, messages
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
 
@@ -71,8 +73,8 @@ def read_one(connection: Connection, vault: Vault, conversation_id: str, seq: in
 
 def _read(connection: Connection, vault: Vault, row: Any) -> Read:
     key = conversation_key(connection, vault, row.conversation_id)
-    message = open_message(key, row.conversation_id, row.seq, row.sealed)
-    return Read(row.seq, message, Trust(row.trust), row.connection_id)
+    message, trust, came_by = open_trusted(key, row)
+    return Read(row.seq, message, trust, came_by)
 
 
 class Admitter:
@@ -85,12 +87,14 @@ class Admitter:
         vault: Vault,
         accounts: Accounts,
         redactor: Redactor,
+        strangers: StrangerLimit | None = None,
         noticed: Noticed = lambda claim, read, fresh: None,
     ) -> None:
         self._database = database
         self._vault = vault
         self._accounts = accounts
         self._redactor = redactor
+        self._strangers = strangers or StrangerLimit()
         self._noticed = noticed
 
     async def admit(self, claim: Claim, found: Sequence[Read]) -> list[Read]:
@@ -127,7 +131,13 @@ class Admitter:
                     subject=read.message.author.id,
                 )
             )
-            return await connected.integration.admit(Unread(read.message, role), connected.account)
+            author = read.message.author.id
+            if role is None and not self._strangers.may_look_up(read.connection_id, author):
+                return Admission("stranger", note="found to be a stranger often enough within the hour")
+            admission = await connected.integration.admit(Unread(read.message, role), connected.account)
+            if admission.trust == "stranger":
+                self._strangers.was_stranger(read.connection_id, author)
+            return admission
         except (Permanent, NotFound) as error:
             # Who cannot be looked up is nobody we know.
             return Admission("stranger", note=str(error))
@@ -135,21 +145,8 @@ class Admitter:
 
 def known_role(connection: Connection, *, workspace_id: str, integration: str, subject: str) -> Role | None:
     """The role of whoever is paired with an identity, if anybody is."""
-    found = connection.execute(
-        _ROLE, {"workspace": workspace_id, "service": integration, "who": subject}
-    ).scalar()
-    return found if found in ("owner", "member") else None
-
-
-_ROLE = (
-    select(principals.c.role)
-    .join(identities, identities.c.principal_id == principals.c.id)
-    .where(
-        identities.c.workspace_id == bindparam("workspace"),
-        identities.c.integration == bindparam("service"),
-        identities.c.subject == bindparam("who"),
-    )
-)
+    found = known_principal(connection, workspace_id, integration, subject)
+    return found.role if found is not None and found.role in ("owner", "member") else None
 
 
 def _store(connection: Connection, vault: Vault, claim: Claim, read: Read, admission: Admission) -> Read:
@@ -169,18 +166,20 @@ def _store(connection: Connection, vault: Vault, claim: Claim, read: Read, admis
         return current
     key = conversation_key(connection, vault, conversation_id)
     kept = [_keep_file(connection, vault, conversation_id, file) for file in admission.files]
+    found = admission.message or current.message
     message = dataclasses.replace(
-        current.message,
-        text=current.message.text if admission.text is None else admission.text,
-        attachments=tuple(kept) or current.message.attachments,
+        found,
+        text=found.text if admission.text is None else admission.text,
+        attachments=tuple(kept) or found.attachments,
     )
     trust = Trust(admission.trust)
+    sealed = seal_message(key, conversation_id, read.seq, message, trust, came_by=read.connection_id)
     # What may be large is given apart: SQLAlchemy remembers the values that are part of a statement.
     connection.execute(
         update(messages)
         .where(messages.c.conversation_id == conversation_id, messages.c.seq == read.seq)
-        .values(trust=trust, admitted_at=now()),
-        {"sealed": seal_message(key, conversation_id, read.seq, message)},
+        .values(trust=trust, admitted_at=now(), author=message.author.id, addressed=message.addressed),
+        {"sealed": sealed},
     )
     log.append(
         connection, job_id=claim.id, owner=claim.owner, fence=claim.fence, kind="message.admitted",

@@ -26,6 +26,8 @@ class Arrival:
     headers: tuple[tuple[str, str], ...] = ()
     """Without the secret ones."""
     same_body_window: float = 0
+    message_digest: str | None = None
+    """A keyed digest of `Parsed.message_id`: what came before with the same one is a repeat, however long ago."""
     settings: Mapping[str, Any] | None = None
     """The connection's settings from now on, when the delivery changes them: a place has moved."""
     trust: Trust = Trust.UNKNOWN

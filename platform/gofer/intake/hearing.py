@@ -16,14 +16,17 @@ from gofer.integration import Incoming
 from gofer.jobs.kinds import RECEPTION
 from gofer.jobs.queue import SERVICE, submit
 from gofer.jobs.steer import begin_afresh, cancel_conversation, wake_participant
-from gofer.store import hot
+from gofer.people import known_principal
+from gofer.store import events as log
+from gofer.store import hot, signed
+from gofer.store.clock import now
 from gofer.store.ids import new_id
 from gofer.store.tables import (
     SCHEDULE,
     Trust,
     agents,
     conversations,
-    identities,
+    events,
     messages,
     participants,
     routes,
@@ -47,36 +50,69 @@ def wake(connection: Connection, arrival: Arrival, message: Incoming, conversati
         _to_reception(connection, arrival, conversation_id, {"seq": seq, "stopped": stopped})
         return True
     via = arrival.connection_id
+    answering = 0
     for route in _heard(connection, arrival, message, conversation_id):
         participant_id = route.participant_id or _take_part(connection, conversation_id, route, seq)
-        if message.addressed and route.trigger in ("any", message.trigger):
+        if message.addressed:
+            answering += 1
             # More parts of it are about to come: an agent should read it whole.
             delay = WHOLE_AFTER if message.joins else 0
             patient = message.event == SCHEDULE
             woke |= wake_participant(
                 connection, participant_id, seq, arrival.workspace_id, via=via, delay=delay, patient=patient
             )
-    return woke
+    if message.addressed and not answering:
+        _tell_unheard(connection, arrival, conversation_id, seq)
+    return woke or (message.addressed and not answering)
+
+
+def _tell_unheard(connection: Connection, arrival: Arrival, conversation_id: str, seq: int) -> None:
+    """Nobody answers this message: the overview shows it, and whoever wrote it is told, though not for every line."""
+    told = connection.execute(_TOLD_UNHEARD, {"conversation": conversation_id}).first() is not None
+    log.record(
+        connection, UNHEARD, arrival.workspace_id, conversation_id=conversation_id, data={"seq": seq}
+    )  # fmt: skip
+    if not told:
+        _to_reception(connection, arrival, conversation_id, {"seq": seq, "unheard": True})
+
+
+UNHEARD = "message.unheard"
+_TOLD_UNHEARD = (
+    select(events.c.id)
+    .where(events.c.conversation_id == bindparam("conversation"), events.c.kind == UNHEARD)
+    .where(events.c.at > now() - 600)
+    .limit(1)
+)
 
 
 def _heard(
     connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str
 ) -> Iterable[Any]:
-    """The routes by which agents hear a message; the one it is meant for hears it without any."""
+    """The routes by which agents hear a message, each agent once; who is meant or chosen needs no route.
+
+    One agent answers what is addressed to an agent: the one whose route fits first. Routes that say `also` add theirs.
+    Talk that is not addressed is heard by everybody who could be asked about it.
+    """
     here = {"workspace": arrival.workspace_id, "conversation": conversation_id}
     if message.agent:
-        meant = connection.execute(_MEANT, {**here, "called": message.agent}).first()
-        if meant is not None:
-            return [meant]
-    routed = list(
-        _first_per_agent(hot.fetch(connection, _ROUTES, {**here, "via": arrival.connection_id}), message)
-    )
-    chosen = routed[0].chosen if routed else None
-    if chosen is None:
-        return routed
-    # An owner chose one for the conversation: that one alone hears it.
-    own = [route for route in routed if route.agent_id == chosen]
-    return own or connection.execute(_MEANT, {**here, "called": chosen}).all()
+        meant = _meant(connection, {**here, "called": message.agent})
+        if meant:
+            return meant
+    found = hot.fetch(connection, _ROUTES, {**here, "via": arrival.connection_id})
+    routed = [row for row in found if signed.fits_as_before(connection, routes, row)]
+    chosen = routed[0].chosen if routed else connection.execute(_CHOSEN, here).scalar()
+    if chosen is not None:
+        # An owner chose one for the conversation: that one alone hears it.
+        return _meant(connection, {**here, "called": chosen})
+    if message.usual_agent and (usual := _meant(connection, {**here, "called": message.usual_agent})):
+        return usual
+    return _chosen_routes(routed, message)
+
+
+def _meant(connection: Connection, called: dict[str, str]) -> list[Any]:
+    """The agent of that name or id, as if a route led to it."""
+    found = connection.execute(_MEANT, called).all()
+    return [row for row in found if signed.fits(connection, agents, row)]
 
 
 def _to_reception(
@@ -119,18 +155,13 @@ def _is_known(
 
 
 def _is_paired(connection: Connection, arrival: Arrival, message: Incoming) -> bool:
-    who = {"who": message.author.id, "workspace": arrival.workspace_id, "service": arrival.integration}
-    return connection.execute(_PAIRED, who).first() is not None
+    who = message.author.id
+    return known_principal(connection, arrival.workspace_id, arrival.integration, who) is not None
 
 
 _KNOWN = (Trust.OWNER, Trust.MEMBER)
 
 
-_PAIRED = select(identities.c.id).where(
-    identities.c.workspace_id == bindparam("workspace"),
-    identities.c.integration == bindparam("service"),
-    identities.c.subject == bindparam("who"),
-)
 _ASKED = (
     select(messages.c.seq)
     .join(participants, participants.c.conversation_id == messages.c.conversation_id)
@@ -144,6 +175,7 @@ _HERE = (participants.c.conversation_id == bindparam("conversation")) & (
 )
 _MEANT = (
     select(
+        *agents.c,
         agents.c.id.label("agent_id"),
         literal("any").label("trigger"),
         literal(0).label("priority"),
@@ -154,17 +186,12 @@ _MEANT = (
     .where((agents.c.name == bindparam("called")) | (agents.c.id == bindparam("called")))
 )
 
+_CHOSEN = select(conversations.c.agent_id).where(conversations.c.id == bindparam("conversation"))
 _ROUTES = (
     select(
-        routes.c.agent_id,
-        routes.c.event,
-        routes.c.trigger,
-        routes.c.priority,
+        *routes.c,
         participants.c.id.label("participant_id"),
-        select(conversations.c.agent_id)
-        .where(conversations.c.id == bindparam("conversation"))
-        .scalar_subquery()
-        .label("chosen"),
+        _CHOSEN.scalar_subquery().label("chosen"),
     )
     .outerjoin(
         participants,
@@ -173,21 +200,23 @@ _ROUTES = (
     )
     .where(routes.c.workspace_id == bindparam("workspace"))
     .where((routes.c.connection_id == bindparam("via")) | routes.c.connection_id.is_(None))
-    .order_by(routes.c.priority, routes.c.id)
+    .order_by(routes.c.rank, routes.c.id)
 )
 
 
-def _first_per_agent(heard: Sequence[Any], message: Incoming) -> Iterable[Any]:
-    """One matching route per agent; one whose trigger fits is preferred to one that only listens."""
-    chosen: dict[str, Any] = {}
-    for route in heard:
+def _chosen_routes(routed: Sequence[Any], message: Incoming) -> Iterable[Any]:
+    """One matching route per agent that answers, or hears along, in the order of the routes."""
+    heard: dict[str, Any] = {}
+    answered = False
+    for route in routed:
         if not event_matches(route.event, message.event):
             continue
-        held = chosen.get(route.agent_id)
-        fits = route.trigger in ("any", message.trigger)
-        if held is None or (fits and held.trigger not in ("any", message.trigger)):
-            chosen[route.agent_id] = route
-    return chosen.values()
+        if message.addressed:
+            if route.trigger not in ("any", message.trigger) or (answered and route.kind != "also"):
+                continue
+            answered |= route.kind != "also"
+        heard.setdefault(route.agent_id, route)
+    return heard.values()
 
 
 def event_matches(pattern: str, event: str) -> bool:

@@ -7,6 +7,7 @@ over all workers, and that another takes over when its process dies.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -24,6 +25,7 @@ from gofer.jobs.queue import SERVICE, lock_lane, submit
 from gofer.jobs.worker import Run
 from gofer.store.clock import now
 from gofer.store.database import Database
+from gofer.store.signed import RowRefused
 from gofer.store.tables import LIVE, JobState, connections, deliveries, in_state, jobs
 
 log = structlog.get_logger()
@@ -58,6 +60,10 @@ MOST_MISSED = 3 * 86400.0
 """Seconds back that a first catch-up looks."""
 
 
+FIRST_PAUSE, MAX_PAUSE = 0.05, 2.0
+"""Seconds between two polls of a service that answers at once although it has nothing new; each is twice the last."""
+
+
 class Poller:
     """Handles poll and catch-up jobs."""
 
@@ -70,6 +76,7 @@ class Poller:
         """Ask for updates again and again; each batch is stored before the next is asked for."""
         connection_id = str(run.claim.payload.get("connection_id", ""))
         run.endless = True
+        pause = 0.0
         last = await self._database.read(partial(last_delivery, connection_id=connection_id))
         try:
             while not run.cancelled.is_set():
@@ -78,15 +85,19 @@ class Poller:
                 reached = connected.account.hook_url is not None
                 if reached or not connected.enabled or not connected.integration.can_poll:
                     return Done()
+                asked_at = time.monotonic()
                 requests = await connected.integration.poll(connected.account, last)
                 # Again, because a poll may take long: what it brought is read by the settings of now.
                 connected = await self._accounts.get(connection_id)
                 stored = await polled(self._intake, connected, list(requests), "poll")
+                idle = stored.last in (None, last) and time.monotonic() - asked_at < MAX_PAUSE
                 last = stored.last or last
+                pause = min(MAX_PAUSE, max(FIRST_PAUSE, 2 * pause)) if idle else 0.0
+                await _sleep(run, pause)
         except Temporary as error:
             log.warning("poll.interrupted", connection=connection_id, reason=error.reason, error=str(error))
             return Snooze(error.retry_after or 5, error.reason)
-        except (Permanent, Refused) as error:
+        except (Permanent, Refused, RowRefused) as error:
             log.error("poll.refused", connection=connection_id, error=str(error))
             return Snooze(60, getattr(error, "reason", error.code))
         except NotFound:
@@ -102,7 +113,7 @@ class Poller:
                 await self._fetch_missed(connected)
         except Temporary as error:
             return Snooze(error.retry_after, error.reason) if error.retry_after else Retry(error.reason)
-        except (Permanent, Refused) as error:
+        except (Permanent, Refused, RowRefused) as error:
             log.error("catchup.refused", connection=connection_id, error=str(error))
             reason = getattr(error, "reason", error.code)
             # Ours, of which there is one, waits; one that a schedule made is followed by the next.
@@ -119,7 +130,7 @@ class Poller:
             health = await set_up_connection(self._database, self._accounts, connection_id)
         except Temporary as error:
             return Snooze(error.retry_after, error.reason) if error.retry_after else Retry(error.reason)
-        except (Permanent, Refused) as error:
+        except (Permanent, Refused, RowRefused) as error:
             log.error("connection.not_set_up", connection=connection_id, error=str(error))
             return Done(reason=getattr(error, "reason", error.code))
         except NotFound:
@@ -137,6 +148,13 @@ class Poller:
             await asyncio.sleep(0)
         if new:
             log.info("catchup.took_in", connection=connected.account.id, new=new)
+
+
+async def _sleep(run: Run, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        if seconds:
+            async with asyncio.timeout(seconds):
+                await run.cancelled.wait()
 
 
 FORGOTTEN_AFTER = 6 * 86400.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
 import re
 import time
 from collections import Counter, deque
@@ -20,9 +19,12 @@ from gofer.crash import crash_point
 from gofer.errors import GoferError, Malformed, NotFound, Refused, TooBusy
 from gofer.intake.arrival import Arrival, Source, Taken
 from gofer.intake.record import take_in
+from gofer.intake.stranger_limit import StrangerLimit
 from gofer.integration import Incoming, Parsed, Request
 from gofer.jobs.signals import EVENTS, JOBS, Signals
+from gofer.sanitize import clean
 from gofer.store.database import Database
+from gofer.store.digests import body_digest
 from gofer.store.ids import new_id
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
@@ -40,8 +42,12 @@ LARGE = 16_384
 HUGE = 1024 * 1024
 """Bytes from which bodies are taken in one after the other: while one is read, looked through and sealed, it is
 there several times over."""
+REPLAY = "replay 1"
+"""The purpose of the key that digests the ids of messages."""
 MOST_AT_ONCE = 512
 """Requests waiting for their commit; beyond this a burst is told to come back."""
+
+TOO_MANY = "a stranger's, who wrote too much within the hour: not read. Redeliver it to have it read."
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +110,18 @@ class Intake:
         signals: Signals,
         gate: Gate,
         redactor: Redactor,
+        strangers: StrangerLimit | None = None,
     ) -> None:
         self._database = database
         self._vault = vault
         self._accounts = accounts
         self._signals = signals
+        self._strangers = strangers or StrangerLimit()
         self._redactor = redactor
         self.gate = gate
         self._huge = asyncio.Lock()
+        self.outdated: dict[str, str] = {}
+        """What the senders of connections should change, by the connection's id."""
 
     async def connected(self, connection_id: str) -> Connected:
         """A connection as it is now; raises NotFound."""
@@ -146,6 +156,8 @@ class Intake:
         parsed = await self._read(connected, request)
         if again:
             parsed = dataclasses.replace(parsed, delivery_id=f"{parsed.delivery_id[:400]}~{new_id('again')}")
+        elif parsed.message is not None and await self._one_too_many(connected, parsed.message):
+            parsed = dataclasses.replace(parsed, message=None, note=TOO_MANY)
         hidden = SECRET_HEADERS | integration.secret_headers
         headers = tuple(
             (name, value.decode("latin-1")) for name, value in request.headers if name not in hidden
@@ -163,9 +175,10 @@ class Intake:
             source=source,
             parsed=parsed,
             body=body,
-            body_hash=hashlib.sha256(request.body).hexdigest(),
+            body_hash=body_digest(self._vault, request.body),
             headers=headers,
             same_body_window=0 if again else integration.same_body_window,
+            message_digest=None if again else self._digest(connected, parsed),
             settings=_moved(connected, parsed),
         )
         crash_point("intake.before_record")
@@ -179,15 +192,34 @@ class Intake:
         self._signals.wake(EVENTS)
         return dataclasses.replace(taken, external_id=parsed.delivery_id, moved=arrival.settings is not None)
 
+    def _digest(self, connected: Connected, parsed: Parsed) -> str | None:
+        if not parsed.message_id:
+            return None
+        return self._vault.mac_key(REPLAY).digest(connected.account.id, parsed.message_id)
+
+    async def _one_too_many(self, connected: Connected, message: Incoming) -> bool:
+        return message.addressed and await self._strangers.refuses(
+            self._database,
+            workspace_id=connected.workspace_id,
+            integration=connected.integration.name,
+            connection_id=connected.account.id,
+            author=message.author.id,
+        )
+
     def _verify(self, connected: Connected, request: Request) -> None:
         try:
-            connected.integration.verify(request, connected.account)
+            outdated = connected.integration.verify(request, connected.account)
         except GoferError:
             raise
         except Exception as error:
             # What cannot be checked is not verified.
             log.exception("intake.verify_failed", connection=connected.account.id)
             raise Refused from error
+        known = self.outdated.pop(connected.account.id, None)
+        if outdated:
+            self.outdated[connected.account.id] = outdated
+            if known is None:
+                log.warning("intake.sender_outdated", connection=connected.account.id, change=outdated)
 
     async def _read(self, connected: Connected, request: Request) -> Parsed:
         if len(request.body) < LARGE:
@@ -210,7 +242,7 @@ class Intake:
             return parsed
         if not _usable(parsed.message.conversation):
             raise Malformed("The message does not say where it was written in a usable way.")
-        return parsed
+        return dataclasses.replace(parsed, message=_legible(parsed.message))
 
     async def _tells_a_secret(
         self, body: bytes, headers: tuple[tuple[str, str], ...], message: Incoming | None
@@ -246,6 +278,19 @@ def _texts(body: bytes, headers: tuple[tuple[str, str], ...], message: Incoming 
     yield from (value for _, value in headers)
     if message is not None:
         yield from (message.text, message.quoted, message.title, message.author.name)
+
+
+def _legible(message: Incoming) -> Incoming:
+    """The message with names that hide and imitate nothing: people choose their own, and call groups what they like."""
+    author, title = message.author, message.title
+    if author.name.isascii() and author.name.isprintable() and title.isascii() and title.isprintable():
+        return message
+    named = dataclasses.replace(author, name=_line(author.name))
+    return dataclasses.replace(message, author=named, title=_line(title))
+
+
+def _line(text: str) -> str:
+    return " ".join(clean(text).split())
 
 
 def _usable(id_: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import structlog
 from sqlalchemy import Connection, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -20,7 +21,7 @@ from gofer.intake.places import is_settled, move_within, settle
 from gofer.integration import Incoming
 from gofer.jobs.steer import redrive
 from gofer.store import events as log
-from gofer.store import hot
+from gofer.store import hot, signed
 from gofer.store.clock import now
 from gofer.store.content import seal_message
 from gofer.store.ids import new_id
@@ -54,7 +55,8 @@ def take_in(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
         # The name came to mean another place in this very instant.
         settle(connection, arrival.workspace_id, arrival.connection_id, message)
     conversation_id = place.id
-    if arrival.same_body_window and (repeat := _repeat(connection, arrival)) is not None:
+    looks_back = arrival.same_body_window or arrival.message_digest is not None
+    if looks_back and (repeat := _repeat(connection, arrival)) is not None:
         _give_back_seq(connection, conversation_id)
         return repeat
     key = data_key(vault, conversation_id, place.data_key)
@@ -171,6 +173,18 @@ def _repeat(connection: Connection, arrival: Arrival) -> Taken | None:
     earlier = hot.first(
         connection, _SAME_ID, {"via": arrival.connection_id, "given": arrival.parsed.delivery_id}
     )
+    if earlier is not None and _differs(arrival, earlier):
+        structlog.get_logger().warning(
+            "delivery.another_body",
+            connection=arrival.connection_id,
+            delivery=earlier.id,
+            external_id=arrival.parsed.delivery_id,
+            meaning="a genuine request came under the id of an earlier one that says something else; it was not taken",
+        )
+    if earlier is None and arrival.message_digest is not None:
+        earlier = hot.first(
+            connection, _SAME_MESSAGE, {"via": arrival.connection_id, "digest": arrival.message_digest}
+        )
     if earlier is None and arrival.same_body_window:
         earlier = hot.first(
             connection,
@@ -191,9 +205,28 @@ def _repeat(connection: Connection, arrival: Arrival) -> Taken | None:
     return Taken("redriven", earlier.id, earlier.conversation_id, earlier.message_seq, woke=True)
 
 
-_EARLIER = (deliveries.c.id, deliveries.c.conversation_id, deliveries.c.message_seq)
+def _differs(arrival: Arrival, earlier: Any) -> bool:
+    """Whether a delivery says something else than the one that came before under its id. What is fetched later is
+    written in other bytes, so only two of one kind are compared by their bytes."""
+    if arrival.message_digest is not None and earlier.message_digest is not None:
+        return bool(arrival.message_digest != earlier.message_digest)
+    same_way = arrival.source == earlier.source == "webhook"
+    return same_way and bool(arrival.body_hash != earlier.body_hash)
+
+
+_EARLIER = (
+    deliveries.c.id,
+    deliveries.c.conversation_id,
+    deliveries.c.message_seq,
+    deliveries.c.message_digest,
+    deliveries.c.body_hash,
+    deliveries.c.source,
+)
 _SAME_ID = select(*_EARLIER).where(
     deliveries.c.connection_id == bindparam("via"), deliveries.c.external_id == bindparam("given")
+)
+_SAME_MESSAGE = select(*_EARLIER).where(
+    deliveries.c.connection_id == bindparam("via"), deliveries.c.message_digest == bindparam("digest")
 )
 _SAME_BODY = (
     select(*_EARLIER)
@@ -221,7 +254,7 @@ def _move(connection: Connection, arrival: Arrival, old: str, new: str) -> None:
     """Keep a conversation whose place is called by another reference from now on."""
     if arrival.settings is not None:
         of_connection = connections.c.id == arrival.connection_id
-        connection.execute(update(connections).where(of_connection).values(settings=dict(arrival.settings)))
+        signed.update(connection, connections, of_connection, {"settings": dict(arrival.settings)})
     move_within(connection, arrival.workspace_id, arrival.connection_id, old, new)
     conversation_id = _bound(connection, arrival.connection_id, old)
     if conversation_id is None:
@@ -292,7 +325,7 @@ def _write_message(
     *,
     replace: bool,
 ) -> None:
-    sealed = seal_message(key, conversation_id, seq, message)
+    sealed = seal_message(key, conversation_id, seq, message, arrival.trust, came_by=arrival.connection_id)
     if replace:
         connection.execute(
             update(messages)
@@ -348,6 +381,7 @@ def _keep(
             "conversation_id": conversation_id,
             "message_seq": seq,
             "sealed": sealed,
+            **({} if arrival.message_digest is None else {"message_digest": arrival.message_digest}),
         },
     )
     return int(row.id) if row else None
@@ -356,7 +390,7 @@ def _keep(
 _KEEP = {
     name: dialect.insert(deliveries)
     .values(received_at=now())
-    .on_conflict_do_nothing(index_elements=["connection_id", "external_id"])
+    .on_conflict_do_nothing()
     .returning(deliveries.c.id)
     for name, dialect in (("sqlite", sqlite), ("postgresql", postgresql))
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from gofer.jobs.sayings import Saying, find_agent, find_place, open_saying, owne
 from gofer.jobs.signals import EVENTS, JOBS, Signals
 from gofer.jobs.worker import Run
 from gofer.store.database import Database
+from gofer.store.digests import body_digest
 from gofer.store.locks import lock_conversation
 from gofer.store.tables import SCHEDULE, Trust
 from gofer.vault.envelope import Vault
@@ -95,7 +95,7 @@ class Sayer:
             # The job is made once for each due time, so its number makes what it says happen once.
             parsed=Parsed(f"{claim.lane}:{claim.id}:{claim.payload['due_at']}", SCHEDULE, message),
             body=body,
-            body_hash=hashlib.sha256(body).hexdigest(),
+            body_hash=body_digest(self._vault, body),
             trust=Trust.OWNER,
         )
 

@@ -11,6 +11,7 @@ from gofer.jobs.outcome import Draft
 from gofer.jobs.planning import plan_replies
 from gofer.jobs.queue import SERVICE, Claim, submit
 from gofer.people import may_tell
+from gofer.sanitize import display_name
 from gofer.store import events as log
 from gofer.store.tables import LIVE, bindings, in_state, jobs
 from gofer.vault.envelope import Vault
@@ -39,7 +40,12 @@ def turn_away(connection: Connection, vault: Vault, claim: Claim, read: Read, wo
         connection,
         claim,
         connection_id=read.connection_id,
-        what={"what": "person", "subject": author.id, "name": author.name[:100], "binding": binding_id},
+        what={
+            "what": "person",
+            "subject": author.id,
+            "name": display_name(author.name),
+            "binding": binding_id,
+        },
     )
 
 

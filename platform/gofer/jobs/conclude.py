@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Connection, bindparam, func, select, update
 
 from gofer.errors import Fenced
+from gofer.jobs.delays import NOTICED
 from gofer.jobs.ends import Apology, End, Ending, write_ends
 from gofer.jobs.kinds import DELIVER
 from gofer.jobs.outcome import OUTAGE, Cancel, Dead, Done, Outcome, Retry, Snooze, Wait
@@ -170,7 +171,7 @@ def _end(connection: Connection, ending: Ending, job: Any, *, lost: bool) -> End
     if (
         isinstance(outcome, Snooze)
         and outcome.drafts
-        and (state is JobState.READY or _told(connection, claim))
+        and (state is JobState.READY or _told(connection, claim, outcome.after))
     ):
         outcome = dataclasses.replace(outcome, drafts=())
     return End(
@@ -203,15 +204,20 @@ _SAID_SINCE = (
 )
 
 
-def _told(connection: Connection, claim: Claim) -> bool:
-    """Whether it was said before that this job has to wait."""
-    return connection.execute(_TOLD, {"job": claim.id}).first() is not None
+def _told(connection: Connection, claim: Claim, after: float) -> bool:
+    """Whether it was said before that this job has to wait, and for as long: what takes longer is told anew."""
+    said = connection.execute(_TOLD, {"job": claim.id}).first()
+    if said is None:
+        return False
+    until = said.at + said.data["for"] if "for" in said.data else float("inf")
+    return bool(said.now + after <= until + NOTICED)
 
 
 _TOLD = (
-    select(events.c.id)
+    select(events.c.at, events.c.data, now().label("now"))
     .where(events.c.job_id == bindparam("job"), events.c.kind == "attempt.finished")
     .where(events.c.data["told"].as_boolean())
+    .order_by(events.c.seq.desc())
     .limit(1)
 )
 

@@ -10,10 +10,11 @@ from zoneinfo import ZoneInfo
 
 import structlog
 from cronsim import CronSim, CronSimError
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, select, update
 
 from gofer.errors import ConfigError
 from gofer.jobs.queue import SERVICE, submit
+from gofer.store import signed
 from gofer.store.clock import now
 from gofer.store.ids import new_id
 from gofer.store.tables import schedules
@@ -27,6 +28,22 @@ NO_TIMES = (CronSimError, StopIteration, KeyError, ValueError, OSError)
 
 MOST_CAUGHT_UP = 100
 """Runs made up for at most under the policy `all`; a year of downtime must not become a storm."""
+
+
+SHORTCUTS = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+
+
+def spelt_out(cron: str) -> str:
+    """A cron line with its five fields, also for one of the usual shortcuts."""
+    return SHORTCUTS.get(cron.strip().lower(), cron)
 
 
 def ticks(cron: str, timezone: str, after: float) -> Iterator[float]:
@@ -48,23 +65,23 @@ def add_schedule(
     missed: Missed = "once",
 ) -> str:
     """Add a schedule; raises ConfigError when its cron line means nothing."""
+    cron = spelt_out(cron)
     following = next_tick(connection, cron, timezone)
     schedule_id = new_id("sched")
-    connection.execute(
-        insert(schedules).values(
-            id=schedule_id,
-            workspace_id=workspace_id,
-            name=name,
-            cron=cron,
-            timezone=timezone,
-            missed=missed,
-            kind=kind,
-            payload=payload or {},
-            enabled=True,
-            next_at=following,
-            created_at=now(),
-        )
-    )
+    row = {
+        "id": schedule_id,
+        "workspace_id": workspace_id,
+        "name": name,
+        "cron": cron,
+        "timezone": timezone,
+        "missed": missed,
+        "kind": kind,
+        "payload": payload or {},
+        "enabled": True,
+        "next_at": following,
+        "created_at": now(),
+    }
+    signed.insert(connection, schedules, row)
     return schedule_id
 
 
@@ -96,7 +113,9 @@ def tick(connection: Connection) -> int:
         .where(schedules.c.enabled, schedules.c.next_at <= now())
         .with_for_update(skip_locked=True)
     ).all()
-    return sum(_run_due(connection, schedule) for schedule in due)
+    return sum(
+        _run_due(connection, schedule) for schedule in due if signed.fits(connection, schedules, schedule)
+    )
 
 
 def _run_due(connection: Connection, schedule: Any) -> int:
@@ -105,7 +124,7 @@ def _run_due(connection: Connection, schedule: Any) -> int:
     except NO_TIMES as error:
         # Its time zone is unknown on this machine, say. The others must not wait for it, nor the rest of upkeep.
         log.error("schedule.switched_off", schedule=schedule.id, name=schedule.name, error=str(error))
-        connection.execute(update(schedules).where(schedules.c.id == schedule.id).values(enabled=False))
+        signed.update(connection, schedules, schedules.c.id == schedule.id, {"enabled": False})
         return 0
     made = 0
     for moment in _to_run(missed, schedule.missed, schedule.current):

@@ -16,6 +16,7 @@ NOTICED = 60.0
 REASONS = {
     "model.unavailable": "the model's provider makes us wait",
     "model.retryable": "the model failed",
+    "service.wait": "a service that a tool uses makes us wait",
     OUTAGE: "the database was away",
     "worker.lost": "the process that worked on it stopped",
 }

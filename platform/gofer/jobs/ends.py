@@ -124,7 +124,7 @@ def _event(end: End, kind: str) -> dict[str, Any]:
 
 def _detail(outcome: Outcome) -> dict[str, Any]:
     if isinstance(outcome, Snooze) and outcome.drafts:
-        return {"told": True}
+        return {"told": True, "for": outcome.after}
     return {"detail": outcome.detail} if isinstance(outcome, Dead) and outcome.detail else {}
 
 

@@ -21,6 +21,13 @@ class Draft:
     kind: Literal["final", "error", "note"] = "final"
     reply_to: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    stopped_by: str = ""
+    """Why the run ended before its work was done: `cancelled`, or the code of a limit. Empty for an answer."""
+    signature: str = ""
+    """What the first part begins with to say which agent speaks; the conversation does not keep it."""
+    said: str | None = None
+    """What of it the model said; the rest is a sentence of ours. None when all of an answer, or nothing of an error, is
+    the model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ class Snooze:
     reason: str = "snoozed"
     cost: float = 0
     drafts: tuple[Draft, ...] = ()
-    """What to say about the delay: said once in a job's life, however often it is put off."""
+    """What to say about the delay: said once, and again only when it takes longer than was said."""
 
 
 @dataclass(frozen=True, slots=True)

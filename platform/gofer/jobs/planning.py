@@ -16,7 +16,7 @@ from gofer.jobs.outcome import Draft, Wait
 from gofer.jobs.queue import Claim
 from gofer.jobs.wanted import ensure_delivery
 from gofer.store import events as log
-from gofer.store import hot
+from gofer.store import hot, signed
 from gofer.store.clock import now
 from gofer.store.content import seal_message
 from gofer.store.ids import new_id
@@ -32,6 +32,9 @@ from gofer.store.tables import (
     replies,
 )
 from gofer.vault.envelope import DataKey, Vault
+
+SAID = "said"
+"""The fact of a message of an agent that says which of its words are the model's, where not all are."""
 
 
 def plan_replies(
@@ -58,6 +61,8 @@ def plan_replies(
         total = first - 1 + len(draft.parts)
         for part, text in enumerate(draft.parts, first):
             content = {"text": text, "facts": dict(draft.facts), **((asked or {}) if part == total else {})}
+            if draft.stopped_by:
+                content["stopped_by"] = draft.stopped_by
             hot.fetch(
                 connection,
                 _PLAN,
@@ -91,7 +96,12 @@ def _remember(connection: Connection, key: DataKey, claim: Claim, draft: Draft, 
     if hot.first(connection, _FORGOTTEN, {"job": claim.id}) is not None:
         event = FORGOTTEN
     message = Incoming(
-        conversation="", author=author, text="".join(draft.parts), addressed=False, event=event
+        conversation="",
+        author=author,
+        text="".join(draft.parts).removeprefix(draft.signature),
+        addressed=False,
+        event=event,
+        facts={} if (said := _said(draft)) is None else {SAID: said},
     )
     connection.execute(
         insert(messages).values(
@@ -102,11 +112,15 @@ def _remember(connection: Connection, key: DataKey, claim: Claim, draft: Draft, 
             trust=Trust.MEMBER,
             event=message.event,
             external_id="",
-            sealed=seal_message(key, claim.conversation_id, seq, message),
+            sealed=seal_message(key, claim.conversation_id, seq, message, Trust.MEMBER),
             admitted_at=now(),
             created_at=now(),
         )
     )
+
+
+def _said(draft: Draft) -> str | None:
+    return "" if draft.said is None and draft.kind == "error" else draft.said
 
 
 # Said after a new epoch began, but about what was before it.
@@ -164,19 +178,18 @@ def ask(connection: Connection, vault: Vault, claim: Claim, wait: Wait) -> dict[
         sealed = seal(key, wait.question, "question", question_id)
         choices = seal(key, list(wait.choices), "choices", question_id) if wait.choices else None
     expires = None if wait.expires_after is None else now() + wait.expires_after
-    connection.execute(
-        insert(questions).values(
-            id=question_id,
-            job_id=claim.id,
-            call_id=wait.call_id,
-            conversation_id=claim.conversation_id,
-            asked_of=wait.asked_of,
-            sealed=sealed,
-            choices=choices,
-            asked_at=now(),
-            expires_at=expires,
-        )
-    )
+    row = {
+        "id": question_id,
+        "job_id": claim.id,
+        "call_id": wait.call_id,
+        "conversation_id": claim.conversation_id,
+        "asked_of": wait.asked_of,
+        "sealed": sealed,
+        "choices": choices,
+        "asked_at": now(),
+        "expires_at": expires,
+    }
+    signed.insert(connection, questions, row)
     log.record(
         connection, "job.waiting", claim.workspace_id, conversation_id=claim.conversation_id,
         data={"job": claim.id, "question": question_id},

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, delete, select
 
 from gofer.errors import GoferError, NotFound
 from gofer.jobs.cron import Missed, add_schedule
+from gofer.store import signed
 from gofer.store.sealing import conversation_key, seal, unseal
 from gofer.store.tables import agents, bindings, connections, conversations, members, schedules
 from gofer.vault.envelope import Vault
@@ -121,8 +122,9 @@ def find_place(connection: Connection, conversation_id: str) -> Any:
 
 def owner_name(connection: Connection, member_id: str) -> str | None:
     """What a member is called who is an owner now; None for everybody else."""
-    query = select(members.c.name).where(members.c.id == member_id, members.c.role == "owner")
-    return connection.execute(query).scalar()
+    query = select(members).where(members.c.id == member_id, members.c.role == "owner")
+    row = connection.execute(query).one_or_none()
+    return str(row.name) if row is not None and signed.fits(connection, members, row) else None
 
 
 def remove_sayings(connection: Connection, conversation_id: str) -> int:

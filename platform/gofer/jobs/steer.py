@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, case, select, update
 
 from gofer.errors import Conflict, NotFound
-from gofer.jobs.kinds import ANSWER
+from gofer.jobs.kinds import ANSWER, DELIVER
 from gofer.jobs.queue import lock_lane
 from gofer.jobs.wanted import ensure_answer, ensure_job, live_state
 from gofer.store import events as log
-from gofer.store import hot
+from gofer.store import hot, signed
 from gofer.store.clock import now
 from gofer.store.locks import lock_conversation
 from gofer.store.sealing import conversation_key, seal
-from gofer.store.tables import FINAL, LIVE, JobState, conversations, in_state, jobs, participants, questions
+from gofer.store.tables import (
+    FINAL,
+    LIVE,
+    JobState,
+    ReplyState,
+    conversations,
+    in_state,
+    jobs,
+    participants,
+    questions,
+    replies,
+)
 from gofer.vault.envelope import Vault
 
 
@@ -131,6 +142,8 @@ def redrive(connection: Connection, job_id: int, *, by: str) -> JobState:
         finished_at=None,
         max_attempts=max(row.max_attempts, row.attempts + 1),
     )
+    if row.kind == DELIVER:
+        _send_again(connection, job_id)
     log.record(
         connection, "job.redriven", numbered.workspace_id, job_id=job_id, seq=numbered.event_seq,
         conversation_id=numbered.conversation_id, data={"by": by, "was": row.state},
@@ -138,15 +151,37 @@ def redrive(connection: Connection, job_id: int, *, by: str) -> JobState:
     return state
 
 
+def _send_again(connection: Connection, job_id: int) -> None:
+    """Put what a deliver job gave up back into the ledger, where it stood."""
+    exists_outside = replies.c.external_id != ""
+    connection.execute(
+        update(replies)
+        .where(replies.c.failed_in == job_id, replies.c.state == ReplyState.FAILED)
+        .values(
+            state=case((exists_outside, ReplyState.PLACED.value), else_=ReplyState.PLANNED.value),
+            reason="",
+            failed_in=None,
+        )
+    )
+
+
 def answer(
-    connection: Connection, vault: Vault, question_id: str, text: str, *, by: str, trust: str = "owner"
+    connection: Connection,
+    vault: Vault,
+    question_id: str,
+    text: str,
+    *,
+    by: str,
+    trust: str = "owner",
+    name: str = "",
 ) -> int:
-    """Answer a Question; its job becomes ready. Returns the job's id."""
+    """Answer a Question; its job becomes ready. Returns the job's id. `name` is what the run is told of `by`."""
     question = connection.execute(select(questions).where(questions.c.id == question_id)).one_or_none()
     if question is None:
         raise NotFound(f"There is no question {question_id}. `gofer questions list` shows those open.")
+    signed.require(connection, questions, question)
     row = _hold(connection, question.job_id)
-    said = {"text": text, "by": by, "trust": trust}
+    said = {"text": text, "by": name or by, "trust": trust}
     sealed = None
     if row.conversation_id is not None:
         sealed = seal(conversation_key(connection, vault, row.conversation_id), said, "answer", question_id)

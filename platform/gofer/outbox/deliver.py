@@ -3,6 +3,9 @@
 Place, store the id, then complete: each step may be repeated after a crash. A part that was begun before is first
 looked for, once whatever was on its way must have arrived; a service that cannot be searched gets only opening lines
 before its id is stored, so that at worst a crash leaves an orphan opening, never a second answer.
+
+A job that had to give up a part is dead, with the reason, and whoever waits for the reply and an owner are told
+elsewhere. Redriving the job sends what it gave up.
 """
 
 from __future__ import annotations
@@ -16,13 +19,14 @@ from sqlalchemy import Connection
 
 from gofer.accounts import Accounts, Connected
 from gofer.crash import crash_point
-from gofer.errors import Fenced, NotFound, Permanent, Refused, StoreError, Temporary
+from gofer.errors import Fenced, Gone, NotFound, Permanent, Refused, StoreError, Temporary
 from gofer.integration import Integration, Outgoing
-from gofer.jobs.outcome import Done, Outcome, Retry, Snooze
+from gofer.jobs.outcome import Dead, Done, Outcome, Retry, Snooze
 from gofer.jobs.wanted import CONFIRMING
 from gofer.jobs.worker import Run
 from gofer.outbox import ledger
 from gofer.outbox.asked import end_questions
+from gofer.outbox.failure_notices import FailureNotices
 from gofer.outbox.ledger import INTERRUPTED, Before, Part
 from gofer.outbox.telling import Telling
 from gofer.store.database import Database
@@ -32,6 +36,8 @@ from gofer.vault.redaction import Redactor
 
 log = structlog.get_logger()
 
+MAX_PLACINGS = 3
+"""How often a part is placed that somebody deletes before it is complete."""
 BETWEEN_TRIES = 0.5
 """Seconds until a store that is away is asked again."""
 
@@ -54,6 +60,7 @@ class Outbox:
         self._accounts = accounts
         self._redactor = redactor
         self._telling = Telling(vault, redactor, public_url)
+        self._notices = FailureNotices(database, accounts, public_url)
         self._late_write_within = late_write_within
         """Seconds after its lease in which a silent worker's last request may still arrive outside."""
 
@@ -67,12 +74,12 @@ class Outbox:
                 partial(ledger.next_part, vault=self._vault, binding_id=binding_id)
             )
             if part is None:
-                return Done()
+                return await self._over(run)
             if part.state is ReplyState.SENT and part.confirm_in is not None and part.confirm_in > 0:
                 return Snooze(part.confirm_in, CONFIRMING)
             if burdened and progressed and part.state is not ReplyState.SENT:
                 # It gets a job and tries of its own, not what is left of those that others have cost.
-                return Done()
+                return await self._over(run)
             problem = await self._send(run, part, before)
             if problem is not None:
                 return problem
@@ -91,9 +98,12 @@ class Outbox:
                 await self._place_and_complete(run, part, connected, before)
         except Temporary as error:
             log.info("reply.delayed", reply=part.id, reason=error.reason, retry_after=error.retry_after)
-            if error.retry_after is not None:
+            if error.retry_after is None:
+                return await self._later(run, part, error.reason, error)
+            if error.give_up_after is None or part.age < error.give_up_after:
                 return Snooze(error.retry_after, error.reason)
-            return await self._later(run, part, error.reason, error)
+            await self._give_up(run, part, f"{error.reason}: {error}")
+            return None
         except (Permanent, NotFound, Refused) as error:
             await self._give_up(run, part, f"{getattr(error, 'reason', error.code)}: {error}")
         except (Fenced, StoreError):
@@ -109,30 +119,62 @@ class Outbox:
         if run.claim.attempts < run.claim.max_attempts:
             return Retry(reason)
         await self._give_up(run, part, f"{reason}: {error}")
-        return Done()
+        return await self._over(run)
+
+    async def _over(self, run: Run) -> Outcome:
+        """The job's end: dead when it had to give up a part, in this try or an earlier one."""
+        failed = await self._database.read(partial(ledger.failures, claim=run.claim))
+        if not failed:
+            return Done()
+        reason, _, words = str(failed[0].reason).partition(": ")
+        drafts = await self._notices.about(run.claim, failed[0])
+        return Dead(reason, drafts, detail=words)
 
     async def _place_and_complete(self, run: Run, part: Part, connected: Connected, before: Before) -> None:
-        write, claim = self._database.write, run.claim
-        integration, account = connected.integration, connected.account
         outgoing = await self._outgoing(part, connected)
         external_id = part.external_id
         if part.state is ReplyState.PLANNED:
             self._too_soon(part, connected, before)
-            await write(partial(ledger.begin, claim=claim, part=part))
-            crash_point("outbox.begun")
-            found = await integration.find(outgoing, account) if part.tries else None
-            run.lease.check()
-            external_id = found or await integration.place(outgoing, account)
-            crash_point("outbox.placed_outside")
-            await self._note(run, partial(ledger.placed, claim=claim, part=part, external_id=external_id))
-            crash_point("outbox.placed")
-        await integration.complete(outgoing, external_id, account)
+            external_id = await self._place(run, part, outgoing, connected, look=part.tries > 0)
+        await self._complete(run, part, outgoing, external_id, connected)
         crash_point("outbox.completed_outside")
         confirm_after = self._late_write_within if before.taken_over else None
-        await write(partial(ledger.sent, claim=claim, part=part, confirm_after=confirm_after))
+        await self._database.write(
+            partial(ledger.sent, claim=run.claim, part=part, confirm_after=confirm_after)
+        )
         crash_point("outbox.sent")
         if part.kind == "error":  # what the run asked before it was stopped
             await end_questions(self._database, self._vault, self._accounts, part.job_id)
+
+    async def _place(
+        self, run: Run, part: Part, outgoing: Outgoing, connected: Connected, *, look: bool
+    ) -> str:
+        integration, account = connected.integration, connected.account
+        await self._database.write(partial(ledger.begin, claim=run.claim, part=part))
+        crash_point("outbox.begun")
+        found = await integration.find(outgoing, account) if look else None
+        run.lease.check()
+        external_id = found or await integration.place(outgoing, account)
+        crash_point("outbox.placed_outside")
+        await self._note(run, partial(ledger.placed, claim=run.claim, part=part, external_id=external_id))
+        crash_point("outbox.placed")
+        return external_id
+
+    async def _complete(
+        self, run: Run, part: Part, outgoing: Outgoing, external_id: str, connected: Connected
+    ) -> None:
+        """Bring the part to its full text; what somebody deleted meanwhile is placed again."""
+        for left in reversed(range(MAX_PLACINGS)):
+            try:
+                await connected.integration.complete(outgoing, external_id, connected.account)
+            except Gone as error:
+                if not left:
+                    raise
+                log.info("reply.vanished", reply=part.id, error=str(error))
+            else:
+                return
+            await self._database.write(partial(ledger.vanished, claim=run.claim, part=part))
+            external_id = await self._place(run, part, outgoing, connected, look=False)
 
     async def _note(self, run: Run, verb: Callable[[Connection], None]) -> None:
         """Write what nobody could tell us a second time; while the store is away, again and again for as long as the
@@ -190,4 +232,5 @@ class Outbox:
             question=part.question,
             choices=tuple(self._redactor.redact(choice) for choice in part.choices),
             work=work,
+            stopped_by=part.stopped_by,
         )

@@ -54,12 +54,16 @@ class Part:
     choices: tuple[str, ...]
     confirm_in: float | None
     """Seconds until its final edit is to be repeated; None when it is not."""
+    age: float = 0
+    """Seconds since it was planned."""
     key: str = ""
     """What it is known by outside."""
     unreadable: str = ""
     """Why its words cannot be opened, if they cannot: what was changed or purged behind our back is not sent."""
     lasting: str = ""
     """What the place is for ever, where it is known by more than its name."""
+    stopped_by: str = ""
+    """Why its run ended before the work was done."""
 
 
 def hold(connection: Connection, claim: Claim) -> None:
@@ -106,7 +110,9 @@ def next_part(connection: Connection, vault: Vault, binding_id: str) -> Part | N
         question=content.get("question", ""),
         choices=() if _is_ended(connection, content) else tuple(content.get("choices", ())),
         lasting=row.lasting or "",
+        stopped_by=content.get("stopped_by", ""),
         confirm_in=None if row.confirm_at is None else row.confirm_at - row.current,
+        age=row.current - row.created_at,
     )
 
 
@@ -180,12 +186,33 @@ def confirmed(connection: Connection, claim: Claim, part: Part) -> None:
     connection.execute(update(replies).where(replies.c.id == part.id).values(confirm_at=None))
 
 
+def vanished(connection: Connection, claim: Claim, part: Part) -> None:
+    """Note that a placed part is no longer outside, so that it is placed again."""
+    hold(connection, claim)
+    _change(connection, claim, part, "reply.vanished", state=ReplyState.PLANNED, external_id="")
+
+
 def failed(connection: Connection, claim: Claim, part: Part, reason: str) -> None:
-    """Note that the part will not be sent."""
+    """Note that the part will not be sent, unless the deliver job that says so is redriven."""
     hold(connection, claim)
     _change(
-        connection, claim, part, "reply.failed", state=ReplyState.FAILED, reason=reason[:500], confirm_at=None
-    )
+        connection, claim, part, "reply.failed",
+        state=ReplyState.FAILED, reason=reason[:500], confirm_at=None, failed_in=claim.id,
+    )  # fmt: skip
+
+
+def failures(connection: Connection, claim: Claim) -> list[Any]:
+    """The parts that a deliver job gave up, in whichever of its tries."""
+    return list(connection.execute(_FAILURES, {"job": claim.id}).all())
+
+
+_planner = jobs.alias("planner")
+_FAILURES = (
+    select(replies.c.reason, replies.c.job_id, _planner.c.kind.label("planned_by"))
+    .join(_planner, _planner.c.id == replies.c.job_id)
+    .where(replies.c.failed_in == bindparam("job"), replies.c.state == ReplyState.FAILED)
+    .order_by(replies.c.id)
+)
 
 
 def _change(connection: Connection, claim: Claim, part: Part, kind: str, **values: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,8 +18,9 @@ from sqlalchemy import Connection, delete, insert, select
 
 from gofer.accounts import Accounts, Connected
 from gofer.intake.admit import Read
+from gofer.integration import Incoming
 from gofer.jobs.kinds import ANSWER
-from gofer.jobs.outcome import Outcome, Snooze, Wait
+from gofer.jobs.outcome import Cancel, Dead, Done, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Handler, Run
 from gofer.outbox.asked import end_questions
@@ -30,6 +31,10 @@ from gofer.store.tables import JobState, Trust, in_state, jobs, showings
 log = structlog.get_logger()
 
 SWEEP_EVERY = 30.0
+MAX_MESSAGES = 20
+"""Messages of one run at which its end is shown."""
+MAX_WORDS = 20_000
+"""Characters of a turn that are kept to be shown: the last ones."""
 LINGER = 3.0
 """Seconds that companions get to remove what they show when the process ends."""
 
@@ -43,7 +48,26 @@ class Companion:
     ref: str
     waits_for: str = ""
     """What the run waits for after it has ended for now."""
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    messages: list[Incoming] = field(default_factory=list)
+    """What the run has read of those it works for."""
+    words: str = ""
+    """What the model is saying in this turn, so far."""
+    shown_words: str = ""
+    stirred: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it has ended, or when there are more words."""
+    ended: bool = False
+
+    def end(self) -> None:
+        self.ended = True
+        self.stirred.set()
+
+    def hear(self, kind: str, data: dict[str, Any]) -> None:
+        """The run tells what it does."""
+        if kind == "text.delta":
+            self.words = (self.words + str(data["text"]))[-MAX_WORDS:]
+            self.stirred.set()
+        elif kind in ("turn.started", "turn.failed"):
+            self.words = ""
 
 
 class Presence:
@@ -66,7 +90,7 @@ class Presence:
         if self._sweeping is not None:
             self._sweeping.cancel()
         for companion in self._companions.values():
-            companion.ended.set()
+            companion.end()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=LINGER)
         for task in self._tasks:
@@ -83,9 +107,14 @@ class Presence:
             companion = Companion(claim, read.connection_id, read.message.conversation)
             self._companions[claim.id] = companion
             self._spawn(self._accompany(companion))
+        companion = self._companions[claim.id]
+        if read.connection_id == companion.connection_id and len(companion.messages) < MAX_MESSAGES:
+            companion.messages.append(read.message)
 
     def heard(self, claim: Claim, kind: str, data: dict[str, Any]) -> None:
         """A run tells what it does: where what it asked is settled, its buttons go. Never blocks or raises."""
+        if (companion := self._companions.get(claim.id)) is not None:
+            companion.hear(kind, data)
         if kind == "tool.finished" and data["asked"]:
             self._spawn(end_questions(self._database, self._telling.vault, self._accounts, claim.id))
 
@@ -93,16 +122,18 @@ class Presence:
         """The handler, with its companion sent away when it ends, however it ends."""
 
         async def accompanied(run: Run) -> Outcome:
-            waits_for = ""
+            waits_for, well = "", None
             try:
                 outcome = await handler(run)
-                waits_for = _waits_for(outcome)
+                waits_for, well = _waits_for(outcome), _ended_well(run.claim, outcome)
                 return outcome
             finally:
                 companion = self._companions.pop(run.claim.id, None)
                 if companion is not None:
                     companion.waits_for = waits_for
-                    companion.ended.set()
+                    companion.end()
+                    if well is not None:
+                        self._spawn(self._finish(companion, well))
 
         return accompanied
 
@@ -121,26 +152,36 @@ class Presence:
         connected = await self._accounts.get(str(read.connection_id))
         await connected.integration.notice(read.message, connected.account)
 
+    async def _finish(self, companion: Companion, well: bool) -> None:
+        connected = await self._accounts.get(companion.connection_id)
+        for message in companion.messages:
+            await connected.integration.finish(message, well, connected.account)
+
     async def _accompany(self, companion: Companion) -> None:
         connected = await self._accounts.get(companion.connection_id)
         every = connected.integration.progress_every
         if not every:
             return
         shown = await self._database.read(partial(_shown, job_id=companion.claim.id))
-        while not companion.ended.is_set():
+        words_every = connected.integration.words_every(companion.ref, connected.account)
+        while not companion.ended:
             with contextlib.suppress(Exception):
                 shown = await self._show(companion, connected, shown)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(every):
-                    await companion.ended.wait()
+            await _until_something_is_new(companion, every, words_every)
         if companion.waits_for and connected.integration.tells_work:
             shown = await self._show(companion, connected, shown)
         if shown:
             await self._clear(connected, companion.claim.id, companion.ref, shown)
 
     async def _show(self, companion: Companion, connected: Connected, shown: str) -> str:
+        companion.shown_words = companion.words
         progress = await self._database.read(
-            partial(self._telling.progress, job_id=companion.claim.id, waits_for=companion.waits_for)
+            partial(
+                self._telling.progress,
+                job_id=companion.claim.id,
+                waits_for=companion.waits_for,
+                words=companion.words,
+            )
         )
         new = await connected.integration.show_progress(companion.ref, progress, shown, connected.account)
         if new and new != shown:
@@ -175,6 +216,34 @@ class Presence:
         await self._clear(connected, row.job_id, row.ref, row.external_id)
 
 
+async def _until_something_is_new(companion: Companion, every: float, words_every: float) -> None:
+    """Wait until the run has ended, or it is time; or until there are more words, but not too soon after the last."""
+    gap = words_every or every
+    await _wait(companion, gap, lambda: companion.ended)
+    await _wait(companion, every - gap, lambda: companion.ended or companion.words != companion.shown_words)
+
+
+async def _wait(companion: Companion, seconds: float, enough: Callable[[], bool]) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(0, seconds)):
+            while not enough():
+                companion.stirred.clear()
+                await companion.stirred.wait()
+
+
+def _ended_well(claim: Claim, outcome: Outcome) -> bool | None:
+    """Whether a run did what it was to do; None when it is not over."""
+    match outcome:
+        case Done(reason=reason):
+            return not reason
+        case Dead() | Cancel():
+            return False
+        case Retry() if claim.attempts >= claim.max_attempts:
+            return False
+        case _:
+            return None
+
+
 def _waits_for(outcome: Outcome) -> str:
     """What a run that is not over waits for, if anybody would wonder; another try comes soon enough."""
     match outcome:
@@ -182,6 +251,8 @@ def _waits_for(outcome: Outcome) -> str:
             return "an answer"
         case Snooze(reason=reason) if reason.startswith("model."):
             return "the model's provider"
+        case Snooze(reason=reason) if reason.startswith("service."):
+            return "a service that makes us wait"
         case _:
             return ""
 

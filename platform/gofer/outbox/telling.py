@@ -9,6 +9,7 @@ from sqlalchemy import Connection, bindparam, func, select
 
 from gofer.errors import NotFound
 from gofer.integration import PlanItem, Progress
+from gofer.sanitize import defuse
 from gofer.store.clock import now
 from gofer.store.sealing import conversation_key, unseal
 from gofer.store.tables import Trust, attempts, bindings, events, jobs, messages, spends
@@ -16,6 +17,7 @@ from gofer.vault.envelope import Vault
 from gofer.vault.errors import Tampered
 from gofer.vault.redaction import Redactor
 
+SLOW_MODEL = "the model, which takes long to begin"
 MICROS = 1_000_000
 """Of a dollar, in which spending is kept."""
 
@@ -28,7 +30,7 @@ class Telling:
     redactor: Redactor
     public_url: str
 
-    def progress(self, connection: Connection, job_id: int, waits_for: str = "") -> Progress:
+    def progress(self, connection: Connection, job_id: int, waits_for: str = "", words: str = "") -> Progress:
         """How one run is getting on."""
         steps, doing = _steps(connection, job_id)
         message, lasting = _began_with(connection, job_id)
@@ -38,9 +40,11 @@ class Telling:
             doing=doing,
             message=message,
             lasting=lasting,
-            waits_for=waits_for,
+            waits_for=waits_for or (SLOW_MODEL if _is_slow(connection, job_id) else ""),
+            words=defuse(words),
             plan=tuple(
-                PlanItem(self.redactor.redact(str(item["text"])), item["state"])
+                # It may be shown before anybody knows whether strangers' words led to it.
+                PlanItem(defuse(self.redactor.redact(str(item["text"]))), item["state"])
                 for item in _plan(connection, self.vault, job_id)
             ),
             cost=_cost(connection, job_id),
@@ -77,6 +81,12 @@ def _steps(connection: Connection, job_id: int) -> tuple[int, str]:
     row = connection.execute(last.order_by(events.c.seq.desc()).limit(1)).first()
     doing = str(row.data.get("name", "")) if row is not None and row.kind == "tool.started" else ""
     return int(connection.execute(turns).scalar_one()), doing
+
+
+def _is_slow(connection: Connection, job_id: int) -> bool:
+    """Whether the model has let a run wait for long, and still does."""
+    last = select(events.c.kind).where(events.c.job_id == job_id).order_by(events.c.seq.desc()).limit(1)
+    return connection.execute(last).scalar() == "turn.slow"
 
 
 def _seconds(connection: Connection, job_id: int) -> float:

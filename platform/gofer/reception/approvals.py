@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from sqlalchemy import Connection, select
 
@@ -15,14 +14,17 @@ from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.people import let_in, owners_of
+from gofer.sanitize import display_name
+from gofer.store import signed
 from gofer.store.database import Database
 from gofer.store.sealing import conversation_key, unseal
 from gofer.store.tables import bindings, questions
 from gofer.vault.envelope import Vault
 
 YES, NO = "Yes", "No"
-PERSON = "{name} (id {subject}) wants to talk to me. May they?"
-PLACE = "May I listen in this group ({name})? I answer when I am mentioned, and only people I know."
+# In a name of one's own choosing nothing may look like words of ours, or like a link.
+PERSON = "`{name}` (id {subject}) wants to talk to me. May they?"
+PLACE = "May I listen in this group (`{name}`)? I answer when I am mentioned, and only people I know."
 WELCOME = "You may talk to me now."
 LISTENING = "I am listening here now."
 EXPIRES = 86400.0
@@ -59,9 +61,12 @@ class Approvals:
 
 def _answer(connection: Connection, vault: Vault, claim: Claim) -> tuple[bool, str]:
     """Whether the question was asked, and what was answered; nothing when it expired."""
-    query = select(questions).where(questions.c.job_id == claim.id).order_by(questions.c.asked_at.desc())
-    row = connection.execute(query.limit(1)).one_or_none()
-    if row is None or row.answer is None:
+    # A job's row is not signed, the question's is: an answer is good for whom it was asked about, and nobody else.
+    asked = questions.c.job_id == claim.id, questions.c.call_id == _about(claim)
+    row = connection.execute(
+        select(questions).where(*asked).order_by(questions.c.asked_at.desc()).limit(1)
+    ).one_or_none()
+    if row is None or row.answer is None or not signed.fits(connection, questions, row):
         return row is not None, ""
     key = conversation_key(connection, vault, str(claim.conversation_id))
     return True, str(unseal(key, row.answer, "answer", row.id)["text"])
@@ -74,21 +79,29 @@ def _ask(connection: Connection, claim: Claim, connected: Connected) -> Outcome:
     owners = owners_of(connection, workspace_id=claim.workspace_id, integration=integration.name)
     if payload["what"] == "place":
         binding = binding_at(connection, str(claim.conversation_id), connected.account.id)
-        return _question(PLACE, payload, binding, str(payload["by"]))
+        return _question(PLACE, claim, binding, str(payload["by"]))
     for owner in owners:
         private = integration.private_place(owner)
         binding = _bound(connection, connected.account.id, private) if private is not None else None
         if binding is not None:
-            return _question(PERSON, payload, binding, owner)
+            return _question(PERSON, claim, binding, owner)
     return Done()
 
 
-def _question(words: str, payload: Any, binding: str | None, asked_of: str) -> Outcome:
+def _question(words: str, claim: Claim, binding: str | None, asked_of: str) -> Outcome:
     if binding is None:
         return Done()
-    text = words.format(name=payload["name"] or "Somebody", subject=payload["subject"])
+    name = display_name(str(claim.payload["name"])) or "Somebody"
+    text = words.format(name=name, subject=claim.payload["subject"])
     draft = Draft(binding, (text,), kind="note")
-    return Wait(text, asked_of=asked_of, expires_after=EXPIRES, drafts=(draft,), choices=(YES, NO))
+    return Wait(
+        text, _about(claim), asked_of=asked_of, expires_after=EXPIRES, drafts=(draft,), choices=(YES, NO)
+    )
+
+
+def _about(claim: Claim) -> str:
+    """What is asked about, as the question's signed row keeps it."""
+    return f"{claim.payload['what']} {claim.connection_id} {claim.payload['subject']}"
 
 
 def _bound(connection: Connection, connection_id: str, ref: str) -> str | None:

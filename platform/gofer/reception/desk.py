@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import re
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -15,8 +17,10 @@ from sqlalchemy import Connection, select
 
 from gofer.accounts import Accounts, Connected
 from gofer.agent.agents import DEFAULT_MODEL, Agents, choosable
+from gofer.agent.models.catalogue import Catalogue
 from gofer.agent.models.keys import ModelKeys
-from gofer.errors import Conflict, GoferError, NotFound, Temporary
+from gofer.agent.prices import load_prices
+from gofer.errors import ConfigError, Conflict, GoferError, NotFound, Temporary
 from gofer.intake.admit import Admitter, Read, read_one
 from gofer.intake.strangers import binding_at, wish
 from gofer.jobs.outcome import Done, Draft, Outcome, Retry, Snooze
@@ -28,6 +32,7 @@ from gofer.people import TooManyGuesses, link, new_link, redeem
 from gofer.reception.commands import Asking, answer_to
 from gofer.reception.switching import NOT_AN_OWNER, choose_agent, choose_model
 from gofer.settings import Settings
+from gofer.store import signed
 from gofer.store.clock import now
 from gofer.store.database import Database
 from gofer.store.locks import lock_conversation
@@ -60,6 +65,14 @@ STOPPING = "Stopping …"
 NOT_YOURS = "This is not for you to answer."
 NOT_OPEN = "That was answered already, or it is too late."
 GONE = "That button does nothing any more."
+MAX_OFFERS = 20
+"""Buttons below what a command answers."""
+NOT_CHOSEN = (STOPPING, NOTHING_TO_STOP, NOT_YOURS, NOT_OPEN, GONE, NOT_AN_OWNER)
+"""What a presser is told whose press was no answer."""
+UNHEARD = (
+    "No agent answers messages here, so this one stays unanswered. An owner can choose one with /agent NAME; "
+    "`default = true` in an agent's file makes it answer everywhere."
+)
 
 
 class Desk:
@@ -197,6 +210,8 @@ class Desk:
         return await self._say(claim, read, connected, await self._words(claim, read))
 
     async def _words(self, claim: Claim, read: Read) -> str:
+        if claim.payload.get("unheard"):
+            return UNHEARD
         if read.message.command == "stop":
             return NOTHING_TO_STOP
         if read.message.command == "new":
@@ -249,7 +264,22 @@ class Desk:
         if binding is None:
             return Done()
         parts = tuple(connected.integration.split(words))
-        return Done((Draft(binding, parts, kind="note", reply_to=read.message.external_id),))
+        facts = {"offers": offers} if (offers := await self._offers(claim, read)) else {}
+        return Done((Draft(binding, parts, kind="note", reply_to=read.message.external_id, facts=facts),))
+
+    async def _offers(self, claim: Claim, read: Read) -> list[str]:
+        """What an owner who only looks may choose next, as commands."""
+        command = read.message.command
+        if read.trust is not Trust.OWNER or read.message.arguments.strip():
+            return []
+        if command == "agent":
+            names = sorted(await asyncio.to_thread(choosable, Agents(self._settings.data_dir / "agents")))
+        elif command == "model":
+            catalogue = await self._keys.catalogue(claim.workspace_id)
+            names = _to_be_had(catalogue, self._settings.data_dir / "prices.toml")
+        else:
+            return []
+        return [f"{command} {name}" for name in [*names[: MAX_OFFERS - 1], "default"]]
 
     async def _pressed(self, claim: Claim, read: Read, connected: Connected, known: bool) -> None:
         """Take a press as the answer it is, and tell the presser what came of it."""
@@ -258,17 +288,31 @@ class Desk:
             outcome = NOT_YOURS
         elif message.command == "stop":
             outcome = STOPPING if claim.payload.get("stopped") else NOTHING_TO_STOP
+        elif message.command in ("agent", "model") and message.arguments.strip():
+            outcome = await self._switch(claim, read)
         elif not message.answers:
             outcome = GONE
         else:
             outcome = await self._database.write(partial(press, vault=self._vault, claim=claim, read=read))
             self._signals.wake(JOBS)
-        counted = outcome not in (NOT_YOURS,)
-        told = message if counted else dataclasses.replace(message, answers="")
+        told = dataclasses.replace(message, text="" if outcome in NOT_CHOSEN else outcome)
+        if outcome in (NOT_YOURS, NOT_AN_OWNER):
+            told = dataclasses.replace(told, answers="")
         try:
             await connected.integration.settle(told, outcome, connected.account)
         except GoferError as error:
             log.info("button.not_settled", error=str(error))
+
+
+def _to_be_had(catalogue: Catalogue, prices: Path) -> list[str]:
+    """The models whose price is known and that can be asked now."""
+    found: list[str] = []
+    with contextlib.suppress(ConfigError):
+        for name in load_prices(prices, catalogue.prices()).table:
+            with contextlib.suppress(ConfigError):
+                catalogue.model(name)
+                found += [] if name.endswith("/*") else [name]
+    return found
 
 
 def press(connection: Connection, vault: Vault, claim: Claim, read: Read) -> str:
@@ -280,7 +324,7 @@ def press(connection: Connection, vault: Vault, claim: Claim, read: Read) -> str
         .where(questions.c.id == message.answers, jobs.c.workspace_id == claim.workspace_id)
     )
     question = connection.execute(query).one_or_none()
-    if question is None:
+    if question is None or not signed.fits(connection, questions, question):
         return GONE
     if question.asked_of and question.asked_of != message.author.id:
         return NOT_YOURS
@@ -289,7 +333,15 @@ def press(connection: Connection, vault: Vault, claim: Claim, read: Read) -> str
         return NOT_OPEN
     chosen = choices[message.choice]
     try:
-        answer(connection, vault, question.id, chosen, by=message.author.id, trust=read.trust.value)
+        answer(
+            connection,
+            vault,
+            question.id,
+            chosen,
+            by=message.author.id,
+            name=message.author.name,
+            trust=read.trust.value,
+        )
     except (Conflict, NotFound):
         return NOT_OPEN
     return chosen

@@ -98,6 +98,7 @@ class Anthropic:
     refused: list[list[str]] = field(default_factory=list)
     """What was wrong with those that did not."""
     usage: list[dict[str, int]] = field(default_factory=list)
+    tokens_of: Callable[[str], int] = lambda text: len(text) // CHARACTERS_PER_TOKEN
     open_streams: int = 0
     _signatures: dict[str, str] = field(default_factory=dict)
     _cached: set[str] = field(default_factory=set)
@@ -187,7 +188,7 @@ class Anthropic:
         yield from _fault_events(reply.fault, len(blocks))
         if reply.fault in ("cut", "cut_in_call"):
             return
-        output = 1 + sum(len(json.dumps(block)) for block in blocks) // CHARACTERS_PER_TOKEN
+        output = 1 + self.tokens_of("".join(json.dumps(block) for block in blocks))
         self.usage.append({**usage, "output_tokens": output})
         stop = "max_tokens" if reply.fault == "max_tokens_in_call" else reply.stop_reason or _stop(blocks)
         delta = {"stop_reason": stop, "stop_sequence": None}
@@ -205,7 +206,7 @@ class Anthropic:
 
     def _count(self, body: Mapping[str, Any]) -> dict[str, int]:
         """Input tokens by the marks: read up to the longest prefix seen before, written up to the last mark."""
-        prefixes, marks, sizes = _prefixes(body)
+        prefixes, marks, sizes = _prefixes(body, self.tokens_of)
         reach = {i for mark in marks for i in range(max(0, mark - LOOKBACK), mark + 1)}
         read = max((i for i in reach if prefixes[i] in self._cached), default=-1)
         last = max(marks, default=-1)
@@ -220,7 +221,9 @@ class Anthropic:
         }
 
 
-def _prefixes(body: Mapping[str, Any]) -> tuple[list[str], list[int], list[int]]:
+def _prefixes(
+    body: Mapping[str, Any], tokens_of: Callable[[str], int]
+) -> tuple[list[str], list[int], list[int]]:
     """A hash of everything up to each block, which blocks are marked, and how big each is."""
     settings = {key: body.get(key) for key in ("model", "thinking", "tool_choice")}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
@@ -236,7 +239,7 @@ def _prefixes(body: Mapping[str, Any]) -> tuple[list[str], list[int], list[int]]
         text = json.dumps([role, {key: value for key, value in block.items() if key != "cache_control"}])
         digest.update(text.encode())
         hashes.append(digest.hexdigest())
-        sizes.append(max(1, len(text) // CHARACTERS_PER_TOKEN))
+        sizes.append(max(1, tokens_of(text)))
         if "cache_control" in block:
             marks.append(index)
     return hashes, marks, sizes

@@ -23,6 +23,7 @@ IMAGE_MAGIC = {
     "image/jpeg": (b"\xff\xd8\xff",),
     "image/gif": (b"GIF87a", b"GIF89a"),
     "image/webp": (b"RIFF",),
+    "application/pdf": (b"%PDF-",),
 }
 
 
@@ -57,6 +58,7 @@ def _adapters() -> dict[str, TypeAdapter[Any]]:
     shapes: dict[str, Any] = {
         "text": types.TextBlockParam,
         "image": types.ImageBlockParam,
+        "document": types.DocumentBlockParam,
         "tool_use": types.ToolUseBlockParam,
         "tool_result": types.ToolResultBlockParam,
         "thinking": types.ThinkingBlockParam,
@@ -75,6 +77,7 @@ def _keys(name: str) -> frozenset[str]:
     shape = {
         "text": types.TextBlockParam,
         "image": types.ImageBlockParam,
+        "document": types.DocumentBlockParam,
         "tool_use": types.ToolUseBlockParam,
         "tool_result": types.ToolResultBlockParam,
         "thinking": types.ThinkingBlockParam,
@@ -207,7 +210,7 @@ def _block(block: Mapping[str, Any], place: str, signatures: Mapping[str, str]) 
         yield f"{place}.tool_use.name: String should match pattern '{NAME.pattern}'"
     if block["type"] == "tool_use" and not NAME.fullmatch(block["id"]):
         yield f"{place}.tool_use.id: String should match pattern '{NAME.pattern}'"
-    if block["type"] == "image" and block["source"]["type"] == "base64":
+    if block["type"] in ("image", "document") and block["source"]["type"] == "base64":
         yield from _image(block["source"], place)
     if block["type"] == "thinking" and signatures.get(block["signature"]) != block["thinking"]:
         yield f"{place}: Invalid `signature` in `thinking` block"

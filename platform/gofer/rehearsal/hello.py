@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import json
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from gofer.integration import sign_body
 from gofer.rehearsal.loopback import hang_up, serve
 
 
@@ -74,7 +74,7 @@ class HelloService:
 
     def signed(self, body: bytes) -> dict[str, str]:
         """The headers it sends a body with."""
-        signature = hmac.new(self.signing_key.encode(), body, hashlib.sha256).hexdigest()
+        signature = sign_body(body, self.signing_key, time.time())
         return {"content-type": "application/json", "x-hello-signature": signature}
 
     async def wait_for(self, enough: Callable[[list[Reply]], bool], timeout: float = 20) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 from gofer.errors import ConfigError, StoreError
+from gofer.vault.macs import ROOT
+from gofer.vault.stored import PLATFORM
 
 
 def copy_database(source: Path, target: Path, key_of: Callable[[str], str] | None = None) -> int:
@@ -90,6 +93,71 @@ def _with_key(copy: Path, target: Path, key_of: Callable[[str], str] | None) -> 
         raise
 
 
+CONFIGURATION = ("agents", "prices.toml", "models.toml")
+"""What of a data directory, beside the database, decides what Gofer does."""
+SHELLS = "shells"
+
+
+def copy_files(data_dir: Path, backup: Path, *, with_shells: bool) -> Path | None:
+    """Put the files that belong to a backup beside it, whole or not at all; None when there are none.
+
+    With the shells go the files of their workspaces; what is no file, such as a socket, is left out.
+    """
+    names = [
+        name for name in (*CONFIGURATION, *([SHELLS] if with_shells else [])) if (data_dir / name).exists()
+    ]
+    if not names:
+        return None
+    target = files_beside(backup)
+    _check_free(target)
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        descriptor = os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            with tarfile.open(fileobj=file, mode="w:gz", compresslevel=3) as archive:
+                for name in names:
+                    archive.add(data_dir / name, name, filter=_files_only)
+            file.flush()
+            os.fsync(file.fileno())
+        _name(partial, target)
+    except (OSError, tarfile.TarError) as error:
+        raise StoreError(f"The copy to {target} failed: {error}.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def _files_only(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return member if member.isfile() or member.isdir() or member.issym() or member.islnk() else None
+
+
+def files_beside(backup: Path) -> Path:
+    """Where the files of a backup are: agents, prices and models, and the workspaces of shells if asked for."""
+    return backup.with_name(backup.name + ".files.tgz")
+
+
+def restore_files(backup: Path, data_dir: Path) -> list[str]:
+    """Put back what lies beside a backup; what is in its place is kept under another name. Returns what was put."""
+    source = files_beside(backup)
+    if not source.is_file():
+        return []
+    known = {*CONFIGURATION, SHELLS}
+    with tempfile.TemporaryDirectory(dir=data_dir, prefix=".restoring-") as name:
+        fresh = Path(name)
+        try:
+            with tarfile.open(source) as archive:
+                # Never outside of the directory, whatever a name or a link in it says.
+                archive.extractall(fresh, filter="tar")
+        except (OSError, tarfile.TarError, EOFError) as error:
+            raise ConfigError(f"{source} cannot be unpacked: {error}.") from error
+        put = sorted(path.name for path in fresh.iterdir() if path.name in known)
+        for each in put:
+            if (data_dir / each).exists():
+                (data_dir / each).rename(_free_name(data_dir / each))
+            (fresh / each).rename(data_dir / each)
+    return put
+
+
 def check_database(path: Path) -> None:
     """Refuse a file that is damaged or is no database of Gofer."""
     try:
@@ -121,6 +189,13 @@ def key_needed(backup: Path) -> str | None:
     with closing(_reading(backup)) as connection:
         row = connection.execute("SELECT id FROM master_key WHERE active").fetchone()
     return str(row[0]) if row else None
+
+
+def has_rows_key(backup: Path) -> bool:
+    """Whether a backup holds a key that its rows are signed with."""
+    query = "SELECT 1 FROM secret WHERE owner = ? AND name = ?"
+    with closing(_reading(backup)) as connection:
+        return connection.execute(query, (PLATFORM, ROOT)).fetchone() is not None
 
 
 def restore_database(backup: Path, target: Path) -> Path | None:

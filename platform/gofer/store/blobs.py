@@ -1,21 +1,20 @@
-"""Bytes by hash, sealed with their conversation's key."""
+"""Bytes by keyed digest, sealed with their conversation's key."""
 
 from __future__ import annotations
-
-import hashlib
 
 from sqlalchemy import Connection, insert, select
 
 from gofer.errors import NotFound
 from gofer.store.clock import now
+from gofer.store.digests import blob_digest
 from gofer.store.sealing import conversation_key
 from gofer.store.tables import blobs
 from gofer.vault.envelope import Vault, aad
 
 
 def put_blob(connection: Connection, vault: Vault, conversation_id: str, data: bytes, media_type: str) -> str:
-    """Keep bytes; returns their hash. The same bytes again are the same blob."""
-    digest = hashlib.sha256(data).hexdigest()
+    """Keep bytes; returns their digest. The same bytes again are the same blob."""
+    digest = blob_digest(vault, conversation_id, data)
     known = select(blobs.c.hash).where(blobs.c.conversation_id == conversation_id, blobs.c.hash == digest)
     if connection.execute(known).first() is None:
         key = conversation_key(connection, vault, conversation_id)

@@ -13,6 +13,8 @@ from typing import Literal, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
+from gofer.store.signed import Signing
+
 T = TypeVar("T")
 
 Dialect = Literal["sqlite", "postgresql"]
@@ -23,6 +25,8 @@ class Database(Protocol):
     """A store that can run verbs."""
 
     dialect: Dialect
+    signing: Signing
+    """What its rows are signed with; every connection that runs a verb knows it."""
 
     async def start(self) -> None:
         """Open it; raises ConfigError or StoreError with the way out."""

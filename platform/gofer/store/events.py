@@ -35,6 +35,7 @@ KINDS: dict[str, str] = {
     "reply.placed": "A part exists at the service.",
     "reply.sent": "A part is complete at the service.",
     "reply.failed": "A part will not be sent.",
+    "reply.vanished": "A part was deleted at the service before it was complete, and is placed again.",
     "key.rotated": "Every wrapped key was wrapped anew by the active master key.",
     "conversation.purged": "A conversation's content was destroyed.",
     "conversation.moved": "A conversation has another reference at its service.",

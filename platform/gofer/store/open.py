@@ -11,7 +11,7 @@ from sqlalchemy import Connection, insert, select
 
 from gofer.errors import ConfigError
 from gofer.settings import Settings
-from gofer.store import migrations
+from gofer.store import migrations, signed
 from gofer.store.backup import copy_database
 from gofer.store.clock import now
 from gofer.store.database import Database
@@ -71,29 +71,19 @@ def _upgrade(connection: Connection) -> None:
     migrations.upgrade(connection)
 
 
-def furnish(connection: Connection) -> None:
-    """A fresh install has one workspace and one agent that hears everything."""
+def seed_workspace(connection: Connection) -> bool:
+    """A fresh install has one workspace; True when it was made."""
     if connection.execute(select(workspaces.c.id).limit(1)).first() is not None:
-        return
+        return False
     connection.execute(insert(workspaces).values(id=FIRST_WORKSPACE, name="Main", created_at=now()))
-    agent_id = new_id("agent")
-    connection.execute(
-        insert(agents).values(
-            id=agent_id,
-            workspace_id=FIRST_WORKSPACE,
-            name=FIRST_AGENT,
-            model="auto",
-            settings={},
-            created_at=now(),
-        )
-    )
-    connection.execute(
-        insert(routes).values(
-            id=new_id("route"),
-            workspace_id=FIRST_WORKSPACE,
-            agent_id=agent_id,
-            event="*",
-            trigger="any",
-            priority=0,
-        )
-    )
+    return True
+
+
+def seed_agent(connection: Connection) -> None:
+    """A fresh install has one agent that hears everything."""
+    if connection.execute(select(agents.c.id).limit(1)).first() is not None:
+        return
+    agent = {"id": new_id("agent"), "workspace_id": FIRST_WORKSPACE, "name": FIRST_AGENT, "model": "auto"}
+    signed.insert(connection, agents, {**agent, "settings": {}, "created_at": now()})
+    route = {"id": new_id("route"), "workspace_id": FIRST_WORKSPACE, "agent_id": agent["id"]}
+    signed.insert(connection, routes, {**route, "event": "*", "trigger": "any", "priority": 0})

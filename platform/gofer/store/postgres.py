@@ -21,6 +21,7 @@ from gofer.errors import ConfigError, StoreUnavailable
 from gofer.store import json_text
 from gofer.store.address import driver_arguments
 from gofer.store.database import Dialect
+from gofer.store.signed import Signing
 
 T = TypeVar("T")
 Way: TypeAlias = Callable[[Any, Callable[[], Any]], Any]
@@ -44,6 +45,7 @@ class PostgresDatabase:
 
     def __init__(self, url: str, *, pool_size: int = 10, patience: float = PATIENCE) -> None:
         self.url = url
+        self.signing = Signing()
         self._patience = patience
         self._engine: AsyncEngine = create_async_engine(
             "postgresql+asyncpg://",
@@ -56,6 +58,7 @@ class PostgresDatabase:
             isolation_level="AUTOCOMMIT",
             json_serializer=json_text.write,
             json_deserializer=json_text.read,
+            execution_options={"signing": self.signing},
         )
 
     async def start(self) -> None:

@@ -28,6 +28,7 @@ from sqlalchemy.pool import NullPool
 from gofer.errors import ConfigError, StoreBusy, StoreError, StoreUnavailable
 from gofer.store import json_text
 from gofer.store.database import Dialect
+from gofer.store.signed import Signing
 
 T = TypeVar("T")
 
@@ -66,6 +67,7 @@ class SqliteDatabase:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.signing = Signing()
         self._gathered: list[_Operation] = []
         """What one round of the event loop asks for; it goes to the thread together."""
         self._queue: queue.SimpleQueue[list[_Operation] | None] = queue.SimpleQueue()
@@ -73,7 +75,7 @@ class SqliteDatabase:
         self._thread: threading.Thread | None = None
         self._readers: ThreadPoolExecutor | None = None
         # One for all of them: an engine keeps the statements it has compiled.
-        self._reading = _engine(path, writes=False)
+        self._reading = _engine(path, self.signing, writes=False)
         self._local = threading.local()
         self._opened: list[Connection] = []
 
@@ -152,7 +154,7 @@ class SqliteDatabase:
 
     def _run(self, ready: Future[None]) -> None:
         try:
-            connection = _connect(_engine(self.path, writes=True))
+            connection = _connect(_engine(self.path, self.signing, writes=True))
         except BaseException as error:  # noqa: BLE001 - somebody waits for it, who would else wait for ever
             ready.set_exception(_not_opened(self.path, error))
             return
@@ -263,7 +265,7 @@ def _connect(engine: Engine) -> Connection:
     return connection
 
 
-def _engine(path: Path, *, writes: bool) -> Engine:
+def _engine(path: Path, signing: Signing, *, writes: bool) -> Engine:
     # AUTOCOMMIT leaves BEGIN and COMMIT to us; SQLAlchemy only compiles and binds.
     engine = create_engine(
         # Not written out as text, in which a `?` in the name of a folder would begin something else.
@@ -272,6 +274,7 @@ def _engine(path: Path, *, writes: bool) -> Engine:
         isolation_level="AUTOCOMMIT",
         json_serializer=json_text.write,
         json_deserializer=json_text.read,
+        execution_options={"signing": signing},
         connect_args={"check_same_thread": False, "timeout": 30},
     )
 

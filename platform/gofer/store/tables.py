@@ -136,6 +136,20 @@ def _bytes(*, nullable: bool = False) -> Any:
     return Field(default=None, sa_column=Column(LargeBinary, nullable=nullable))
 
 
+class _Mac(LargeBinary):
+    """Bytes as they are read: SQLite lets somebody put a text there, and a row must be readable to be refused."""
+
+    def result_processor(self, dialect: Any, coltype: object) -> Any:
+        if dialect.name == "sqlite":
+            return None
+        return super().result_processor(dialect, coltype)  # type: ignore[no-untyped-call]
+
+
+def _mac() -> Any:
+    """What `gofer.store.signed` signs the row with; NULL in a row that the release before wrote."""
+    return Field(default=None, sa_column=Column(_Mac, nullable=True))
+
+
 def _where(condition: str) -> dict[str, Any]:
     """The same partial-index condition for both databases."""
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
@@ -190,9 +204,12 @@ class Connection(SQLModel, table=True):
     settings: dict[str, Any] = _json()
     max_running: int | None = None
     """How many of its jobs may run at once, over all workers; None for no bound."""
+    agent: str | None = None
+    """The name of the agent that answers what no route fits; None for the instance's default agent."""
     data_key: bytes | None = _bytes(nullable=True)
     """Wrapped by the master key; seals deliveries that belong to no conversation. None before the first of them."""
     created_at: float
+    mac: bytes | None = _mac()
 
 
 class Principal(SQLModel, table=True):
@@ -204,6 +221,7 @@ class Principal(SQLModel, table=True):
     role: str
     """owner or member; strangers have no row."""
     created_at: float
+    mac: bytes | None = _mac()
 
 
 class Identity(SQLModel, table=True):
@@ -217,6 +235,7 @@ class Identity(SQLModel, table=True):
     integration: str
     subject: str
     """The service's own, unchangeable id of the person; never a name."""
+    mac: bytes | None = _mac()
 
 
 class Pairing(SQLModel, table=True):
@@ -236,6 +255,7 @@ class Pairing(SQLModel, table=True):
     used_by: str = ""
     principal_id: str | None = None
     """Who made it, to be known elsewhere, too: whoever presents it is that person."""
+    mac: bytes | None = _mac()
 
 
 class Stranger(SQLModel, table=True):
@@ -265,6 +285,7 @@ class Member(SQLModel, table=True):
     """An Argon2id hash in PHC form; empty while they sign in by links only."""
     created_at: float
     signed_in_at: float | None = None
+    mac: bytes | None = _mac()
 
 
 class WebSession(SQLModel, table=True):
@@ -283,6 +304,9 @@ class WebSession(SQLModel, table=True):
     created_at: float
     seen_at: float
     expires_at: float
+    confirmed_at: float | None = None
+    """When its owner last gave their password or a fresh link; None since it began."""
+    mac: bytes | None = _mac()
 
 
 class ApiToken(SQLModel, table=True):
@@ -298,9 +322,12 @@ class ApiToken(SQLModel, table=True):
     """A hash of the token, which itself is shown once and kept nowhere."""
     scope: str
     """read, write or admin: the most it may do, whatever the member may."""
+    scopes: str | None = None
+    """`noun:scope` words where it may use those nouns only, such as `jobs:write messages:read`."""
     created_at: float
     expires_at: float | None = None
     used_at: float | None = None
+    mac: bytes | None = _mac()
 
 
 class SignInLink(SQLModel, table=True):
@@ -313,6 +340,7 @@ class SignInLink(SQLModel, table=True):
     created_at: float
     expires_at: float
     used_at: float | None = None
+    mac: bytes | None = _mac()
 
 
 class SignInDelay(SQLModel, table=True):
@@ -331,7 +359,7 @@ class AuditEntry(SQLModel, table=True):
     """A change somebody asked for. Written before the change is made, so none goes unrecorded."""
 
     __tablename__ = "audit_entry"
-    __table_args__ = (_NEVER_REUSE_IDS,)
+    __table_args__ = (Index("audit_entry_by_place", "place", unique=True), _NEVER_REUSE_IDS)
 
     id: int | None = _serial()
     workspace_id: str
@@ -349,6 +377,24 @@ class AuditEntry(SQLModel, table=True):
     status: int = 0
     """How it was answered; 0 while it is not known."""
     at: float
+    place: int | None = _big(default=None, nullable=True)
+    """Its number in the chain; NULL in an entry that the release before wrote."""
+    link: bytes | None = _bytes(nullable=True)
+    """A hash over the link before and everything here but how it ended."""
+    end_mac: bytes | None = _bytes(nullable=True)
+    """Over its link, status and data, once it has ended."""
+
+
+class AuditHead(SQLModel, table=True):
+    """Where the chain of the audit log ends, signed: a log that was cut or emptied does not lead there."""
+
+    __tablename__ = "audit_head"
+
+    id: str = Field(primary_key=True)
+    """Always `head`."""
+    place: int = _big()
+    link: bytes = _bytes()
+    mac: bytes = _bytes()
 
 
 class IdempotencyKey(SQLModel, table=True):
@@ -381,6 +427,7 @@ class Agent(SQLModel, table=True):
     max_running: int | None = None
     """How many of its jobs may run at once, over all workers; None for no bound."""
     created_at: float
+    mac: bytes | None = _mac()
 
 
 class Route(SQLModel, table=True):
@@ -397,6 +444,11 @@ class Route(SQLModel, table=True):
     """What wakes the agent: any addressed message, or one trigger (mention, command, label …)."""
     priority: int = 0
     """Of the jobs it makes; lower runs first."""
+    kind: str = Field(default="route", sa_column=Column(String, nullable=False, server_default="route"))
+    """`route`: the first that fits answers. `also`: answers beside it. `default`: answers what no route fits."""
+    rank: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))
+    """The order in which routes are tried; the most specific comes first."""
+    mac: bytes | None = _mac()
 
 
 class Conversation(SQLModel, table=True):
@@ -440,6 +492,13 @@ class Delivery(SQLModel, table=True):
     __table_args__ = (
         Index("delivery_by_external_id", "connection_id", "external_id", unique=True),
         Index("delivery_by_body", "connection_id", "body_hash", "received_at"),
+        Index(
+            "delivery_by_message",
+            "connection_id",
+            "message_digest",
+            unique=True,
+            **_where("message_digest IS NOT NULL"),
+        ),
         Index("delivery_by_time", "received_at"),
         Index("delivery_of_connection", "connection_id", "id"),
         Index("delivery_noted", "received_at", **_where("conversation_id IS NULL AND sealed IS NOT NULL")),
@@ -452,6 +511,7 @@ class Delivery(SQLModel, table=True):
     external_id: str
     """The service's id, or a hash where it has none: what makes a repeat a repeat."""
     body_hash: str
+    """A keyed digest of its body: what makes the same body again a repeat."""
     source: str
     """How it came: webhook, poll, catchup, replay, schedule."""
     event: str
@@ -463,11 +523,20 @@ class Delivery(SQLModel, table=True):
     message_seq: int | None = None
     sealed: bytes | None = _bytes(nullable=True)
     """Headers (without the secret ones) and body."""
+    message_digest: str | None = None
+    """A keyed digest of the service's own id of what was said, where delivery ids are not signed: it stays when the
+    words are pruned or purged, so that a repeat is known for ever."""
     received_at: float
 
 
 class Message(SQLModel, table=True):
     """One entry in a Conversation."""
+
+    __table_args__ = (
+        Index(
+            "message_of_stranger", "connection_id", "author", "admitted_at", **_where("trust = 'stranger'")
+        ),
+    )
 
     conversation_id: str = Field(foreign_key="conversation.id", primary_key=True, ondelete="CASCADE")
     seq: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
@@ -486,7 +555,7 @@ class Message(SQLModel, table=True):
 
 
 class Blob(SQLModel, table=True):
-    """Bytes by hash, within one Conversation so that purging it is real."""
+    """Bytes by keyed digest, within one Conversation so that purging it is real."""
 
     conversation_id: str = Field(foreign_key="conversation.id", primary_key=True, ondelete="CASCADE")
     hash: str = Field(primary_key=True)
@@ -618,6 +687,7 @@ class Question(SQLModel, table=True):
     asked_at: float
     expires_at: float | None = None
     answered_at: float | None = None
+    mac: bytes | None = _mac()
 
 
 class Reply(SQLModel, table=True):
@@ -628,6 +698,7 @@ class Reply(SQLModel, table=True):
         Index("reply_unsent", "binding_id", "id", **_where("state IN ('planned','placed')")),
         Index("reply_to_confirm", "binding_id", **_where("confirm_at IS NOT NULL")),
         Index("reply_of_conversation", "conversation_id", "id"),
+        Index("reply_failed_in", "failed_in", **_where("failed_in IS NOT NULL")),
         _NEVER_REUSE_IDS,
     )
 
@@ -652,6 +723,8 @@ class Reply(SQLModel, table=True):
     sent_at: float | None = None
     confirm_at: float | None = None
     """After a takeover: when to repeat the final edit, past any late write of the old owner."""
+    failed_in: int | None = _big(default=None, nullable=True)
+    """The deliver job that gave it up; redriving that job sends it again."""
 
 
 class Showing(SQLModel, table=True):
@@ -738,6 +811,7 @@ class Shell(SQLModel, table=True):
     trust: str
     """Of the run it was made for; it is made anew when that rises."""
     used_at: float
+    mac: bytes | None = _mac()
 
 
 class Schedule(SQLModel, table=True):
@@ -757,6 +831,7 @@ class Schedule(SQLModel, table=True):
     enabled: bool = True
     next_at: float = 0
     created_at: float
+    mac: bytes | None = _mac()
 
 
 class Worker(SQLModel, table=True):
@@ -791,6 +866,7 @@ api_tokens = table(ApiToken)
 sign_in_links = table(SignInLink)
 sign_in_delays = table(SignInDelay)
 audit_entries = table(AuditEntry)
+audit_heads = table(AuditHead)
 idempotency_keys = table(IdempotencyKey)
 agents = table(Agent)
 routes = table(Route)

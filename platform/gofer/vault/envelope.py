@@ -12,13 +12,16 @@ import os
 import struct
 import threading
 from collections import OrderedDict
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from gofer.vault.errors import Tampered
 from gofer.vault.keyring import KEY_ID_BYTES, KeyRing, MasterKey
+
+if TYPE_CHECKING:
+    from gofer.vault.macs import MacKey, MacKeys
 
 _WRAPPED = b"\x01"
 _SEALED = b"\x02"
@@ -67,6 +70,8 @@ class Vault:
 
     def __init__(self, ring: KeyRing, cached_keys: int = _CACHED_KEYS) -> None:
         self.ring = ring
+        self.mac_keys: MacKeys | None = None
+        """Loaded once the database is open: `gofer.vault.macs.load_mac_keys`."""
         self._room = cached_keys
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[bytes, bytes], DataKey] = OrderedDict()
@@ -105,6 +110,12 @@ class Vault:
         if len(material) != 32:
             raise Tampered
         return self._remember(place, DataKey(material))
+
+    def mac_key(self, purpose: str) -> MacKey:
+        """The key that signs for one purpose: wrapped by the master key, and the same after each rotation."""
+        if self.mac_keys is None:
+            raise RuntimeError("the keys for MACs are not loaded: call load_mac_keys first")
+        return self.mac_keys.key(purpose)
 
     def forget(self, wrapped: bytes, aad: bytes) -> None:
         """Drop a data key from memory, once its row is purged."""

@@ -8,13 +8,15 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
-from gofer.vault.disguises import SHORTEST, disguises
 from gofer.vault.secret import MASK, Secret
 from gofer.vault.shapes import LONGEST_BLOCK, shaped, unfinished
 
 SHAPE_MASK = "[redacted]"
+SHORTEST = 8
+"""Characters of the shortest text that can hold a secret."""
 _HEAD = 6
 _SHORT_TEXT = 4000
+_MANY_FORMS = 2000
 _DEEPEST = 200
 _SMALL = range(10_000_000)  # fewer digits than the shortest secret
 _LINE_BREAK = re.compile(r"[\r\n]")
@@ -30,7 +32,7 @@ class Patterns:
     """An immutable set of secrets, prepared for searching."""
 
     def __init__(self, secrets: Mapping[str, Secret]) -> None:
-        names = {form: name for name in sorted(secrets) for form in disguises(secrets[name].reveal())}
+        names = {form: name for name in sorted(secrets) for form in _forms_of(secrets[name])}
         self._labels = {form: f"[secret:{name}]" for form, name in names.items()}
         self._forms = sorted(self._labels, key=len)
         self._longest = len(self._forms[-1]) if self._forms else 0
@@ -38,7 +40,9 @@ class Patterns:
         for form in self._forms:
             self._by_head.setdefault(form[:_HEAD], []).append(form)
         self._beginnings = {form[:length] for form in self._forms for length in range(1, _HEAD)}
-        self._heads = re.compile(_alternatives(sorted(self._by_head))) if self._forms else None
+        # Looks ahead without moving on, so that one head may begin within another.
+        heads = f"(?=({_alternatives(sorted(self._by_head))}))"
+        self._heads = re.compile(heads) if self._forms else None
 
     def spans(self, text: str) -> list[Span]:
         found = [Span(start, end, SHAPE_MASK) for start, end in shaped(text)]
@@ -56,29 +60,28 @@ class Patterns:
 
     def _known(self, text: str) -> Iterator[Span]:
         joined = Joined(text)
-        # One pass for a short text; for a long one, a search for each form is several times as fast.
-        if self._heads and len(text) < _SHORT_TEXT and not self._heads.search(joined.text):
-            return
-        for form in self._forms:
-            if len(form) > len(joined.text):
-                break
+        # One pass for a short text, or for many forms; otherwise a search for each form is several times as fast.
+        one_by_one = len(text) >= _SHORT_TEXT and len(self._forms) <= _MANY_FORMS
+        for form in self._forms if one_by_one else self._begun_in(joined.text):
             start = joined.text.find(form)
             while start >= 0:
                 last = joined.position(start + len(form) - 1)
                 yield Span(joined.position(start), last + 1, self._labels[form])
                 start = joined.text.find(form, start + 1)
 
+    def _begun_in(self, text: str) -> list[str]:
+        """The forms whose heads are in a text: what it costs does not grow with the number of secrets."""
+        heads = {found[1] for found in self._heads.finditer(text)} if self._heads else set()
+        return [form for head in heads for form in self._by_head[head]]
+
     def _first_open(self, text: str) -> int | None:
-        for position in range(max(0, len(text) - self._longest + 1), len(text)):
-            head = text[position : position + _HEAD]
-            if len(head) < _HEAD:
-                if head in self._beginnings:
-                    return position
-            elif head in self._by_head:
-                rest = text[position:]
-                if any(form.startswith(rest) for form in self._by_head[head]):
-                    return position
-        return None
+        first = max(0, len(text) - self._longest + 1)
+        for found in self._heads.finditer(text, first) if self._heads else ():
+            rest = text[found.start() :]
+            if any(form.startswith(rest) for form in self._by_head[found[1]]):
+                return found.start()
+        tail = range(max(first, len(text) - _HEAD + 1), len(text))
+        return next((position for position in tail if text[position:] in self._beginnings), None)
 
 
 class Joined:
@@ -227,6 +230,13 @@ def _masked(text: str, spans: Iterable[Span], until: int) -> tuple[str, int]:
         position = span.end
     pieces.append(text[position:until])
     return "".join(pieces), max(0, position - until)
+
+
+def _forms_of(secret: Secret) -> set[str]:
+    # Loaded where there is a secret to look for: the library takes longer than most commands.
+    from gofer_sandbox.encodings import encodings
+
+    return encodings(secret.reveal())
 
 
 def _alternatives(heads: list[str]) -> str:

@@ -17,6 +17,9 @@ from gofer.vault.envelope import Vault, aad
 from gofer.vault.keyring import MasterKey
 from gofer.vault.secret import Secret
 
+PLATFORM = "gofer"
+"""The owner of what the platform keeps for itself, which nobody can list, change or delete as a secret."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -44,8 +47,17 @@ def put_secret(
             "A secret's name has 1 to 100 letters, digits, dots, dashes or underscores, "
             "and begins with a letter or digit."
         )
+    if owner == PLATFORM:
+        raise Malformed(f"{PLATFORM} is no connection, so no secret can be kept under it.")
     if not value.reveal().strip():
         raise Malformed(f"The secret {name} is empty. Give it a value, or delete it.")
+    write_secret(connection, vault, workspace_id=workspace_id, owner=owner, name=name, value=value)
+
+
+def write_secret(
+    connection: Connection, vault: Vault, *, workspace_id: str, owner: str, name: str, value: Secret
+) -> None:
+    """Keep a secret whose owner and name are right, replacing the one there."""
     key = sealing_key(connection, vault, alone=True)
     here = _at(workspace_id, owner, name)
     found = connection.execute(select(secrets.c.id).where(here)).scalar_one_or_none()
@@ -80,7 +92,7 @@ def secrets_of(connection: Connection, vault: Vault, *, workspace_id: str, owner
 
 def all_secrets(connection: Connection, vault: Vault) -> dict[str, Secret]:
     """Every secret there is, under the label a redactor shows for it."""
-    rows = connection.execute(select(secrets))
+    rows = connection.execute(select(secrets).where(secrets.c.owner != PLATFORM))
     return {f"{row.owner}/{row.name}" if row.owner else row.name: _opened(vault, row) for row in rows}
 
 
@@ -88,7 +100,7 @@ def list_secrets(connection: Connection, *, workspace_id: str) -> list[StoredSec
     """Names and times; never values."""
     query = (
         select(secrets.c.owner, secrets.c.name, secrets.c.created_at, secrets.c.used_at)
-        .where(secrets.c.workspace_id == workspace_id)
+        .where(secrets.c.workspace_id == workspace_id, secrets.c.owner != PLATFORM)
         .order_by(secrets.c.owner, secrets.c.name)
     )
     return [StoredSecret(*row) for row in connection.execute(query)]
@@ -101,6 +113,8 @@ def mark_secret_used(connection: Connection, *, workspace_id: str, owner: str = 
 
 def delete_secret(connection: Connection, *, workspace_id: str, owner: str = "", name: str) -> None:
     """Remove a secret; raises NotFound when there is none."""
+    if owner == PLATFORM:
+        raise _unknown(name)
     if connection.execute(secrets.delete().where(_at(workspace_id, owner, name))).rowcount == 0:
         raise _unknown(name)
 

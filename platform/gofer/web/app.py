@@ -21,7 +21,7 @@ from gofer.vault.errors import KeyRefused, VaultError
 from gofer.web import access, chat, welcome
 from gofer.web.control import api_mount, furnish
 from gofer.web.control.openapi import document_routes
-from gofer.web.hooks import Hooks
+from gofer.web.hooks import Hooks, HooksFirst
 from gofer.web.metrics import Metrics
 from gofer.web.pages.checks import Checks
 from gofer.web.pages.refusing import Refusing, crashed
@@ -63,7 +63,7 @@ def public_app(platform: Platform) -> Starlette:
     static = StaticFiles()
     app = Starlette(
         routes=[
-            Route("/hooks/{connection}", hooks, methods=["POST"]),  # first: routes are tried in order
+            Route("/hooks/{connection}", hooks, methods=["POST"]),  # for other methods; see HooksFirst
             Route("/healthz", signs.health),
             Route("/readyz", signs.ready),
             Route("/metrics", signs.metrics),
@@ -75,6 +75,7 @@ def public_app(platform: Platform) -> Starlette:
             api_mount(*document_routes()),
         ],
         middleware=[
+            Middleware(HooksFirst, hooks=hooks),
             Middleware(access.SecurityHeaders),
             Middleware(Refusing),
             Middleware(access.Guard, platform=platform),

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
+from starlette.datastructures import FormData
 from starlette.requests import ClientDisconnect, Request
 
 from gofer.errors import GoferError
+from gofer.platform import Platform
+
+FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+MAX_FORM = 32 * 1024 * 1024
+SLOWEST = 64 * 1024
+"""Bytes per second that a form of somebody who is signed in may take, beside what every body may."""
+CLIENT_GONE = 499
+"""What the log calls a request whose sender went away; nobody is there to be answered."""
 
 
 class BodyError(GoferError):
@@ -19,8 +28,40 @@ class BodyError(GoferError):
         self.status = status
 
 
+class ClientGone(BodyError):
+    """The connection closed before the body was complete."""
+
+    def __init__(self) -> None:
+        super().__init__(CLIENT_GONE, str(self.__doc__))
+
+
+async def read_form(
+    request: Request, *, max_bytes: int = MAX_FORM, max_files: int = 0, max_fields: int = 20
+) -> FormData:
+    """The form of a request, read once and bounded in bytes, fields and time; empty when it sent none.
+
+    Raises BodyError 408, 413 or 499.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in FORMS:
+        return FormData()
+    declared = request.headers.get("content-length", "")
+    if not (declared.isascii() and declared.isdigit()) or len(declared) > 12 or int(declared) > max_bytes:
+        raise BodyError(413, f"A form may have {max_bytes} bytes at most, and says beforehand how many.")
+    platform: Platform = request.app.state.platform
+    timeout = platform.settings.body_timeout
+    if getattr(request.scope.get("gofer.caller"), "visitor", None) is not None:
+        timeout += int(declared) / SLOWEST
+    try:
+        async with asyncio.timeout(timeout):
+            return await request.form(max_files=max_files, max_fields=max_fields)
+    except TimeoutError:
+        raise BodyError(408, f"The form did not arrive within {timeout:.0f} s.") from None
+    except ClientDisconnect:
+        raise ClientGone from None
+
+
 async def read_body(request: Request, *, at_most: int, within: float) -> bytes:
-    """The raw bytes; raises BodyError 408, 413 or 415, or 400 when the sender went away."""
+    """The raw bytes; raises BodyError 408, 413, 415 or 499."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise BodyError(415, f"Send the body without content-encoding ({encoding[:40]} is not read).")
@@ -39,5 +80,5 @@ async def read_body(request: Request, *, at_most: int, within: float) -> bytes:
     except TimeoutError:
         raise BodyError(408, f"The body did not arrive within {within:.0f} s.") from None
     except ClientDisconnect:
-        raise BodyError(400, "The connection closed before the body was complete.") from None
+        raise ClientGone from None
     return b"".join(chunks)

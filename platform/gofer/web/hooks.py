@@ -5,12 +5,12 @@ from __future__ import annotations
 import structlog
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gofer import integration
 from gofer.errors import GoferError, NotFound, NotInstalled, Refused, TooBusy, Unset
 from gofer.intake.receive import Intake, Refusals
-from gofer.web.body import BodyError, read_body
+from gofer.web.body import BodyError, ClientGone, read_body
 from gofer.web.problems import problem, status_of
 
 _ANSWERS = {
@@ -20,6 +20,27 @@ _ANSWERS = {
 UNVERIFIED = "The request could not be verified."
 NOT_NOW = "It cannot be taken in now. Please send it again in a moment."
 """All that somebody we may not know is told of what is wrong on our side."""
+
+
+PATH = "/hooks/"
+
+
+class HooksFirst:
+    """ASGI middleware: a webhook goes straight to its endpoint, past everything that is there for browsers."""
+
+    def __init__(self, app: ASGIApp, hooks: Hooks) -> None:
+        self._app = app
+        self._hooks = hooks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take webhooks out of the stream of requests."""
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"].startswith(PATH):
+            name = scope["path"][len(PATH) :]
+            if name and "/" not in name:
+                scope["path_params"] = {"connection": name}
+                await self._hooks(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class Hooks:
@@ -42,6 +63,8 @@ class Hooks:
             body = await read_body(request, at_most=self._max_body, within=self._body_timeout)
             headers = tuple((name.decode("latin-1"), value) for name, value in request.headers.raw)
             taken = await self._intake.receive(connection_id, integration.Request(body, headers))
+        except ClientGone as gone:
+            return problem(gone.status, str(gone))
         except BodyError as error:
             return self._refuse(request, connection_id, error.status, error, close=True)
         except (Unset, NotInstalled) as error:

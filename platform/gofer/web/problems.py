@@ -62,6 +62,7 @@ TITLES = {
     422: "Cannot be done like this",
     429: "Too many requests",
     431: "Too large a head",
+    499: "Nobody there",
     500: "Internal error",
     502: "Service error",
     503: "Not now",

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import Counter
 from typing import Any
 
 import structlog
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gofer.store.ids import new_id
+from gofer.web.access.peer import Peers, plain_address
+from gofer.web.body import CLIENT_GONE
 
 log = structlog.get_logger()
 
 SELDOM_READ = frozenset({"/healthz", "/readyz", "/metrics"})
 """Asked for every few seconds by machines; worth a line only at debug."""
+WINDOW = 60.0
+"""Seconds over which refused requests are counted."""
+MAX_LINES, MAX_LINES_OF_ADDRESS, MAX_LINES_OF_PATH = 300, 30, 10
+"""Lines about strangers' refused requests within them: in all, of one address, and of its requests for one path."""
+MAX_NAMED = 10
+"""Addresses that a summary names."""
 
 
 class RequestLog:
     """Wraps an app."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, peers: Peers | None = None) -> None:
         self._app = app
+        self._refused = RefusedLines(peers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Bind the id for every line logged on the way, and give it back in a header."""
@@ -38,8 +50,56 @@ class RequestLog:
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"] if not scope["path"].startswith("/link/") else "/link/…"
-        say = log.debug if path in SELDOM_READ and status < 400 else log.info
+        if status >= 400 and not self._refused.may_tell(scope, path, status):
+            return
+        quiet = status == CLIENT_GONE or (path in SELDOM_READ and status < 400)
+        say = log.debug if quiet else log.info
         say("request", method=scope["method"], path=path[:200], status=status, ms=round(seconds * 1000, 1))
+
+
+class RefusedLines:
+    """Bounds what strangers can write into the log: beyond a rate their refused requests are counted and summed up."""
+
+    def __init__(self, peers: Peers | None = None) -> None:
+        self._peers = peers
+        self._told: Counter[tuple[str, ...]] = Counter()
+        self._untold: Counter[str] = Counter()
+        self._begun = -WINDOW
+
+    def may_tell(self, scope: Scope, path: str, status: int) -> bool:
+        """Whether a refused request gets a line of its own. What signed-in people do always does."""
+        caller = scope.get("gofer.caller")
+        if caller is not None and caller.visitor is not None:
+            return True
+        if time.monotonic() - self._begun >= WINDOW:
+            self.summarise()
+            self._begun = time.monotonic()
+        address = self._address(scope)
+        limits = {(): MAX_LINES, (address,): MAX_LINES_OF_ADDRESS, (address, path[:80]): MAX_LINES_OF_PATH}
+        if any(self._told[key] >= most for key, most in limits.items()):
+            self._count(address)
+            return False
+        self._told.update(limits.keys())
+        return True
+
+    def summarise(self) -> None:
+        """Say how many went untold, and begin anew."""
+        if self._untold:
+            named = dict(self._untold.most_common(MAX_NAMED))
+            log.warning("request.refused_many", count=self._untold.total(), addresses=named)
+        self._told.clear()
+        self._untold.clear()
+
+    def _count(self, address: str) -> None:
+        if not self._untold:
+            # Told also when nobody asks for anything any more.
+            asyncio.get_running_loop().call_later(WINDOW, self.summarise)
+        self._untold[address if len(self._untold) < MAX_LINES or address in self._untold else "others"] += 1
+
+    def _address(self, scope: Scope) -> str:
+        if self._peers is not None:
+            return self._peers.address(scope, Headers(scope=scope))
+        return plain_address(scope["client"][0]) if scope.get("client") else ""
 
 
 class _Answer:

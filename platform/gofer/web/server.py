@@ -4,83 +4,176 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+import httptools
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from gofer.web.access.peer import network_of
+from gofer.web.connection_limit import ConnectionLimit
 from gofer.web.problems import problem
 
-HEAD_WITHIN = 10.0
+HEAD_TIMEOUT = 10.0
 """Seconds a request's head may take, and what is left of a body that nobody reads."""
-READ_WITHIN = 60.0
+READ_TIMEOUT = 60.0
 """Seconds a reader may leave unread what the server holds for it; then its connection is cut."""
-END_WITHIN = 5
+STOP_TIMEOUT = 5
 """Seconds that requests under way have to be answered once the server stops."""
-MOST_HEAD = 64 * 1024
-MOST_MESSAGE = 512 * 1024
+MAX_HEAD = 64 * 1024
+HEAD_TOO_LARGE = f"The head of a request may have {MAX_HEAD} bytes at most."
+MAX_MESSAGE = 512 * 1024
 """Bytes of one message over a WebSocket."""
+BACKLOG = 256
+"""Connections that may wait to be accepted: those that are come to the limit a few at a time."""
+CONNECTION = "gofer.connection"
+"""Where a request's scope keeps the connection that it came by."""
+HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?")
 
 
 class Strict(HttpToolsProtocol):
-    """uvicorn's protocol, which by itself would wait for ever for a head that comes in drops, and keep all of it."""
+    """uvicorn's protocol, with every bound on what a client may send before an app sees any of it."""
 
-    def __init__(self, *args: Any, head_within: float, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, head_timeout: float, limit: ConnectionLimit, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._head_within = head_within
+        self.address = ""
+        self.crowded = 0
+        self._head_timeout = head_timeout
+        self._limit = limit
+        self._unfinished_head = 0
         self._head_size = 0
+        self._refusal: tuple[int, str] | None = None
         self._overdue: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._expect_soon()
+        self.address = network_of(self.client[0]) if self.client else ""
+        if self._limit.enter(self):
+            self._expect_soon()
+        else:
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        # As uvicorn's own, which would write a line into the log for everything that is no HTTP.
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._upgrade()
+        except httptools.HttpParserError:
+            self._refuse_request(*(self._refusal or (400, "The request is not valid HTTP.")))
         if self._overdue is not None and not self.transport.is_closing() and not self._in_unread_body():
-            self._head_size += len(data)
-            if self._head_size > MOST_HEAD:
-                self._refuse(431, f"The head of a request may have {MOST_HEAD} bytes at most.")
+            self._unfinished_head += len(data)
+            if self._unfinished_head > MAX_HEAD:
+                self._refuse(431, HEAD_TOO_LARGE)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._head_size = 0
+        self._limit.wait_for(self)
         self._expect_soon()
 
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count(len(name) + len(value) + 4)
+
     def on_headers_complete(self) -> None:
+        self._check_host()
         self._expect_no_more()
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._expect_no_more()
+        self._limit.wait_no_more(self)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.pipeline and self.cycle.more_body and not self.transport.is_closing():
+        if self.pipeline or self.transport.is_closing():
+            return
+        self._limit.wait_for(self)
+        if self.cycle.more_body:
             # Answered without reading the body; its sender may finish, but not hold the connection.
             self._expect_soon()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread = self.loop.call_later(READ_WITHIN, self.transport.abort)
+        self._limit.wait_for(self)
+        self._unread = self.loop.call_later(READ_TIMEOUT, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
+            self._limit.wait_no_more(self)
         self._is_read()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_no_more()
         self._is_read()
+        self._limit.leave(self)
         super().connection_lost(exc)
 
-    def send_400_response(self, msg: str) -> None:
+    def is_known(self) -> None:
+        """The request at hand is of somebody who is signed in: it is not closed to make room for others."""
+        self._limit.wait_no_more(self)
+
+    def evict(self) -> None:
+        """Make room for others."""
+        self.transport.abort()
+
+    def handle_websocket_upgrade(self) -> None:
+        """From here on the WebSocket's own protocol hears of the connection, and of its end."""
+        self._limit.wait_no_more(self)
+        super().handle_websocket_upgrade()
+        taken_over = self.transport.get_protocol()
+        assert isinstance(taken_over, WebSocket)
+        taken_over.ended = partial(self._limit.leave, self)
+
+    def _upgrade(self) -> None:
+        if self._should_upgrade():
+            self.handle_websocket_upgrade()
+        # Any other upgrade is an offer that is not taken up; the request itself is answered.
+
+    def _count(self, size: int) -> None:
+        self._head_size += size
+        if self._head_size > MAX_HEAD:
+            self._stop(431, HEAD_TOO_LARGE)
+
+    def _check_host(self) -> None:
+        """One Host, and a plain one: else two readers of it could take the request to be for two servers."""
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1:
+            self._stop(400, "A request has one Host header.")
+        if not hosts and self.parser.get_http_version() != "1.0":
+            self._stop(400, "A request has a Host header.")
+        if hosts and not HOST.fullmatch(hosts[0].strip()):
+            self._stop(400, "The Host header must be a name or an address, with a port or none.")
+        if not self.url.startswith(b"/") and self.url != b"*":
+            named = httptools.parse_url(self.url)
+            there = (named.host or b"") + (b":%d" % named.port if named.port else b"")
+            if hosts[:1] != [there]:
+                self._stop(400, "The address of the request and its Host header differ.")
+
+    def _stop(self, status: int, detail: str) -> NoReturn:
+        """Have the parser read no further; `data_received` answers."""
+        self._refusal = status, detail
+        raise ValueError(detail)
+
+    def _refuse_request(self, status: int, detail: str) -> None:
         if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
-            self._refuse(400, msg)
+            self._refuse(status, detail)
         else:
             # Garbage behind a whole request: that one is still owed its own answer.
             self.cycle.keep_alive = False
@@ -91,8 +184,8 @@ class Strict(HttpToolsProtocol):
 
     def _expect_soon(self) -> None:
         if self._overdue is None:
-            self._head_size = 0
-            self._overdue = self.loop.call_later(self._head_within, self._give_up)
+            self._unfinished_head = 0
+            self._overdue = self.loop.call_later(self._head_timeout, self._give_up)
 
     def _expect_no_more(self) -> None:
         if self._overdue is not None:
@@ -111,7 +204,7 @@ class Strict(HttpToolsProtocol):
         elif self.cycle is not None and self.cycle.more_body:
             self.transport.close()
         else:
-            self._refuse(408, f"The head of the request did not arrive within {self._head_within:.0f} s.")
+            self._refuse(408, f"The head of the request did not arrive within {self._head_timeout:.0f} s.")
 
     def _refuse(self, status: int, detail: str) -> None:
         """Answer from here: there is no request that the app could be asked about."""
@@ -121,6 +214,17 @@ class Strict(HttpToolsProtocol):
         headers = b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
         self.transport.write(STATUS_LINE[status] + headers + b"\r\n" + bytes(response.body))
         self.transport.close()
+
+
+class WebSocket(WebSocketsSansIOProtocol):
+    """uvicorn's protocol for WebSockets, which says when the connection ends."""
+
+    ended: Callable[[], None] | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.ended is not None:
+            self.ended()
 
 
 class Server(uvicorn.Server):
@@ -195,20 +299,27 @@ def _answer_at_once(bound: socket.socket) -> None:
 
 
 def make_server(
-    app: ASGIApp, *, head_within: float = HEAD_WITHIN, end_within: int = END_WITHIN, **where: Any
+    app: ASGIApp,
+    *,
+    limit: ConnectionLimit | None = None,
+    head_timeout: float = HEAD_TIMEOUT,
+    stop_timeout: int = STOP_TIMEOUT,
+    **where: Any,
 ) -> Server:
     """A server for an app: `host` and `port`, or `uds`."""
     config = uvicorn.Config(
         Ending(app),
-        http=partial(Strict, head_within=head_within),  # type: ignore[arg-type]
+        http=partial(Strict, head_timeout=head_timeout, limit=limit or ConnectionLimit()),  # type: ignore[arg-type]
+        ws=WebSocket,
+        backlog=BACKLOG,
         lifespan="off",
         access_log=False,
         log_config=None,
         server_header=False,
         proxy_headers=False,  # uvicorn would believe every proxy on this machine; the guard knows whom to
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=end_within,
-        ws_max_size=MOST_MESSAGE,
+        timeout_graceful_shutdown=stop_timeout,
+        ws_max_size=MAX_MESSAGE,
         ws_ping_interval=20,
         ws_ping_timeout=20,
         ws_per_message_deflate=False,
@@ -218,9 +329,11 @@ def make_server(
 
 
 @contextlib.asynccontextmanager
-async def listening(app: ASGIApp, bound: socket.socket) -> AsyncIterator[Server]:
+async def listening(
+    app: ASGIApp, bound: socket.socket, limit: ConnectionLimit | None = None
+) -> AsyncIterator[Server]:
     """Serve an app on a bound socket for as long as the block lasts."""
-    server = make_server(app)
+    server = make_server(app, limit=limit)
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     ready = asyncio.create_task(server.ready.wait())
     await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)

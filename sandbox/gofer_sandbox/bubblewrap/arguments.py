@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from gofer_sandbox.bubblewrap.etc import GID, HOME, UID
+from gofer_sandbox.bubblewrap.etc import GID, HOME, NOTHING, UID
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.shell import scripts
-from gofer_sandbox.shell.state import ROOM
 
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -66,13 +65,17 @@ def system(etc: Path) -> Sequence[str]:
     return arguments
 
 
-def devices(limits: Limits) -> list[str]:
-    """A fresh /proc, a minimal /dev, and tmpfs of known size wherever memory could be filled."""
+def devices(limits: Limits, etc: Path) -> list[str]:
+    """A fresh /proc, a minimal /dev, and tmpfs of known size wherever memory could be filled.
+
+    The session is root over its own ipc and pid namespaces, whose settings it could change, were they not
+    read-only; and how the kernel was started is the host's affair.
+    """
     return [
         *("--proc", "/proc", "--dev", "/dev"),
+        *("--ro-bind", "/proc/sys", "/proc/sys", "--ro-bind", str(etc / NOTHING), "/proc/cmdline"),
         *tmpfs(limits.shm, "/dev/shm", "1777"),  # noqa: S108 a path inside
         *tmpfs(limits.tmp, "/tmp", "1777"),  # noqa: S108
-        *tmpfs(ROOM, scripts.PRIVATE, "0700"),
         *("--perms", "0755", "--dir", "/run", "--perms", "0755", "--dir", "/var"),
         *("--symlink", "/tmp", "/var/tmp"),  # noqa: S108
     ]
@@ -95,7 +98,7 @@ def session(
     arguments = [*isolation(), *system(etc)]
     for path in readonly:
         arguments += ["--ro-bind", str(path), str(path)]
-    arguments += devices(limits)
+    arguments += devices(limits, etc)
     arguments += ["--ro-bind", str(control), scripts.INSIDE, "--bind", str(workspace), HOME, "--chdir", HOME]
     for name, value in {**ENVIRONMENT, **environment}.items():
         arguments += ["--setenv", name, value]

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from gofer_sandbox import processes
-from gofer_sandbox.bubblewrap import users
+from gofer_sandbox.bubblewrap import image, users
 from gofer_sandbox.bubblewrap.cgroups import Group
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.local import LocalBox
 from gofer_sandbox.provider import Capabilities, Pressure, Process
 from gofer_sandbox.record import Reference
 from gofer_sandbox.runtime import remove_control
-from gofer_sandbox.shell import scripts
-from gofer_sandbox.shell.fifo import FifoWire, Ownership
+from gofer_sandbox.shell.attested import SocketWire, take
+from gofer_sandbox.shell.outputs import Ownership
 
 
 class BubblewrapBox(LocalBox):
@@ -31,17 +32,28 @@ class BubblewrapBox(LocalBox):
         group: Group | None,
         limits: Limits,
         monitor: int | None = None,
+        channel: socket.socket | None = None,
     ) -> None:
-        """`monitor` is bubblewrap's own process, which ends right after PID 1, when it is a child of ours."""
-        super().__init__(reference, capabilities, monitor)
+        """`monitor` is bubblewrap's own process, which ends right after PID 1, when it is a child of ours. `channel` is
+        our end of it, when it need not be taken from the keeper."""
+        super().__init__(reference, capabilities, monitor, watched=False)
         self._session, self._group, self._limits = session, group, limits
+        self.image: int | None = None
+        """The device of the image that is mounted as its workspace, if one is."""
+        self._channel = channel
 
-    def wire(self) -> FifoWire:
-        """Over the FIFOs of the control directory."""
+    def wire(self) -> SocketWire:
+        """Over the socket that was given to the keeper."""
         owner = Ownership(self.reference.uid, self.reference.gid)
-        private = f"/proc/{self.reference.pid}/root{scripts.PRIVATE}"
-        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-        return FifoWire(Path(self.reference.control), owner, lambda: os.open(private, flags))
+        channel, self._channel = self._channel or take(self.reference.pid), None
+        return SocketWire(Path(self.reference.control), owner, channel, self.reference.pid)
+
+    def detach(self) -> None:
+        """Also of a channel that was never used."""
+        super().detach()
+        if self._channel:
+            self._channel.close()
+            self._channel = None
 
     async def sweep(self, spare: Callable[[Process], bool]) -> list[Process]:
         """With the whole group frozen nothing can fork while it is being ended."""
@@ -84,6 +96,8 @@ class BubblewrapBox(LocalBox):
         await self._end_keeper()
         self.detach()
         await clean_up(self._session, self.reference, self._group)
+        if self.image is not None:
+            await asyncio.to_thread(image.unmount_device, self.image)
 
 
 async def clean_up(session: str, reference: Reference, group: Group | None) -> None:

@@ -22,7 +22,11 @@ _OURS = {
     "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
     "hostname": "sandbox\n",
+    "motd": "",
 }
+
+NOTHING = "motd"
+"""An empty file, to be put in place of what says something of the host."""
 
 _HOSTS = (
     "alternatives",

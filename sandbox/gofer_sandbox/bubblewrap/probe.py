@@ -42,11 +42,12 @@ class Probe:
             return cls._nothing(Feature("bubblewrap", False, str(error), binary.INSTALL))
         shared = etc.make(base)
         groups, why = cgroups.find() if use_cgroups else (None, "not to be used")
-        return cls._judged(found, shared, groups, why)
+        trial.forget(base, groups)
+        return cls._judged(base, found, shared, groups, why)
 
     @classmethod
-    def _judged(cls, bwrap: Path, shared: Path, groups: cgroups.Groups | None, why: str) -> Probe:
-        tried = trial.run(bwrap, shared, groups)
+    def _judged(cls, base: Path, bwrap: Path, shared: Path, groups: cgroups.Groups | None, why: str) -> Probe:
+        tried = trial.run(base, bwrap, shared, groups)
         features = _isolation(tried) if tried.complete else [remedies.explain(tried.words, bwrap)]
         isolated = all(feature.ok for feature in features)
         if tried.unlimited:
@@ -59,11 +60,11 @@ class Probe:
         level = Level.NONE if not isolated else Level.ISOLATED if not groups else Level.LIMITED
         if level is Level.LIMITED and root:
             level = Level.SEPARATED
-        return cls(Report(_NAME, level, tuple(features)), bwrap, shared, groups)
+        return cls(Report(_NAME, level, tuple(features), attested=True), bwrap, shared, groups)
 
     @classmethod
     def _nothing(cls, feature: Feature) -> Probe:
-        return cls(Report(_NAME, Level.NONE, (feature,)), None, None, None)
+        return cls(Report(_NAME, Level.NONE, (feature,), attested=True), None, None, None)
 
 
 def _isolation(tried: trial.Trial) -> list[Feature]:
@@ -88,6 +89,7 @@ def _isolation(tried: trial.Trial) -> list[Feature]:
         none("an empty environment", "environment"),
         none("read-only roots", "writable"),
         none("no settings of the kernel's written", "setting"),
+        none("nothing said of how the host was started", "host"),
         none("every tmpfs bounded", "unbounded"),
         none("no new user namespaces", "userns"),
         none("its own processes only", "processes"),

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
+import socket
+import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gofer_sandbox import processes, records, runtime
-from gofer_sandbox.bubblewrap import arguments, binary, cgroups, seccomp, users
+from gofer_sandbox.bubblewrap import arguments, binary, cgroups, image, quota, remedies, seccomp, users
 from gofer_sandbox.bubblewrap.box import BubblewrapBox, clean_up
+from gofer_sandbox.bubblewrap.etc import HOME
 from gofer_sandbox.bubblewrap.probe import Probe
 from gofer_sandbox.bubblewrap.spawn import Spawned, as_user, spawn, through_mount
 from gofer_sandbox.errors import StartFailed
 from gofer_sandbox.levels import Level
-from gofer_sandbox.limits import Limits
-from gofer_sandbox.provider import Box, Capabilities, Report, Spec
+from gofer_sandbox.limits import MIB, RESERVE, Limits
+from gofer_sandbox.provider import IMAGE, PROJECT_QUOTA, WATCHED, Box, Capabilities, Feature, Report, Spec
 from gofer_sandbox.record import Record, Reference
-from gofer_sandbox.shell import fifo, scripts
+from gofer_sandbox.shell import attested, scripts
+from gofer_sandbox.shell.control import prepare
+from gofer_sandbox.shell.outputs import Ownership
+
+_BEYOND = 16 * MIB
+"""How much larger than the disk limit one file may grow: enough for it to be seen, and its writer ended."""
 
 
 class Bubblewrap:
@@ -32,9 +42,18 @@ class Bubblewrap:
         bwrap: Path | None = None,
         base: Path | None = None,
         use_cgroups: bool = True,
+        reserve: int = RESERVE,
+        workspaces: Path | None = None,
+        images: bool = False,
     ) -> None:
         """`minimum` is the least isolation to accept; `bwrap` and `base` (the directory for control files)
-        are found when not given."""
+        are found when not given. `reserve` is the free space of the machine below which no workspace may grow.
+        `workspaces` is where sessions' directories will be: what holds the disk limit there is what is reported.
+        `images` keeps each in an image of limited size where the server is root and there are no project quotas."""
+        self.reserve = reserve
+        self._workspaces, self._images = workspaces, images
+        self._quota_missing: dict[int, str] = {}
+        """Why there are no project quotas, by device; nothing where there are."""
         self._minimum, self._bwrap, self._use_cgroups = minimum, bwrap, use_cgroups
         self._given_base = base
         self._probe: Probe | None = None
@@ -55,8 +74,49 @@ class Bubblewrap:
         async with self._lock:
             if self._probe is None:
                 base = self.base if platform.system() == "Linux" else Path()  # elsewhere nothing is kept
-                self._probe = await asyncio.to_thread(_look, base, self._bwrap, self._use_cgroups)
+                self._probe = await asyncio.to_thread(self._look, base)
         return self._probe
+
+    def _look(self, base: Path) -> Probe:
+        probe = _look(base, self._bwrap, self._use_cgroups)
+        if probe.bwrap is None:
+            return probe
+        place = self._workspaces or Path(tempfile.gettempdir())
+        with contextlib.suppress(OSError):
+            place.mkdir(parents=True, exist_ok=True)
+        disk_by, why = PROJECT_QUOTA, self._without_quota(place)
+        if why and self._images:
+            disk_by, why = IMAGE, image.shortfall(place)
+        disk_by, fix = (WATCHED, remedies.QUOTA) if why else (disk_by, "")
+        feature = Feature("disk limit held by the file system", not why, why, fix)
+        report = replace(probe.report, features=(*probe.report.features, feature), disk_by=disk_by)
+        return replace(probe, report=report)
+
+    def _without_quota(self, place: Path) -> str:
+        """Why the file system there does not hold a limit; tried once for each."""
+        try:
+            device = place.stat().st_dev
+        except OSError as error:
+            return str(error)
+        if device not in self._quota_missing:
+            self._quota_missing[device] = quota.shortfall(place)
+        return self._quota_missing[device]
+
+    def _hold_disk(self, spec: Spec) -> str:
+        """Have the file system hold the limit, where it can; what holds it then."""
+        images = self._images or image.applies(spec.directory)
+        with contextlib.suppress(OSError, image.ImageFailed):
+            if not image.applies(spec.directory) and not self._without_quota(spec.directory):
+                quota.apply(spec.workspace, spec.limits)
+                return PROJECT_QUOTA
+            if images and os.geteuid() == 0:
+                image.mount(spec.directory, spec.limits)
+                return IMAGE
+        if image.applies(spec.directory):
+            raise StartFailed(
+                "the image that holds the session's files cannot be mounted; is the server root?"
+            )
+        return WATCHED
 
     async def _accepted(self) -> Probe:
         probe = await self._probed()
@@ -71,31 +131,42 @@ class Bubblewrap:
         reference = Reference(uid=uid, gid=gid, control=str(self.base / spec.id), boot=processes.boot_id())
         try:
             control = runtime.make_control(self.base, spec.id, gid)
-            spawned = await asyncio.to_thread(_start, probe, spec, control, uid, gid)
+            channel, spawned, disk_by = await asyncio.to_thread(self._start, probe, spec, control, uid, gid)
+            capabilities = _capabilities(probe, group is not None, disk_by)
+            box = self._box(spec.id, reference, spawned, capabilities, group, spec.limits, channel)
         except BaseException:
             await clean_up(spec.id, reference, group)
+            await asyncio.to_thread(image.unmount, spec.workspace)
             raise
-        return self._box(spec.id, reference, spawned, probe, group, spec.limits)
+        if disk_by == IMAGE:
+            box.image = spec.workspace.stat().st_dev
+        return box
+
+    def _start(
+        self, probe: Probe, spec: Spec, control: Path, uid: int, gid: int
+    ) -> tuple[socket.socket, Spawned, str]:
+        disk_by = self._hold_disk(spec)
+        return *_start(probe, spec, control, uid, gid, disk_by), disk_by
 
     def _box(
         self,
         session: str,
         reference: Reference,
         spawned: Spawned,
-        probe: Probe,
+        capabilities: Capabilities,
         group: cgroups.Group | None,
         limits: Limits,
-    ) -> Box:
+        channel: socket.socket,
+    ) -> BubblewrapBox:
         start = processes.start_time(spawned.keeper)
         if start is None:
+            channel.close()
             spawned.end()
             raise StartFailed("the sandbox ended as it began")
         whole = Reference(
             spawned.keeper, start, reference.boot, reference.uid, reference.gid, reference.control
         )
-        return BubblewrapBox(
-            session, whole, _capabilities(probe, group is not None), group, limits, spawned.monitor
-        )
+        return BubblewrapBox(session, whole, capabilities, group, limits, spawned.monitor, channel)
 
     async def find(self, record: Record) -> Box | None:
         """A living box by its record; looked at twice, for it may end meanwhile."""
@@ -106,11 +177,12 @@ class Bubblewrap:
         group = probe.groups.resume(record.id, reference.pid, record.limits) if probe.groups else None
         limited = group is not None and _holds(group, reference.pid, record.limits)
         monitor = processes.child_of_ours(reference.pid)  # when we have let go of it before
+        capabilities = _capabilities(probe, limited, _disk_by(Path(record.directory)))
         try:
-            box = BubblewrapBox(
-                record.id, reference, _capabilities(probe, limited), group, record.limits, monitor
-            )
-        except ProcessLookupError:
+            box = BubblewrapBox(record.id, reference, capabilities, group, record.limits, monitor)
+            if capabilities.disk_by == IMAGE:
+                box.image = os.stat(f"/proc/{reference.pid}/root{HOME}").st_dev
+        except (ProcessLookupError, FileNotFoundError):
             return None
         if not _lives(reference):
             box.detach()
@@ -124,6 +196,7 @@ class Bubblewrap:
         if group:
             group.end()
         await clean_up(record.id, record.reference, group)
+        await asyncio.to_thread(image.unmount, Path(record.directory, "workspace"))
 
 
 def _look(base: Path, bwrap: Path | None, use_cgroups: bool) -> Probe:
@@ -137,15 +210,24 @@ def _look(base: Path, bwrap: Path | None, use_cgroups: bool) -> Probe:
     return probe
 
 
+def _disk_by(directory: Path) -> str:
+    """What holds the disk limit of a session that lives."""
+    if image.applies(directory):
+        return IMAGE
+    return PROJECT_QUOTA if os.geteuid() == 0 and quota.applies(directory / "workspace") else WATCHED
+
+
 def _lives(reference: Reference) -> bool:
     """Only a process with the same start time in the same boot is the one that was recorded."""
     return reference.boot == processes.boot_id() and processes.start_time(reference.pid) == reference.start
 
 
-def _capabilities(probe: Probe, limited: bool) -> Capabilities:
+def _capabilities(probe: Probe, limited: bool, disk_by: str) -> Capabilities:
     kind = probe.groups.kind if probe.groups and limited else "rlimits"
     level = probe.report.level if limited else min(probe.report.level, Level.ISOLATED)
-    return Capabilities("bubblewrap", level, survives_server=True, network=True, limits_by=kind)
+    return Capabilities(
+        "bubblewrap", level, survives_server=True, network=True, limits_by=kind, disk_by=disk_by
+    )
 
 
 def _holds(group: cgroups.Group, pid: int, limits: Limits) -> bool:
@@ -165,24 +247,36 @@ def _identity(base: Path, spec: Spec) -> tuple[int, int]:
     return uid, uid
 
 
-def _start(probe: Probe, spec: Spec, control: Path, uid: int, gid: int) -> Spawned:
+def _start(
+    probe: Probe, spec: Spec, control: Path, uid: int, gid: int, disk_by: str
+) -> tuple[socket.socket, Spawned]:
     """Everything that blocks: hand over the workspace, make the groups, and spawn; what is in the control directory,
-    and the groups' limits, only while bubblewrap is at work."""
+    and the groups' limits, only while bubblewrap is at work. The keeper has both ends of the channel where it is to
+    outlive us, and dies with us where not."""
     assert probe.bwrap is not None
     assert probe.etc is not None
     workspace, prefix = _reachable(spec.workspace, control / "w", uid)
     options = arguments.session(probe.etc, workspace, control, spec.limits, spec.environment, spec.readonly)
-    bwrap = [*prefix, str(probe.bwrap), *options]
+    bwrap = [*prefix, str(probe.bwrap), *options, *([] if spec.survives else ["--die-with-parent"])]
     user = uid if os.geteuid() == 0 and not prefix else None
     group = probe.groups.make(spec.id) if probe.groups else None
     entrances = group.entrances() if group else []
+    ours, theirs = attested.pair()
+    ends = [theirs.detach(), *([os.dup(ours.fileno())] if spec.survives else [])]
+    channel = scripts.Channel(scripts.INSIDE, *ends)
 
     def fill(besides: int) -> None:
         if group:
             group.limit(spec.limits)
-        _fill(control, spec, fifo.Ownership(uid, gid), entrances, besides)
+        _fill(control, spec, Ownership(uid, gid), channel, entrances, besides)
 
-    return spawn(bwrap, arguments.keeper(), seccomp.program(), entrances, user=user, meanwhile=fill)
+    program = seccomp.program(preallocation=disk_by != WATCHED)
+    inherited = [*entrances, *ends]
+    try:
+        return ours, spawn(bwrap, arguments.keeper(), program, inherited, user=user, meanwhile=fill)
+    except BaseException:
+        ours.close()
+        raise
 
 
 def _reachable(workspace: Path, staging: Path, uid: int) -> tuple[Path, list[str]]:
@@ -198,21 +292,30 @@ def _reachable(workspace: Path, staging: Path, uid: int) -> tuple[Path, list[str
     return staging, [*through_mount(workspace, staging), *as_user(uid)]
 
 
-def _fill(control: Path, spec: Spec, owner: fifo.Ownership, entrances: Sequence[int], besides: int) -> None:
+def _fill(
+    control: Path,
+    spec: Spec,
+    owner: Ownership,
+    channel: scripts.Channel,
+    entrances: Sequence[int],
+    besides: int,
+) -> None:
     """Put what runs inside in the control directory, the keeper's script last: should this server die before, it
     finds none, and ends. `besides` is a descriptor that it has and does not need.
 
     Where there are groups they count processes and memory, and the limits of each process stand behind."""
-    limits = spec.limits
+    largest = min(spec.limits.file_size, spec.limits.disk + _BEYOND)
+    limits = replace(spec.limits, file_size=largest)
     keeper = scripts.keeper(
         limits,
         processes=limits.processes * (4 if entrances else 1) if _counts_by_namespace() else None,
         address_space=None if entrances else limits.memory,
+        channel=channel,
         entrances=entrances,
         besides=(besides,),
         locale=" ".join(f"{name}={value}" for name, value in _locale(spec.environment).items()),
     )
-    fifo.prepare(control, keeper, owner, scripts.INSIDE, scripts.PRIVATE)
+    prepare(control, keeper, owner, channel)
 
 
 def _locale(environment: Mapping[str, str]) -> dict[str, str]:

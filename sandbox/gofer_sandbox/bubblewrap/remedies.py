@@ -16,6 +16,10 @@ CGROUPS = (
     "Delegate=yes and KillMode=process in its unit; in Docker 28 or newer: docker run "
     "--security-opt writable-cgroups=true"
 )
+QUOTA = (
+    "run the server as root and let project quotas be enforced where its data is; on ext4: tune2fs -O project,quota "
+    "DEVICE while it is not mounted, then mount -o prjquota; on XFS: mount -o prjquota"
+)
 OWN_USER = "run the server as root; it becomes another user for each session"
 
 _MORE_NAMESPACES = "sudo sysctl -w user.max_user_namespaces=65536"

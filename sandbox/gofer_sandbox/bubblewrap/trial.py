@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gofer_sandbox import processes
 from gofer_sandbox.bubblewrap import arguments, cgroups, seccomp, spawn
 from gofer_sandbox.errors import StartFailed
 from gofer_sandbox.limits import KIB, MIB, Limits
@@ -25,6 +26,7 @@ from gofer_sandbox.shell import scripts
 LIMITS = Limits(tmp=1 * MIB, shm=64 * KIB)
 _WITHIN = 20.0
 _NOBODY = 65534
+_PROBES = "probes"
 _CANARY = {"GOFER_SANDBOX_CANARY": "1"}
 
 # bash is PID 1 here, as the keeper will be. Each line of the answer is a fact and what was found; what is refused
@@ -38,10 +40,11 @@ done </proc/1/status
 mapfile -d '' -t names </proc/1/environ || echo environment:unreadable
 for name in "${names[@]}"; do [[ $name == P@(ATH|WD)=* ]] || echo "environment:${name%%=*}"; done
 for place in / /dev /usr /etc /run; do { : >"$place/.write"; } 2>/dev/null && echo "writable:$place"; done
-for setting in kernel/core_pattern kernel/hostname user/max_user_namespaces; do
+for setting in kernel/core_pattern kernel/hostname kernel/shmmax user/max_user_namespaces; do
   read -r value <"/proc/sys/$setting" && { printf %s "$value" >"/proc/sys/$setting"; } 2>/dev/null &&
     echo "setting:$setting"
 done
+read -r value </proc/cmdline && echo host:/proc/cmdline
 unshare --user true 2>/dev/null && echo userns:allowed
 (( $$ == 1 )) || echo "processes:it is not PID 1 but $$"
 found=(/proc/[0-9]*); (( ${#found[@]} > 2 )) && echo "processes:${#found[@]} of them"
@@ -84,9 +87,13 @@ class Trial:
         return [value for name, value in self.facts if name == key]
 
 
-def run(bwrap: Path, etc: Path, groups: cgroups.Groups | None) -> Trial:
-    """Start a sandbox as a session's would be, and have it look around."""
-    name = f"probe-{secrets.token_hex(4)}"
+def run(base: Path, bwrap: Path, etc: Path, groups: cgroups.Groups | None) -> Trial:
+    """Start a sandbox as a session's would be, and have it look around. It ends with us; for its groups, which
+    do not, it is recorded."""
+    name = f"probe-{os.getpid()}-{processes.start_time(os.getpid())}-{secrets.token_hex(4)}"
+    record = base / _PROBES / name
+    record.parent.mkdir(mode=0o700, exist_ok=True)
+    record.touch()
     group = groups.make(name) if groups else None
     trial = Trial()
     try:
@@ -99,7 +106,20 @@ def run(bwrap: Path, etc: Path, groups: cgroups.Groups | None) -> Trial:
     finally:
         if group:
             group.discard()
+        record.unlink(missing_ok=True)
     return trial
+
+
+def forget(base: Path, groups: cgroups.Groups | None) -> None:
+    """Remove what servers left that died while they probed."""
+    for record in (base / _PROBES).glob("probe-*-*-*"):
+        _, pid, start, _ = record.name.split("-")
+        if str(processes.start_time(int(pid))) != start:
+            if groups:
+                group = groups.open(record.name)
+                group.end()
+                group.discard()
+            record.unlink(missing_ok=True)
 
 
 def _run(bwrap: Path, etc: Path, group: cgroups.Group | None, port: int, trial: Trial) -> None:
@@ -144,9 +164,10 @@ def _run(bwrap: Path, etc: Path, group: cgroups.Group | None, port: int, trial: 
 
 
 def _options(bwrap: Path, etc: Path) -> list[str]:
-    options = [*arguments.isolation(), *arguments.system(etc), *arguments.devices(LIMITS)]
+    options = [*arguments.isolation(), *arguments.system(etc), *arguments.devices(LIMITS, etc)]
     path = ["--setenv", "PATH", arguments.ENVIRONMENT["PATH"]]
-    return [str(bwrap), *options, *path, "--remount-ro", "/dev", "--remount-ro", "/"]
+    roots = ["--remount-ro", "/dev", "--remount-ro", "/"]
+    return [str(bwrap), *options, *path, *roots, "--die-with-parent"]
 
 
 def _calls() -> str:
@@ -155,6 +176,7 @@ def _calls() -> str:
     refused = {**machine.refused, **seccomp.REFUSED_EVERYWHERE}
     calls = [f"{name}={number}={errno.EPERM}" for name, number in refused.items()]
     calls += [f"clone3={machine.clone3}={errno.ENOSYS}", f"vsock={socket.AF_VSOCK}={errno.EAFNOSUPPORT}"]
+    calls.append(f"fallocate={machine.fallocate}={errno.EOPNOTSUPP}")
     return ",".join(calls)
 
 

@@ -14,8 +14,8 @@ from gofer_sandbox.local import LocalBox
 from gofer_sandbox.provider import Capabilities, Pressure
 from gofer_sandbox.record import Reference
 from gofer_sandbox.runtime import remove_control
-from gofer_sandbox.shell import scripts
-from gofer_sandbox.shell.fifo import FifoWire, Ownership
+from gofer_sandbox.shell.fifo import FifoWire
+from gofer_sandbox.shell.outputs import Ownership
 
 
 class DockerBox(LocalBox):
@@ -32,11 +32,9 @@ class DockerBox(LocalBox):
         self._session, self._engine, self._limits = session, engine, limits
 
     def wire(self) -> FifoWire:
-        """Over the FIFOs of the control directory, which the container sees too."""
+        """Over the FIFOs of the control directory, which the container sees too: its engine passes no descriptors."""
         owner = Ownership(self.reference.uid, self.reference.gid)
-        private = f"/proc/{self.reference.pid}/root{scripts.PRIVATE}"
-        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-        return FifoWire(Path(self.reference.control), owner, lambda: os.open(private, flags))
+        return FifoWire(Path(self.reference.control), owner)
 
     def pressure(self) -> Pressure:
         """By counting: how often the engine's control group was hit is not in its API."""

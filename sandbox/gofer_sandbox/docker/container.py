@@ -9,7 +9,6 @@ from typing import Any
 
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.shell import scripts
-from gofer_sandbox.shell.state import ROOM
 
 HOME = "/workspace"
 SESSION_LABEL = "gofer-sandbox.session"
@@ -113,10 +112,8 @@ class Plan:
         return shown + [_bind(path, str(path), True) for path in self.readonly]
 
     def _tmpfs(self) -> dict[str, str]:
-        owner = f"uid={self.uid},gid={self.gid}"
         return {
             "/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={self.limits.tmp}",  # noqa: S108 a path inside
-            scripts.PRIVATE: f"rw,noexec,nosuid,nodev,mode=0700,{owner},size={ROOM}",
         }
 
 

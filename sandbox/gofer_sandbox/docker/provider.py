@@ -22,9 +22,12 @@ from gofer_sandbox.docker.engine import DEFAULT, Engine, EngineError
 from gofer_sandbox.docker.probe import Probe, probe
 from gofer_sandbox.errors import StartFailed
 from gofer_sandbox.levels import Level
+from gofer_sandbox.limits import RESERVE
 from gofer_sandbox.provider import Box, Capabilities, Report, Spec
 from gofer_sandbox.record import Record, Reference
-from gofer_sandbox.shell import fifo, scripts
+from gofer_sandbox.shell import scripts
+from gofer_sandbox.shell.control import prepare
+from gofer_sandbox.shell.outputs import Ownership
 
 _HIDDEN = (
     "the container runs, but its processes and files cannot be seen from here. Run on the engine's machine as"
@@ -47,9 +50,12 @@ class Docker:
         runtime: str | None = None,
         base: Path | None = None,
         pull: bool = True,
+        reserve: int = RESERVE,
     ) -> None:
         """`image` must have bash. `runtime` is one the engine knows, if not its default. `base` is the
-        directory for control files, found when not given; the engine must see it at the same path."""
+        directory for control files, found when not given; the engine must see it at the same path. `reserve` is
+        the free space of the machine below which no workspace may grow."""
+        self.reserve = reserve
         self._image, self._runtime, self._minimum, self._pull = image, runtime, minimum, pull
         self._engine = Engine(engine) if isinstance(engine, str) else engine
         self._given_base = base
@@ -197,8 +203,9 @@ def _identity(base: Path, spec: Spec) -> tuple[int, int]:
 def _prepare(base: Path, spec: Spec, uid: int, gid: int) -> None:
     """Fill the control directory and hand the workspace over."""
     control = runtime.make_control(base, spec.id, gid)
-    keeper = scripts.keeper(spec.limits, processes=None, address_space=None)
-    fifo.prepare(control, keeper, fifo.Ownership(uid, gid), scripts.INSIDE, scripts.PRIVATE)
+    channel = scripts.Channel()
+    keeper = scripts.keeper(spec.limits, None, None, channel)
+    prepare(control, keeper, Ownership(uid, gid), channel)
     if os.geteuid() == 0 and spec.workspace.stat().st_uid != uid:
         users.hand_over(spec.workspace, uid)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 from typing import NoReturn
 
+from gofer_sandbox.encodings import encodings
 from gofer_sandbox.errors import InvalidInput
-from gofer_sandbox.network.disguises import disguises
 
 
 class Credential:
@@ -23,8 +23,8 @@ class Credential:
             raise InvalidInput(f"{header!r} is not a header's name")
         self.header = header
         self._value = value
-        forms = [form for part in [part for part in secrets if part] or [value] for form in disguises(part)]
-        self._secrets = tuple(dict.fromkeys([value.encode(), *forms]))
+        parts = [part for part in secrets if part] or [value]
+        self._secrets = _shortest([value, *parts, *(form for part in parts for form in encodings(part))])
 
     @classmethod
     def bearer(cls, token: str) -> Credential:
@@ -53,6 +53,15 @@ class Credential:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a credential is not written down")
+
+
+def _shortest(forms: list[str]) -> tuple[bytes, ...]:
+    """The forms of which none contains another: what is looked for is looked for once."""
+    found: list[bytes] = []
+    for form in sorted({form.encode("utf-8", "surrogatepass") for form in forms}, key=len):
+        if not any(shorter in form for shorter in found):
+            found.append(form)
+    return tuple(found)
 
 
 class Mask:

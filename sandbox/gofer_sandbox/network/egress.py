@@ -42,8 +42,7 @@ class Egress:
         self._refusals = Refusals(on_refusal)
         self._meter = Meter(self._limits.total_bytes)
         dialer = Dialer(resolve or SystemResolver(), self._limits.connect_seconds, tls)
-        allowed = [AllowedHost(host) if isinstance(host, str) else host for host in hosts]
-        self._forward = ForwardProxy(allowed, dialer)
+        self._forward = ForwardProxy(_allowed(hosts), dialer)
         self._reverse = ReverseProxy(dialer, reverse_port)
         self._services: list[Service] = []
         self.environment: Mapping[str, str] = _environment(forward_port)
@@ -70,6 +69,13 @@ class Egress:
         under way."""
         async with self._reverse.grant(rule, callers):
             yield
+
+    def allow(
+        self, hosts: Sequence[AllowedHost | str], callers: Callers | None = None, why: str = ""
+    ) -> None:
+        """Have the forward proxy reach these hosts from now on and no others, for certain programs if they are given;
+        `why` is what the others are told. What is under way to a host that is closed now is cut off."""
+        self._forward.allow(_allowed(hosts), callers, why)
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
@@ -107,6 +113,10 @@ class Egress:
             name, _, variable = rest.rpartition(".")
             lines += [f'[{section} "{name}"]', f'\t{variable} = "{value}"']
         return "\n".join(lines) + "\n"
+
+
+def _allowed(hosts: Sequence[AllowedHost | str]) -> list[AllowedHost]:
+    return [AllowedHost(host) if isinstance(host, str) else host for host in hosts]
 
 
 def _environment(port: int) -> dict[str, str]:

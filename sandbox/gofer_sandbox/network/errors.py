@@ -21,8 +21,8 @@ class Unanswered(Exception):
 class Refused(Exception):
     """One request is refused: the status and the sentence its program gets, and the caller's report.
 
-    `report`, if any, is the refusal in git's own words, sent instead of the sentence. It never leaves this
-    package.
+    `report`, if any, is the refusal in git's own words, sent instead of the sentence as `report_type`. It never
+    leaves this package.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class Refused(Exception):
         port: int = 0,
         path: str = "",
         report: bytes | None = None,
+        report_type: str = "application/x-git-receive-pack-result",
     ) -> None:
         super().__init__(reason)
         self.reason = reason
@@ -42,3 +43,4 @@ class Refused(Exception):
         self.port = port
         self.path = path
         self.report = report
+        self.report_type = report_type

@@ -49,7 +49,7 @@ class PushHead:
     def feed(self, data: bytes) -> None:
         """Take more of the request; Refused where it is not a push this proxy understands."""
         self.data += data
-        while not self.complete and (packet := self._next_packet()) is not None:
+        while not self.complete and (packet := self._nextpacket()) is not None:
             if packet == b"":
                 self.complete = True
             else:
@@ -57,7 +57,7 @@ class PushHead:
         if not self.complete and len(self.data) > _HEAD_LIMIT:
             raise _malformed("its list of refs is too long")
 
-    def _next_packet(self) -> bytes | None:
+    def _nextpacket(self) -> bytes | None:
         """The next packet's content, b"" for a flush, None when it is not there yet."""
         prefix = self.data[self._read : self._read + 4]
         if len(prefix) < 4:
@@ -127,14 +127,15 @@ def rejection(push: PushHead, reasons: dict[str, str]) -> bytes | None:
     for update in push.updates:
         reason = reasons.get(update.ref, "refused with the rest of the push")
         lines.append(f"ng {update.ref} {reason}\n".encode(errors="surrogateescape"))
-    report = b"".join(map(_packet, lines)) + b"0000"
+    report = b"".join(map(packet, lines)) + b"0000"
     if "side-band-64k" in push.capabilities:
         pieces = [report[i : i + 60000] for i in range(0, len(report), 60000)]
-        return b"".join(_packet(b"\1" + piece) for piece in pieces) + b"0000"
+        return b"".join(packet(b"\1" + piece) for piece in pieces) + b"0000"
     return report
 
 
-def _packet(content: bytes) -> bytes:
+def packet(content: bytes) -> bytes:
+    """A pkt-line."""
     return f"{len(content) + 4:04x}".encode() + content
 
 

@@ -11,13 +11,13 @@ from urllib.parse import urljoin, urlsplit
 import h11
 
 from gofer_sandbox.errors import InvalidInput
-from gofer_sandbox.network import git
+from gofer_sandbox.network import git, git_fetch, lfs
 from gofer_sandbox.network.caller import Callers
-from gofer_sandbox.network.credential import Mask
+from gofer_sandbox.network.credential import Credential, Mask
 from gofer_sandbox.network.dial import Dialer
 from gofer_sandbox.network.errors import Refused, Unanswered
 from gofer_sandbox.network.exchange import closing, exchange, request_head
-from gofer_sandbox.network.http import BodyCutOff, Headers, Peer, end_to_end, framing, relay_body
+from gofer_sandbox.network.http import BodyCutOff, Headers, Peer, answer, end_to_end, framing, relay_body
 from gofer_sandbox.network.paths import decoded, git_service, permitted, split_target
 from gofer_sandbox.network.rules import GitAccess, Rule
 
@@ -30,6 +30,17 @@ _NOT_SENT = (
 _NOT_RETURNED = (b"set-cookie", b"www-authenticate", b"authentication-info", b"alt-svc")
 
 
+REPLAYABLE = 2 * 1024 * 1024
+"""Bytes of a body that are kept until its answer has come: git asks with a small one before it sends a bigger."""
+
+
+class CredentialRefused(Refused):
+    """The upstream does not take the credential; nothing of its answer was passed on."""
+
+    def __init__(self) -> None:
+        super().__init__("the upstream did not accept the credential")
+
+
 @dataclass(eq=False, slots=True)
 class Grant:
     """A rule that is open, and what is under way through it."""
@@ -39,13 +50,29 @@ class Grant:
     holders: int = 0
     under_way: set[asyncio.Timeout] = field(default_factory=set)
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
+    transfers: dict[str, lfs.Transfer] = field(default_factory=dict)
+    """LFS objects that were asked for, by what their addresses end with."""
     moved: tuple[str, ...] = ()
     """Where the rule's paths turned out to be now."""
+    known: git_fetch.Known = field(default_factory=git_fetch.Known)
+    """What git was told of."""
 
-    async def as_of_now(self) -> Rule:
+    async def as_of_now(self, refused: Credential | None = None) -> Rule:
         """The rule with its credential, and the paths that are known to be its own by now."""
-        rule = await self.rule.as_of_now()
+        rule = await self.rule.as_of_now(refused)
         return replace(rule, paths=(*rule.paths, *self.moved)) if self.moved else rule
+
+    async def renewed(self, rule: Rule, client: Peer) -> Rule:
+        """The rule with another credential than the one that was refused; raises Refused where there is none, or where
+        the request cannot be sent again because its body has gone."""
+        if self.rule.lender is None or client.http.their_state is not h11.DONE:
+            raise CredentialRefused
+        again = await self.as_of_now(rule.credential)
+        if again.credential is None or rule.credential is None:
+            raise CredentialRefused
+        if again.credential.reveal() == rule.credential.reveal():
+            raise CredentialRefused
+        return again
 
     async def look_again(self) -> Rule:
         """The rule after asking where its paths are now."""
@@ -122,10 +149,25 @@ class ReverseProxy:
             raise
 
     async def _serve(self, grant: Grant, client: Peer, request: h11.Request, path: str, query: str) -> None:
+        if grant.rule.git is not None and path.startswith(lfs.PLACE):
+            await self._transfer(grant, client, request, path.removeprefix(lfs.PLACE))
+            return
         rule = await grant.as_of_now()
+        if rule.git is not None and (rest := lfs.rest_of(rule, decoded(path))):
+            await self._lfs(grant, rule, client, request, path, rest)
+            return
         service = _checked(rule, request.method.decode(), decoded(path), query)
         headers = _headers_out(rule, request) + framing(request)
         early = b""
+        refs = None
+        if service is not None and request.method == b"GET":
+            fetches = service == "git-upload-pack"
+            # What is advertised to a push may be named by what others have, and is not known to a fetch.
+            refs = git_fetch.RefFilter(grant.known if fetches else git_fetch.Known())
+        elif service == "git-upload-pack" and rule.git is not None:
+            early, asked = await _fetch_request(client, request)
+            await git_fetch.check(asked, rule.git, grant.known)
+            refs = git_fetch.RefFilter(grant.known) if asked.lists_refs else None
         if service == "git-receive-pack" and request.method == b"POST" and rule.git is not None:
             push = await _push_head(client, request)
             reasons = git.objections(push, rule.git) or await _more_objections(push, rule.git)
@@ -134,8 +176,81 @@ class ReverseProxy:
                 raise Refused(told, report=git.rejection(push, reasons))
             early = push.data
         target = f"{path}?{query}" if query else path
-        head = request_head(request.method, target, _host(rule), headers)
-        await self._exchange(Answer(rule, self._port, target, grant), client, head, early)
+        early += await _small_body(client, request)
+        try:
+            head = request_head(request.method, target, _host(rule), headers)
+            await self._exchange(Answer(rule, self._port, target, grant, refs), client, head, early)
+        except CredentialRefused:
+            rule = await grant.renewed(rule, client)
+            head = request_head(
+                request.method, target, _host(rule), _headers_out(rule, request) + framing(request)
+            )
+            await self._exchange(Answer(rule, self._port, target, grant, refs), client, head, early)
+
+    async def _lfs(
+        self, grant: Grant, rule: Rule, client: Peer, request: h11.Request, path: str, rest: str
+    ) -> None:
+        """A batch of LFS. Of locks, which git-lfs asks for with every push, it is told that there are none."""
+        assert rule.git is not None
+        if request.method == b"POST" and rest == lfs.LOCKS:
+            await answer(client, 404, b'{"message": "Not Found"}', lfs.MEDIA_TYPE)
+            return
+        if (request.method, rest) != (b"POST", lfs.BATCH):
+            raise Refused(f"only git's smart HTTP to {', '.join(rule.paths)} is allowed here")
+        body = await _whole_body(client, lfs.MAX_REQUEST)
+        lfs.check_batch(body, rule.git)
+        status, told = await self._ask(rule, client, path, body)
+        if status == 401:
+            rule = await grant.renewed(rule, client)
+            status, told = await self._ask(rule, client, path, body)
+        if status == 401:
+            raise CredentialRefused
+        if status == 200:
+            base = f"http://127.0.0.1:{self._port}/{rule.name}"
+            told = lfs.taken_apart(told, base, grant.transfers)
+        mask = Mask(rule.credential.secrets if rule.credential else ())
+        await answer(client, status, mask.feed(told) + mask.rest(), lfs.MEDIA_TYPE)
+
+    async def _ask(self, rule: Rule, client: Peer, path: str, body: bytes) -> tuple[int, bytes]:
+        """A request of ours with the rule's credential, and its whole answer."""
+        kind = lfs.MEDIA_TYPE.encode()
+        headers = [
+            (b"accept", kind), (b"content-type", kind), (b"accept-encoding", b"identity"),
+            (b"content-length", str(len(body)).encode()),
+        ]  # fmt: skip
+        if rule.credential is not None:
+            headers.append((rule.credential.header.encode(), rule.credential.reveal()))
+        reader, writer = await self._dialer.connect(
+            rule.host, rule.port, secure=rule.secure, allow_private=rule.allow_private
+        )
+        async with closing(Peer(h11.CLIENT, reader, writer, client.meter, client.limits)) as upstream:
+            await upstream.send(request_head(b"POST", path, _host(rule), headers))
+            await upstream.send(h11.Data(data=body), h11.EndOfMessage())
+            while isinstance(event := await upstream.receive(), h11.InformationalResponse):
+                pass
+            if not isinstance(event, h11.Response):
+                raise Refused("the upstream closed without an answer", status=502)
+            return event.status_code, await _whole_body(upstream, lfs.MAX_ANSWER)
+
+    async def _transfer(self, grant: Grant, client: Peer, request: h11.Request, token: str) -> None:
+        """One object to or from where it is kept; the rule's credential has no business there."""
+        known = grant.transfers.get(token)
+        if known is None or known.method.encode() != request.method:
+            raise Refused("no LFS object was asked for by this address")
+        goal = urlsplit(known.href)
+        secure = goal.scheme == "https"
+        given = {name.lower().encode(): value.encode() for name, value in known.headers}
+        kept = (b"content-length", b"content-type", b"range")
+        own = [(name, value) for name, value in request.headers if name in kept and name not in given]
+        headers = [*own, *given.items(), (b"accept-encoding", b"identity"), *framing(request)]
+        reader, writer = await self._dialer.connect(
+            goal.hostname or "", goal.port or (443 if secure else 80), secure=secure,
+            allow_private=grant.rule.allow_private,
+        )  # fmt: skip
+        target = f"{goal.path or '/'}{f'?{goal.query}' if goal.query else ''}"
+        head = request_head(request.method, target, goal.netloc.rpartition("@")[2], headers)
+        async with closing(Peer(h11.CLIENT, reader, writer, client.meter, client.limits)) as upstream:
+            await exchange(client, upstream, head, lambda: relay_body(client, upstream), _pass_object)
 
     async def _exchange(self, answer: Answer, client: Peer, head: h11.Request, early: bytes) -> None:
         rule = answer.rule
@@ -152,11 +267,33 @@ class ReverseProxy:
             await exchange(client, upstream, head, send_body, answer.pass_on)
 
 
+async def _pass_object(client: Peer, upstream: Peer, response: h11.Response) -> None:
+    if 300 <= response.status_code < 400:
+        raise Refused("an LFS object is sent for elsewhere", status=502)
+    headers = end_to_end(response.headers, *_NOT_RETURNED)
+    await client.send(h11.Response(status_code=response.status_code, headers=headers, reason=response.reason))
+    await relay_body(upstream, client)
+
+
+async def _whole_body(peer: Peer, limit: int) -> bytes:
+    body = bytearray()
+    while isinstance(event := await peer.receive(), h11.Data):
+        body += event.data
+        if len(body) > limit:
+            raise Refused("the body is too long to be checked", status=413)
+    if not isinstance(event, h11.EndOfMessage):
+        raise BodyCutOff
+    return bytes(body)
+
+
 class Answer:
     """Brings an upstream's answer back without its credential, cookies or ways to other hosts."""
 
-    def __init__(self, rule: Rule, port: int, target: str, grant: Grant) -> None:
+    def __init__(
+        self, rule: Rule, port: int, target: str, grant: Grant, refs: git_fetch.RefFilter | None = None
+    ) -> None:
         self.rule = rule
+        self._refs = refs
         self._grant = grant
         self._port = port
         self._target = target
@@ -165,8 +302,12 @@ class Answer:
     async def pass_on(self, client: Peer, upstream: Peer, response: h11.Response) -> None:
         """Send status, headers and body on, masked."""
         if response.status_code == 401 and self.rule.credential is not None:
-            raise Refused("the upstream did not accept the credential")
+            raise CredentialRefused
         headers = await self._headers(response)
+        if response.status_code != 200:
+            self._refs = None
+        if self._refs is not None:
+            headers = [(name, value) for name, value in headers if name != b"content-length"]
         await client.send(
             h11.Response(
                 status_code=response.status_code, headers=headers, reason=self._masked(response.reason)
@@ -177,11 +318,12 @@ class Answer:
     async def _body(self, client: Peer, upstream: Peer) -> None:
         mask = Mask(self._secrets)
         while isinstance(event := await upstream.receive(), h11.Data):
-            if safe := mask.feed(bytes(event.data)):
+            data = bytes(event.data) if self._refs is None else self._refs.feed(bytes(event.data))
+            if safe := mask.feed(data):
                 await client.send(h11.Data(data=safe))
         if not isinstance(event, h11.EndOfMessage):
             raise BodyCutOff
-        if rest := mask.rest():
+        if rest := mask.feed(self._refs.rest() if self._refs is not None else b"") + mask.rest():
             await client.send(h11.Data(data=rest))
         await client.send(h11.EndOfMessage())
 
@@ -278,6 +420,36 @@ async def _push_head(client: Peer, request: h11.Request) -> git.PushHead:
         # Git asks with an empty push whether it may push at all; what stands behind one is nothing it reads.
         raise Refused("the push names nothing, and goes on", status=400)
     return push
+
+
+async def _small_body(client: Peer, request: h11.Request) -> bytes:
+    """What is left of a body whose length is known and small, so that it can be sent a second time; else nothing."""
+    declared = [value for name, value in request.headers if name == b"content-length"]
+    chunked = any(name == b"transfer-encoding" for name, _ in request.headers)
+    if chunked or int(declared[0] if declared else 0) > REPLAYABLE or client.http.their_state is h11.DONE:
+        return b""
+    body = bytearray()
+    while isinstance(event := await client.receive(), h11.Data):
+        body += event.data
+    if not isinstance(event, h11.EndOfMessage):
+        raise BodyCutOff
+    return bytes(body)
+
+
+async def _fetch_request(client: Peer, request: h11.Request) -> tuple[bytes, git_fetch.FetchRequest]:
+    """The whole body of a fetch's request, to be passed on unchanged, and what it asks for."""
+    body = bytearray()
+    while isinstance(event := await client.receive(), h11.Data):
+        body += event.data
+        if len(body) > git_fetch.MAX_REQUEST:
+            raise Refused("the fetch is too long to be checked", status=413)
+    if not isinstance(event, h11.EndOfMessage):
+        raise Refused("the fetch was cut off", status=400)
+    encodings = [value.strip().lower() for name, value in request.headers if name == b"content-encoding"]
+    if len(encodings) > 1:
+        raise Refused("a fetch in two compressions cannot be checked", status=415)
+    data = await asyncio.to_thread(git_fetch.unpacked, bytes(body), *encodings or [b""])
+    return bytes(body), await asyncio.to_thread(git_fetch.FetchRequest.parse, data)
 
 
 async def _is_over(client: Peer) -> bool:

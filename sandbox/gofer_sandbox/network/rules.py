@@ -59,6 +59,9 @@ class GitAccess:
     `push` are patterns of full ref names; `*` stands for anything, slashes included. Whether a push is forced
     cannot be seen in it: protect such branches at the upstream. `objections` is asked about the refs of every
     push that is allowed otherwise, and says why each that may not be changed is not; it may raise Unanswered.
+    Refs that strangers make (`refs/pull/`, `refs/merge-requests/`) are never seen, nor their commits:
+    `commit_objections` is asked about objects that a fetch wants and no visible ref names, and says why each that
+    may not be fetched is not. Without it none may.
     """
 
     fetch: bool = True
@@ -67,6 +70,7 @@ class GitAccess:
     tags: bool = False
     push_options: bool = False
     objections: Callable[[Sequence[str]], Awaitable[Mapping[str, str]]] | None = None
+    commit_objections: Callable[[Sequence[str]], Awaitable[Mapping[str, str]]] | None = None
 
     def __post_init__(self) -> None:
         for pattern in self.push:
@@ -81,7 +85,8 @@ class Rule:
     `paths` are allowed with everything below them. With `git` given, only git's smart HTTP is spoken, the
     paths are repositories (with or without `.git`), and `methods` follow from it. `allow_private` permits
     private and loopback upstreams: for tests and development. `lender` is asked for the credential whenever a
-    request needs it, where one does not last as long as the rule; it may raise Unanswered. So may `moved`, which
+    request needs it, where one does not last as long as the rule, and told of one that the upstream refused; it may
+    raise Unanswered. So may `moved`, which
     is asked where the paths are now when the upstream sends a request to one that is not among them: what it
     names is allowed too, until the grant ends.
     """
@@ -93,7 +98,7 @@ class Rule:
     credential: Credential | None = None
     git: GitAccess | None = None
     allow_private: bool = False
-    lender: Callable[[], Awaitable[Credential]] | None = None
+    lender: Callable[[Credential | None], Awaitable[Credential]] | None = None
     moved: Callable[[], Awaitable[Sequence[str]]] | None = None
 
     def __post_init__(self) -> None:
@@ -111,9 +116,11 @@ class Rule:
             if not _METHOD.fullmatch(method) or method in _NEVER:
                 raise InvalidInput(f"method {method!r} cannot be allowed")
 
-    async def as_of_now(self) -> Rule:
-        """The rule with the credential that its lender gives now."""
-        return self if self.lender is None else replace(self, credential=await self.lender(), lender=None)
+    async def as_of_now(self, refused: Credential | None = None) -> Rule:
+        """The rule with the credential that its lender gives now: another than the one that was refused."""
+        if self.lender is None:
+            return self
+        return replace(self, credential=await self.lender(refused), lender=None)
 
     @property
     def host(self) -> str:

@@ -144,7 +144,7 @@ class Service:
             await drain(client, _DISCARDED, 2)
         else:
             await drain(client, _PUSH_DISCARDED, self._limits.idle_seconds)
-            await answer(client, 200, refusal.report, "application/x-git-receive-pack-result")
+            await answer(client, 200, refusal.report, refusal.report_type)
 
 
 async def _readable(listening: socket.socket) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from gofer_sandbox.provider import Box, Process, Wire
-from gofer_sandbox.shell import frames
 from gofer_sandbox.shell.ladder import GRACE, Ladder, Step
 
 _SNAPSHOT_PATIENCE = 2.0
 _TICK = 0.2
 _SILENT_TICKS = 3
 _CANNOT_REPORT = "the shell could no longer report how the command ended and was replaced"
+_TAKEN = "something left running took what the shell was told; it was ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,23 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """The shell is done with the snapshot that it owed before the command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The outcome is known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """PID 1 inside has ended."""
 
 
-TICK = Tick()
+TICK, BEGUN, ENDED, LOST = Tick(), Begun(), Ended(), Lost()
 
-Event = frames.Frame | Stop | Tick | Lost
+Event = Stop | Tick | Begun | Ended | Lost
 
 
 @dataclass(slots=True)
@@ -57,6 +67,8 @@ class Outcome:
     """Whether nothing but the shell ran when it reported."""
     lost: bool = False
     """The box is gone, or nothing in it answers."""
+    silenced: bool = False
+    """Whether its shell was replaced for it no longer reported."""
     killed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -66,35 +78,28 @@ class Speaker(Protocol):
 
     box: Box
     wire: Wire
-    exits: int
     owes_snapshot: bool
-    behind_snapshot: bool
-    unread: bool
-    unkept: str
-    on_tick: Callable[[], None]
+    outcome: Outcome
 
     @property
     def process(self) -> Process | None: ...
     def push(self, event: Event) -> None: ...
     async def next(self) -> Event: ...
-    def submit(self, command: bytes) -> None: ...
+    def submit_again(self) -> None: ...
+    def end_takers(self) -> list[Process]: ...
 
 
 class Run:
-    """Acts on events until its command has ended one way or another, and fills in the outcome."""
+    """Acts on events until its command has ended one way or another."""
 
-    def __init__(
-        self, shell: Speaker, ladder: Ladder, outcome: Outcome, timeout: float, command: bytes | None
-    ) -> None:
-        self._shell, self._ladder, self._outcome, self._command = shell, ladder, outcome, command
+    def __init__(self, shell: Speaker, ladder: Ladder, timeout: float) -> None:
+        self._shell, self._ladder, self._outcome = shell, ladder, shell.outcome
         self._loop = asyncio.get_running_loop()
         self._timeout = timeout
         self._deadline = self._loop.time() + timeout
         self._behind = self._was_behind = shell.owes_snapshot
         self._timer = self._loop.call_later(min(_TICK, timeout), shell.push, TICK)
-        self._exits_before = 0 if command is None else shell.exits
         self._silent = 0
-        self._died = False
 
     async def until_end(self) -> None:
         """See the command through; when the caller is cancelled, end it first."""
@@ -118,14 +123,10 @@ class Run:
         """Whether the command has ended."""
         outcome = self._outcome
         match event:
-            case frames.Done():
-                return self._on_done(event)
-            case frames.Died():
-                self._on_died(event)
-            case frames.Snapped():
+            case Ended():
+                return True
+            case Begun():
                 self._on_begun()
-            case frames.Ready():
-                return self._on_ready_again(event)
             case Lost():
                 outcome.lost = True
                 return True
@@ -143,40 +144,6 @@ class Run:
             self._deadline = self._loop.time() + self._timeout
         self._behind = self._was_behind = False
 
-    def _on_done(self, event: frames.Done) -> bool:
-        """Unless it was not the shell that said so, but something that runs besides."""
-        shell = self._shell.process
-        if event.number != self._outcome.number:
-            return False
-        self._outcome.alone = shell is not None and self._shell.box.alone(shell)
-        if shell and not self._outcome.alone and self._shell.box.busy(shell):
-            return False
-        self._outcome.exit_code, self._outcome.cwd = event.exit_code, event.cwd
-        return True
-
-    def _on_died(self, event: frames.Died) -> None:
-        if not self._died and not event.unread:
-            self._died = self._outcome.restarted = True
-            self._outcome.exit_code = None if self._silent >= _SILENT_TICKS else event.exit_code
-
-    def _on_ready_again(self, event: frames.Ready) -> bool:
-        """A new shell took over: the command ended with the old one, unless that had never read it, or not come to
-        it from the snapshot before."""
-        shell, outcome = self._shell, self._outcome
-        if not self._died:
-            return False
-        not_begun = shell.unread or (self._was_behind and shell.behind_snapshot)
-        if not_begun and self._command is not None and not (outcome.timed_out or outcome.stopped):
-            self._behind = self._was_behind = False
-            self._died, outcome.exit_code = False, None
-            shell.wire.finish()
-            shell.submit(self._command)
-            return False
-        outcome.cwd = event.cwd
-        outcome.state_lost = shell.exits == self._exits_before or bool(shell.unkept)
-        outcome.notes += [shell.unkept] if shell.unkept else []
-        return True
-
     def _climb(self, at_least: Step) -> bool:
         step = self._ladder.climb(at_least)
         self._deadline = self._loop.time() + GRACE[step]
@@ -192,7 +159,6 @@ class Run:
             self._outcome.timed_out = self._outcome.timed_out or not self._outcome.stopped
             ended = self._climb(Step.ASK)
         else:
-            self._shell.on_tick()
             self._shell.box.rouse()
             self._look_at_shell()
         after = min(_TICK, max(0.0, self._deadline - self._loop.time()))
@@ -200,15 +166,25 @@ class Run:
         return ended
 
     def _look_at_shell(self) -> None:
-        """A shell that waits without running the command and without having reported: replace it. One that an
-        earlier server had heard may leave its report only now."""
-        if self._command is None and isinstance(left := frames.parse(self._shell.wire.status()), frames.Done):
-            self._shell.push(left)
+        """A shell that waits for its next line and has not reported cannot report, or something took its lines. It is
+        given them again, which runs nothing twice; then who can take lines is ended; then, with nobody left who could,
+        it is given them a last time; then the shell is replaced."""
         process = self._shell.process
-        waits = process is not None and self._shell.box.waits(process)
-        self._silent = self._silent + 1 if waits else 0
-        if process and self._silent == _SILENT_TICKS:
+        if process is None or not self._shell.box.waits(process):
+            self._silent = 0
+            return
+        self._silent += 1
+        if self._silent < _SILENT_TICKS:
+            self._shell.submit_again()
+        elif taken := self._shell.end_takers():
+            self._silent = 0
+            self._outcome.killed += [one.command for one in taken]
+            self._outcome.notes.append(_TAKEN)
+        elif self._silent == _SILENT_TICKS:
+            self._shell.submit_again()
+        else:
             self._outcome.notes.append(_CANNOT_REPORT)
+            self._outcome.silenced = True
             self._shell.box.signal([process], signal.SIGKILL)
 
 

@@ -1,13 +1,40 @@
-"""What the shell and its keeper say, as values."""
+"""What the shell and its keeper say, as values, taken out of what they write.
+
+A frame begins and ends with a zero byte, so that one that was cut off spoils no other. Whoever writes may be hostile:
+what is kept is bounded, and what is no frame is nothing.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+ROOM = 80 * 1024
+"""What is looked at of one snapshot."""
+_FRAME_MAXIMUM = 16 * 1024
+_SECTIONS = b"OTLAFVN"
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The keeper has started a shell; `pid` is what it is called inside."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A shell is ready; `pid` is what it calls itself, `cwd` where it stands, `limits` what `ulimit` says."""
+
+    pid: int
+    cwd: str = ""
+    limits: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A command ended."""
+    """A command ended. A negative number is a command that had begun before its line was given again: how it ended is
+    not known."""
 
     number: int
     exit_code: int
@@ -24,29 +51,80 @@ class Died:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A shell is ready; `pid` is what it calls itself, `cwd` where it stands."""
-
-    pid: int
-    cwd: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Snapped:
-    """A snapshot was left, in one of a few slots: the shell may be at the next before this one is read."""
+    """The shell's state, section by section. `cut` names those that were longer than is looked at."""
 
-    slot: str
-
-
-SLOTS = (b"0", b"1", b"e", b"i")
-"""Of commands with even and odd numbers, of a shell that ends, of one that is idle."""
-AT_EXIT, IDLE = "e", "i"
-
-Frame = Done | Died | Ready | Snapped
+    at_exit: bool
+    sections: dict[bytes, bytes]
+    cut: bytes = b""
+    after: int = 0
+    """The command after which it was taken, in one that the server kept."""
 
 
-def parse(data: bytes) -> Frame | None:
-    """The frame, or None: whoever is inside can write anything to the status FIFO."""
+Frame = Started | Ready | Done | Died | Snapped
+
+
+@dataclass(slots=True)
+class Decoder:
+    """Takes one speaker's bytes apart, as they come."""
+
+    _partial: bytearray = field(default_factory=bytearray)
+    _sections: dict[bytes, bytes] | None = None
+    """Of the snapshot that is coming in."""
+    _ready: Ready | None = None
+    _kept: int = 0
+    _cut: bytes = b""
+
+    @property
+    def amid_snapshot(self) -> bool:
+        """Whether the rest of a snapshot is still to come from a shell that lives on."""
+        return self._sections is not None and not self._sections[b"U"].startswith(b"e")
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that are whole with this."""
+        *whole, rest = data.split(b"\0")
+        for piece in whole:
+            self._add(piece)
+            frame, self._partial = bytes(self._partial), bytearray()
+            if frame:
+                yield from self._frame(frame)
+        self._add(rest)
+
+    def _add(self, piece: bytes) -> None:
+        """What is beyond the bound is dropped as it comes; of a section its letter stays."""
+        section = self._sections is not None and (self._partial[:1] or piece[:1]) in _SECTIONS
+        room = (max(1, ROOM - self._kept) if section else _FRAME_MAXIMUM) - len(self._partial)
+        if len(piece) > room:
+            letter = bytes(self._partial[:1] or piece[:1])
+            self._cut += letter if section and letter not in self._cut else b""
+            piece = piece[: max(0, room)]
+        self._partial += piece
+
+    def _frame(self, frame: bytes) -> Iterator[Frame]:
+        kind, rest = frame[:1], frame[1:]
+        if kind == b"U":
+            self._sections, self._kept, self._cut = {b"U": rest}, len(rest), b""
+        elif kind == b"L" and self._ready is not None:
+            ready, self._ready = self._ready, None
+            yield Ready(ready.pid, ready.cwd, rest)
+        elif kind in _SECTIONS and self._sections is not None:
+            self._sections[kind] = rest
+            self._kept += len(rest)
+        elif kind == b"E" and self._sections is not None:
+            sections, self._sections = self._sections, None
+            after = int(rest) if rest.isdigit() and len(rest) < 20 else 0
+            yield Snapped(sections[b"U"][:1] == b"e", sections, self._cut, after)
+        else:
+            self._sections = None
+            found = parse(frame)
+            if isinstance(found, Ready):
+                self._ready = found
+            elif found is not None:
+                yield found
+
+
+def parse(data: bytes) -> Started | Ready | Done | Died | None:
+    """A frame that is no section of a snapshot, or None: whoever is inside can write anything."""
     kind, rest = data[:1], data[1:]
     try:
         if kind == b"D":
@@ -58,6 +136,8 @@ def parse(data: bytes) -> Frame | None:
         if kind == b"R":
             pid, _, cwd = rest.partition(b" ")
             return Ready(int(pid), cwd.decode("utf-8", "replace"))
+        if kind == b"S":
+            return Started(int(rest))
     except ValueError:
-        return None
-    return Snapped(rest.decode()) if kind == b"P" and rest in SLOTS else None
+        pass
+    return None

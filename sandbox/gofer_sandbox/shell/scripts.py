@@ -1,7 +1,12 @@
 """What runs inside: the keeper, the user's shell and the few lines that join them to the server.
 
-Nothing here parses output. A command is a file that is sourced; its status goes through a FIFO of its own and
-is left in a file as well; its output has a FIFO of its own.
+Nothing here parses output. A command is a file that is sourced; its output has a FIFO of its own; how it ended goes
+over the channel, which is also where the shell's lines come from.
+
+What the shell is told comes in one piece, which bash takes in one. A process that was left running may hold a copy of
+the channel, but can only be first: it takes all of a piece, or its beginning, and cannot add anything. Whatever is left
+then runs no file of its choice in the shell itself, and no command: which command is to run is in a variable that the
+line's own beginning has to set. The report names the command that was begun last, so that a loss is noticed.
 
 Builtins are called with a backslash (no alias) and through `builtin` (no function). A user who redefines
 `builtin` itself only makes his own shell unable to report; it is then replaced, as after any other death.
@@ -9,14 +14,15 @@ Builtins are called with a backslash (no alias) and through `builtin` (no functi
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 
 from gofer_sandbox.limits import Limits
 
 INSIDE = "/run/s"
 """The control directory as the sandbox sees it: read-only, made of files and FIFOs of the server."""
-PRIVATE = "/run/p"
-"""A small tmpfs of the session's own, where the shell leaves its status and its snapshot."""
 
 SLOTS = 3
 """How many pairs of output FIFOs the keeper holds open; more are made when so many are held at once. Each is a
@@ -24,16 +30,103 @@ pipe, of which the kernel gives an ordinary user about a thousand of full size."
 OUTPUTS = tuple(f"{kind}{slot}" for slot in range(1, SLOTS + 1) for kind in "oe")
 KEEPER_OPTIONS = ("--noprofile", "--norc", "-p")
 """The keeper takes neither functions nor `BASH_ENV` from the caller's environment, which is for the shell."""
-FIRST = 11
+HELD = 9
+"""The keeper's descriptor of the server's end of the channel, from which the next server takes it."""
+_STATUS = 8
+_FIRST = 11
 """The keeper's own descriptors have lower numbers than those it holds."""
+_SAVED = range(10, 20)
+"""Where bash keeps the shell's standard input while a command has another."""
+
+_LONGEST = 120
+"""The first of the lines is the longest: after a command that ends within `$(`, bash 5.2 takes a longer line than any
+before for one that it has room for, and dies of that."""
+
+
+def report(control: str = INSIDE) -> bytes:
+    """The line that has the shell say how its command ended. A line of its own, because an error or an interrupt in an
+    interactive bash returns to the next line."""
+    return f"\\builtin . {control}/d\n".encode()
+
+
+def ask(control: str = INSIDE) -> bytes:
+    """The line that has it leave a snapshot."""
+    return f"\\builtin . {control}/x i\n".encode()
+
+
+RUN = b"\\builtin . "
+"""How the line that runs a command begins."""
+
+
+@cache
+def run(fifos: tuple[str, ...], control: str = INSIDE) -> bytes:
+    """The line that runs a command. What sets the variable ends with what the command shall find in `$?`; neither
+    `set -e` nor a trap on ERR minds what stands before `&&`, and no alias takes the place of a quoted word, as it would
+    that of a brace. The output's FIFOs are opened for both directions, so that a writer waits for a server that is away
+    instead of dying. The command is sourced by a line of the shell's own, for within `eval` an `exit` has no output any
+    more for the trap that it sets off."""
+    errors = f"2<>{control}/{fifos[1]}" if len(fifos) > 1 else "2>&1"
+    begin = f"\\builtin . {control}/n && \\builtin :".ljust(_LONGEST)
+    return f'{begin}\n\\builtin . "$BASH_C" </dev/null 1<>{control}/{fifos[0]} {errors}\n'.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """How server and shell speak: over a socket that the keeper gets as descriptor `theirs`, or by FIFOs.
+
+    `ours` is a copy of the server's end for the keeper to hold, so that the channel outlives the server; without one
+    the keeper ends when the server does."""
+
+    control: str = INSIDE
+    theirs: int = -1
+    ours: int = -1
+
+    @property
+    def attested(self) -> bool:
+        """Whether it is a socket, on which the kernel says who speaks."""
+        return self.theirs >= 0
+
+    @property
+    def status(self) -> str:
+        """Where the shell writes, between commands."""
+        return "&0" if self.attested else f"{self.control}/st"
+
+    def _keepers(self) -> str:
+        """Where the keeper writes."""
+        return "&0" if self.attested else f"&{_STATUS}"
+
+    def _open(self) -> str:
+        if not self.attested:
+            return f"exec 0<>{self.control}/in {_STATUS}<>{self.control}/st"
+        held = f"{HELD}<&{self.ours} {self.ours}<&-" if self.ours not in (-1, HELD) else ""
+        return (
+            f"exec 0<&{self.theirs} {self.theirs}<&-\nexec {held}"
+            if held
+            else f"exec 0<&{self.theirs}" + (f" {self.theirs}<&-" if self.theirs else "")
+        )
+
+    def _shell(self, shell: str, closing: str) -> str:
+        """Lines that run a shell to its end and put how it ended in `status`.
+
+        On a socket only the keeper can say who the shell is: anything inside can look like it. So the shell is started
+        in the background, with job control on, or it would ignore interrupts for ever. A signal ends `wait` early; once
+        the shell has ended, `wait` says its status as often as it is asked."""
+        run = f"{shell} --noprofile --rcfile {self.control}/rc --noediting -i"
+        if not self.attested:
+            return f"{run} {_STATUS}>&- {closing}\n  status=$?"
+        return f"""{run} <&0 {HELD}>&- {closing} &
+  child=$!
+  printf '\\0S%s\\0' "$child" >&0
+  while wait $ended "$child"; status=$?; ((status > 128)) && kill -0 "$child"; do :; done
+  wait $ended "$child"; again=$?
+  ((again == 127)) || status=$again"""
 
 
 def keeper(
     limits: Limits,
     processes: int | None,
     address_space: int | None,
-    control: str = INSIDE,
-    private: str = PRIVATE,
+    channel: Channel,
     entrances: Sequence[int] = (),
     besides: Sequence[int] = (),
     locale: str = "",
@@ -44,14 +137,13 @@ def keeper(
     it does of those `besides`.
 
     With the news goes each line the dead shell had not read, which tells whether it ever began its command.
-    A keeper that never heard from a server ends: its server died before it could record it.
-    The answer is a line that would do nothing in a shell, should it ever reach one.
+    A keeper that never heard from a server ends: its server died before it could record it. So does one whose channel
+    has no other end any more. The answer is a line that would do nothing in a shell, should it ever reach one.
     `locale` is an assignment for shells alone: bash takes long to load one, and the keeper needs none.
     It holds the reading ends of outputs, or what a command printed would vanish when it ends while no server is
     there; only the reading ends, so that a server still sees when nobody writes any more.
     It repeats the news of a shell's death until it gets the matching `go`: neither a server that dies between
-    reading and answering nor a stale answer can start a shell without its state. For one that dies after it has
-    answered, the news is left in a file, too; opened for both directions, lest a FIFO in its place hold it up.
+    reading and answering nor a stale answer can start a shell without its state.
     """
     ulimits = [
         "-c 0",
@@ -60,29 +152,35 @@ def keeper(
         *([f"-u {processes}"] if processes else []),
         *([f"-v {address_space // 1024}"] if address_space else []),
     ]
-    held = range(FIRST, FIRST + len(OUTPUTS))
+    held = range(_FIRST, _FIRST + len(OUTPUTS))
     opening = zip(held, OUTPUTS, strict=True)
-    holding = "\n".join(f"exec 9<>{control}/{name} {fd}<{control}/{name} 9>&-" for fd, name in opening)
+    holding = "\n".join(
+        f"exec 7<>{channel.control}/{name} {fd}<{channel.control}/{name} 7>&-" for fd, name in opening
+    )
     closing = " ".join(f"{fd}<&-" for fd in held)
     shell = f'{locale} "$BASH"'.strip()
+    status = channel._keepers()
     return f"""
 exec >/dev/null 2>&1
 {enter(entrances, besides)}
-exec 0<>{control}/in 8<>{control}/st
+{channel._open()}
 {holding}
 {"; ".join(f"ulimit {one}" for one in ulimits)}
 trap : HUP INT QUIT ILL TRAP ABRT BUS FPE USR1 SEGV USR2 PIPE ALRM TERM XCPU XFSZ VTALRM PROF SYS
+set -m
+ended=; ((BASH_VERSINFO[0] < 5)) || ended=-f
 death=0 status=0 answer= waited=0
 while :; do
-  until read -r -t 1 answer && [[ $answer == ": $death" ]]; do
-    ((death || ++waited < 60)) || exit
-    printf 'X%s %s %s\\0' "$death" "$status" "$answer" >&8
+  while :; do
+    read -r -t 1 answer
+    got=$?
+    ((got)) || [[ $answer != ": $death" ]] || break
+    ((got != 1 && (death || ++waited < 60))) || exit
+    printf '\\0X%s %s %s\\0' "$death" "$status" "$answer" >{status}
   done
-  {shell} --noprofile --rcfile {control}/rc --noediting -i 8>&- {closing}
-  status=$?
+  {channel._shell(shell, closing)}
   death=$((death + 1))
-  printf 'X%s %s \\0' "$death" "$status" 1<>{private}/x
-  printf 'X%s %s \\0' "$death" "$status" >&8
+  printf '\\0X%s %s \\0' "$death" "$status" >{status}
 done
 """
 
@@ -94,11 +192,12 @@ def enter(entrances: Sequence[int], besides: Sequence[int] = ()) -> str:
     return f"{entering}\nexec {closing}" if closing else ""
 
 
-def rc(control: str = INSIDE) -> str:
+def rc(channel: Channel) -> str:
     """What every user shell begins with; options come last, for `set -e` must not see the lines above.
 
     The traps run amid a command, whose `set -x` must not print them.
     """
+    control, status = channel.control, channel.status
     return f"""
 PS1= PS2= PS0=
 unset PROMPT_COMMAND MAILCHECK TMOUT HISTFILE
@@ -108,74 +207,81 @@ shopt -u checkwinsize
 \\builtin trap '{{ \\builtin kill -INT $$; }} 2>/dev/null' USR2
 \\builtin trap '{{ \\builtin . {control}/x e; }} 2>/dev/null' EXIT
 FUNCNEST=2000
-\\builtin printf 'R%s %s\\0' "$$" "$PWD" >{control}/st
+BASH_N=0 BASH_C={control}/z
+\\builtin printf '\\0R%s %s\\0L' "$$" "$PWD" >{status}
+\\builtin ulimit -a >{status}
+\\builtin printf '\\0' >{status}
 \\builtin . {control}/options
 """
 
 
-def lines(number: int, fifos: Sequence[str], snapshot: str, before: int = 0, control: str = INSIDE) -> bytes:
-    """What the shell reads for one command: leave a snapshot in a slot, if one is named; run it; report.
+def done(channel: Channel) -> str:
+    """Say how the command ended that was begun last. That it is over is set down first, at once with how it ended: an
+    interrupt in between would have the next line run whatever command is there by then.
 
-    The report is a line of its own because an error or an interrupt in an interactive bash returns to the next
-    line. The command begins only once the news of the snapshot has been sent: whoever does not hear it knows that
-    the command never began, and may have it run by another shell. The report is sourced as the command is: a shell
-    that has lost the word for that runs no command, and must not report one. The output's FIFOs are opened for
-    both directions, so that a writer waits for a server that is away instead of dying. `before` is what the command
-    shall find in `$?`; neither `set -e` nor a trap on ERR minds what stands before `&&`, and no alias takes the place
-    of a quoted word, as it would that of a brace.
-    """
-    errors = f"2<>{control}/{fifos[1]}" if len(fifos) > 1 else "2>&1"
-    run = f"\\builtin . {control}/c </dev/null 1<>{control}/{fifos[0]} {errors}\n"
-    if before:
-        run = f"\\builtin eval '\\builtin . {control}/q {before} && \\builtin :; {run[:-1]}'\n"
-    leave = f"{_leave(snapshot, control)} && " if snapshot else ""
-    return (leave + run + f'\\builtin . {control}/d {number} "$?"\n').encode()
-
-
-def snapshot_line(slot: str, control: str = INSIDE) -> str:
-    """The line that leaves a snapshot."""
-    return f"{_leave(slot, control)}\n"
-
-
-def _leave(slot: str, control: str) -> str:
-    return f"\\builtin . {control}/x {slot}"
-
-
-def done(control: str = INSIDE, private: str = PRIVATE) -> str:
-    """Called with the command's number and status: tell the server, then leave the same in a file, for the one that
-    takes over when this one has read it and dies. A shell whose `TMOUT` ran out would end by itself, and might take
-    the lines of the next command with it: one that cannot be rid of it ends now, when it has read none of them. While
-    there are jobs bash may have to be told twice."""
+    A shell whose `TMOUT` ran out would end by itself, and might take the lines of the next command with it: one that
+    cannot be rid of it ends now, when it has read none of them. While there are jobs bash may have to be told twice."""
     return f"""
-\\builtin printf 'D%s %s %s\\0' "$1" "$2" "$PWD" >{control}/st
-\\builtin printf 'D%s %s %s\\0' "$1" "$2" "$PWD" >|{private}/d
+BASH_X=$? BASH_C={channel.control}/z
+\\builtin printf '\\0D%s %s %s\\0' "$BASH_N" "$BASH_X" "$PWD" >{channel.status}
 \\builtin unset -v TMOUT || \\builtin exit || \\builtin exit
 """
 
 
-STATUS = r"""\builtin return "$1"
-"""
-"""Called with what `$?` shall be."""
+def command(number: int, before: int, control: str = INSIDE) -> str:
+    """What the shell sources before one command: which it is. The shell may be told more than once, for the first line
+    may have been taken away: a command that has begun runs no second time, and its number's sign says that how it ended
+    is not known. `before` is how the command before ended."""
+    begun = f'\\builtin test "${{BASH_N#-}}" = {number} && BASH_N=-{number} BASH_C={control}/z && \\builtin return'
+    return f"{begun}\nBASH_N={number} BASH_C={control}/c\n\\builtin return {before}\n"
 
-SNAPSHOT = r"""
-\builtin printf 'U%s\0%s\0%s\n' "$PWD" "$SHELLOPTS" "$BASHOPTS"
+
+_BEGINNING = r"""
+\builtin printf '\0U%s%s\0O%s\0T%s\n' "$1" "$PWD" "$SHELLOPTS" "$BASHOPTS"
 \builtin umask
-\builtin printf '\0'
+\builtin printf '\0L'
+\builtin ulimit -a
+\builtin printf '\0A'
 \builtin alias -p
-\builtin printf '\0'
+\builtin printf '\0F'
 \builtin declare -f
-\builtin printf '\0'
-\builtin declare -p
-\builtin printf '\0E'
+\builtin printf '\0V'
 """
-"""What can be largest comes last: where there is no room for all, the rest is whole. bash writes each line on its
-own, so options are taken as the list of those that are set."""
+
+STATE = (
+    _BEGINNING
+    + r"""\builtin declare -p
+\builtin printf '\0E\0'
+"""
+)
+"""Everything that is kept, section by section; bash writes each line on its own."""
+
+_NAMES = " ".join(f'"${{!{letter}@}}"' for letter in f"_{string.ascii_letters}")
+
+SMALL_STATE = (
+    _BEGINNING
+    + rf"""BASH_Y=
+for BASH_V in {_NAMES}; do
+  \builtin declare -n BASH_W="$BASH_V"
+  BASH_T="${{BASH_W[*]-}}"
+  \builtin unset -n BASH_W
+  \builtin test "${{#BASH_T}}" -le 2000 && \builtin declare -p "$BASH_V" || BASH_Y+="$BASH_V"$'\n'
+done 2>/dev/null
+\builtin printf '\0N%s\0E\0' "$BASH_Y"
+\builtin unset -v BASH_T BASH_V BASH_Y
+"""
+)
+"""The same for a shell that has more than is kept: its large variables are named instead, which takes longer."""
 
 
-def snapshot(control: str = INSIDE, private: str = PRIVATE) -> str:
-    """Called with a slot: leave a snapshot there, then wake the server. Also the EXIT trap, so that what the last
-    command changed before its `exit` is kept too."""
-    return f"""
-\\builtin . {control}/s >|{private}/s"$1" 2>/dev/null
-\\builtin printf 'P%s\\0' "$1" >{control}/st
-"""
+def snapshot(channel: Channel) -> str:
+    """Called with what it is for: leave a snapshot. Also the EXIT trap, so that what the last command changed before
+    its `exit` is kept too. A command has another standard input, so the channel is looked for where bash has put it;
+    only what is the very socket that the keeper has is written to."""
+    control = channel.control
+    if not channel.attested:
+        return f"\\builtin . {control}/s >{channel.status}\n"
+    return "".join(
+        f"\\builtin test /dev/fd/{fd} -ef /proc/1/fd/0 && \\builtin . {control}/s >&{fd} && \\builtin return\n"
+        for fd in (0, *_SAVED)
+    )

@@ -4,111 +4,105 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from gofer_sandbox import processes
-from gofer_sandbox.journal import Journal
+from gofer_sandbox.journal import UNKNOWN, Journal
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.output import BackgroundLog, Capture, prune
 from gofer_sandbox.provider import Box, Process
-from gofer_sandbox.shell import frames
-from gofer_sandbox.shell.command import TICK, Event, Lost, Outcome, Run, Stop, Tick
+from gofer_sandbox.shell import frames, machine, scripts
+from gofer_sandbox.shell.command import BEGUN, ENDED, LOST, TICK, Event, Lost, Outcome, Run, Stop, Tick
 from gofer_sandbox.shell.ladder import Ladder, Step
-from gofer_sandbox.shell.state import Snapshot, fitting
+from gofer_sandbox.shell.machine import Action, State
+from gofer_sandbox.shell.state import Snapshot, kept
 
 OnOutput = Callable[[int, bytes], None]
 
 _READY_WITHIN = 10.0
-_SLOW_SNAPSHOT = 0.02
-_SMALL_SNAPSHOT = 32 * 1024
-"""Below this it is the machine that is slow."""
+_LARGE_SNAPSHOT = 32 * 1024
+"""bash takes long to write one: it is asked for only when the shell has nothing else to do."""
 _SNAPSHOT_AFTER = 1.0
+_SETTLE_WITHIN = 1.0
+"""Seconds that letting go of a shell may wait for the state its last command left."""
 _SAVE_EVERY = 0.2
-_INPUT_PATIENCE = 1.0
-_INPUT_LOOK = 0.005
+_REST_AFTER = 1.0
+_AGAIN_AT_MOST = 2
+_LOOKED_AT = 32
+"""Processes left running whose open files are looked at when a command ends."""
 _TICK = 1.1 / processes.TICKS
 _UNKEPT = "the shell ended before what the command before had changed was kept"
+_UNKNOWN_END = "it ran, but how it ended is not known: something left running took the shell's report"
+_UNBEGUN = "its shell ended before it began, and it was not run"
+_FORGED = "something left running wrote reports in the shell's name, which were not believed"
 
 
 class Shell:
-    """Speaks with one box over its wire, whose Listener it is."""
+    """Speaks with one box over its wire, whose Listener it is. What becomes of the shell is in `machine`."""
 
     def __init__(
-        self, box: Box, home: str, limits: Limits, journal: Journal, directory: Path, snapshot: bytes | None
+        self,
+        box: Box,
+        home: str,
+        limits: Limits,
+        journal: Journal,
+        directory: Path,
+        snapshot: Snapshot | None,
     ) -> None:
         self.box, self.snapshot = box, snapshot
         self.captures: list[Capture] = []
-        self._process: Process | None = None
-        self._unseen = 0
-        """What a shell calls itself that said it is there and was not looked at since."""
+        self.outcome = Outcome(0)
+        self.process: Process | None = None
+        """The user's shell, while there is one."""
         self.spared: set[tuple[int, int]] = set()
         """Processes that ran before the command and are none of its business, by pid and start."""
-        self.on_tick: Callable[[], None] = lambda: None
-        """Called now and then while a command runs."""
-        self.exits = 0
-        """How many shells left a snapshot as they ended."""
-        self._snapshots = 0
-        self._left = 0
-        """When the last of them did."""
         self.owes_snapshot = False
-        """Whether the shell is still busy with the snapshot after its last command: it has not begun the next."""
-        self.behind_snapshot = False
-        """Whether the command was given in one line with that snapshot: without its news it has not begun."""
-        self.unread = False
-        """Whether the last shell died without having read the command it was given."""
+        """Whether the shell is still busy with a snapshot that it was asked for."""
         self.cwd = ""
         """Where the shell stood when it came up."""
-        self.unkept = ""
-        """What the shell that is coming up, or came up last, could not be given of its predecessor's state."""
-        self.ended_alone = False
-        """Whether the command we took over had ended before, when nobody read or kept what it printed."""
         self.uncounted = False
         """Whether the server before may have read more of its output than it kept."""
+        self.ended_alone = False
+        """Whether the command we took over had ended before, when nobody read or kept what it printed."""
         self.background_log = BackgroundLog(directory / "output", limits.spool, limits.spools)
+        self.closed = False
+        self.notes: list[str] = []
+        """What the next outcome has to say besides."""
         self._home, self._limits, self._journal, self._directory = home, limits, journal, directory
         self._outputs = f"{directory}/output/"
         self._loop = asyncio.get_running_loop()
+        self._state = State.STARTING
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self.closed = False
-        self._ready = False
-        self._asked_at = 0.0
-        self._snapshot_slow = False
-        self._snapshot_failed = False
-        self._given: int | None = None
-        """After which death a shell was given state, until it is ready."""
-        self._unsaved: int | None = None
-        """The command that has ended and whose changes no snapshot has yet."""
-        self._forgotten: set[int] = set()
-        """Commands whose changes were lost with their shell, until somebody was told."""
-        self._deaths: int | None = None
-        """How many shells have died; None while that is not known."""
-        self._ahead: int | None = None
-        """The death whose news needs no answer, for the keeper has it already."""
-        self._ended = False
-        """Whether the shell that the last command was given to has ended."""
-        self._prepared: bytes | None = None
-        """The snapshot that the files for the next shell were made of."""
-        self._later: asyncio.Handle | None = None
-        """Asks for the snapshot after the last command, which has not left one yet."""
-        self._submitting: asyncio.TimerHandle | None = None
-        self._saving: asyncio.TimerHandle | None = None
-        self._saved_at = -_SAVE_EVERY
-        self._on_output: OnOutput | None = None
+        self._command: bytes | None = None
+        """What was submitted; None when another process did."""
         self._before = 0
         """How the last command ended."""
+        self._again = 0
+        """How often the command's lines were given."""
+        self._refused = False
+        """Whether the shell reports that it has not begun the command, however often it is told to."""
+        self._left_at_exit = False
+        """Whether the shell that ended with the command has left a snapshot."""
+        self._lost_before = False
+        """Whether state was lost before the shell ended with the command."""
+        self._given = False
+        """Whether a shell that has not come up yet was given state."""
+        self._snapshots = 0
+        self._small = False
+        self._later: asyncio.Handle | None = None
+        """Asks for the snapshot after the last command, which has not left one yet."""
+        self._saving: asyncio.TimerHandle | None = None
+        self._resting: asyncio.TimerHandle | None = None
+        self._saved_at = -_SAVE_EVERY
+        self._on_output: OnOutput | None = None
         self.wire = box.wire()
-        self.wire.open(self)
-        box.on_death(lambda: self.push(Lost()))
-
-    @property
-    def process(self) -> Process | None:
-        """The user's shell, while there is one."""
-        self._recognise()
-        return self._process
+        box.on_death(self.hung_up)
 
     # Coming up
 
@@ -116,14 +110,16 @@ class Shell:
         """Have the first shell start, with the state of an earlier one if there is any."""
         if self.snapshot:
             self._put_state()
-        self._deaths = self._journal.live.deaths = 0
+        live = self._journal.live
+        live.deaths = live.shell = live.expected = 0
+        self.wire.open(self)
         self.wire.go(0)
 
     async def until_ready(self) -> bool:
         """Wait for a shell; False when the box is lost or nothing came up."""
         timer = self._loop.call_later(_READY_WITHIN, self.push, TICK)
         try:
-            while not self._ready:
+            while self._state is not State.IDLE:
                 if isinstance(await self.next(), (Lost, Tick)):
                     return False
         finally:
@@ -134,67 +130,119 @@ class Shell:
     def take_over(self) -> bool:
         """Go on where another process stopped; True when a command is still to be awaited."""
         live = self._journal.live
-        self._process = self.box.child(live.shell) or self.box.shell()
-        self._ready = self._process is not None
-        death = frames.parse(self.wire.death())
-        known = death.death if isinstance(death, frames.Died) else live.deaths
-        self._deaths = known if known >= 0 else None
-        snapshots = (fitting(data, self.snapshot) for data in self.wire.left_snapshots())
-        self._copy_out(next(filter(None, snapshots), None))
-        self._left = self.wire.left_at_exit()
+        found = Snapshot.read(self.wire.kept())
+        if found and (self.snapshot is None or found.after >= self.snapshot.after):
+            self.snapshot = found
+        self.process = self.box.process(live.shell) if live.shell else None
+        self.outcome = Outcome(live.number)
+        if live.running:
+            self._state = State.RUNNING if live.shell else State.FALLEN
+            self.outcome.restarted = not live.shell
+            self.outcome.exit_code = None if live.code == UNKNOWN else live.code
+            self._left_at_exit = self.snapshot is not None and self.snapshot.after == live.number
+        else:
+            self._state = State.IDLE if live.shell else State.STARTING
+        self.wire.open(self)
+        self.wire.trust(live.shell, live.expected)
         self.wire.adopt(live.running)
-        if not live.running:
-            self._unsaved = live.number
-            if self._ready:
-                self._ask_soon()  # the server before may have died before it asked
-            return False
-        self._open_captures()
-        for capture in self.captures:
-            self.uncounted |= not capture.recover()
-        with contextlib.suppress(FileNotFoundError):
-            self.wire.resume(live.number, live.separate)
-        self.wire.hear()  # before anything else is concluded
-        left = frames.parse(self.wire.status())
-        if isinstance(left, frames.Done) and left.number == live.number:
-            self.ended_alone = not self.wire.keeps_output
-            self.push(left)
-        elif isinstance(death, frames.Died) and 0 <= live.deaths < death.death:
-            self._died_alone(death)
-        return True
-
-    def _died_alone(self, death: frames.Died) -> None:
-        """The command's shell ended, and the news of that, and of the one after it, may have gone to the server
-        before. Unless somebody inside put it there: no shell that lives is older than the command then."""
-        if self._process and self._process.start < self._journal.live.clock:
-            return
-        self.ended_alone = not self.wire.keeps_output
-        self.exits += self._left != self._journal.live.left
-        self.push(death)
-        if self.process:
-            state = Snapshot.parse(self.snapshot or b"")
-            cwd = state.cwd.decode("utf-8", "replace") if state else self._home
-            self.push(frames.Ready(self._journal.live.shell, cwd))
+        if live.running:
+            self._open_captures()
+            for capture in self.captures:
+                self.uncounted |= not capture.recover()
+            with contextlib.suppress(FileNotFoundError):
+                self.wire.resume(live.number, live.separate)
+        running, kept_alone = live.running, self.wire.keeps_output
+        self.wire.hear()
+        self.ended_alone = running and not kept_alone and self._state is not State.RUNNING
+        if self.process is None:
+            self.wire.go(-1)  # the keeper answers such a line with what it has to tell
+        elif not running:
+            self._ask_soon()  # the server before may have died before it asked
+        return running
 
     # What comes in
 
-    def frame(self, frame: bytes) -> None:
-        """Take one frame from the wire. Whoever is inside can say that a shell ended or came up, so it is looked at."""
-        event = frames.parse(frame)
-        if isinstance(event, frames.Snapped):
-            self._take_snapshot(event.slot)
-        elif isinstance(event, frames.Died):
-            if self.process and self.box.lives(self.process):
-                return
-            self._on_death(event)
-        elif isinstance(event, frames.Ready):
-            self._unseen = event.pid
-            if self._deaths and not self.process:
-                return
-            self._on_ready(event)
-        elif isinstance(event, frames.Done) and event.number == self._journal.live.number:
-            self._unsaved = event.number
-        if event is not None:
-            self.push(event)
+    def frame(self, frame: frames.Frame, sender: int) -> None:
+        """Take one frame from the wire. Contract: what must outlive this server is in the journal on return."""
+        live = self._journal.live
+        if self.closed or (not sender and not self._plausible(frame)):
+            return
+        match frame:
+            case frames.Started():
+                live.shell, live.expected = 0, frame.pid
+                self._journal.write()
+            case frames.Ready():
+                self.process = self.box.process(sender) if sender else self.box.shell(frame.pid)
+                self._on(machine.Event.READY, frame)
+            case frames.Done() if abs(frame.number) == live.number:
+                self._on(machine.Event.DONE, frame)
+            case frames.Done() if self._state is State.RUNNING and 0 <= frame.number < live.number:
+                self._not_begun()
+            case frames.Died() if frame.death > live.deaths:
+                self._on(machine.Event.DIED, frame)
+                if self._refused:
+                    self._on(machine.Event.UNREAD, frame)
+            case frames.Died() if frame.unread.startswith(scripts.RUN) and not self._again:
+                self._on(machine.Event.UNREAD, frame)
+            case frames.Died() if frame.death == live.deaths and not frame.unread:
+                self._on(machine.Event.DIED_AGAIN, frame)
+            case frames.Snapped():
+                self._take_snapshot(frame)
+
+    def _not_begun(self) -> None:
+        """The shell was told to report, and never to begin; or cannot begin, and another has to."""
+        if self._again < _AGAIN_AT_MOST:
+            self.submit_again()
+        elif self.process and not self._refused:
+            self._refused = True
+            self.box.signal([self.process], signal.SIGKILL)
+
+    def _plausible(self, frame: frames.Frame) -> bool:
+        """Where nobody says who speaks, a shell is looked at: it does not report in the middle of a command, nor is one
+        dead that lives, nor one there that cannot be seen."""
+        match frame:
+            case frames.Done():
+                return self.process is None or not self.box.busy(self.process)
+            case frames.Died():
+                return self.process is None or not self.box.lives(self.process)
+            case frames.Ready():
+                return self.box.shell(frame.pid) is not None
+        return True
+
+    def _on(self, event: machine.Event, frame: frames.Ready | frames.Done | frames.Died) -> None:
+        self._state, actions = machine.step(self._state, event)
+        for action in actions:
+            match action, frame:
+                case Action.NOTE_LOSS, frames.Died():
+                    self._note_loss(frame)
+                case Action.GIVE_STATE, frames.Died():
+                    self._give_state(frame)
+                case Action.GO, frames.Died():
+                    if event is machine.Event.UNREAD:
+                        self._journal.live.lost, self._journal.live.code = self._lost_before, UNKNOWN
+                        self._journal.write()
+                    self.wire.go(frame.death)
+                case Action.RECOGNISE, frames.Ready():
+                    self._recognise(frame)
+                case Action.END, frames.Done():
+                    self._end_by_report(frame)
+                case Action.END_WITH_SHELL, frames.Ready():
+                    self._end_with_shell()
+                case Action.SUBMIT_AGAIN, frames.Ready():
+                    self._submit_to_next()
+
+    def hung_up(self) -> None:
+        """The box is lost, or its channel is closed, which comes to the same."""
+        self.box.lost()
+        self.push(LOST)
+
+    def forged(self, sender: int) -> None:
+        """Somebody inside writes in the shell's name, again and again."""
+        strangers = [one for one in self.box.background(self.process) if one.pid == sender]
+        self.box.signal(strangers, signal.SIGKILL)
+        self.outcome.killed += [one.command for one in strangers]
+        if _FORGED not in self.outcome.notes + self.notes:
+            (self.outcome.notes if self._state is State.RUNNING else self.notes).append(_FORGED)
 
     def output(self, stream: int, source: int, size: int) -> int:
         """Take a piece of output from the wire."""
@@ -209,98 +257,6 @@ class Shell:
     def background(self, number: int, source: int, size: int) -> bool:
         """Take a piece of what a finished command's processes still print."""
         return self.background_log.take(number, source, size)
-
-    def _on_ready(self, event: frames.Ready) -> None:
-        self._ready = True
-        self._snapshot_failed, self._given = False, None
-        self.cwd = event.cwd
-        self._loop.call_soon(
-            self._recognise
-        )  # behind whoever waits for the shell, and need not wait for this
-
-    def _recognise(self) -> None:
-        """Find the shell that has come up, for whoever has to end it, and the server that comes after."""
-        inner, self._unseen = self._unseen, 0
-        found = self.box.shell(inner) if inner and not self.closed else None
-        if found:
-            self._process = found
-            self._journal.live.shell = inner
-            self._journal.write()
-
-    def _on_death(self, event: frames.Died) -> None:
-        """Give the keeper the state for the next shell; if the last did not even come up, none."""
-        if event.unread:
-            self.unread = self.unread or b"</dev/null 1<>" in event.unread
-        elif event.death != self._given:
-            if self._given is not None:
-                self.snapshot, self._snapshot_failed = None, True
-            if self._snapshot_failed or self._prepared is None or self._prepared is not self.snapshot:
-                self._put_state()
-            self._given = event.death
-        self._ended, self._ready, self.owes_snapshot = True, False, False
-        if self._unsaved is not None:
-            self._forgotten.add(self._unsaved)
-            self._unsaved = None
-        self._cancel_asking()
-        self._process, self._unseen, self._deaths = None, 0, event.death
-        if event.unread or event.death != self._ahead:
-            self.wire.go(event.death)
-        self._ahead = None
-
-    def _put_state(self) -> None:
-        snapshot = Snapshot.parse(self.snapshot) if self.snapshot else None
-        self.unkept = _unkept(snapshot, self._snapshot_failed)
-        if snapshot:
-            self.wire.put_state(snapshot.state(self._home), snapshot.option_lines())
-        else:
-            self.wire.put_state(b"", b"")
-        self._prepared = self.snapshot
-
-    def _take_snapshot(self, slot: str) -> None:
-        """Copy it out: it is in a tmpfs that ends with PID 1."""
-        self._snapshots += 1
-        self.owes_snapshot = False
-        data = self.wire.take_snapshot(slot) or b""
-        if slot == frames.AT_EXIT:  # which nobody asked for
-            self.exits += 1
-            self._left = self.wire.left_at_exit()
-        else:
-            took = time.monotonic() - self._asked_at
-            self._snapshot_slow = len(data) > _SMALL_SNAPSHOT and took > _SLOW_SNAPSHOT
-        whole = fitting(data, self.snapshot)
-        self._snapshot_failed = whole is None
-        reported, self._unsaved = self._unsaved == self._journal.live.number, None
-        self._copy_out(whole)
-        if slot == frames.AT_EXIT and whole:
-            self._go_ahead(self._journal.live.running and not reported and not self._ended)
-
-    def _go_ahead(self, in_command: bool) -> None:
-        """The state for the next shell is known before this one has ended: the keeper need not wait for us then.
-        Should the shell live on after all, it reads a line that does nothing. Only while a command runs, or the
-        next shell might find one that was meant for this."""
-        self._put_state()
-        if in_command and self._deaths is not None:
-            self._ahead = self._deaths + 1
-            self.wire.go(self._ahead)
-
-    def _copy_out(self, data: bytes | None) -> None:
-        if data and data != self.snapshot:
-            self.snapshot = data
-            due = self._saved_at + _SAVE_EVERY
-            if self._loop.time() >= due:
-                self._save()
-            elif self._saving is None:
-                self._saving = self._loop.call_at(due, self._save)
-
-    def _save(self) -> None:
-        """Keep it on disk, for a reboot; a full disk must not take the session down."""
-        if self._saving:
-            self._saving.cancel()
-        self._saving, self._saved_at = None, self._loop.time()
-        temporary = self._directory / "snapshot.new"
-        with contextlib.suppress(OSError):
-            temporary.write_bytes(self.snapshot or b"")
-            temporary.replace(self._directory / "snapshot")
 
     def push(self, event: Event) -> None:
         """Have whoever waits act on an event."""
@@ -318,6 +274,214 @@ class Shell:
                 self._waiter = None
         return self._events.popleft()
 
+    # What becomes of the shell
+
+    def _note_loss(self, death: frames.Died) -> None:
+        """What is known to be lost is in the journal before the next shell is let go."""
+        live = self._journal.live
+        self._lost_before = live.lost = live.lost or self._unsaved(live.number - live.running)
+        if live.running:
+            live.lost = live.lost or not self._left_at_exit
+            self.outcome.restarted = True
+            self.outcome.exit_code = None if self.outcome.silenced else death.exit_code
+            live.code = UNKNOWN if self.outcome.silenced else death.exit_code
+        self.process, self.owes_snapshot = None, False
+        self._cancel_asking()
+
+    def _unsaved(self, number: int) -> bool:
+        """Whether no snapshot has what a command changed."""
+        return number > 0 and (self.snapshot is None or self.snapshot.after < number)
+
+    def _give_state(self, death: frames.Died) -> None:
+        """For the next shell; if the last did not even come up with it, none."""
+        live = self._journal.live
+        if self._given:
+            live.lost, self.snapshot = True, None
+            self.notes.append("the shell did not come up with its state, and begins without")
+        self._given = True
+        live.deaths, live.shell, live.expected = death.death, 0, 0
+        self._journal.write()
+        self._put_state()
+
+    def _put_state(self) -> None:
+        snapshot = self.snapshot
+        if snapshot and snapshot.dropped:
+            self._journal.live.lost = True
+            names = ", ".join(snapshot.dropped)
+            self.notes.append(f"the shell's state was too large to keep; not brought back: {names}")
+            self.snapshot = replace(snapshot, dropped=())
+        state = snapshot.state(self._home) if snapshot else b""
+        self.wire.put_state(state, snapshot.option_lines() if snapshot else b"")
+
+    def _recognise(self, ready: frames.Ready) -> None:
+        """For whoever has to end it, and the server that comes after."""
+        self._given, self.cwd = False, ready.cwd
+        live = self._journal.live
+        live.shell, live.expected = self.process.pid if self.process else 0, 0
+        if not live.running:  # else the journal says at once how the command ended, too
+            self._journal.write()
+        if self.snapshot and self.snapshot.limits and self.snapshot.limits != ready.limits:
+            had = set(self.snapshot.limits.splitlines()) - set(ready.limits.splitlines())
+            names = sorted({line.partition(b"(")[0].strip().decode("utf-8", "replace")[:40] for line in had})
+            self.notes.append(f"limits set with ulimit are not brought back: {', '.join(names[:10])}")
+            self.snapshot = replace(self.snapshot, limits=b"")
+        if not live.running:
+            self.push(BEGUN)
+
+    def _end_by_report(self, done: frames.Done) -> None:
+        outcome = self.outcome
+        outcome.cwd = done.cwd
+        outcome.exit_code = done.exit_code
+        outcome.alone = self.process is not None and self.box.alone(self.process)
+        if done.number < 0:
+            outcome.exit_code = None
+            outcome.notes.append(_UNKNOWN_END)
+        self._end()
+
+    def _end_with_shell(self) -> None:
+        self.outcome.cwd = self.cwd
+        self._end()
+
+    def _submit_to_next(self) -> None:
+        """The command never began, so another shell can have it, unless nobody wants it any more or it was another
+        process that had it."""
+        outcome = self.outcome
+        outcome.exit_code = None
+        if self._command is None or outcome.timed_out or outcome.stopped:
+            outcome.notes.append(_UNBEGUN)
+            self._state = State.IDLE
+            self._end_with_shell()
+            return
+        self.wire.finish()
+        for capture in self.captures:
+            capture.close()
+        self.captures = []
+        self._journal.write()
+        self._submit()
+        self._open_captures()
+
+    def _end(self) -> None:
+        """Take the rest of the output, put down that nothing runs, and wake who waits."""
+        live = self._journal.live
+        self._mark_output()
+        with contextlib.suppress(OSError):
+            self.wire.finish()
+        self._on_output = None
+        self._before = self.outcome.exit_code or 0
+        live.running = False
+        self._journal.write()
+        self.push(ENDED)
+        if self._state is State.IDLE:
+            self._ask_soon()
+
+    def _mark_output(self) -> None:
+        """Say so when something that ran before the command has its output open, too."""
+        names = tuple(f"/{name}" for name in self.wire.current)
+        for pid, _ in sorted(self.spared)[:_LOOKED_AT] if names else ():
+            if any(path.endswith(names) for path in processes.open_files(pid)):
+                command = processes.command_line(pid)
+                self.outcome.notes.append(f"something left running has this output open, too: {command}")
+
+    # Snapshots
+
+    def _take_snapshot(self, frame: frames.Snapped) -> None:
+        """The shell's own, by the wire; of a shell that runs a command, it is from before or from its end."""
+        live = self._journal.live
+        amid = self._state is State.RUNNING
+        self.owes_snapshot = False
+        if frame.cut and not self._small:
+            self._small = True
+            self.wire.ask_small_snapshots()
+            if not amid:
+                self._ask_snapshot()
+        else:
+            self._snapshots += 1
+        found = kept(frame, self.snapshot)
+        if found:
+            self._left_at_exit |= frame.at_exit
+            after = live.number - (amid and not frame.at_exit)
+            self._keep(replace(found, after=after))
+        self.push(BEGUN)
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        """For the server that comes after at once, and on disk, for a reboot, now and then."""
+        before, self.snapshot = self.snapshot, snapshot
+        if before == snapshot:
+            return
+        self.wire.keep(snapshot.data())
+        due = self._saved_at + _SAVE_EVERY
+        if self._loop.time() >= due:
+            self._save()
+        elif self._saving is None:
+            self._saving = self._loop.call_at(due, self._save)
+
+    def _save(self) -> None:
+        """A full disk must not take the session down."""
+        if self._saving:
+            self._saving.cancel()
+        self._saving, self._saved_at = None, self._loop.time()
+        temporary = self._directory / "snapshot.new"
+        with contextlib.suppress(OSError):
+            temporary.write_bytes(self.snapshot.data() if self.snapshot else b"")
+            temporary.replace(self._directory / "snapshot")
+
+    def _ask_soon(self) -> None:
+        """Have the shell leave a snapshot once the caller has its result: bash would go on to that with the result
+        still on its way, on the very processor the server is woken on. The next command waits for it."""
+        self._cancel_asking()
+        large = self.snapshot is not None and self.snapshot.size > _LARGE_SNAPSHOT
+        if large or self._small:
+            self._later = self._loop.call_later(_SNAPSHOT_AFTER, self._ask_snapshot)
+        else:
+            self._later = self._loop.call_soon(self._ask_snapshot)
+        if self._resting is None:
+            self._resting = self._loop.call_later(_REST_AFTER, self._rest)
+
+    def _cancel_asking(self) -> bool:
+        """Whether a snapshot was still to be asked for."""
+        later, self._later = self._later, None
+        if later:
+            later.cancel()
+        return later is not None
+
+    def _ask_snapshot(self) -> None:
+        self._later = None
+        self.owes_snapshot = True
+        self.wire.ask_snapshot()
+
+    async def take_snapshot(self) -> bytes | None:
+        """A snapshot as of now; the last one when the shell gives none."""
+        seen = self._snapshots
+        self._events.clear()
+        self._cancel_asking()
+        self._ask_snapshot()
+        timer = self._loop.call_later(_READY_WITHIN, self.push, TICK)
+        try:
+            while self._snapshots == seen:
+                if isinstance(await self.next(), (Lost, Tick)):
+                    break
+        finally:
+            timer.cancel()
+        return self.snapshot.data() if self.snapshot else None
+
+    async def settle(self) -> None:
+        """Have the state after the last command, if that is still to come and nothing runs; not for long."""
+        if self._state is State.IDLE and (self._later or self.owes_snapshot):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SETTLE_WITHIN):
+                    await self.take_snapshot()
+
+    def _rest(self) -> None:
+        """Let go of what only saves time, once nothing has been asked for a while."""
+        self._resting = None
+        if self.closed or self._state is State.RUNNING:
+            return
+        if time.time() - self._journal.live.started < _REST_AFTER or self.owes_snapshot:
+            self._resting = self._loop.call_later(_REST_AFTER, self._rest)
+            return
+        self.wire.rest()
+        self.box.rest()
+
     # Commands
 
     async def run(
@@ -327,22 +491,25 @@ class Shell:
         live = self._journal.live
         live.number += 1
         self.captures = []
+        self.outcome = Outcome(live.number)
         if self.spared:
             await self._outlast_background()
         self._events.clear()  # now: what became of the shell meanwhile is no news of this command
-        if self.closed or not self.box.alive() or not (self._ready or await self.until_ready()):
+        if self.closed or not self.box.alive():
+            return Outcome(live.number, lost=True)
+        if self._state is not State.IDLE and not await self.until_ready():
             return Outcome(live.number, lost=True)
         live.clock = self.box.clock()
         live.running, live.separate, live.started = True, separate, time.time()
-        live.deadline = live.started + timeout
-        live.deaths, live.left = -1 if self._deaths is None else self._deaths, self._left
+        live.deadline, live.code = live.started + timeout, UNKNOWN
         self._journal.write()
-        self._recognise()  # while it is still called so
-        self.submit(command)
+        self._command = command
+        self._state, _ = machine.step(self._state, machine.Event.SUBMITTED)
+        self._submit()
         # From here on the shell is at work, and what we do costs the caller nothing.
         self._open_captures()
         self._on_output = on_output
-        return await self._see_through(timeout, command)
+        return await self._see_through(timeout)
 
     async def _outlast_background(self) -> None:
         """Wait until what runs in the background is older than the clock: who takes over tells by that alone what
@@ -350,79 +517,65 @@ class Shell:
         if any(start >= self.box.clock() for _, start in self.spared):
             await asyncio.sleep(_TICK)
 
-    def submit(self, command: bytes, owed: str = "", seen: tuple[int, float] = (-1, 0.0)) -> None:
-        """Hand the command that the journal says runs to the shell, behind the snapshot it owes. `seen` is how much
-        was in its input at the last look, and since when."""
-        self.unread = False
+    def _submit(self) -> None:
+        """Hand the command that the journal says runs to the shell, behind the snapshot it owes."""
+        assert self._command is not None
         live = self._journal.live
-        if self._cancel_asking() and not self._snapshot_slow:
-            owed = _slot(live.number - 1)
-        try:
-            self.wire.submit(live.number, command, live.separate, owed, self._before)
-        except BlockingIOError:
-            self._submit_later(command, owed, seen)
-            return
-        self._ended, self.behind_snapshot = False, bool(owed)
-        if owed:
-            self._note_asked()
+        small = not self._small and (self.snapshot is None or self.snapshot.size <= _LARGE_SNAPSHOT)
+        owed = self._cancel_asking() and small
+        self._again, self._refused, self._left_at_exit = 0, False, False
+        self.owes_snapshot = self.owes_snapshot or owed
+        self.wire.submit(live.number, self._command, live.separate, owed, self._before)
 
-    def _submit_later(self, command: bytes, owed: str, seen: tuple[int, float]) -> None:
-        """Somebody inside filled the shell's input: it reads that first, unless it has stopped to read."""
-        self._open_captures()
-        self.wire.finish()
-        now, backlog = self._loop.time(), self.wire.backlog()
-        if backlog != seen[0]:
-            seen = backlog, now
-        if now < seen[1] + _INPUT_PATIENCE:
-            self._submitting = self._loop.call_later(_INPUT_LOOK, self.submit, command, owed, seen)
-        else:
-            self.stop("the shell's input was full of something else", Step.REPLACE)
+    def submit_again(self) -> None:
+        """The command's lines may have been taken away: give them once more, which runs nothing twice."""
+        if self._again < _AGAIN_AT_MOST:
+            self._again += 1
+            self.wire.submit_again()
+
+    def end_takers(self) -> list[Process]:
+        """End what has the shell's channel and an earlier command left running, or such a process has started since;
+        whose parents have ended may be one, too."""
+        channel, keeper = self.box.channel(), self.box.reference.pid
+        families = {keeper}
+        takers = []
+        for one in self.box.background(self.process):  # parents come before their children
+            if (one.pid, one.start) in self.spared or one.parent in families:
+                families.add(one.pid)
+                takers += [one] if channel in processes.open_files(one.pid) else []
+        self.box.signal(takers, signal.SIGKILL)
+        self._again = 0
+        return takers
 
     async def resume(self) -> Outcome:
         """See through a command another process submitted; its deadline still holds."""
-        return await self._see_through(max(0.001, self._journal.live.deadline - time.time()), None)
+        return await self._see_through(max(0.001, self._journal.live.deadline - time.time()))
 
-    async def _see_through(self, timeout: float, command: bytes | None) -> Outcome:
-        live = self._journal.live
-        outcome = Outcome(live.number)
+    async def _see_through(self, timeout: float) -> Outcome:
+        live, outcome = self._journal.live, self.outcome
         ladder = Ladder(self.box, lambda: self.process, live.clock, self.spared)
         try:
-            await Run(self, ladder, outcome, timeout, command).until_end()
-            self._tell_forgotten(outcome)
-        except asyncio.CancelledError:
-            self._forgotten |= {outcome.number} if outcome.state_lost else set()  # for whoever asks next
-            raise
+            await Run(self, ladder, timeout).until_end()
+            self._tell(outcome)
         finally:
-            if ladder.step and self._ready and not self.closed:
-                self.wire.go(
-                    self._deaths or 0
-                )  # does nothing: an interrupt that comes late ends this, not the next
-            self._end(outcome)
+            if not self.closed:
+                if ladder.step and self._state is State.IDLE:
+                    self.wire.go(live.deaths)  # does nothing: an interrupt that comes late ends this line
+                if live.running:
+                    self._end()
+                    self._state = State.STARTING
         return outcome
 
-    def _tell_forgotten(self, outcome: Outcome) -> None:
-        """A shell may end between two commands, too, before it has left a snapshot of what the first changed."""
-        told = {number for number in self._forgotten if number < outcome.number}
-        if told:
-            self._forgotten -= told
-            outcome.state_lost = True
-            outcome.notes.append(_UNKEPT)
-
-    def _end(self, outcome: Outcome) -> None:
-        """Take the rest of the output, and put down that nothing runs; unless we have let go of it, and it
-        may well run on."""
-        if self._submitting:
-            self._submitting.cancel()
-        if self.closed:
-            return
-        with contextlib.suppress(OSError):
-            self.wire.finish()
-        self._on_output = None
-        self._before = outcome.exit_code or 0
-        self._journal.live.running = False
-        self._journal.write()
-        if self._ready:
-            self._ask_soon()
+    def _tell(self, outcome: Outcome) -> None:
+        """What was lost, by this command or by a shell that ended between two. The journal forgets it with the next
+        command: until then the caller may not have got to keep this result."""
+        live = self._journal.live
+        notes, self.notes = self.notes, []
+        outcome.notes += notes
+        if live.lost:
+            live.lost, outcome.state_lost = False, True
+            if not outcome.restarted and not notes:
+                outcome.notes.append(_UNKEPT)
 
     def stop(self, reason: str, step: Step = Step.ASK) -> None:
         """Have the running command ended."""
@@ -437,46 +590,10 @@ class Shell:
         cap, spool = self._limits.output // len(names), self._limits.spool // len(names)
         self.captures = [Capture(self._outputs + name, cap, spool) for name in names]
 
-    def _ask_soon(self) -> None:
-        """Have the shell leave a snapshot once the caller has its result: bash would go on to that with the result
-        still on its way, on the very processor the server is woken on. The next command waits for it."""
-        slot = _slot(self._journal.live.number)
-        if self._snapshot_slow:
-            self._later = self._loop.call_later(_SNAPSHOT_AFTER, self._ask_snapshot, slot)
-        else:
-            self._later = self._loop.call_soon(self._ask_snapshot, slot)
-
-    def _cancel_asking(self) -> bool:
-        """Whether a snapshot was still to be asked for."""
-        later, self._later = self._later, None
-        if later:
-            later.cancel()
-        return later is not None
-
-    def _ask_snapshot(self, slot: str) -> None:
-        self._later = None
-        with contextlib.suppress(OSError):
-            self.wire.ask_snapshot(slot)
-            self._note_asked()
-
-    def _note_asked(self) -> None:
-        self._asked_at = time.monotonic()
-        self.owes_snapshot = True
-
-    async def take_snapshot(self) -> bytes | None:
-        """A snapshot as of now; the last one when the shell gives none."""
-        seen = self._snapshots
-        self._events.clear()
-        self._cancel_asking()
-        self._ask_snapshot(frames.IDLE)
-        timer = self._loop.call_later(_READY_WITHIN, self.push, TICK)
-        try:
-            while self._snapshots == seen:
-                if isinstance(await self.next(), (Lost, Tick)):
-                    break
-        finally:
-            timer.cancel()
-        return self.snapshot
+    def moved(self, directory: Path) -> None:
+        """What is kept on disk is at another place now."""
+        self._directory, self._outputs = directory, f"{directory}/output/"
+        self.background_log = BackgroundLog(directory / "output", self._limits.spool, self._limits.spools)
 
     def prune_outputs(self) -> None:
         """Hold what is kept on disk to its bound."""
@@ -484,31 +601,15 @@ class Shell:
 
     def close(self) -> None:
         """Let go of the wire and the files; who waits for a command learns that it is out of our hands."""
-        self._recognise()
         self.closed = True
         self._events.clear()  # nothing more can be done about them
-        self.push(Lost())
-        if self._cancel_asking():  # for whoever takes over
-            self._ask_snapshot(_slot(self._journal.live.number))
-        if self._submitting:
-            self._submitting.cancel()
+        self.push(LOST)
+        self._cancel_asking()
+        for timer in (self._saving, self._resting):
+            if timer:
+                timer.cancel()
         if self._saving:
-            self._saving.cancel()
             self._save()
         for capture in self.captures:
             capture.release()
         self.wire.close()
-
-
-def _slot(number: int) -> str:
-    """Where the snapshot after a command goes; the shell may be at the next while the server reads it."""
-    return str(number % 2)
-
-
-def _unkept(snapshot: Snapshot | None, failed: bool) -> str:
-    """What to tell of state that a new shell does not get."""
-    if failed:
-        return "the shell's state could not be kept; what is older than its last command is back, if anything"
-    if snapshot and snapshot.dropped:
-        return f"the shell's state was too large to keep; not brought back: {', '.join(snapshot.dropped)}"
-    return ""

@@ -1,7 +1,8 @@
 """From a snapshot the shell left to the state the next shell begins with.
 
 A snapshot was written inside, so it may hold anything: it is only ever taken apart here, and only evaluated
-inside again.
+inside again. It is bounded before it is looked at, so that no snapshot takes the server longer than a few
+milliseconds.
 """
 
 from __future__ import annotations
@@ -10,19 +11,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from gofer_sandbox.shell.frames import SLOTS
+from gofer_sandbox.shell.frames import Decoder, Snapped
 
-MAXIMUM = 4 * 1024 * 1024
+MAXIMUM = 64 * 1024
 """What is kept of one."""
-ROOM = len(SLOTS) * MAXIMUM
-"""The size of the tmpfs it is written to."""
 
 _VALUE = rb"""(?:[^"'$\n]++|"(?:[^"\\]++|\\.)*+"|\$'(?:[^'\\]++|\\.)*+'|'[^']*+'|\$)*+"""
 _DECLARATION = re.compile(rb"declare -(\S+) (\w+)(?:=" + _VALUE + rb")?\n", re.S)
 
 _ALL_FUNCTIONS, _MORE_VARIABLES = "functions", "further variables"
 _NAMED = 10
-_ODD = 8
+_DECLARATIONS = 2000
+_ODD = 4
 """Lines that are no declaration: bash writes none."""
 
 # bash sets these itself, or they would break the next shell (a prompt command, a time-out, a history file).
@@ -45,32 +45,42 @@ _UMASK = re.compile(rb"[0-7]{1,4}")
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What `declare`, `alias` and `umask` said, which options were set, and where the shell stood."""
+    """What `declare`, `alias`, `umask` and `ulimit` said, which options were set, and where the shell stood."""
 
-    cwd: bytes
-    options: bytes
+    cwd: bytes = b""
+    options: bytes = b""
     """SHELLOPTS."""
-    settings: bytes
+    settings: bytes = b""
     """BASHOPTS and, on a line of its own, the umask."""
-    aliases: bytes
-    functions: bytes
-    variables: bytes
+    limits: bytes = b""
+    """Not brought back, lest a shell be unusable for ever; told when a shell that had others is gone."""
+    aliases: bytes = b""
+    functions: bytes = b""
+    variables: bytes = b""
     dropped: tuple[str, ...] = ()
     """What there was no room for, in words."""
+    after: int = 0
+    """The command after which it was taken."""
 
     @classmethod
-    def parse(cls, data: bytes) -> Snapshot | None:
-        """A whole snapshot, or None for anything else (a full tmpfs, a shell killed half-way, a forgery)."""
-        parts = data.split(b"\0")
-        if len(parts) != 7 or not parts[0].startswith(b"U") or not parts[6].startswith(b"E"):
-            return None
-        cwd, options, settings, aliases, functions, variables, end = parts
-        return cls(cwd[1:], options, settings, aliases, functions, variables, _words(end[1:]))
+    def read(cls, data: bytes | None) -> Snapshot | None:
+        """From what `data` gave, or None for anything else."""
+        for frame in Decoder().feed(data or b""):
+            if isinstance(frame, Snapped) and not frame.cut:
+                return _whole(frame)
+        return None
 
     def data(self) -> bytes:
-        """What `parse` reads."""
-        parts = (self.cwd, self.options, self.settings, self.aliases, self.functions, self.variables)
-        return b"U" + b"\0".join(parts) + b"\0E" + "\n".join(self.dropped).encode()
+        """As the shell would have written it."""
+        names = "\n".join(self.dropped).encode()
+        parts = (b"Ui" + self.cwd, b"O" + self.options, b"T" + self.settings, b"L" + self.limits)
+        rest = (b"A" + self.aliases, b"F" + self.functions, b"V" + self.variables, b"N" + names)
+        return b"\0".join((b"", *parts, *rest, b"E%d" % self.after, b""))
+
+    @property
+    def size(self) -> int:
+        """How much of what is bounded it holds."""
+        return len(self.aliases) + len(self.functions) + len(self.variables)
 
     def state(self, home: str) -> bytes:
         """A script that brings all of it back, but for the options, which must come last."""
@@ -128,41 +138,44 @@ def _declaration(found: re.Match[bytes]) -> bytes:
     return found.group(0).replace(b"-" + flags, b"-" + (flags.replace(b"r", b"") or b"-"), 1)
 
 
-def _words(data: bytes) -> tuple[str, ...]:
-    """What was dropped; whoever is inside may have written it, so it is held to something printable."""
-    if not data:
-        return ()
-    lines = data.decode("utf-8", "replace").splitlines()[: _NAMED + 2]
-    return tuple("".join(filter(str.isprintable, line))[:80] for line in lines)
+def _whole(frame: Snapped) -> Snapshot:
+    found = frame.sections
+    cwd, options, settings, limits, aliases, functions, variables = (
+        found.get(letter, b"") for letter in (b"U", b"O", b"T", b"L", b"A", b"F", b"V")
+    )
+    names = found.get(b"N", b"").decode("utf-8", "replace").split("\n")
+    dropped = tuple("".join(filter(str.isprintable, name))[:80] for name in names if name)
+    return Snapshot(cwd[1:], options, settings, limits, aliases, functions, variables, dropped, frame.after)
 
 
-def fitting(data: bytes, before: bytes | None) -> bytes | None:
-    """A snapshot that is whole and not too large, made of one that may be neither; None when it is none at all.
+def kept(frame: Snapped, before: Snapshot | None) -> Snapshot | None:
+    """What is kept of a snapshot that may be larger than that; None when not even its beginning is there.
 
-    What is largest is left out and named. What a full tmpfs cut off is taken from the snapshot before.
+    What is largest is left out and named. What was cut off is taken from the snapshot before.
     """
-    if len(data) <= MAXIMUM and Snapshot.parse(data):
-        return data
-    parts = data.split(b"\0")
-    whole = parts[:-1]  # the last was cut off, or is the end's mark
-    if not data.startswith(b"U") or not 5 <= len(parts) <= 7:
+    found = _whole(frame)
+    many = found.variables.count(b"\ndeclare -") >= _DECLARATIONS
+    if not frame.cut and not many and found.size <= MAXIMUM:
+        return replace(found, dropped=_few(found.dropped))
+    if frame.cut and b"A" in frame.cut:
         return None
-    older = Snapshot.parse(before or b"") or Snapshot(b"", b"", b"", b"", b"", b"")
-    functions = whole[4] if len(whole) > 4 else older.functions
-    dropped = [] if len(whole) > 4 else [_ALL_FUNCTIONS]
-    cut = len(whole) < 6
-    found = _declared(parts[5] if len(parts) > 5 else b"", cut)
-    if cut:
-        dropped.append(_MORE_VARIABLES)
-        found = _declared(older.variables, False) | found
-    cwd, options, settings, aliases = whole[:4]
-    return _reduced(Snapshot(cwd[1:], options, settings, aliases, functions, b""), found, dropped)
+    older, dropped = before or Snapshot(), list(found.dropped)
+    variables, last = _declared(found.variables, bool(frame.cut))
+    if b"F" in frame.cut:
+        found = replace(found, functions=older.functions)
+        dropped.append(_ALL_FUNCTIONS)
+    if frame.cut:
+        variables = _declared(older.variables, False)[0] | variables
+    if frame.cut or many:
+        dropped += [last, _MORE_VARIABLES] if last else [_MORE_VARIABLES]
+    return _reduced(replace(found, variables=b""), variables, dropped)
 
 
 def _declarations(variables: bytes) -> Iterator[re.Match[bytes]]:
     """Each that is whole. To see that one is not can take a look at all that follows, so a forger gets few."""
-    start = odd = 0
-    while start < len(variables) and odd < _ODD:
+    start = odd = count = 0
+    while start < len(variables) and odd < _ODD and count < _DECLARATIONS:
+        count += 1
         found = _DECLARATION.match(variables, start)
         if found:
             yield found
@@ -172,8 +185,8 @@ def _declarations(variables: bytes) -> Iterator[re.Match[bytes]]:
             start = variables.find(b"\n", start) + 1 or len(variables)
 
 
-def _declared(variables: bytes, cut: bool) -> dict[bytes, bytes]:
-    """Each variable's declaration; of text that was cut off, only up to there."""
+def _declared(variables: bytes, cut: bool) -> tuple[dict[bytes, bytes], str]:
+    """Each variable's declaration; of text that was cut off, only up to there, and which variable it ends in."""
     found: dict[bytes, bytes] = {}
     end = 0
     for match in _declarations(variables):
@@ -181,21 +194,31 @@ def _declared(variables: bytes, cut: bool) -> dict[bytes, bytes]:
             break
         end = match.end()
         found[match.group(2)] = match.group(0)
-    return found
+    last = re.match(rb"declare -\S+ (\w+)=", variables[end : end + 200]) if cut else None
+    return found, last.group(1).decode()[:80] if last else ""
 
 
-def _reduced(rest: Snapshot, variables: dict[bytes, bytes], dropped: list[str]) -> bytes | None:
+def _reduced(rest: Snapshot, variables: dict[bytes, bytes], dropped: list[str]) -> Snapshot:
     """Leave out the largest until the rest has room."""
-    if len(rest.data()) > MAXIMUM:
+    if rest.size > MAXIMUM:
         rest, dropped = replace(rest, functions=b""), [_ALL_FUNCTIONS, *dropped]
-    room = MAXIMUM - len(rest.data()) - sum(map(len, variables.values()))
+    if rest.size > MAXIMUM:
+        rest, dropped = replace(rest, aliases=b""), ["aliases", *dropped]
+    room = MAXIMUM - rest.size - sum(map(len, variables.values()))
     names = []
     for name in sorted(variables, key=lambda name: -len(variables[name])):
         if room >= 0:
             break
         room += len(variables.pop(name))
         names.append(name.decode()[:80])
-    more = [_MORE_VARIABLES] if len(names) > _NAMED and _MORE_VARIABLES not in dropped else []
-    told = (*names[:_NAMED], *dropped, *more)
-    whole = replace(rest, variables=b"".join(variables.values()), dropped=told).data()
-    return whole if Snapshot.parse(whole) else None
+    return replace(rest, variables=b"".join(variables.values()), dropped=_few((*names, *dropped)))
+
+
+def _few(names: tuple[str, ...]) -> tuple[str, ...]:
+    """As many as are worth naming."""
+    plain = [
+        name for name in dict.fromkeys(names) if name not in (_ALL_FUNCTIONS, _MORE_VARIABLES, "aliases")
+    ]
+    words = [name for name in dict.fromkeys(names) if name not in plain]
+    more = [_MORE_VARIABLES] if len(plain) > _NAMED and _MORE_VARIABLES not in words else []
+    return (*plain[:_NAMED], *words, *more)

@@ -87,6 +87,32 @@ def test_a_restore_keeps_what_was_there(terminal: Terminal, data_dir: Path, tmp_
     assert len(terminal.json("secrets", "list")["secrets"]) == 2
 
 
+def test_a_backup_holds_the_files_too(terminal: Terminal, data_dir: Path, tmp_path: Path) -> None:
+    terminal("status")
+    work = data_dir / "shells" / "conv_1-agent_1" / "workspace"
+    work.mkdir(parents=True)
+    (work / "notes.txt").write_text("of a run")
+    (work / "away").symlink_to("/etc")
+    os.mkfifo(work / "pipe")
+    (data_dir / "agents").mkdir()
+    (data_dir / "agents" / "coder.toml").write_text('model = "auto"\n')
+    (data_dir / "prices.toml").write_text("")
+    plain = terminal.json("backup", str(tmp_path / "plain.db"))
+    assert plain["files"] == str(tmp_path / "plain.db.files.tgz")
+    terminal("backup", str(tmp_path / "full.db"), "--with-shells")
+    (data_dir / "agents" / "coder.toml").write_text('model = "offline/offline"\n')
+    (work / "notes.txt").write_text("changed since")
+    assert terminal.json("restore", str(tmp_path / "plain.db"))["files"] == ["agents", "prices.toml"]
+    assert (data_dir / "agents" / "coder.toml").read_text() == 'model = "auto"\n'
+    assert "offline" in (data_dir / "agents.replaced-1" / "coder.toml").read_text()
+    assert (work / "notes.txt").read_text() == "changed since"
+    terminal("restore", str(tmp_path / "full.db"))
+    assert (work / "notes.txt").read_text() == "of a run"
+    assert (work / "away").readlink() == Path("/etc")
+    (tmp_path / "plain.db.files.tgz").write_bytes(b"no archive")
+    assert "cannot be unpacked" in terminal("restore", str(tmp_path / "plain.db"), fails=78)
+
+
 def test_what_is_no_backup_or_could_not_be_read_is_refused_untouched(
     terminal: Terminal, data_dir: Path, tmp_path: Path
 ) -> None:

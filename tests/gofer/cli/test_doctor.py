@@ -77,11 +77,12 @@ def test_agents_files_that_make_no_sense_and_models_without_a_key(terminal: Term
     folder = data_dir / "agents"
     folder.mkdir(parents=True)
     for name, text in {
-        "fine.toml": "",
+        "fine.toml": "[[routes]]\n",
+        "plain.toml": "",
         "gofer.toml": "model = \n",
         "never.toml": "\nmodel = 3\n",
         "orphan.md": "",
-        "keyless.toml": 'model = "openai/gpt-5"',
+        "keyless.toml": 'model = "openai/gpt-5"\n[[routes]]\n',
     }.items():
         (folder / name).write_text(text)
     terminal("agents", "list")
@@ -89,8 +90,9 @@ def test_agents_files_that_make_no_sense_and_models_without_a_key(terminal: Term
     said = {name: each["severity"] for name, each in found.items() if "keyless" in name or "agent" in name}
     assert said == {
         "agent gofer": "warning", "agent never": "error", "agent file orphan.md": "warning",
-        "model of keyless": "error",
+        "model of keyless": "error", "routes of keyless": "warning",
     }  # fmt: skip
+    assert "fine and keyless have the same route" in found["routes of keyless"]["line"]
     assert "never.toml: line 2: model" in found["agent never"]["line"]
     assert found["agent never"]["docs"] == "agents.md"
     assert "gofer agents put never" in found["agent never"]["fix"]
@@ -111,6 +113,10 @@ def test_a_connection_whose_integration_is_gone(terminal: Terminal, data_dir: Pa
     )
     with contextlib.closing(sqlite3.connect(data_dir / "gofer.db")) as store, store:
         store.execute("UPDATE connection SET integration = 'acme'")
+    refused = findings(terminal, fails=1)
+    assert added["connection"]["id"] in refused["signed rows"]["line"]
+    assert "gofer rows accept" in refused["connection mine"]["line"]
+    terminal("rows", "accept", "connection", added["connection"]["id"])
     found = findings(terminal, fails=1)["connection mine"]
     assert "There is no integration 'acme'." in found["line"]
     assert found["docs"] == "integrations/hello.md#in-a-package-of-its-own"

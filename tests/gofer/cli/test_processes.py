@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import stat
@@ -14,9 +15,11 @@ import httpx2
 import pytest
 
 from commandline import SIGNING_KEY, Hello, Process, Terminal, control, gofer, until
+from gofer.agent.models.offline import Offline
 from gofer.rehearsal.hello import Fault
 from gofer.store.sqlite import held
 from gofer.web.unix_socket import reachable
+from gofer_sandbox import processes
 
 Start = Callable[..., Process]
 
@@ -72,6 +75,24 @@ def test_work_that_takes_too_long_is_handed_over_and_done_once(
     assert hello.replies_to("m1") == ["m1"]
 
 
+def test_shells_that_live_on_are_named_at_the_end(start: Start, data_dir: Path) -> None:
+    def serve(**settings: str) -> Process:
+        server = start(log_to="file", sandbox="unconfined", **settings)
+        until(lambda: "is ready at" in server.text())
+        return server
+
+    first = serve()
+    there = json.loads(gofer(data_dir, "say", "--json", "$ echo x").stdout)["conversation_id"]
+    assert first.stop() == 0
+    assert f"Shells that live on until then: {there}." in first.text()
+    second = serve()  # which has no use for it
+    assert second.stop() == 0
+    assert there in second.text()
+    last = serve(keep_shells="false")
+    assert last.stop() == 0
+    assert there not in last.text()
+
+
 def test_a_second_signal_ends_it_at_once(start: Start, connect: Callable[[], str], hello: Hello) -> None:
     server = start(stop_within="60").wait_until_ready()
     id_ = connect()
@@ -104,8 +125,10 @@ def test_web_and_worker_apart_on_postgres(
 ) -> None:
     key = tmp_path / "key.txt"
     key.write_text(SIGNING_KEY)
-    web = start("web", database_url=postgres_url, openai_key="sk-none").wait_until_ready()
-    worker = start("worker", database_url=postgres_url, openai_key="sk-none").wait_until_ready()
+    (data_dir / "agents").mkdir(mode=0o700)
+    (data_dir / "agents" / "gofer.toml").write_text(f'model = "{Offline.name}"')
+    web = start("web", database_url=postgres_url, anthropic_key="sk-none").wait_until_ready()
+    worker = start("worker", database_url=postgres_url, anthropic_key="sk-none").wait_until_ready()
     made = gofer(
         data_dir,
         *("connections", "add", "hello", "--set", f"reply_url={hello.service.url}", "--json"),
@@ -126,6 +149,32 @@ def test_web_and_worker_apart_on_postgres(
     assert hello.replies_to("m2") == []
     start("worker", database_url=postgres_url).wait_until_ready()
     until(lambda: hello.replies_to("m2"))
+
+
+def test_shells_left_running_are_named_taken_over_and_ended_where_none_are_to_be_kept(
+    start: Start, terminal: Terminal
+) -> None:
+    server = start(sandbox="bubblewrap", spare_shells="0").wait_until_ready()
+    probed = next(line for line in server.log() if line["event"] == "sandbox.probed")
+    if probed["isolation"] == "none":
+        pytest.skip("no isolation on this machine")
+    lasting = f"sleep 4242.{os.getpid()}"
+    terminal("say", f"$ A=kept; {lasting} >/dev/null &")
+    assert server.stop() == 0
+    [left] = [line for line in server.log() if line["event"] == "shells.left_running"]
+    [conversation] = left["conversations"]
+    assert _running(lasting)
+    server = start(sandbox="bubblewrap", spare_shells="0").wait_until_ready()
+    said = terminal("say", "--conversation", conversation, "$ echo $A; jobs -p | wc -l")
+    assert "kept\n1\n" in said, "the same shell"
+    assert server.stop() == 0
+    start(sandbox="bubblewrap", keep_shells="false").wait_until_ready()
+    until(lambda: not _running(lasting))
+
+
+def _running(command: str) -> bool:
+    pids = map(int, filter(str.isdigit, os.listdir("/proc")))
+    return command in map(processes.command_line, pids)
 
 
 def test_a_long_path_is_no_obstacle_and_systemd_is_told(
@@ -162,12 +211,26 @@ def test_a_misspelt_variable_is_in_the_log(standing: Process) -> None:
     assert (line["variable"], line["nearest"]) == ("GOFER_PROT", "GOFER_PORT")
 
 
+def test_the_doctor_names_a_variable_that_only_the_server_has(standing: Process) -> None:
+    told = json.loads(gofer(standing.data_dir, "doctor", "--json").stdout)["findings"]
+    (found,) = [each for each in told if "GOFER_PROT" in each["line"]]
+    assert "GOFER_PORT" in found["fix"]
+
+
 def test_a_second_process_on_the_file_is_refused(standing: Process) -> None:
     second = gofer(standing.data_dir, "serve", "--port", "0")
     assert second.returncode == 75
     assert f"pid {standing.process.pid}" in second.stderr.splitlines()[-1]
     assert "GOFER_DATABASE_URL" in second.stderr
     assert control(standing.data_dir, "/status")["pid"] == standing.process.pid
+
+
+def test_a_taken_port_is_told_before_the_demo_is_played(standing: Process, tmp_path: Path) -> None:
+    port = standing.url.rpartition(":")[2]
+    refused = gofer(tmp_path / "fresh", "serve", "--demo", "--port", port)
+    assert refused.returncode == 78
+    assert "Cannot listen" in refused.stderr
+    assert refused.stdout == ""
 
 
 def test_health_and_metrics(standing: Process) -> None:
@@ -195,6 +258,23 @@ def test_the_log_has_the_ids(standing: Process, hello: Hello, tmp_path: Path) ->
     assert request["request"] == answer.headers["x-request-id"]
     assert request["delivery"] == 1
     assert all(line["job"] and line["attempt"] == 1 for line in _worked(standing))
+
+
+def test_talking_from_a_terminal(standing: Process) -> None:
+    answered = gofer(standing.data_dir, "say", "$ echo from a terminal")
+    assert (answered.returncode, answered.stderr) == (0, "")
+    assert "echo from a terminal" in answered.stdout
+    began = json.loads(gofer(standing.data_dir, "say", "--json", "$ echo more").stdout)
+    assert "echo more" in began["answer"]
+    there = began["conversation_id"]
+    chatted = gofer(standing.data_dir, "chat", "--conversation", there, stdin="$ echo again\n/status\n")
+    assert (chatted.returncode, chatted.stderr) == (0, "")
+    assert "echo again" in chatted.stdout
+    assert "I am doing nothing here" in chatted.stdout
+    assert f"--conversation {there}" in chatted.stdout
+    assert "$0.0000" in gofer(standing.data_dir, "costs").stdout
+    assert gofer(standing.data_dir, "say", "--conversation", "conv_none", "hello").returncode == 3
+    assert "GOFER_LOG_TO=file" in gofer(standing.data_dir, "logs").stderr
 
 
 def _worked(process: Process) -> list[dict[str, Any]]:

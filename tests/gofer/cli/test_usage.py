@@ -37,7 +37,7 @@ def test_every_command_explains_itself_with_an_example(
     text = capsys.readouterr().out
     if command[0] not in ("version",):
         assert f"gofer {' '.join(command)}" in text.partition("Usage:")[2].partition("\n")[2]
-    if command[0] not in ("serve", "web", "worker"):
+    if command[0] not in ("serve", "web", "worker", "chat"):
         assert "--json" in text
 
 
@@ -51,7 +51,7 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("bogus",), 2, "No such command 'bogus'. Try: "),
+        (("zzyzx",), 2, "No such command 'zzyzx'. Try: "),
         (("jbos",), 2, "No such command 'jbos'. Did you mean 'jobs'? Try: "),
         (("jobs", "show", "seven"), 2, "integer"),
         (("jobs", "list", "--state", "lost"), 2, "No job is in the state 'lost'. The states are: ready"),
@@ -97,6 +97,7 @@ def test_help_imports_nothing_heavy() -> None:
             "Give an address of this machine: gofer serve --host",
         ),
         (("serve", "--host", "a" * 70), 78, "Give an address of this machine: gofer serve --host"),
+        (("say", "hi", "--conversation", "conv_x", "--agent", "coder"), 2, "say: /agent coder"),
         (("web",), 78, "gofer serve"),
         (("worker",), 78, "Postgres"),
     ],
@@ -228,6 +229,23 @@ def test_words_of_strangers_cannot_steer_the_terminal(capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     assert not {"\x1b", "\x07", "\u202e", "\r"} & set(shown)
     assert "[red]x[/red]" in shown
+
+
+@pytest.mark.parametrize(
+    ("before", "text", "more"),
+    [
+        ("", "All is well.", "All is well."),
+        ("All is", "All is well.", " well."),
+        ("All is well.", "All is well.", ""),
+        ("All is", "**scribe**\n\nAll is well.", " well.\n(scribe)"),
+        ("", "**scribe**\n\nAll is well.", "**scribe**\n\nAll is well."),
+        ("Let me look.", "All is well.", "\nAll is well."),
+    ],
+)
+def test_an_answer_that_was_shown_as_it_came_is_printed_once(before: str, text: str, more: str) -> None:
+    from gofer.cli.chat import unprinted
+
+    assert unprinted(before, text) == more
 
 
 def test_the_command_tree_is_whole() -> None:

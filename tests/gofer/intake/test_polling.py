@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select, true
 
 from gofer.accounts import Accounts
 from gofer.errors import Fenced, Malformed, Permanent, Temporary
@@ -24,6 +24,7 @@ from gofer.jobs.queue import SERVICE, Claim
 from gofer.jobs.signals import LocalSignals
 from gofer.jobs.worker import Run
 from gofer.registry import Registry
+from gofer.store import signed
 from gofer.store.blobs import read_blob
 from gofer.store.tables import JobState, connections, in_state, jobs, messages
 from gofer.vault.redaction import Redactor
@@ -117,7 +118,7 @@ def post() -> Post:
 
 @pytest.fixture
 async def office(world: World, post: Post) -> Office:
-    await world.run(lambda c: c.execute(update(connections).values(integration="post", settings={})))
+    await world.run(lambda c: signed.update(c, connections, true(), {"integration": "post", "settings": {}}))
     return Office(world, post)
 
 

@@ -5,17 +5,32 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, select
 
+from gofer.agent.agents import AgentSpec, RouteSettings
+from gofer.agent.roster import sync_agents
 from gofer.intake.admit import unread as read_by_run
-from gofer.intake.hearing import event_matches
+from gofer.intake.hearing import UNHEARD, event_matches
+from gofer.jobs.kinds import RECEPTION
 from gofer.jobs.outcome import Cancel, Dead, Done
 from gofer.jobs.steer import cancel_conversation
+from gofer.people import let_in
+from gofer.store import signed
 from gofer.store.clock import now
 from gofer.store.content import open_message
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.sealing import conversation_key
-from gofer.store.tables import bindings, conversations, deliveries, identities, jobs, messages, principals
+from gofer.store.tables import (
+    agents,
+    bindings,
+    connections,
+    conversations,
+    deliveries,
+    events,
+    jobs,
+    messages,
+    routes,
+)
 from world import CONNECTION, World
 
 
@@ -140,7 +155,69 @@ async def test_a_route_asks_for_its_trigger(world: World, trigger: str, jobs_mad
     await world.agent("called by name", trigger="mention")
     await world.say(trigger=trigger)
     assert len(await world.answer_jobs()) == jobs_made
+    assert len(await world.participants()) == jobs_made
+
+
+async def test_talk_that_addresses_nobody_is_heard_by_all_who_could_be_asked_about_it(world: World) -> None:
+    await world.agent("second", trigger="mention")
+    await world.say(addressed=False)
     assert len(await world.participants()) == 2
+
+
+async def test_one_agent_answers_though_the_routes_of_two_fit(world: World) -> None:
+    await world.agent("second", kind="route")
+    await world.say()
+    (job,) = await world.answer_jobs()
+    name = select(agents.c.name).where(agents.c.id == job.agent_id)
+    assert await world.run(lambda c: c.execute(name).scalar()) == "gofer"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "scribe", "answers"),
+    [
+        (None, AgentSpec(name="scribe"), "gofer"),
+        (None, AgentSpec(name="scribe", routes=(RouteSettings(),)), "scribe"),
+        ("helper", AgentSpec(name="scribe", routes=(RouteSettings(),)), "helper"),
+        ("helper", AgentSpec(name="scribe", routes=(RouteSettings(event="message"),)), "scribe"),
+    ],
+)
+async def test_who_answers_when_there_are_several_agents(
+    world: World, chosen: str | None, scribe: AgentSpec, answers: str
+) -> None:
+    specs = [AgentSpec(name="gofer"), AgentSpec(name="helper"), scribe]
+
+    def settle(c: Connection) -> None:
+        signed.update(c, connections, connections.c.id == CONNECTION, {"agent": chosen})
+        sync_agents(c, FIRST_WORKSPACE, specs)
+
+    await world.run(settle)
+    await world.say(event="message")
+    (job,) = await world.answer_jobs()
+    name = select(agents.c.name).where(agents.c.id == job.agent_id)
+    assert await world.run(lambda c: c.execute(name).scalar()) == answers
+
+
+async def test_the_agent_chosen_for_a_conversation_answers_though_no_agent_has_a_route(world: World) -> None:
+    specs = [AgentSpec(name="gofer", default=False), AgentSpec(name="helper")]
+    await world.run(lambda c: sync_agents(c, FIRST_WORKSPACE, specs))
+    await world.say()
+    assert await world.answer_jobs() == []
+    helper = select(agents.c.id).where(agents.c.name == "helper").scalar_subquery()
+    await world.run(lambda c: c.execute(conversations.update().values(agent_id=helper)))
+    await world.say("and now?")
+    assert len(await world.answer_jobs()) == 1
+
+
+async def test_a_message_that_fits_no_route_is_told_to_be_unheard_once(world: World) -> None:
+    await world.run(lambda c: c.execute(routes.delete()))
+    await world.agent("issues only", event="issue.*", kind="route")
+    for text in ("anybody there?", "hello?"):
+        assert (await world.say(text)).result == "accepted"
+    assert await world.answer_jobs() == []
+    unheard = await world.rows(select(events.c.data).where(events.c.kind == UNHEARD))
+    assert [each.data["seq"] for each in unheard] == [1, 2]
+    told = await world.rows(select(jobs.c.payload).where(jobs.c.kind == RECEPTION))
+    assert [each.payload for each in told] == [{"seq": 1, "unheard": True}]
 
 
 async def test_a_route_hears_only_its_events(world: World) -> None:
@@ -206,22 +283,13 @@ async def test_an_edit_of_something_unknown_is_a_new_message(world: World) -> No
 
 async def pair(world: World, subject: str) -> None:
     await world.run(
-        lambda c: (
-            c.execute(
-                insert(principals).values(
-                    id="p1", workspace_id=FIRST_WORKSPACE, name="", role="member", created_at=0
-                )
-            ),
-            c.execute(
-                insert(identities).values(
-                    id="i1",
-                    workspace_id=FIRST_WORKSPACE,
-                    principal_id="p1",
-                    integration="hello",
-                    subject=subject,
-                )
-            ),
-        )
+        let_in,
+        workspace_id=FIRST_WORKSPACE,
+        integration="hello",
+        subject=subject,
+        name="",
+        role="member",
+        by="test",
     )
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, delete, select, true, update
 
 from gofer.agent.limits import Short
 from gofer.agent.spending import StoreLedger, ran_out_before
@@ -20,6 +20,7 @@ from gofer.jobs.sayings import SAY, Saying, add_saying, told
 from gofer.jobs.signals import LocalSignals
 from gofer.jobs.worker import Run
 from gofer.purging import purge_conversation
+from gofer.store import signed
 from gofer.store.events import record
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import agents, deliveries, events, jobs, members, messages, schedules
@@ -144,21 +145,27 @@ async def test_nothing_is_said_for_whom_that_is_no_longer_right(world: World) ->
     async def outcome(change: Any = None, back: Any = None, **payload: str) -> Any:
         changed = claim._replace(payload={**claim.payload, **payload})
         if change is not None:
-            await world.run(lambda c: c.execute(change))
+            await world.run(change)
         ended = await sayer(world).handle(Run(changed))
         if back is not None:
-            await world.run(lambda c: c.execute(back))
+            await world.run(back)
         return ended
 
-    demoted, promoted = (update(members).values(role=role) for role in ("operator", "owner"))
-    gone, there = (update(agents).values(name=name) for name in ("gone", "gofer"))
+    demoted, promoted = (
+        partial(signed.update, table=members, where=true(), values={"role": role})
+        for role in ("operator", "owner")
+    )
+    gone, there = (
+        partial(signed.update, table=agents, where=true(), values={"name": name})
+        for name in ("gone", "gofer")
+    )
     assert await outcome(demoted, promoted) == Dead("schedule.not_owner")
     assert await outcome(gone, there) == Dead("schedule.gone")
     assert await outcome(by="somebody else") == Dead("schedule.unreadable"), (
         "the words are bound to their owner"
     )
     assert await outcome(sealed="nonsense") == Dead("schedule.unreadable")
-    assert await outcome(delete(members)) == Dead("schedule.not_owner")
+    assert await outcome(lambda c: c.execute(delete(members))) == Dead("schedule.not_owner")
     assert await said(world) == []
 
 

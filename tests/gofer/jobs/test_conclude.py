@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from gofer.errors import Conflict, Fenced, NotFound
 from gofer.jobs import conclude as ending
@@ -17,6 +17,7 @@ from gofer.outbox import ledger
 from gofer.outbox.ledger import Part
 from gofer.store import events
 from gofer.store.tables import ReplyState, messages, questions
+from gofer.store.tables import events as event_rows
 from world import World
 
 
@@ -73,6 +74,27 @@ async def test_that_it_takes_longer_is_said_once_in_a_jobs_life(world: World) ->
     assert {reply.job_id for reply in await world.replies()} == {lost.id}
     said = await world.rows(select(messages.c.event).order_by(messages.c.seq))
     assert [row.event for row in said] == ["message", "note", "message", "delay", "reply"]
+
+
+async def test_a_waiting_time_that_was_told_is_kept_or_told_anew(world: World) -> None:
+    await world.say("Now?")
+
+    async def put_off(seconds: float, words: str) -> None:
+        draft = await world.draft(words, kind="note")
+        await world.end(await world.claim_one(), Snooze(seconds, "model.unavailable", drafts=(draft,)))
+        await world.pass_time(seconds)
+        await world.run(lambda c: c.execute(update(event_rows).values(at=event_rows.c.at - seconds)))
+        await world.run(queue.stage)
+
+    await put_off(3600, "until ten")
+    await put_off(30, "not said: it is about ten")
+    await put_off(20, "not said either")
+    await put_off(600, "until ten past ten")
+    await put_off(50, "not said")
+    await put_off(3600, "until eleven")
+    assert [reply.part for reply in await world.replies()] == [1, 2, 3]
+    told = await world.rows(select(messages.c.seq).where(messages.c.event == "delay"))
+    assert len(told) == 3
 
 
 async def test_a_question_is_asked_once_whoever_else_writes_meanwhile_and_no_answer_is_overlooked(

@@ -9,10 +9,11 @@ from itertools import islice
 from zoneinfo import ZoneInfo
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select, true, update
 
 from gofer.errors import ConfigError
 from gofer.jobs.cron import Missed, add_schedule, tick, ticks
+from gofer.store import signed
 from gofer.store.clock import now
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import jobs, schedules
@@ -84,14 +85,14 @@ async def test_runs_of_one_schedule_do_not_overlap_and_know_their_time(world: Wo
 async def test_a_schedule_that_is_off_makes_nothing(world: World) -> None:
     await schedule(world)
     await be_away(world, 3)
-    await world.run(lambda c: c.execute(update(schedules).values(enabled=False)))
+    await world.run(lambda c: signed.update(c, schedules, true(), {"enabled": False}))
     assert await world.run(tick) == 0
 
 
 async def test_one_that_cannot_be_reckoned_is_switched_off_and_the_others_go_on(world: World) -> None:
     strange, sound = [await schedule(world, "* * * * *", name=name) for name in ("strange", "sound")]
     await world.run(
-        lambda c: c.execute(update(schedules).where(schedules.c.id == strange).values(timezone="Mars/Base"))
+        lambda c: signed.update(c, schedules, schedules.c.id == strange, {"timezone": "Mars/Base"})
     )
     await be_away(world, 1)
     assert await world.run(tick) == 1
@@ -121,6 +122,12 @@ async def test_after_a_run_the_next_is_in_the_future(world: World) -> None:
 async def test_a_line_that_never_comes_due_is_refused(world: World, cron: str) -> None:
     with pytest.raises(ConfigError, match="not a cron line"):
         await schedule(world, cron)
+
+
+@pytest.mark.parametrize(("short", "line"), [("@hourly", "0 * * * *"), ("@Daily ", "0 0 * * *")])
+async def test_the_usual_shortcuts_are_known(world: World, short: str, line: str) -> None:
+    await schedule(world, short)
+    assert [row.cron for row in await world.rows(select(schedules.c.cron))] == [line]
 
 
 async def test_an_unknown_time_zone_is_refused(world: World) -> None:

@@ -290,6 +290,7 @@ class Interrupted:
     def __init__(self, database: Database, when: str) -> None:
         self._database = database
         self.dialect = database.dialect
+        self.signing = database.signing
         self.read, self.write_one = database.read, database.write_one
         self._when = when
 

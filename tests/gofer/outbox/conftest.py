@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import httpx2
 import pytest
-from sqlalchemy import update
 
 from gofer.accounts import Accounts
 from gofer.jobs.outcome import Outcome
@@ -14,6 +13,7 @@ from gofer.jobs.queue import SERVICE, Claim
 from gofer.jobs.worker import Run
 from gofer.outbox.deliver import Outbox
 from gofer.registry import Registry
+from gofer.store import signed
 from gofer.store.tables import connections
 from gofer.vault.redaction import Redactor
 from gofer.vault.uses import Uses
@@ -25,11 +25,8 @@ from world import CONNECTION, World
 async def service(world: World) -> AsyncIterator[HelloService]:
     async with HelloService().serving() as service:
         settings = {"reply_url": service.url}
-        await world.run(
-            lambda c: c.execute(
-                update(connections).where(connections.c.id == CONNECTION).values(settings=settings)
-            )
-        )
+        here = connections.c.id == CONNECTION
+        await world.run(lambda c: signed.update(c, connections, here, {"settings": settings}))
         yield service
 
 

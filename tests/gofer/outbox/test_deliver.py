@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from gofer.errors import Fenced
+from gofer.errors import Fenced, Gone, Temporary
+from gofer.integration import Account, Outgoing
 from gofer.jobs import queue
 from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Retry, Snooze
 from gofer.jobs.queue import SERVICE, Claim
@@ -18,6 +19,7 @@ from gofer.outbox import ledger
 from gofer.outbox.deliver import Outbox
 from gofer.store.tables import events, jobs, replies
 from gofer.vault.secret import Secret
+from gofer_hello import Hello
 from hello_service import HelloService
 from outages import Away
 from world import World
@@ -148,19 +150,102 @@ async def test_being_told_to_wait_costs_no_try(world: World, service: HelloServi
     assert (await world.job(claim.id)).attempts == 0
 
 
-async def test_a_permanent_refusal_is_seen_and_later_replies_go_on(
+async def test_a_permanent_refusal_ends_the_job_dead_with_its_reason_and_later_replies_go_on(
     world: World, service: HelloService, deliver: Deliver
 ) -> None:
     await answer(world, "refused")
     await answer(world, "accepted")
     service.faults = [(400, {})]
-    await deliver()
+    claim, _ = await deliver()
     assert service.texts == ["accepted"]
     refused, accepted = await world.replies()
     assert (refused.state, accepted.state) == ("failed", "sent")
     assert "400" in refused.reason
     failed = await world.rows(select(events).where(events.c.kind == "reply.failed"))
     assert [row.reply_id for row in failed] == [refused.id]
+    job = await world.job(claim.id)
+    assert (job.state, job.reason) == ("dead", "rejected")
+
+
+async def test_a_reply_that_failed_for_good_is_sent_when_its_job_is_redriven(
+    world: World, service: HelloService, deliver: Deliver
+) -> None:
+    await answer(world, "an old one")
+    service.faults = [(400, {}), (400, {})]
+    await deliver()
+    await answer(world, "first", "second")
+    claim, _ = await deliver()
+    assert await states(world) == ["failed", "failed", "sent"]
+    await world.redrive(claim.id)
+    again, outcome = await deliver()
+    assert (again.id, outcome) == (claim.id, Done())
+    assert await states(world) == ["failed", "sent", "sent"], "the old one belongs to another job"
+    assert sorted(service.texts) == ["first", "second"]
+
+
+async def test_a_failure_is_not_forgotten_when_the_worker_dies_before_the_job_ends(
+    world: World, service: HelloService, outbox: Outbox, deliver: Deliver
+) -> None:
+    await answer(world, "refused")
+    service.faults = [(400, {})]
+    claim = await world.claim_one(pool=SERVICE)
+    await outbox.handle(Run(claim))  # and its end is never written
+    await world.pass_time(31)
+    await world.sweep()
+    again, outcome = await deliver()
+    assert again.id == claim.id
+    assert isinstance(outcome, Dead)
+
+
+async def test_what_was_deleted_before_it_was_complete_is_placed_again(
+    world: World, service: HelloService, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vanishing = [True]
+
+    async def complete(self: Hello, outgoing: Outgoing, external_id: str, account: Account) -> None:
+        if vanishing:
+            vanishing.pop()
+            service.replies.clear()
+            raise Gone("Somebody deleted it.")
+
+    monkeypatch.setattr(Hello, "complete", complete)
+    await answer(world, "the answer")
+    _, outcome = await deliver()
+    assert outcome == Done()
+    assert (service.texts, await states(world)) == (["the answer"], ["sent"])
+
+
+async def test_what_vanishes_again_and_again_is_given_up(
+    world: World, service: HelloService, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def complete(self: Hello, outgoing: Outgoing, external_id: str, account: Account) -> None:
+        raise Gone("Somebody deletes it.")
+
+    monkeypatch.setattr(Hello, "complete", complete)
+    await answer(world, "the answer")
+    _, outcome = await deliver()
+    assert isinstance(outcome, Dead)
+    assert service.calls.count("POST") == 3
+
+
+async def test_a_refusal_that_may_pass_is_tried_for_as_long_as_it_says_and_then_given_up(
+    world: World, service: HelloService, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def place(self: Hello, outgoing: Outgoing, account: Account) -> str:
+        raise Temporary("The room is locked.", reason="locked", retry_after=600, give_up_after=2 * 86400)
+
+    monkeypatch.setattr(Hello, "place", place)
+    await answer(world, "the answer")
+    for day in range(2):
+        _, outcome = await deliver()
+        assert outcome == Snooze(600, "locked"), day
+        await world.run(lambda c: c.execute(replies.update().values(created_at=replies.c.created_at - 86400)))
+        await world.pass_time(86400)
+        await world.run(queue.stage)
+    claim, outcome = await deliver()
+    assert isinstance(outcome, Dead)
+    job = await world.job(claim.id)
+    assert (job.state, job.reason) == ("dead", "locked")
 
 
 async def test_one_reply_that_never_gets_through_does_not_take_the_next_with_it(
@@ -170,8 +255,9 @@ async def test_one_reply_that_never_gets_through_does_not_take_the_next_with_it(
     await answer(world, "at the second try")
     await world.run(lambda c: c.execute(jobs.update().where(jobs.c.kind == "deliver").values(max_attempts=1)))
     service.faults = [(503, {}), (503, {})]
-    await deliver()
+    claim, _ = await deliver()
     assert await states(world) == ["failed", "planned"]
+    assert (await world.job(claim.id)).state == "dead"
     await deliver()
     await world.pass_time(3600)
     await world.run(queue.stage)

@@ -11,18 +11,14 @@ import pytest
 from gofer.assembly import open_platform
 from gofer.platform import Platform
 from gofer.settings import Settings
-from gofer.web.access import passwords
-from web_house import House
+from web_house import REAL_COST, House, cheap_passwords
 
 
 @pytest.fixture(scope="package", autouse=True)
 def real_cost() -> Iterator[dict[str, Any]]:
     """Hashes that take no time, but for the test of what they must cost: it is told what was put aside."""
-    real: dict[str, Any] = {"MEMORY": passwords.MEMORY, "NOBODY": passwords.NOBODY}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(passwords, "MEMORY", 64)
-        patch.setattr(passwords, "NOBODY", real["NOBODY"].replace(f"m={real['MEMORY']}", "m=64"))
-        yield real
+    with cheap_passwords():
+        yield REAL_COST
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,13 @@ from typing import Any
 
 import httpx2
 import pytest
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, select, update
 
 from gofer.client import shapes
 from gofer.jobs.queue import submit
+from gofer.store import signed
 from gofer.store.open import FIRST_WORKSPACE
-from gofer.store.tables import idempotency_keys, jobs, shells
+from gofer.store.tables import agents, idempotency_keys, jobs, shells
 from gofer.web.control.asking import Nothing
 from gofer.web.control.table import OPERATIONS
 from web_house import House
@@ -159,10 +160,11 @@ def test_agents_are_edited_one_after_the_other(house: House, api: httpx2.Client)
     assert 'model = "auto"' in built_in["toml"]
     assert built_in["spec"]["limits"]["job_dollars"] == 1
     assert api.get("/agents/nobody").status_code == 404
-    made = api.put("/agents/scribe", json={"toml": 'model = "auto"\n', "instructions": "Write."})
+    made = api.put("/agents/scribe", json={"toml": "[[routes]]\n", "instructions": "Write."})
     assert made.status_code == 200, made.text
     assert house.hears("scribe")
-    assert in_force(api) == {"gofer": False, "scribe": True}, "the first file takes over"
+    assert in_force(api) == {"gofer": True, "scribe": True}
+    assert [each["name"] for each in api.get("/agents").json()["agents"] if each["default"]] == ["gofer"]
     seen = api.get("/agents/scribe").headers["etag"]
     assert made.headers["etag"] == seen
     mine = {"toml": 'model = "auto"\n', "instructions": "Write briefly."}
@@ -290,7 +292,7 @@ def test_a_shell_is_closed_unless_it_is_in_use(house: House, api: httpx2.Client,
     given = {"body": base64.b64encode(body.encode()).decode()}
     conversation = api.post(f"/connections/{connection}/replay", json=given).json()["conversation_id"]
     row = {"conversation_id": conversation, "agent_id": "a", "record": {}, "trust": "owner", "used_at": 1.0}
-    house.write(lambda c: c.execute(shells.insert().values(**row)))
+    house.write(lambda c: signed.insert(c, shells, row))
     assert api.get("/shells", params={"conversation": conversation}).json()["shells"][0]["agent_id"] == "a"
     job = house.write(
         submit, workspace_id=FIRST_WORKSPACE, kind="nothing", lane="in-use", pool="nobody", agent_id="a",
@@ -301,6 +303,11 @@ def test_a_shell_is_closed_unless_it_is_in_use(house: House, api: httpx2.Client,
     house.write(lambda c: c.execute(update(jobs).where(jobs.c.id == job).values(state="done")))
     assert api.delete(f"/shells/{conversation}/a").status_code == 200
     assert api.delete(f"/shells/{conversation}/a").status_code == 404
+    gofer = house.read(lambda c: c.execute(select(agents.c.id).where(agents.c.name == "gofer")).scalar())
+    house.write(lambda c: signed.insert(c, shells, {**row, "agent_id": gofer}))
+    shown = api.get(f"/shells/{conversation}/gofer").json()["shell"]
+    assert (shown["agent"], shown["agent_id"]) == ("gofer", gofer)
+    assert api.delete(f"/shells/{conversation}/gofer").status_code == 200
 
 
 # Members and tokens.
@@ -450,9 +457,11 @@ def test_shapes_of_rows_are_those_of_the_tables() -> None:
         (shapes.Attempt, tables.attempts, set()),
         (shapes.Event, tables.events, {"sealed"}),
         (shapes.Reply, tables.replies, {"sealed"}),
-        (shapes.Delivery, tables.deliveries, {"sealed"}),
+        (shapes.Delivery, tables.deliveries, {"sealed", "message_digest"}),
         (shapes.Secret, tables.secrets, {"id", "workspace_id", "data_key", "sealed"}),
     ):
         assert set(shape.model_fields) == {column.name for column in table.columns} - hidden
     words = {"say", "agent", "conversation_id"}
-    assert set(shapes.Schedule.model_fields) - words == {column.name for column in tables.schedules.columns}
+    assert set(shapes.Schedule.model_fields) - words == {
+        column.name for column in tables.schedules.columns if column.name != "mac"
+    }

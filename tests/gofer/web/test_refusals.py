@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -65,6 +67,19 @@ def test_who_is_not_signed_in_gets_one_without_the_frame(house: House) -> None:
     wrong = browser.get("/", headers={"host": "elsewhere.example"})
     assert (wrong.status_code, wrong.headers["content-type"]) == (421, "text/html; charset=utf-8")
     assert "GOFER_ALLOWED_HOSTS" in wrong.text
+
+
+def test_the_menu_offers_a_viewer_only_what_they_may_see(viewer: Browser) -> None:
+    home = viewer.get("/welcome", follow_redirects=True)
+    assert home.url.path == "/", "who only looks has nothing to set up"
+    menu = home.text.partition('<nav class="nav"')[2].partition("</nav>")[0]
+    offered = re.findall(r'href="(/[a-z]*)"', menu)
+    assert {"/", "/runs", "/conversations"} <= set(offered)
+    assert "/chat" not in offered
+    for path in offered:
+        page = viewer.get(path, follow_redirects=True)
+        assert page.status_code == 200, path
+        assert not re.search(r'href="/chat\b', page.text), path
 
 
 def test_programs_get_problems(house: House, viewer: Browser) -> None:

@@ -19,7 +19,7 @@ async def test_who_is_cut_off_by_a_stop_is_told_to_come_back() -> None:
         asked.set()
         await asyncio.sleep(3600)
 
-    server = make_server(never_answers, host="127.0.0.1", port=0, end_within=0)
+    server = make_server(never_answers, host="127.0.0.1", port=0, stop_timeout=0)
     serving = asyncio.create_task(server.serve())
     await server.ready.wait()
     async with httpx2.AsyncClient(timeout=30) as client:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gofer.agent.context.sizes import block_size, estimate, run_size
+from gofer.agent.context.sizes import block_extra, block_size, estimate, result_extra, run_size
 from gofer.agent.conversation import Said, Summary
 from gofer.agent.limits import Go
 from gofer.agent.model import Block, Message, Request
@@ -87,6 +87,18 @@ class WholeContext:
         if state.last_input and state.last_size:
             return max(1, state.last_input + max(0, raw - state.last_size))
         return raw
+
+    async def worst_size(self, state: State, extra: Sequence[Block] = ()) -> int:
+        """The most the next request may have. What the provider has counted is known; what is new may be dense."""
+        rounds = state.rounds[-1:] if state.last_input else state.rounds[state.kept_from :]
+        new = sum(block_extra(block) for block in extra)
+        new += sum(result_extra(call, state) for round_ in rounds for call in round_.calls)
+        new += sum(block_extra(block) for round_ in rounds for block in round_.answer or ())
+        if not state.last_input:
+            new += sum(block_extra(block) for round_ in rounds for block in round_.input)
+            opening = await self.provider.opening(state)
+            new += sum(block_extra(block) for message in opening for block in message["content"])
+        return await self.size(state, extra) + new
 
     async def raw_size(self, state: State, extra: Sequence[Block] = ()) -> int:
         """The estimate alone, to compare with the next one."""

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from gofer.agent.context.sizes import text_size
 from gofer.agent.limits import Go
-from gofer.agent.model import Block, Message, Request, ToolSpec
+from gofer.agent.model import Block, Features, Message, Request, ToolSpec
+from gofer.agent.models.documents import document_block, document_stub
 from gofer.agent.models.images import image_block, smaller
 from gofer.agent.state import State
 from gofer.agent.transcript import IMAGE_STUB
@@ -30,13 +31,20 @@ class PlainAssembler:
     """Puts system prompt, tools and messages together; nothing volatile goes before the messages."""
 
     def __init__(
-        self, name: str, instructions: str, tools: Sequence[ToolSpec], blobs: Blobs, facts: dict[str, str]
+        self,
+        name: str,
+        instructions: str,
+        tools: Sequence[ToolSpec],
+        blobs: Blobs,
+        facts: dict[str, str],
+        features: Features | None = None,
     ) -> None:
         parts = [PREAMBLE.format(name=name), instructions.strip()]
         parts += ["\n".join(f"{key}: {value}" for key, value in facts.items())]
         self._system = "\n\n".join(part for part in parts if part)
         self._tools = tuple(tools)
         self._blobs = blobs
+        self._features = features or Features()
         self._smaller: dict[str, bytes] = {}
         """Images that had to be made smaller, by their blob: once per run, though they are in each of its requests."""
         self._overhead = text_size(self._system) + sum(text_size(str(tool)) for tool in self._tools)
@@ -63,10 +71,19 @@ class PlainAssembler:
     async def _block(self, block: Block) -> Block:
         if block["type"] == "tool_result":
             return {**block, "content": [await self._block(inner) for inner in block["content"]]}
+        if block["type"] == "document" and "blob" in block:
+            return await self._document(block)
         if block["type"] != "image" or "blob" not in block:
             return block
+        if not self._features.images:
+            return {"type": "text", "text": IMAGE_STUB}
         data = await self._image(block["blob"])
         return (data and image_block(data)) or {"type": "text", "text": IMAGE_STUB}
+
+    async def _document(self, block: Block) -> Block:
+        title = str(block.get("title", ""))
+        data = await self._blobs.get(block["blob"]) if self._features.pdfs else None
+        return (data and document_block(data, title)) or {"type": "text", "text": document_stub(title)}
 
     async def _image(self, blob: str) -> bytes | None:
         if blob in self._smaller:
@@ -82,6 +99,7 @@ class PlainAssembler:
 
 def _pictures(content: list[Block]) -> bool:
     return any(
-        block["type"] == "image" or (block["type"] == "tool_result" and _pictures(block["content"]))
+        block["type"] in ("image", "document")
+        or (block["type"] == "tool_result" and _pictures(block["content"]))
         for block in content
     )

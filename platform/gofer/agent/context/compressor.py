@@ -18,10 +18,20 @@ from gofer.agent.conversation import Said, Summary
 from gofer.agent.model import Usage
 from gofer.agent.parts import Point
 from gofer.agent.state import Call, Round, State, texts
-from gofer.agent.untrusted import body, name, plain, quoted
+from gofer.agent.untrusted import body, cap, name, plain, quoted
 
 TRUSTED = ("owner", "member")
 """Whose rules count, and whose words need no marks around them."""
+
+
+CLEAR_ROUNDS = 18
+"""What is cleared at once weighs at least as much as this many rounds. Fewer would be a little cheaper (the least is at
+five times the root of the rounds that are kept, in rounds), more reads more from the cache."""
+KEEP_RESULTS = 14_000
+"""Tokens of results in the last rounds that stay, beyond the very last."""
+LEAST_KEPT = 2
+MAX_ASKED = 12_000
+"""Characters of what was asked that are kept word for word."""
 
 
 class ContextSettings(BaseModel):
@@ -34,8 +44,8 @@ class ContextSettings(BaseModel):
     clear_at: int = Field(default=24_000, ge=1000)
     """From this size on, old tool results are cleared …"""
     clear_batch: int = Field(default=5_000, ge=100)
-    """… this many at a time."""
-    keep_rounds: int = Field(default=4, ge=1)
+    """… this many at a time at least, and as many as eighteen rounds weigh."""
+    keep_rounds: int = Field(default=3, ge=1)
     """The last rounds, whose results stay."""
     compact_at: int = Field(default=100_000, ge=2000)
     """From this size on, all but the last rounds become a summary."""
@@ -63,23 +73,36 @@ class Summariser(Protocol):
 class PlainCompressor:
     """Clears, then compacts, by the settings' thresholds."""
 
-    def __init__(self, settings: ContextSettings, window: int, summariser: Summariser | None = None) -> None:
+    def __init__(
+        self, settings: ContextSettings, window: Callable[[], int], summariser: Summariser | None = None
+    ) -> None:
         self._settings = settings
-        self._compact_at = min(settings.compact_at, window * 6 // 10)
-        self._keep = min(settings.keep, window // 5)
+        self._window = window
         self._summarise: Callable[[State, Sequence[str]], Awaitable[Condensed | None]] | None = (
             summariser.summarise if summariser else None
         )
 
+    @property
+    def _compact_at(self) -> int:
+        return min(self._settings.compact_at, self._window() * 6 // 10)
+
+    @property
+    def _keep(self) -> int:
+        return min(self._settings.keep, self._window() // 5)
+
+    @property
+    def _most_history(self) -> int:
+        return min(self._settings.history, self._window() // 4)
+
     async def shrink(
         self, state: State, before: Summary | None, history: Sequence[Said], size: int, *, force: bool
     ) -> list[Point]:
-        if not state.rounds and self._history_size(history) > self._settings.history:
+        if not state.rounds and self._history_size(history) > self._most_history:
             return [await self._compact_history(state, before, history)]
         if force or size > self._compact_at:
             return await self._compact(state, before, history, force)
-        if size > self._settings.clear_at:
-            return self._clear(state)
+        if size > min(self._settings.clear_at, self._compact_at // 2):
+            return self._clear(state, size)
         return []
 
     def _history_size(self, history: Sequence[Said]) -> int:
@@ -87,19 +110,38 @@ class PlainCompressor:
 
     async def _compact_history(self, state: State, before: Summary | None, history: Sequence[Said]) -> Point:
         kept, size = len(history), 0
-        while kept and size < self._settings.history // 2:
+        while kept and size < self._most_history // 2:
             kept -= 1
             size += text_size(history[kept].text)
         old = history[: max(1, kept)]
         return await self._checkpoint(state, before, old, [], kept_from=0, covers_to=old[-1].seq)
 
-    def _clear(self, state: State) -> list[Point]:
-        last = max(state.kept_from, len(state.rounds) - self._settings.keep_rounds)
-        calls = [call for round_ in state.rounds[state.kept_from : last] for call in round_.calls]
-        big = [call for call in calls if call.id not in state.cleared and result_size(call, state) > 100]
-        if sum(result_size(call, state) for call in big) < self._settings.clear_batch:
-            return []
-        return [Point("context.cleared", {"call_ids": [call.id for call in big]})]
+    def _clear(self, state: State, size: int) -> list[Point]:
+        """Leave out old results, when that is worth it.
+
+        Clearing makes the provider read everything behind it anew, the kept rounds included. So it waits until what
+        can go weighs as much as many rounds do, whatever a round weighs; or until there is no room to wait.
+        """
+        weights = [_uncleared(round_, state) for round_ in state.rounds[state.kept_from :]]
+        kept = self._kept_rounds(weights)
+        old = state.rounds[state.kept_from : len(state.rounds) - kept]
+        calls = [call for round_ in old for call in round_.calls if _is_big(call, state)]
+        worth = sum(result_size(call, state) for call in calls)
+        heavy = [weight for weight in weights if weight]
+        wanted = max(self._settings.clear_batch, CLEAR_ROUNDS * sum(heavy) // max(1, len(heavy)))
+        if size > self._compact_at * 9 // 10:
+            wanted = self._settings.clear_batch
+        return (
+            [Point("context.cleared", {"call_ids": [call.id for call in calls]})] if worth >= wanted else []
+        )
+
+    def _kept_rounds(self, weights: Sequence[int]) -> int:
+        """How many of the last rounds keep their results: fewer where they are heavy, as they are read anew."""
+        most = min(KEEP_RESULTS, self._compact_at // 6)
+        kept = min(self._settings.keep_rounds, len(weights))
+        while kept > LEAST_KEPT and sum(weights[-kept:]) > most:
+            kept -= 1
+        return kept
 
     async def _compact(
         self, state: State, before: Summary | None, history: Sequence[Said], force: bool
@@ -144,13 +186,14 @@ class PlainCompressor:
         condensed = await self._summarise(state, _material(before, old, gone)) if self._summarise else None
         condensed = condensed or Condensed("", Usage())
         text = condensed.text or plain_summary(before, old, gone)
-        asked = "\n\n".join(_trusted_input(gone))[:6000]
-        text = f"{text}\n\nWhat was asked, word for word:\n{asked}" if asked else text
+        # What an earlier run was asked is done with; what this one was asked stays, however often it is shortened.
+        pinned = state.summary.asked if state.summary is not None else ()
         return Point(
             "context.checkpoint",
             {
                 "summary": text,
                 "rules": list(rules),
+                "asked": pinned_words([*pinned, *_trusted_input(gone)], min(MAX_ASKED, self._window() // 2)),
                 "covers_to": covers_to,
                 "history_after": old[-1].seq if old else state.history_after,
                 "kept_from": kept_from,
@@ -159,6 +202,28 @@ class PlainCompressor:
                 "cost": condensed.cost,
             },
         )
+
+
+def _is_big(call: Call, state: State) -> bool:
+    return call.id not in state.cleared and result_size(call, state) > 100
+
+
+def _uncleared(round_: Round, state: State) -> int:
+    """What the results of a round weigh that could still be cleared."""
+    return sum(result_size(call, state) for call in round_.calls if _is_big(call, state))
+
+
+def pinned_words(asked: Sequence[str], most: int) -> list[str]:
+    """What was asked, word for word: the first, which is the task, and the newest, as far as there is room."""
+    words = [cap(each, most // 2) for each in dict.fromkeys(asked) if each.strip()]
+    kept, room = words[:1], most - sum(map(len, words[:1]))
+    newest: list[str] = []
+    for each in reversed(words[1:]):
+        room -= len(each)
+        if room < 0:
+            break
+        newest.insert(0, each)
+    return kept + newest
 
 
 def _last_seq(round_: Round) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gofer.agent.conversation import History, Said, Summary
 from gofer.agent.model import Block, Message
 from gofer.agent.state import State
-from gofer.agent.untrusted import plain, render
+from gofer.agent.untrusted import note, plain, render
 
 NEWEST = 500
 """Messages read at most, whatever the conversation's length: the cost of a run must not grow with it."""
@@ -20,7 +20,7 @@ class ConversationProvider:
         self._history = history
         self._earlier: Summary | None = None
         self._said: Sequence[Said] | None = None
-        self._opening: tuple[tuple[int, int, str], list[Message]] | None = None
+        self._opening: tuple[tuple[int, int, Summary | None], list[Message]] | None = None
 
     async def start(self, to: int) -> tuple[int, int]:
         self._earlier = await self._history.summary()
@@ -45,9 +45,12 @@ class ConversationProvider:
 
     async def opening(self, state: State) -> list[Message]:
         said, summary = await self.history(state), await self.summary(state)
-        key = (state.history_after, len(said), summary.text if summary else "")
+        key = (state.history_after, len(said), summary)
         if self._opening is None or self._opening[0] != key:
-            self._opening = key, [*_summary(summary), *(_message(one, state) for one in said)]
+            self._opening = (
+                key,
+                [*_summary(summary), *(made for one in said for made in _messages(one, state))],
+            )
         return self._opening[1]
 
 
@@ -55,20 +58,30 @@ def _summary(summary: Summary | None) -> list[Message]:
     if summary is None:
         return []
     text = f"<summary>\nWhat came before, in short:\n{plain(summary.text)}\n"
+    if summary.asked:
+        text += "\nWhat was asked, word for word:\n"
+        text += "".join(f"{plain(words)}\n" for words in summary.asked)
     if summary.rules:
         text += "\nStanding rules from users, in their own words:\n"
         text += "".join(f"- {plain(rule)}\n" for rule in summary.rules)
     return [{"role": "user", "content": [{"type": "text", "text": text + "</summary>"}]}]
 
 
+def _messages(said: Said, state: State) -> Iterator[Message]:
+    if not said.by_us or not (said.text.strip() or said.ours):
+        yield _message(said, state)
+        return
+    if said.text.strip():
+        words: Block = {"type": "text", "text": said.text.strip()}
+        yield {"role": "assistant", "content": [words], "by": "history"}
+    if said.ours:
+        # A model that reads such sentences as its own begins to say them.
+        told = note(f"Gofer, not you, then told them: {plain(said.ours)}")
+        yield {"role": "user", "content": [told]}
+
+
 def _message(said: Said, state: State) -> Message:
-    if said.by_us and said.text.strip():
-        return {
-            "role": "assistant",
-            "content": [{"type": "text", "text": said.text.strip()}],
-            "by": "history",
-        }
     blocks: list[Block] = [block for block in render(said, state.trust) if block["type"] == "text"]
     if said.pictures:
-        blocks.append({"type": "text", "text": f"({len(said.pictures)} image(s), not shown again)"})
+        blocks.append({"type": "text", "text": f"({len(said.pictures)} image(s) or PDF(s), not shown again)"})
     return {"role": "user", "content": blocks}

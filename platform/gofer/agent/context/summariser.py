@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gofer.agent.context.compressor import Condensed
-from gofer.agent.context.sizes import text_size
+from gofer.agent.context.sizes import dense_extra, text_size
 from gofer.agent.limits import JobLimits
 from gofer.agent.model import Model, ModelError, Request, Turn
 from gofer.agent.state import State, texts
@@ -29,9 +29,11 @@ class ModelSummariser:
 
     async def summarise(self, state: State, material: Sequence[str]) -> Condensed | None:
         text = fitted(material, min(MAX_MATERIAL, self._model.context_window * 2))
-        if not await self._limits.afford(state, text_size(text) + text_size(SYSTEM), OUTPUT_TOKENS):
+        most = min(OUTPUT_TOKENS, self._model.context_window // 8)
+        size = text_size(text) + dense_extra(text) + text_size(SYSTEM)
+        if not await self._limits.afford(state, size, most):
             return None
-        turn = await self._ask(text)
+        turn = await self._ask(text, most)
         cost = self._limits.cost(turn.model, turn.usage) if turn else 0
         await self._limits.settle_summary(state, cost, turn.model if turn else self._model.name)
         if turn is None:
@@ -39,12 +41,12 @@ class ModelSummariser:
         words = "\n".join(texts(turn.content)).strip()
         return Condensed(words if all(head in words for head in HEADINGS) else "", turn.usage, cost)
 
-    async def _ask(self, text: str) -> Turn | None:
+    async def _ask(self, text: str, most: int) -> Turn | None:
         request = Request(
             system=SYSTEM,
             tools=(),
             messages=({"role": "user", "content": [{"type": "text", "text": text}]},),
-            max_tokens=OUTPUT_TOKENS,
+            max_tokens=most,
         )
         try:
             async for event in self._model.stream(request):

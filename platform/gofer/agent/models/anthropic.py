@@ -13,9 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 
-from gofer.agent.model import Block, Delta, Message, ModelError, ModelEvent, Request, Stop, Turn, Usage
+from gofer.agent.model import (
+    Block,
+    Delta,
+    Features,
+    Message,
+    ModelError,
+    ModelEvent,
+    Request,
+    Stop,
+    Turn,
+    Usage,
+)
 from gofer.agent.models.calls import call_block
 from gofer.agent.models.errors import classify
+from gofer.agent.models.providers import STALL, ModelSettings
 from gofer.agent.models.words import code
 
 if TYPE_CHECKING:
@@ -44,18 +56,22 @@ class Anthropic:
         *,
         base_url: str | None = None,
         http: httpx2.AsyncClient | None = None,
-        context_window: int = 200_000,
-        thinking: bool = False,
-        stall: float = 120,
+        provider: str = "anthropic",
+        settings: ModelSettings | None = None,
+        effort: str = "",
     ) -> None:
-        self.name = f"anthropic/{model}"
-        self.context_window = context_window
+        settings = settings or ModelSettings()
+        self.name = f"{provider}/{model}"
+        self.context_window = settings.window or 200_000
+        self.features = Features(
+            settings.images is not False, settings.pdfs is not False, settings.output_tokens
+        )
         self._model = model
         self._key = key
         self._base_url = base_url
         self._http = http
-        self._thinking = thinking
-        self._stall = stall
+        self._effort = effort
+        self._wait = settings.first_token_timeout or settings.stall_timeout or STALL
         self._client: AsyncAnthropic | None = None
 
     async def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
@@ -70,7 +86,7 @@ class Anthropic:
         yield turn
 
     async def _open(self, request: Request) -> Any:
-        params = parameters(request, self._model, thinking=self._thinking)
+        params = parameters(request, self._model, effort=self._effort, name=self.name)
         if self._client is None:
             # In a thread: webhooks must not wait two seconds for the first message to a model.
             self._client = await asyncio.to_thread(self._connect)
@@ -83,7 +99,7 @@ class Anthropic:
             api_key=self._key,
             base_url=self._base_url or "https://api.anthropic.com",
             max_retries=0,
-            timeout=httpx2.Timeout(self._stall, connect=10),
+            timeout=httpx2.Timeout(self._wait, connect=10),
             http_client=self._http,
             open_telemetry=False,
         )
@@ -94,24 +110,30 @@ def load() -> None:
     Anthropic("none", "none")._connect()
 
 
-def parameters(request: Request, model: str, *, thinking: bool = False) -> dict[str, Any]:
+def parameters(request: Request, model: str, *, effort: str = "", name: str = "") -> dict[str, Any]:
     """The body of a call. Its prefix depends on nothing that changes from turn to turn."""
     params: dict[str, Any] = {
         "model": model,
         "max_tokens": request.max_tokens,
         "system": [{"type": "text", "text": request.system, **MARK}],
-        "messages": marked(sendable(request.messages, f"anthropic/{model}")),
+        "messages": marked(sendable(request.messages, name or f"anthropic/{model}")),
         "diagnostics": {"previous_message_id": request.previous_message_id},
     }
     if request.tools:
         params["tools"] = [
-            {"name": tool.name, "description": tool.description, "input_schema": tool.schema}
+            {
+                "name": tool.name,
+                "description": tool.description,
+                "input_schema": tool.schema,
+                **({"strict": True} if tool.strict else {}),
+            }
             for tool in request.tools
         ]
         params["tools"][-1] |= MARK
         params["tool_choice"] = {"type": "auto" if request.use_tools else "none"}
-    if thinking:
+    if effort:
         params["thinking"] = {"type": "adaptive"}
+        params["output_config"] = {"effort": effort}
     return params
 
 

@@ -1,4 +1,8 @@
-"""Breakers: when a model keeps failing, nobody calls it for a while, and then one probe does."""
+"""Breakers: when a model keeps failing, whoever met that stops calling it for a while.
+
+A failure may be the provider's fault or lie in what one conversation sends. So a breaker remembers who has failed: who
+has not may try at once, and when that works the model is well again for all.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,18 @@ from dataclasses import dataclass, field
 
 OPENS_AFTER = 5
 FIRST_PAUSE, LONGEST_PAUSE = 30.0, 600.0
+MAX_CALLERS = 10_000
+
+
+@dataclass(slots=True)
+class Caller:
+    """How one caller fared since the model last worked for it."""
+
+    pauses: int = 0
+    until: float = 0
+    """Before this it does not call, while the breaker is open."""
+    own_fault: bool = False
+    """The model has worked for another since: what fails lies in what this one sends, and opens no breaker."""
 
 
 @dataclass(slots=True)
@@ -16,38 +32,57 @@ class Breaker:
 
     clock: Callable[[], float] = time.monotonic
     failures: int = 0
-    pause: float = 0
-    opened_at: float = 0
-    probing: bool = False
+    """In a row, of all callers together."""
+    open: bool = False
+    for_all: float = 0
+    """Until then nobody calls: the key was refused, which is nobody's own fault."""
     reason: str = ""
+    callers: dict[str, Caller] = field(default_factory=dict)
+    probes: set[str] = field(default_factory=set)
+    """Who tries now, while it is open."""
 
-    def wait(self) -> float:
-        """Seconds until a call may be made; 0 when it may now. When a pause ends, one caller gets to probe."""
-        if not self.pause:
+    def wait(self, caller: str = "") -> float:
+        """Seconds until this caller may call; 0 when it may now."""
+        if not self.open:
             return 0
-        left = self.opened_at + self.pause - self.clock()
+        now = self.clock()
+        known = self.callers.get(caller)
+        left = max(self.for_all, known.until if known else 0) - now
         if left > 0:
             return left
-        if self.probing:
+        # One probe of those who have failed and one of those who have not: the first cannot keep the second waiting.
+        if any((probe in self.callers) == (caller in self.callers) for probe in self.probes):
             return 1
-        self.probing = True
+        self.probes.add(caller)
         return 0
 
-    def succeeded(self) -> None:
-        self.failures, self.pause, self.probing, self.reason = 0, 0, False, ""
+    def succeeded(self, caller: str = "") -> None:
+        self.failures, self.open, self.for_all, self.reason = 0, False, 0, ""
+        self.probes.clear()
+        self.callers.pop(caller, None)
+        for other in self.callers.values():
+            other.own_fault = True
 
-    def failed(self, reason: str, *, at_once: bool = False) -> bool:
+    def failed(self, reason: str, caller: str = "", *, at_once: bool = False) -> bool:
         """Count a failure; True when this one opened the breaker."""
-        self.failures += 1
-        if not (at_once or self.probing or self.failures >= OPENS_AFTER):
+        known = self.callers.setdefault(caller, Caller())
+        if known.own_fault and not self.open and not at_once:
             return False
-        self.pause = min(LONGEST_PAUSE, self.pause * 2 if self.pause else FIRST_PAUSE)
-        self.opened_at, self.probing, self.reason = self.clock(), False, reason
-        return True
+        self.failures += 1
+        while len(self.callers) > MAX_CALLERS:
+            del self.callers[next(iter(self.callers))]
+        if not (at_once or self.open or self.failures >= OPENS_AFTER):
+            return False
+        opened, self.open, self.reason = not self.open, True, reason
+        known.until = self.clock() + min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(known.pauses, 10))
+        known.pauses += 1
+        if at_once:
+            self.for_all = known.until
+        return opened
 
-    def let_go(self) -> None:
-        """The probe ended without a verdict, for instance because it was cancelled."""
-        self.probing = False
+    def let_go(self, caller: str = "") -> None:
+        """The probe ended, or shows that the model speaks: others need not wait for it."""
+        self.probes.discard(caller)
 
 
 @dataclass(slots=True)
@@ -63,8 +98,10 @@ class Breakers:
         return self._all.setdefault(name, Breaker(self.clock))
 
     def states(self) -> dict[str, float]:
-        """Open ones, and the seconds until their probe."""
+        """Open ones, and the seconds until whoever has failed may try again."""
         now = self.clock()
         return {
-            name: max(0.0, one.opened_at + one.pause - now) for name, one in self._all.items() if one.pause
+            name: max(0.0, min((each.until for each in one.callers.values()), default=now) - now)
+            for name, one in self._all.items()
+            if one.open
         }

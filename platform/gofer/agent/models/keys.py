@@ -5,6 +5,7 @@ A key put into the vault works from the next run on, without a restart.
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 import httpx2
@@ -12,6 +13,8 @@ import structlog
 
 from gofer.agent.models.breaker import Breakers
 from gofer.agent.models.catalogue import Catalogue, Provider
+from gofer.agent.models.providers import ALL, FILE, ModelSettings, ProviderSettings, load_providers
+from gofer.errors import ConfigError
 from gofer.settings import Settings
 from gofer.store.database import Database
 from gofer.vault.envelope import Vault
@@ -35,6 +38,7 @@ class ModelKeys:
         self._http = http
         self._breakers = Breakers(on_open=_alert)
         self._current: Catalogue | None = None
+        self._own: dict[str, ProviderSettings] = {}
 
     async def catalogue(self, workspace_id: str) -> Catalogue:
         """The models there are now."""
@@ -42,10 +46,20 @@ class ModelKeys:
             partial(secrets_of, vault=self._vault, workspace_id=workspace_id, owner="")
         )
         keys = {name: secret.reveal() for name, secret in kept.items()}
+        problem = await asyncio.to_thread(self._read_own)
         providers = self._providers(keys)
         if self._current is None or self._current.providers != providers:
             self._current = Catalogue(providers, self._breakers, self._http)
+        self._current.problem = problem
         return self._current
+
+    def _read_own(self) -> str:
+        """Read the user's providers; a file that makes no sense leaves the last good version in force, and is told."""
+        try:
+            self._own = load_providers(self._settings.data_dir / FILE)
+        except ConfigError as error:
+            return str(error)
+        return ""
 
     def trial(self, keys: dict[str, str]) -> Catalogue:
         """The models there would be with these keys instead of the vault's."""
@@ -54,19 +68,29 @@ class ModelKeys:
     def _providers(self, keys: dict[str, str]) -> dict[str, Provider]:
         settings = self._settings
         found: dict[str, Provider] = {}
+        own = self._own
+        for name, given in own.items():
+            if given.base_url:
+                key = keys.get(given.key, "") if given.key else ""
+                found[name] = Provider(key, given.base_url, given.speaks, given.key, _models(given))
         anthropic = keys.get(ANTHROPIC_KEY) or settings.anthropic_key
-        if anthropic:
-            found["anthropic"] = Provider(anthropic, settings.anthropic_base_url or None, speaks="anthropic")
+        if anthropic and "anthropic" not in found:
+            base_url, models = settings.anthropic_base_url or None, _models(own.get("anthropic"))
+            found["anthropic"] = Provider(anthropic, base_url, "anthropic", ANTHROPIC_KEY, models)
         openai = keys.get(OPENAI_KEY) or settings.openai_key
-        if openai or settings.openai_base_url:
-            # A local server needs a URL and no key.
-            found["openai"] = Provider(openai or "none", settings.openai_base_url or None)
+        # A local server needs a URL and no key.
+        if (openai or settings.openai_base_url) and "openai" not in found:
+            base_url, models = settings.openai_base_url or None, _models(own.get("openai"))
+            found["openai"] = Provider(openai, base_url, "openai", OPENAI_KEY if openai else "", models)
         return found
 
 
-def key_of(model: str) -> str:
-    """The name of the key by which a model is asked; there need not be such a key."""
-    return f"{model.partition('/')[0]}_key"
+def _models(given: ProviderSettings | None) -> dict[str, ModelSettings]:
+    """What is set for the models of a provider, the wait for all of them included."""
+    if given is None:
+        return {}
+    wait = ModelSettings(first_token_timeout=given.first_token_timeout)
+    return {**given.models, ALL: given.models.get(ALL, ModelSettings()).over(wait)}
 
 
 def _alert(model: str, reason: str) -> None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from gofer.agent.model import Block, Delta, Message, ModelEvent, Request, Turn, Usage
+from gofer.agent.model import Block, Delta, Features, Message, ModelEvent, Request, Turn, Usage
 from gofer.agent.models.calls import call_block
 from gofer.agent.state import texts
 from gofer.agent.untrusted import meant
@@ -33,6 +33,7 @@ class Offline:
 
     name = "offline/offline"
     context_window = 1_000_000
+    features = Features()
 
     async def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
         turn = self._turn(request)

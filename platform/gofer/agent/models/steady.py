@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from gofer.agent.model import Attempted, Model, ModelError, ModelEvent, Request, Turn, Usage
+from gofer.agent.model import Attempted, Delta, Features, Model, ModelError, ModelEvent, Request, Turn, Usage
 from gofer.agent.models.breaker import Breaker, Breakers
 from gofer.agent.models.words import sendable
 
@@ -19,18 +19,32 @@ class Steady:
     """Wraps a model with retries and its breaker."""
 
     def __init__(
-        self, model: Model, breakers: Breakers, *, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+        self,
+        model: Model,
+        breakers: Breakers,
+        *,
+        caller: str = "",
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self.name = model.name
-        self.context_window = model.context_window
         self._model = model
         self._breakers = breakers
+        self._caller = caller
+        """Who calls, as the breaker tells callers apart: a conversation."""
         self._sleep = sleep
+
+    @property
+    def context_window(self) -> int:
+        return self._model.context_window
+
+    @property
+    def features(self) -> Features:
+        return self._model.features
 
     async def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
         for attempt in range(1, TRIES + 1):
             breaker = self._breakers.of(self.name)
-            if (wait := breaker.wait()) > 0:
+            if (wait := breaker.wait(self._caller)) > 0:
                 text = f"{self.name} keeps failing and rests for {wait:.0f} s: {breaker.reason}"
                 raise ModelError("unavailable", text, retry_after=wait, model=self.name)
             try:
@@ -49,17 +63,19 @@ class Steady:
         try:
             async for event in self._model.stream(request):
                 if isinstance(event, Turn):
-                    breaker.succeeded()
+                    breaker.succeeded(self._caller)
+                elif isinstance(event, Delta):
+                    breaker.let_go(self._caller)
                 yield sendable(event)
         except ModelError as error:
             if error.kind in ("retryable", "auth"):
-                if breaker.failed(str(error), at_once=error.kind == "auth"):
+                if breaker.failed(str(error), self._caller, at_once=error.kind == "auth"):
                     self._breakers.on_open(self.name, str(error))
             else:
-                breaker.succeeded()
+                breaker.succeeded(self._caller)
             raise
         finally:
-            breaker.let_go()
+            breaker.let_go(self._caller)
 
     def _delay(self, error: ModelError, attempt: int) -> float | None:
         """Seconds to wait before the next try; None when there is none in this process."""
@@ -83,9 +99,18 @@ class Fallback:
     def __init__(self, first: Model, second: Model) -> None:
         self.name = first.name
         self.names = (first.name, second.name)
-        self.context_window = min(first.context_window, second.context_window)
         self._first = first
         self._second = second
+
+    @property
+    def context_window(self) -> int:
+        return min(self._first.context_window, self._second.context_window)
+
+    @property
+    def features(self) -> Features:
+        first, second = self._first.features, self._second.features
+        most = [each for each in (first.output_tokens, second.output_tokens) if each]
+        return Features(first.images and second.images, first.pdfs and second.pdfs, min(most, default=None))
 
     async def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
         try:

@@ -117,6 +117,7 @@ def command_result(result: CommandResult) -> ToolResult:
         timed_out=result.timed_out,
         truncated=bool(result.dropped),
         more=f"The whole output is in the shell at {result.spool}." if result.spool else "",
+        progress=result.changed,
     )
 
 

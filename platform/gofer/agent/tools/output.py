@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from gofer.agent.untrusted import clean
+from gofer.sanitize import clean
 from gofer.tool import Blobs, ToolResult
 
 MAX_CHARACTERS = 24_000
@@ -84,12 +84,14 @@ class Glimpse:
         return f"\n[…]\n{self._stream.feed(text)}"
 
 
-async def fit(result: ToolResult, mask: Masker, blobs: Blobs | None) -> ToolResult:
+async def fit(
+    result: ToolResult, mask: Masker, blobs: Blobs | None, most: int = MAX_CHARACTERS
+) -> ToolResult:
     """The result as model and journal get it. What does not fit is kept as a blob, masked as well."""
     if len(result.content) > MUCH:
-        text, short = await asyncio.to_thread(_fitted, result.content, mask)
+        text, short = await asyncio.to_thread(_fitted, result.content, mask, most)
     else:
-        text, short = _fitted(result.content, mask)
+        text, short = _fitted(result.content, mask, most)
     result = replace(result, details=_masked(dict(result.details), mask))
     if short == text:
         return replace(result, content=text)
@@ -100,9 +102,9 @@ async def fit(result: ToolResult, mask: Masker, blobs: Blobs | None) -> ToolResu
     return replace(result, content=f"{short}\n[{more}]" if more else short, truncated=True, more=more)
 
 
-def _fitted(content: str, mask: Masker) -> tuple[str, str]:
+def _fitted(content: str, mask: Masker, most: int) -> tuple[str, str]:
     text = mask.redact(clean(content))
-    return text, shorten(text)
+    return text, shorten(text, most)
 
 
 def _masked(value: Any, mask: Masker) -> Any:
@@ -113,12 +115,12 @@ def _masked(value: Any, mask: Masker) -> Any:
     return [_masked(inner, mask) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def shorten(text: str) -> str:
+def shorten(text: str, most: int = MAX_CHARACTERS) -> str:
     """Head and tail, and no endless lines."""
     text = _LONG_LINE.sub(lambda line: _short_line(line[0]), text)
-    if len(text) <= MAX_CHARACTERS:
+    if len(text) <= most:
         return text
-    head, tail = _cut_back(text[: MAX_CHARACTERS // 2]), _cut_forward(text[-MAX_CHARACTERS // 2 :])
+    head, tail = _cut_back(text[: most // 2]), _cut_forward(text[-most // 2 :])
     missing = text[len(head) : len(text) - len(tail)]
     lines_missing = missing.count("\n")
     return f"{head}\n[… {len(missing)} characters, {lines_missing} lines left out …]\n{tail}"

@@ -48,7 +48,7 @@ class Registry:
     def offered(self, policy: Policy) -> list[ToolSpec]:
         """What a model is told of, in a stable order. It stays the same for the whole run."""
         return [
-            ToolSpec(tool.name, tool.description, small_schema(tool))
+            ToolSpec(tool.name, tool.description, small_schema(tool), tool.strict)
             for tool in sorted(self._tools.values(), key=lambda tool: tool.name)
             if policy.refuses(tool, narrowed=False) is None
         ]

@@ -18,11 +18,11 @@ from gofer.agent.model import Block, ToolSpec
 from gofer.agent.parts import Ran, Status, Surroundings
 from gofer.agent.state import Call
 from gofer.agent.tools.bash import command_result, unless_stopped
-from gofer.agent.tools.output import Glimpse, Masker, NoMask, fit
+from gofer.agent.tools.output import MAX_CHARACTERS, Glimpse, Masker, NoMask, fit
 from gofer.agent.tools.policy import Policy
 from gofer.agent.tools.registry import Registry
 from gofer.agent.transcript import OUTCOME_UNKNOWN
-from gofer.errors import Fenced, GoferError
+from gofer.errors import Fenced, GoferError, Temporary
 from gofer.misfits import misfits
 from gofer.tool import Blobs, Shell, Tier, Tool, ToolContext, ToolResult
 
@@ -44,6 +44,7 @@ class ToolRunner:
         blobs: Blobs | None,
         mask: Masker | None = None,
         allowed_hosts: tuple[str, ...] = (),
+        max_characters: int = MAX_CHARACTERS,
     ) -> None:
         self._registry = registry
         self._policy = policy
@@ -51,6 +52,7 @@ class ToolRunner:
         self._blobs = blobs
         self._mask = mask or NoMask()
         self._hosts = allowed_hosts
+        self._most = max_characters
 
     def offered(self) -> list[ToolSpec]:
         return self._registry.offered(self._policy)
@@ -89,10 +91,12 @@ class ToolRunner:
         arguments = _parse(tool, call)
         if isinstance(arguments, Ran):
             return arguments
+        if self._shell is not None:
+            await self._shell.confine(narrowed=around.narrowed)
         context = self._context(call, around)
         wanted = tool.timeout_of(arguments) if tool.timeout_of else tool.timeout
         ran = await _guarded(tool, arguments, context, min(wanted, around.seconds_left + GRACE))
-        return Ran(await fit(ran.result, self._mask, self._blobs), ran.status)
+        return replace(ran, result=await fit(ran.result, self._mask, self._blobs, self._most))
 
     async def pictures(self, result: ToolResult) -> list[Block]:
         """The result's images as blocks that point to blobs."""
@@ -111,13 +115,16 @@ class ToolRunner:
         """The true outcome of a command that was under way when its worker died, if the shell knows it."""
         if call.tier != Tier.EXEC or self._shell is None:
             return None
+        await self._shell.confine(narrowed=around.narrowed)
         with contextlib.suppress(OSError, GoferError):
             recovering = asyncio.ensure_future(self._shell.recover(call.id))
             found = await unless_stopped(recovering, around.stopping, self._shell)
             if found is not None:
                 known = found.exit_code is not None or found.timed_out or found.cancelled
                 result = command_result(found) if known else _unknown_with(command_result(found).content)
-                return Ran(await fit(result, self._mask, self._blobs), "ok" if known else "unknown")
+                return Ran(
+                    await fit(result, self._mask, self._blobs, self._most), "ok" if known else "unknown"
+                )
         return None
 
     def _context(self, call: Call, around: Surroundings) -> ToolContext:
@@ -165,6 +172,8 @@ async def _guarded(tool: Tool[Any], arguments: BaseModel, context: ToolContext, 
         raise
     except OSError as error:
         return Ran(ToolResult(_os_error(error), is_error=True), "error")
+    except Temporary as error:
+        return Ran(ToolResult(str(error), is_error=True), "error", error.retry_after)
     except GoferError as error:
         return Ran(ToolResult(str(error), is_error=True), "error")
     except Exception as error:  # noqa: BLE001 - a tool may raise anything; the run must not end for it

@@ -15,7 +15,7 @@ import secrets
 import tempfile
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from gofer.rehearsal.github.world import (
     Installation,
     Issue,
     Repository,
+    Review,
     Token,
     World,
     stamp,
@@ -45,13 +46,14 @@ from gofer.rehearsal.loopback import hang_up, serve
 
 __all__ = ["Fault", "GitHubService"]
 
+VERSION = "2022-11-28"
 PERMISSIONS = {
     "metadata": "read", "issues": "write", "pull_requests": "write", "contents": "write", "checks": "write",
-    "actions": "read",
+    "actions": "read", "statuses": "read",
 }  # fmt: skip
 EVENTS = [
     "issues", "issue_comment", "pull_request", "pull_request_review", "pull_request_review_comment", "check_suite",
-    "repository",
+    "status", "repository",
 ]  # fmt: skip
 
 
@@ -68,6 +70,8 @@ class GitHubService:
         self.faults: deque[Fault] = deque()
         self.calls: list[tuple[str, str, int]] = []
         """Method, path and status of every request to the API."""
+        self.unversioned: list[str] = []
+        """Requests that did not say which version of the API they mean, or which media type."""
         self.url = ""
         """Where people and git go."""
         self.api_url = ""
@@ -135,6 +139,10 @@ class GitHubService:
         async def smart_http(request: Request) -> Response:
             return await git.serve(self.world, request)
 
+        async def lfs_storage(request: Request) -> Response:
+            return await git.lfs_storage(self.world, request)
+
+        kept = Route("/lfs-storage/{owner}/{name}/{oid}", lfs_storage, methods=["GET", "PUT"])
         backend = Route("/{owner}/{name}/{rest:path}", smart_http, methods=["GET", "POST"])
         create = self._plain(self._apps.create, limited=False)
         pages = [
@@ -142,7 +150,8 @@ class GitHubService:
             for path in ("/settings/apps/new", "/organizations/{org}/settings/apps/new")
         ]
         storage = Route("/storage/{owner}/{name}/{id:int}", self._plain(self._across.stored, limited=False))
-        return [storage, *pages, backend]
+        assets = Route("/user-attachments/assets/{id}", self._plain(self._across.asset, limited=False))
+        return [storage, assets, kept, *pages, backend]
 
     def _guarded(
         self, handler: api.Handler, permission: str, level: str
@@ -152,7 +161,7 @@ class GitHubService:
             full_name = f"{request.path_params['owner']}/{request.path_params['name']}"
             of = repository_for(self.world, token, full_name, permission, level)
             return await handler(
-                api.Asked(self.world, self.url, request, token, of, await _body(request), self._opened)
+                api.Asked(self.world, self.url, request, token, of, await _body(request), self._tell)
             )
 
         return self._plain(answer)
@@ -169,6 +178,7 @@ class GitHubService:
                 if fault is not None:
                     await _go_wrong(fault)
                 if limited:
+                    self._check_version(request, path)
                     self.limits.count(request.method, request.url.path)
                 response = self._sent_on(request) or await handler(request)
                 response.headers.update(self.limits.headers())
@@ -180,6 +190,14 @@ class GitHubService:
             return response
 
         return answer
+
+    def _check_version(self, request: Request, path: str) -> None:
+        """GitHub refuses a version it never had, and takes the oldest for none."""
+        version = request.headers.get("x-github-api-version")
+        if version not in (None, VERSION):
+            raise Refusal(400, f"Version {version} is not a supported version of this API")
+        if version is None or not request.headers.get("accept", "").startswith("application/vnd.github"):
+            self.unversioned.append(f"{request.method} {path}")
 
     def _sent_on(self, request: Request) -> Response | None:
         """Who asks for a repository by a name that it had is sent to its number, at which it answers for ever."""
@@ -279,6 +297,12 @@ class GitHubService:
 
     # What people do.
 
+    def upload(self, data: bytes) -> str:
+        """Drag a picture into a text; returns where it is, for who is signed in."""
+        name = str(uuid.uuid4())
+        self.world.assets[name] = data
+        return f"{self.url}/user-attachments/assets/{name}"
+
     async def open_issue(self, login: str, of: Repository, title: str, body: str = "") -> Issue:
         made = Issue(of.next_number(), title, body, self.world.user(login))
         of.issues[made.number] = made
@@ -287,10 +311,9 @@ class GitHubService:
         )
         return made
 
-    def _opened(self, made: Issue, of: Repository) -> None:
-        """A program opened an issue: its App hears of it like of anybody's, a moment later."""
-        shown = {"action": "opened", "issue": shapes.issue(made, of, self.url)}
-        task = asyncio.create_task(self.deliver("issues", shown, of, made.user.login))
+    def _tell(self, event: str, payload: dict[str, Any], of: Repository, login: str) -> None:
+        """A program did something: its App hears of it like of anybody's doing, a moment later."""
+        task = asyncio.create_task(self.deliver(event, payload, of, login))
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
@@ -304,6 +327,19 @@ class GitHubService:
         await self.deliver("pull_request", {"action": "opened", "pull_request": shown}, of, login)
         return made
 
+    async def merge(
+        self, login: str, of: Repository, number: int, *, squash: bool, keep: bool = False
+    ) -> None:
+        """Press the button; the branch goes, unless it is kept."""
+        pull = of.issues[number]
+        pull.merged_sha = git.sha_of(of, pull.head)
+        git.merge(of.path, pull.base, pull.head, squash=squash)
+        if not keep:
+            git.run(of.path, "update-ref", "-d", f"refs/heads/{pull.head}")
+        pull.state, pull.merged_at = "closed", stamp()
+        shown = shapes.pull(pull, of, self.url, pull.merged_sha)
+        await self.deliver("pull_request", {"action": "closed", "pull_request": shown}, of, login)
+
     async def comment(self, login: str, of: Repository, number: int, body: str) -> Comment:
         made = Comment(self.world.next_id(), number, self.world.user(login), body)
         of.comments[made.id] = made
@@ -315,38 +351,66 @@ class GitHubService:
         await self.deliver("issue_comment", payload, of, login)
         return made
 
-    async def review_comment(self, login: str, of: Repository, number: int, path: str, body: str) -> Comment:
-        made = Comment(self.world.next_id(), number, self.world.user(login), body, path=path)
-        made.thread = made.id
-        of.review_comments[made.id] = made
-        pull = of.issues[number]
-        payload = {
-            "action": "created",
-            "pull_request": shapes.pull(pull, of, self.url, git.sha_of(of, pull.head)),
-            "comment": shapes.comment(made, of, self.url),
-        }
-        await self.deliver("pull_request_review_comment", payload, of, login)
+    async def review_comment(
+        self,
+        login: str,
+        of: Repository,
+        number: int,
+        path: str,
+        body: str,
+        line: int = 1,
+        side: str = "RIGHT",
+    ) -> Comment:
+        """A single remark on a line: a review of its own, as on GitHub."""
+        (made,) = await self.review(login, of, number, "", comments=[(path, line, body)], side=side)
         return made
 
     async def review(
-        self, login: str, of: Repository, number: int, body: str, state: str = "commented"
-    ) -> None:
-        """A review as a whole; comments on lines come by themselves."""
-        pull = of.issues[number]
-        made = {
-            "id": self.world.next_id(), "body": body, "state": state, "user": shapes.user(self.world.user(login)),
-            "submitted_at": stamp(),
-        }  # fmt: skip
+        self,
+        login: str,
+        of: Repository,
+        number: int,
+        body: str,
+        state: str = "commented",
+        comments: Sequence[tuple[str, int, str]] = (),
+        side: str = "RIGHT",
+    ) -> list[Comment]:
+        """A review with comments on lines (path, line, words); GitHub tells of each, in no order."""
+        pull, who = of.issues[number], self.world.user(login)
+        whole = Review(self.world.next_id(), number, who, body, state.upper(), git.sha_of(of, pull.head))
+        of.reviews[whole.id] = whole
+        change, made = f"refs/heads/{pull.base}...refs/heads/{pull.head}", []
+        for path, line, words in comments:
+            one = Comment(self.world.next_id(), number, who, words, path=path, line=line, side=side)
+            one.thread, one.review = one.id, whole.id
+            one.hunk = git.hunk_at(of.path, change, path, line, side) or "@@"
+            of.review_comments[one.id] = one
+            made.append(one)
         shown = shapes.pull(pull, of, self.url, git.sha_of(of, pull.head))
-        payload = {"action": "submitted", "pull_request": shown, "review": made}
-        await self.deliver("pull_request_review", payload, of, login)
+        review = {**shapes.review(whole), "body": body or None, "state": state}
+        told = {"action": "submitted", "pull_request": shown, "review": review}
+        await self.deliver("pull_request_review", told, of, login)
+        for one in made:
+            said = {"action": "created", "pull_request": shown, "comment": shapes.comment(one, of, self.url)}
+            await self.deliver("pull_request_review_comment", said, of, login)
+        return made
+
+    async def push(self, login: str, of: Repository, number: int, files: dict[str, str]) -> None:
+        """New commits on a pull request."""
+        pull = of.issues[number]
+        sha = git.commit(of.path, files, pull.head, "More")
+        shown = shapes.pull(pull, of, self.url, sha)
+        await self.deliver("pull_request", {"action": "synchronize", "pull_request": shown}, of, login)
 
     async def label(self, login: str, of: Repository, number: int, name: str) -> None:
-        of.issues[number].labels.append(name)
-        shown = shapes.issue(of.issues[number], of, self.url)
-        await self.deliver(
-            "issues", {"action": "labeled", "issue": shown, "label": {"name": name}}, of, login
-        )
+        one = of.issues[number]
+        one.labels.append(name)
+        if one.head:
+            shown = {"pull_request": shapes.pull(one, of, self.url, git.sha_of(of, one.head))}
+        else:
+            shown = {"issue": shapes.issue(one, of, self.url)}
+        event = "pull_request" if one.head else "issues"
+        await self.deliver(event, {"action": "labeled", **shown, "label": {"name": name}}, of, login)
 
     async def fail_checks(self, of: Repository, number: int, log: str = "") -> None:
         """The checks of a pull request end badly."""
@@ -365,16 +429,41 @@ class GitHubService:
         suite = {
             "id": self.world.next_id(), "head_branch": pull.head, "head_sha": git.sha_of(of, pull.head),
             "status": "completed", "conclusion": "failure", "pull_requests": [{"number": number}],
+            "app": {"id": 15368, "slug": "github-actions", "name": "GitHub Actions"},
         }  # fmt: skip
         await self.deliver("check_suite", {"action": "completed", "check_suite": suite}, of, pull.user.login)
 
+    async def set_status(self, of: Repository, number: int, context: str, state: str) -> None:
+        """A service sets a commit status on a pull request's head."""
+        pull = of.issues[number]
+        sha = git.sha_of(of, pull.head)
+        one = {
+            "id": self.world.next_id(), "context": context, "state": state, "description": "It said so.",
+            "target_url": "https://ci.example/1", "sha": sha,
+        }  # fmt: skip
+        of.statuses.append(one)
+        await self.deliver("status", {**one, "branches": [{"name": pull.head}]}, of, pull.user.login)
+
+    async def rerun(self, login: str, of: Repository, check: CheckRun) -> None:
+        """Press re-run on a check: its App hears of it, subscribed or not."""
+        (app,) = [one for one in self.world.apps.values() if one.user.login == check.by]
+        pulls = [one for one in of.issues.values() if git.sha_of(of, one.head or "-") == check.head_sha]
+        shown = {
+            **shapes.check_run(check), "app": {"id": app.id, "slug": app.slug},
+            "pull_requests": [{"number": one.number} for one in pulls],
+        }  # fmt: skip
+        await self.deliver("check_run", {"action": "rerequested", "check_run": shown}, of, login, only=app)
+
     # Webhooks.
 
-    async def deliver(self, event: str, payload: dict[str, Any], of: Repository, login: str) -> None:
-        """Tell every App that is installed there."""
+    async def deliver(
+        self, event: str, payload: dict[str, Any], of: Repository, login: str, only: App | None = None
+    ) -> None:
+        """Tell every App that is installed there and listens, or the only one that it concerns."""
         sender = self.world.users.get(login) or self._bot(login)
         for place in list(self.world.installations.values()):
-            listens = place.app.active and event in place.app.events and not place.suspended
+            heard = event in place.app.events if only is None else place.app is only
+            listens = place.app.active and heard and not place.suspended
             if of.full_name in place.repositories and listens:
                 whole = {
                     **payload,

@@ -46,6 +46,15 @@ class Across:
         of = self._world.repositories[f"{request.path_params['owner']}/{request.path_params['name']}"]
         return PlainTextResponse(of.check_runs[int(request.path_params["id"])].log)
 
+    async def asset(self, request: Request) -> Response:
+        """A picture that somebody uploaded: for who has its signature, and brings no credentials."""
+        if "authorization" in request.headers:
+            raise Refusal(400, "InvalidAuthenticationInfo")
+        data = self._world.assets.get(request.path_params["id"])
+        if data is None or request.query_params.get("jwt") != self._world.signature:
+            raise Refusal(404, "Not Found")
+        return Response(data, media_type="application/octet-stream")
+
     async def graphql(self, request: Request) -> Response:
         """The review threads of a pull request, and the end of one."""
         token = token_of(self._world, request)
@@ -66,8 +75,18 @@ class Across:
             for one in of.review_comments.values()
             if one.number == given["number"] and one.thread == one.id
         ]
-        nodes = [{"id": f"PRRT_{one.id}", "comments": {"nodes": [{"databaseId": one.id}]}} for one in heads]
-        return _data({"repository": {"pullRequest": {"reviewThreads": {"nodes": nodes}}}})
+        end = next((n for n, one in enumerate(heads) if f"PRRT_{one.id}" == given.get("before")), len(heads))
+        page = heads[max(0, end - 100) : end]
+        nodes = [
+            {
+                "id": f"PRRT_{one.id}",
+                "isResolved": one.resolved,
+                "comments": {"nodes": [{"databaseId": one.id}]},
+            }
+            for one in page
+        ]
+        info = {"hasPreviousPage": end > 100, "startCursor": nodes[0]["id"] if nodes else None}
+        return _data({"repository": {"pullRequest": {"reviewThreads": {"nodes": nodes, "pageInfo": info}}}})
 
     def _thread(self, id_: str) -> tuple[Repository, Comment]:
         for of in self._world.repositories.values():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import html
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,7 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 
 from gofer.rehearsal.github import git, shapes
 from gofer.rehearsal.github.door import ORDER, Refusal
-from gofer.rehearsal.github.world import CheckRun, Comment, Issue, Repository, Token, World, stamp
+from gofer.rehearsal.github.world import CheckRun, Comment, Issue, Repository, Review, Token, World, stamp
 
 LONGEST_COMMENT = 65_536
 MOST_LINES = 20_000
@@ -19,7 +21,12 @@ MOST_LINES = 20_000
 MOST_PATCH = 3_000
 """Changed lines of a file whose patch is shown."""
 CONCLUSIONS = ("action_required", "cancelled", "failure", "neutral", "success", "skipped", "timed_out")
+WORST_FIRST = ("failure", "timed_out", "action_required", "cancelled", "neutral", "skipped")
 REACTIONS = {"+1", "-1", "laugh", "confused", "heart", "hooray", "rocket", "eyes"}
+
+
+Tell = Callable[[str, dict[str, Any], Repository, str], None]
+"""Event, payload, place and the sender's login: every App that listens there hears of it, a moment later."""
 
 
 class Asked:
@@ -33,11 +40,11 @@ class Asked:
         token: Token,
         of: Repository,
         body: Any,
-        opened: Callable[[Issue, Repository], None],
+        tell: Tell,
     ) -> None:
         self.world, self.base, self.request = world, base, request
         self.token, self.of, self.body = token, of, body
-        self.opened = opened
+        self.tell = tell
 
     def number(self, name: str) -> int:
         return int(self.request.path_params[name])
@@ -98,8 +105,23 @@ async def permission(asked: Asked) -> Response:
     return JSONResponse({"permission": legacy, "role_name": role, "user": shapes.user(user)})
 
 
+_PICTURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"")
+
+
+def _with_html(asked: Asked, shown: dict[str, Any]) -> dict[str, Any]:
+    """The same with its body as HTML, if that is asked for: there, uploads have addresses that open."""
+    if "full+json" not in asked.request.headers.get("accept", ""):
+        return shown
+    found = [one or other for one, other in _PICTURE.findall(shown["body"] or "")]
+    signed = [f"{one}?jwt={asked.world.signature}" if "/user-attachments/" in one else one for one in found]
+    return {
+        **shown,
+        "body_html": "<p>" + "".join(f'<img src="{html.escape(one)}">' for one in signed) + "</p>",
+    }
+
+
 async def get_issue(asked: Asked) -> Response:
-    return JSONResponse(shapes.issue(asked.issue(), asked.of, asked.base))
+    return JSONResponse(_with_html(asked, shapes.issue(asked.issue(), asked.of, asked.base)))
 
 
 async def create_issue(asked: Asked) -> Response:
@@ -107,8 +129,9 @@ async def create_issue(asked: Asked) -> Response:
         asked.of.next_number(), asked.text("title", most=256), asked.body.get("body", ""), asked.token.user
     )
     asked.of.issues[made.number] = made
-    asked.opened(made, asked.of)
-    return JSONResponse(shapes.issue(made, asked.of, asked.base), 201)
+    shown = shapes.issue(made, asked.of, asked.base)
+    asked.tell("issues", {"action": "opened", "issue": shown}, asked.of, made.user.login)
+    return JSONResponse(shown, 201)
 
 
 async def list_comments(asked: Asked) -> Response:
@@ -123,13 +146,16 @@ async def list_comments(asked: Asked) -> Response:
 
 async def create_comment(asked: Asked) -> Response:
     issue = asked.issue()
+    if issue.locked and asked.token.installation is not None:
+        raise Refusal(403, "Unable to create comment because issue is locked.")
     made = Comment(asked.world.next_id(), issue.number, asked.token.user, asked.text("body"))
     asked.of.comments[made.id] = made
     return JSONResponse(shapes.comment(made, asked.of, asked.base), 201)
 
 
 async def get_comment(asked: Asked) -> Response:
-    return JSONResponse(shapes.comment(asked.comment(asked.of.comments), asked.of, asked.base))
+    shown = shapes.comment(asked.comment(asked.of.comments), asked.of, asked.base)
+    return JSONResponse(_with_html(asked, shown))
 
 
 async def edit_comment(asked: Asked) -> Response:
@@ -171,7 +197,11 @@ async def react_to_issue(asked: Asked) -> Response:
 
 async def add_labels(asked: Asked) -> Response:
     issue, labels = asked.issue(), asked.body.get("labels")
-    if not isinstance(labels, list) or not all(isinstance(one, str) and 0 < len(one) <= 50 for one in labels):
+    if (
+        not isinstance(labels, list)
+        or not labels
+        or not all(isinstance(one, str) and 0 < len(one) <= 50 for one in labels)
+    ):
         raise Refusal(422, "Validation Failed: labels")
     issue.labels += [one for one in labels if one not in issue.labels]
     return JSONResponse([{"name": name} for name in issue.labels])
@@ -185,6 +215,7 @@ async def list_pulls(asked: Asked) -> Response:
         for one in asked.of.issues.values()
         if one.head and (not head or one.head == head) and state in ("all", one.state)
     ]
+    rows.sort(key=lambda one: -one.number)
     return JSONResponse([_pull(asked, one) for one in asked.page(rows)])
 
 
@@ -196,6 +227,8 @@ async def create_pull(asked: Asked) -> Response:
         raise Refusal(422, f"Validation Failed: A pull request already exists for {head}.")
     if git.sha_of(asked.of, head) == git.sha_of(asked.of, base):
         raise Refusal(422, f"Validation Failed: No commits between {base} and {head}")
+    if asked.body.get("draft") and not asked.of.drafts:
+        raise Refusal(422, "Draft pull requests are not supported in this repository.")
     made = Issue(
         asked.of.next_number(), asked.text("title", most=256), asked.text("body", least=0), asked.token.user,
         head=head, base=base, draft=bool(asked.body.get("draft")), head_repository=asked.of.full_name,
@@ -258,8 +291,74 @@ async def reply_to_review(asked: Asked) -> Response:
     pull, first = _is_pull(asked), asked.comment(asked.of.review_comments)
     made = Comment(asked.world.next_id(), pull.number, asked.token.user, asked.text("body"))
     made.path, made.thread = first.path, first.thread or first.id
+    made.line, made.side, made.hunk = first.line, first.side, first.hunk
     asked.of.review_comments[made.id] = made
     return JSONResponse(shapes.comment(made, asked.of, asked.base), 201)
+
+
+async def get_review_comment(asked: Asked) -> Response:
+    shown = shapes.comment(asked.comment(asked.of.review_comments), asked.of, asked.base)
+    return JSONResponse(_with_html(asked, shown))
+
+
+async def list_reviews(asked: Asked) -> Response:
+    number = _is_pull(asked).number
+    rows = [shapes.review(one) for one in asked.of.reviews.values() if one.number == number]
+    return JSONResponse(asked.page(rows))
+
+
+async def list_comments_of_review(asked: Asked) -> Response:
+    pull, review = _is_pull(asked), asked.of.reviews.get(asked.number("id"))
+    if review is None or review.number != pull.number:
+        raise Refusal(404, "Not Found")
+    rows = [one for one in asked.of.review_comments.values() if one.review == review.id]
+    return JSONResponse([shapes.comment(one, asked.of, asked.base) for one in asked.page(rows)])
+
+
+STATES = {"APPROVE": "APPROVED", "REQUEST_CHANGES": "CHANGES_REQUESTED", "COMMENT": "COMMENTED"}
+
+
+async def create_review(asked: Asked) -> Response:
+    """One review with its comments, or none of it: a comment on a line that is not in the diff refuses the whole."""
+    pull, event = _is_pull(asked), asked.body.get("event")
+    if event not in STATES:
+        raise Refusal(422, "Validation Failed: event")
+    if event != "COMMENT" and pull.user.login == asked.token.user.login:
+        raise Refusal(
+            422, f"Unprocessable Entity: Can not {event.lower().replace('_', ' ')} on your own pull request"
+        )
+    body = asked.text("body", least=0 if event == "APPROVE" else 1)
+    sha = asked.body.get("commit_id") or git.sha_of(asked.of, pull.head)
+    if sha != git.sha_of(asked.of, pull.head):
+        git.run(asked.of.path, "merge-base", "--is-ancestor", sha, f"refs/heads/{pull.head}")
+    made = Review(asked.world.next_id(), pull.number, asked.token.user, body, STATES[event], sha)
+    comments = [_line_comment(asked, pull, made, one) for one in asked.body.get("comments", [])]
+    asked.of.reviews[made.id] = made
+    asked.of.review_comments |= {one.id: one for one in comments}
+    return JSONResponse(shapes.review(made), 200)
+
+
+def _line_comment(asked: Asked, pull: Issue, review: Review, given: dict[str, Any]) -> Comment:
+    unknown = {*given} - {"path", "line", "side", "start_line", "start_side", "body", "position"}
+    path, line, side = given.get("path"), given.get("line"), given.get("side", "RIGHT")
+    if unknown or not isinstance(path, str) or not isinstance(line, int) or side not in ("LEFT", "RIGHT"):
+        raise Refusal(
+            422, f"Validation Failed: comments {sorted(unknown) or 'need path, line, side and body'}"
+        )
+    if not isinstance(given.get("body"), str) or not 0 < len(given["body"]) <= LONGEST_COMMENT:
+        raise Refusal(422, "Validation Failed: a comment's body")
+    hunk = git.hunk_at(asked.of.path, _change(pull), path, line, side)
+    if not hunk:
+        raise Refusal(422, "Unprocessable Entity: Line could not be resolved")
+    start = given.get("start_line")
+    if start is not None:
+        above = git.hunk_at(asked.of.path, _change(pull), path, start, given.get("start_side", side))
+        if start >= line or above.split("\n")[0] != hunk.split("\n")[0]:
+            raise Refusal(422, "Unprocessable Entity: Start line must precede the end line in the same hunk")
+    made = Comment(asked.world.next_id(), pull.number, asked.token.user, given["body"], path=path, line=line)
+    made.side, made.start_line, made.hunk, made.review = side, start or 0, hunk, review.id
+    made.thread = made.id
+    return made
 
 
 async def request_review(asked: Asked) -> Response:
@@ -285,12 +384,36 @@ async def contents(asked: Asked) -> Response:
     )
 
 
+async def compare(asked: Asked) -> Response:
+    """How a commit lies to a branch."""
+    base, _, head = asked.request.path_params["both"].partition("...")
+    if base.startswith("-") or head.startswith("-") or not head:
+        raise Refusal(404, "Not Found")
+    counted = git.run(
+        asked.of.path, "rev-list", "--left-right", "--count", f"refs/heads/{base}...{head}", "--"
+    )
+    behind, ahead = map(int, counted.split())
+    status = ("diverged" if behind else "ahead") if ahead else ("behind" if behind else "identical")
+    return JSONResponse(
+        {"status": status, "ahead_by": ahead, "behind_by": behind, "commits": [], "files": []}
+    )
+
+
 async def list_checks(asked: Asked) -> Response:
     sha, name = asked.request.path_params["sha"], asked.request.query_params.get("check_name")
     rows = [one for one in asked.of.check_runs.values() if one.head_sha == sha and name in (None, one.name)]
     return JSONResponse(
         {"total_count": len(rows), "check_runs": list(map(shapes.check_run, asked.page(rows)))}
     )
+
+
+async def combined_status(asked: Asked) -> Response:
+    """The latest status of each context on a commit."""
+    sha = asked.request.path_params["sha"]
+    latest = {one["context"]: one for one in asked.of.statuses if one["sha"] == sha}
+    states = {one["state"] for one in latest.values()}
+    state = "failure" if states & {"failure", "error"} else "success" if states == {"success"} else "pending"
+    return JSONResponse({"state": state, "sha": sha, "statuses": asked.page(list(latest.values()))})
 
 
 async def create_check(asked: Asked) -> Response:
@@ -304,6 +427,7 @@ async def create_check(asked: Asked) -> Response:
     )  # fmt: skip
     _end_check(made, asked.body)
     asked.of.check_runs[made.id] = made
+    _tell_suite(asked, made)
     return JSONResponse(shapes.check_run(made), 201)
 
 
@@ -312,7 +436,25 @@ async def edit_check(asked: Asked) -> Response:
     if found is None or found.by != asked.token.user.login:
         raise Refusal(404, "Not Found")
     _end_check(found, asked.body)
+    _tell_suite(asked, found)
     return JSONResponse(shapes.check_run(found))
+
+
+def _tell_suite(asked: Asked, check: CheckRun) -> None:
+    """GitHub keeps the checks that one App made on a commit as a suite, and tells everybody when all have ended:
+    also the App itself."""
+    suite = [
+        one for one in asked.of.check_runs.values() if (one.by, one.head_sha) == (check.by, check.head_sha)
+    ]
+    if any(one.status != "completed" for one in suite) or asked.token.installation is None:
+        return
+    ended = {one.conclusion for one in suite}
+    worst = next((one for one in WORST_FIRST if one in ended), "success")
+    number = min(one.id for one in suite) * 10
+    shown = shapes.check_suite(
+        asked.of, number, check.head_sha, worst, asked.token.installation.app, git.sha_of
+    )
+    asked.tell("check_suite", {"action": "completed", "check_suite": shown}, asked.of, check.by)
 
 
 def _end_check(check: CheckRun, body: dict[str, Any]) -> None:
@@ -366,8 +508,20 @@ ROUTES: tuple[tuple[str, str, str, str, Handler], ...] = (
     ),
     ("POST", f"{R}/pulls/{{number:int}}/requested_reviewers", "pull_requests", "write", request_review),
     ("POST", f"{R}/pulls/comments/{{id:int}}/reactions", "pull_requests", "write", react_to_review_comment),
+    ("GET", f"{R}/pulls/comments/{{id:int}}", "pull_requests", "read", get_review_comment),
+    ("GET", f"{R}/pulls/{{number:int}}/reviews", "pull_requests", "read", list_reviews),
+    ("POST", f"{R}/pulls/{{number:int}}/reviews", "pull_requests", "write", create_review),
+    (
+        "GET",
+        f"{R}/pulls/{{number:int}}/reviews/{{id:int}}/comments",
+        "pull_requests",
+        "read",
+        list_comments_of_review,
+    ),
     ("GET", f"{R}/contents/{{path:path}}", "contents", "read", contents),
+    ("GET", f"{R}/compare/{{both:path}}", "contents", "read", compare),
     ("GET", f"{R}/commits/{{sha}}/check-runs", "checks", "read", list_checks),
+    ("GET", f"{R}/commits/{{sha}}/status", "statuses", "read", combined_status),
     ("GET", f"{R}/actions/jobs/{{id:int}}/logs", "actions", "read", job_logs),
     ("POST", f"{R}/check-runs", "checks", "write", create_check),
     ("PATCH", f"{R}/check-runs/{{id:int}}", "checks", "write", edit_check),

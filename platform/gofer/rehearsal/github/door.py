@@ -50,7 +50,11 @@ class Limits:
         self._made: deque[float] = deque()
 
     def headers(self) -> dict[str, str]:
-        return {"x-ratelimit-remaining": str(self.requests), "x-ratelimit-reset": str(int(self.reset_at))}
+        return {
+            "x-ratelimit-remaining": str(self.requests),
+            "x-ratelimit-reset": str(math.ceil(self.reset_at)),
+            "x-ratelimit-resource": "core",
+        }
 
     def count(self, method: str, path: str) -> None:
         """One more request; raises the refusal GitHub answers with when it is one too many."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from gofer.rehearsal.github.door import Refusal, repository_for, token_of
 from gofer.rehearsal.github.world import Repository, World
@@ -52,7 +54,8 @@ def make(path: Path, files: dict[str, str], branch: str) -> None:
     path.mkdir(parents=True)
     run(path, "-c", "init.templateDir=", "init", "--bare", "--quiet", f"--initial-branch={branch}")
     with (path / "config").open("a") as config:
-        config.write("[http]\n\treceivepack = true\n")
+        # GitHub hands out every commit that it has to whoever asks by its number.
+        config.write("[http]\n\treceivepack = true\n[uploadpack]\n\tallowAnySHA1InWant = true\n")
     hook = path / "hooks" / "update"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text(_HOOK)
@@ -77,6 +80,43 @@ def commit(path: Path, files: dict[str, str], branch: str, message: str) -> str:
     marks = path / "marks"
     run(path, "fast-import", "--quiet", "--force", f"--export-marks={marks}", stdin=b"".join(parts).decode())
     return marks.read_text().split()[1]
+
+
+def merge(path: Path, base: str, head: str, *, squash: bool) -> str:
+    """Merge a branch into another as GitHub's button does, without a working copy. Returns the new commit."""
+    tree = run(path, "merge-tree", "--write-tree", base, head)
+    parents = [base] if squash else [base, head]
+    made = run(
+        path, "commit-tree", tree, *(f"-p{run(path, 'rev-parse', one)}" for one in parents), "-m", "Merge"
+    )
+    run(path, "update-ref", f"refs/heads/{base}", made)
+    return made
+
+
+def rewrite(path: Path, files: dict[str, str], branch: str, message: str) -> str:
+    """Force-push: the branch's last commit is replaced by another."""
+    parent = run(path, "rev-parse", f"refs/heads/{branch}~1")
+    run(path, "update-ref", f"refs/heads/{branch}", parent)
+    return commit(path, files, branch, message)
+
+
+def hunk_at(path: Path, change: str, name: str, line: int, side: str) -> str:
+    """The hunk of a diff down to a line of one side, as GitHub shows it above a comment; empty when it is in none."""
+    shown: list[str] = []
+    old = new = 0
+    for row in run(path, "diff", change, "--", name).split("\n"):
+        if row.startswith("@@"):
+            _, before, after, *_ = row.split(" ")
+            old, new = int(before[1:].split(",")[0]) - 1, int(after[1:].split(",")[0]) - 1
+            shown = [row]
+        elif shown:
+            old += row[:1] != "+" and row[:1] != "\\"
+            new += row[:1] != "-" and row[:1] != "\\"
+            shown.append(row)
+            counts = {"LEFT": old if row[:1] != "+" else 0, "RIGHT": new if row[:1] != "-" else 0}
+            if counts[side] == line:
+                return "\n".join(shown)
+    return ""
 
 
 def _data(text: str) -> bytes:
@@ -119,13 +159,56 @@ async def serve(world: World, request: Request) -> Response:
         query = f"?{request.url.query}" if request.url.query else ""
         return Response(status_code=301, headers={"location": f"/{now.full_name}.git/{rest}{query}"})
     pushing = "git-receive-pack" in (rest, request.query_params.get("service"))
+    if rest == "info/lfs/objects/batch":
+        pushing = (await request.json()).get("operation") == "upload"
     try:
         token = token_of(world, request)
         level = "write" if pushing else "read"
         repository = repository_for(world, token, full_name, "contents", level)
     except Refusal as refusal:
         return Response(str(refusal), refusal.status, {"www-authenticate": 'Basic realm="GitHub"'})
+    if rest == "info/lfs/objects/batch":
+        return await _lfs_batch(repository, request, level)
     return await _backend(repository, request, rest)
+
+
+async def _lfs_batch(repository: Repository, request: Request, level: str) -> Response:
+    """Where objects are, or are to be put: on a storage that takes its own signature, and no token."""
+    wanted = await request.json()
+    upload = wanted["operation"] == "upload"
+    base = str(request.base_url).rstrip("/")
+    objects = []
+    for one in wanted["objects"]:
+        address = f"{base}/lfs-storage/{repository.full_name}/{one['oid']}"
+        action = {"href": address, "header": {"X-Signed": sign_lfs(one["oid"])}, "expires_in": 600}
+        entry: dict[str, Any] = {"oid": one["oid"], "size": one["size"], "authenticated": True}
+        if upload and one["oid"] not in repository.lfs:
+            entry["actions"] = {"upload": action}
+        elif not upload and one["oid"] in repository.lfs:
+            entry["actions"] = {"download": action}
+        elif not upload:
+            entry["error"] = {"code": 404, "message": "Object does not exist on the server"}
+        objects.append(entry)
+    return JSONResponse({"transfer": "basic", "objects": objects}, media_type="application/vnd.git-lfs+json")
+
+
+def sign_lfs(oid: str) -> str:
+    return hashlib.sha256(f"signed {oid}".encode()).hexdigest()
+
+
+async def lfs_storage(world: World, request: Request) -> Response:
+    """An object where it is kept. Whoever brings credentials here has let them out."""
+    oid = request.path_params["oid"]
+    of = world.repositories[f"{request.path_params['owner']}/{request.path_params['name']}"]
+    if "authorization" in request.headers or request.headers.get("x-signed") != sign_lfs(oid):
+        return Response("InvalidAuthenticationInfo", 403)
+    if request.method == "GET":
+        return Response(of.lfs[oid]) if oid in of.lfs else Response(status_code=404)
+    data = await request.body()
+    if hashlib.sha256(data).hexdigest() != oid:
+        return Response(status_code=422)
+    of.lfs[oid] = data
+    return Response(status_code=200)
 
 
 async def _backend(repository: Repository, request: Request, rest: str) -> Response:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gofer.rehearsal.github.world import (
+    App,
     CheckRun,
     Comment,
     Delivery,
     Installation,
     Issue,
     Repository,
+    Review,
     User,
     World,
 )
@@ -37,6 +40,7 @@ def issue(one: Issue, of: Repository, base: str) -> dict[str, Any]:
         "state": one.state, "created_at": one.created_at, "updated_at": one.created_at,
         "labels": [{"name": name} for name in one.labels], "draft": one.draft,
         "html_url": f"{base}/{of.full_name}/{kind}/{one.number}", "id": of.id * 10_000 + one.number,
+        "comments": sum(1 for each in of.comments.values() if each.number == one.number), "locked": one.locked,
     }  # fmt: skip
     if one.head:
         shown["pull_request"] = {"url": f"{base}/api/v3/repos/{of.full_name}/pulls/{one.number}"}
@@ -50,23 +54,48 @@ def pull(one: Issue, of: Repository, base: str, sha: str) -> dict[str, Any]:
     head = {"full_name": one.head_repository} if fork else repository(of, base)
     return {
         **shown,
-        "head": {"ref": one.head, "sha": sha, "repo": head},
+        "head": {"ref": one.head, "sha": sha or one.merged_sha, "repo": head},
         "base": {"ref": one.base, "repo": repository(of, base)},
         "requested_reviewers": [{"login": login} for login in one.reviewers],
+        "merged_at": one.merged_at or None,
     }
 
 
 def comment(one: Comment, of: Repository, base: str) -> dict[str, Any]:
     shown: dict[str, Any] = {
-        "id": one.id, "body": one.body, "user": user(one.user), "created_at": one.created_at,
+        "id": one.id, "body": one.body, "user": None if one.ghost else user(one.user), "created_at": one.created_at,
         "updated_at": one.updated_at or one.created_at,
         "html_url": f"{base}/{of.full_name}/issues/{one.number}#issuecomment-{one.id}",
     }  # fmt: skip
     if one.path:
-        shown |= {"path": one.path, "line": 1, "diff_hunk": "@@"}
+        shown |= {
+            "path": one.path, "line": one.line or 1, "side": one.side, "diff_hunk": one.hunk,
+            "start_line": one.start_line or None, "start_side": one.side if one.start_line else None,
+            "original_line": one.line or 1, "pull_request_review_id": one.review,
+            "pull_request_url": f"{base}/api/v3/repos/{of.full_name}/pulls/{one.number}",
+        }  # fmt: skip
         if one.thread != one.id:
             shown["in_reply_to_id"] = one.thread
     return shown
+
+
+def review(one: Review) -> dict[str, Any]:
+    return {
+        "id": one.id, "body": one.body, "state": one.state, "user": user(one.user),
+        "submitted_at": one.submitted_at, "commit_id": one.commit_id,
+    }  # fmt: skip
+
+
+def check_suite(
+    of: Repository, number: int, sha: str, conclusion: str, by: App, sha_of: Callable[[Repository, str], str]
+) -> dict[str, Any]:
+    """All checks of one App on a commit, which have ended."""
+    pulls = [one for one in of.issues.values() if one.head and sha_of(of, one.head) == sha]
+    return {
+        "id": number, "head_sha": sha, "head_branch": pulls[0].head if pulls else None, "status": "completed",
+        "conclusion": conclusion, "pull_requests": [{"number": one.number} for one in pulls],
+        "app": {"id": by.id, "slug": by.slug, "name": by.slug},
+    }  # fmt: skip
 
 
 def check_run(one: CheckRun) -> dict[str, Any]:

@@ -44,10 +44,18 @@ class Comment:
     reactions: list[tuple[str, str]] = field(default_factory=list)
     """Login and content."""
     edits: int = 0
+    ghost: bool = False
+    """Its author's account was deleted since: GitHub shows none."""
     path: str = ""
     """Of a review comment: the file it is about."""
     thread: int = 0
     """Of a review comment: the first one of its thread."""
+    line: int = 0
+    start_line: int = 0
+    side: str = "RIGHT"
+    hunk: str = "@@"
+    review: int = 0
+    """Of a review comment: the review it is part of."""
     resolved: bool = False
     """Of the first one of a thread."""
 
@@ -70,6 +78,11 @@ class Issue:
     head_repository: str = ""
     """The full name of the fork it comes from, or of the repository itself."""
     reviewers: list[str] = field(default_factory=list)
+    locked: bool = False
+    """Only who may write to the repository can comment; an App cannot, whatever it may do."""
+    merged_at: str = ""
+    merged_sha: str = ""
+    """Its head at the moment of the merge: the branch may be gone since."""
 
 
 @dataclass
@@ -89,6 +102,20 @@ class CheckRun:
 
 
 @dataclass
+class Review:
+    """A review of a pull request as a whole."""
+
+    id: int
+    number: int
+    user: User
+    body: str
+    state: str
+    """APPROVED, CHANGES_REQUESTED or COMMENTED."""
+    commit_id: str = ""
+    submitted_at: str = field(default_factory=stamp)
+
+
+@dataclass
 class Repository:
     """A repository with its bare git directory."""
 
@@ -99,13 +126,20 @@ class Repository:
     owner: int = 1
     """The number of the account it belongs to."""
     archived: bool = False
+    drafts: bool = True
+    """Whether draft pull requests are supported: private repositories of free accounts have none."""
     protected: set[str] = field(default_factory=set)
     """Branches that a rule protects."""
     permissions: dict[str, str] = field(default_factory=dict)
     issues: dict[int, Issue] = field(default_factory=dict)
     comments: dict[int, Comment] = field(default_factory=dict)
     review_comments: dict[int, Comment] = field(default_factory=dict)
+    reviews: dict[int, Review] = field(default_factory=dict)
     check_runs: dict[int, CheckRun] = field(default_factory=dict)
+    statuses: list[dict[str, Any]] = field(default_factory=list)
+    """Commit statuses, oldest first."""
+    lfs: dict[str, bytes] = field(default_factory=dict)
+    """What Git LFS keeps of it, by hash."""
     sent: int = 0
     """Bytes that git fetched of it so far."""
 
@@ -189,6 +223,10 @@ class World:
     deliveries: list[Delivery] = field(default_factory=list)
     token_seconds: float = 3600.0
     """How long a new token lives."""
+    assets: dict[str, bytes] = field(default_factory=dict)
+    """Pictures that people uploaded, by their id."""
+    signature: str = field(default_factory=lambda: secrets.token_hex(8))
+    """What opens them, as the API gives it out."""
     codes: dict[str, App] = field(default_factory=dict)
     """Manifest codes, each good for one exchange."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1001))

@@ -22,6 +22,14 @@ from gofer.rehearsal.telegram.updates import Updates
 from gofer.rehearsal.telegram.world import Chat, Message, World
 
 CALLBACK_LIFE = 900.0
+MAGIC: dict[str, tuple[tuple[int, bytes], ...]] = {
+    "photo": ((0, b"\xff\xd8\xff"), (0, b"\x89PNG"), (8, b"WEBP")),
+    "animation": ((0, b"GIF8"), (4, b"ftyp")),
+    "video": ((4, b"ftyp"),),
+    "audio": ((0, b"ID3"), (0, b"\xff\xfb"), (4, b"ftypM4A")),
+    "voice": ((0, b"OggS"),),
+}
+"""With which bytes, and where, a file begins that Telegram takes as such."""
 DOWNLOAD_LIMIT = 20 * 1024 * 1024
 NOT_MODIFIED = (
     "message is not modified: specified new message content and reply markup are exactly the same as a current "
@@ -238,12 +246,70 @@ class Methods:
         disable_notification: bool = False,
     ) -> Message:
         chat = self._world.writable(chat_id, message_thread_id)
-        if not isinstance(photo, Upload) or photo.content[:3] not in (b"\xff\xd8\xff", b"\x89PN"):
-            raise bad("IMAGE_PROCESS_FAILED")
         words, marked = _caption(caption, caption_entities)
-        sizes = [{**self._world.add_file(photo.content, photo.name), "width": 640, "height": 480}]
-        content = {"photo": sizes, **_some(caption=words, caption_entities=marked)}
+        content = {"photo": self._medium("photo", photo), **_some(caption=words, caption_entities=marked)}
         return self._say(chat, message_thread_id, reply_parameters, disable_notification, content)
+
+    def send_animation(
+        self, chat_id: Any, animation: Any, caption: Any = None, message_thread_id: Any = None
+    ) -> Message:
+        return self._play(chat_id, message_thread_id, "animation", animation, caption)
+
+    def send_video(
+        self, chat_id: Any, video: Any, caption: Any = None, message_thread_id: Any = None
+    ) -> Message:
+        return self._play(chat_id, message_thread_id, "video", video, caption)
+
+    def send_audio(
+        self, chat_id: Any, audio: Any, caption: Any = None, message_thread_id: Any = None
+    ) -> Message:
+        return self._play(chat_id, message_thread_id, "audio", audio, caption)
+
+    def send_voice(
+        self, chat_id: Any, voice: Any, caption: Any = None, message_thread_id: Any = None
+    ) -> Message:
+        return self._play(chat_id, message_thread_id, "voice", voice, caption)
+
+    def _play(self, chat_id: Any, thread: Any, kind: str, upload: Any, caption: Any) -> Message:
+        chat = self._world.writable(chat_id, thread)
+        words, marked = _caption(caption, None)
+        content = {kind: self._medium(kind, upload), **_some(caption=words, caption_entities=marked)}
+        return self._say(chat, thread, None, False, content)
+
+    def _medium(self, kind: str, upload: Any) -> Any:
+        """A file as what it is sent as, if it is that."""
+        if not isinstance(upload, Upload) or not upload.content:
+            raise bad("file must be non-empty")
+        if kind == "document":
+            return self._document(upload)
+        if not any(upload.content[at : at + len(magic)] == magic for at, magic in MAGIC[kind]):
+            raise bad("IMAGE_PROCESS_FAILED" if kind == "photo" else f"wrong type of the {kind}")
+        file = self._world.add_file(upload.content, upload.name)
+        if kind == "photo":
+            return [{**file, "width": 640, "height": 480}]
+        played = {**file, "duration": 1}
+        return {**played, "width": 320, "height": 240} if kind in ("video", "animation") else played
+
+    def send_media_group(
+        self, chat_id: Any, media: Any, message_thread_id: Any = None, **attached: Any
+    ) -> list[Message]:
+        chat = self._world.writable(chat_id, message_thread_id)
+        if not isinstance(media, list) or not 2 <= len(media) <= 10:
+            raise bad("wrong number of media: 2 to 10 are needed")
+        kinds = {one.get("type") for one in media}
+        if not (kinds <= {"photo", "video"} or kinds == {"audio"} or kinds == {"document"}):
+            raise bad("documents and audio files can be in an album only with their like")
+        contents = []
+        for one in media:
+            upload = attached.get(str(one.get("media", "")).removeprefix("attach://"))
+            words, marked = _caption(one.get("caption"), one.get("caption_entities"))
+            medium = {one["type"]: self._medium(one["type"], upload)}
+            contents.append({**medium, **_some(caption=words, caption_entities=marked)})
+        mark = str(14_000_000_000_000_000 + chat.next_id)
+        return [
+            self._say(chat, message_thread_id, None, False, {**content, "media_group_id": mark})
+            for content in contents
+        ]
 
     def _document(self, upload: Upload) -> dict[str, Any]:
         return {**self._world.add_file(upload.content, upload.name), "file_name": upload.name}
@@ -277,13 +343,16 @@ class Methods:
         entities: Any = None,
         message_thread_id: Any = None,
         can_stop: bool = False,
+        keep_on_stop: bool = False,
     ) -> bool:
         chat = self._world.writable(chat_id, message_thread_id)
-        if chat.type != "private" or not draft_id:
-            raise bad("drafts are for private chats and need a non-zero draft_id")
-        if len(text) > 4096:
-            raise bad("MESSAGE_TOO_LONG")
-        chat.drafts.append(text)
+        if chat.type != "private":
+            raise bad("drafts are for private chats")
+        if not isinstance(draft_id, int) or not draft_id:
+            raise bad("DRAFT_ID_INVALID")
+        kept, _ = checked_text(text, entities) if text else ("", [])
+        self._count(chat)
+        chat.drafts.append(kept)
         chat.stoppable = draft_id if can_stop else 0
         return True
 

@@ -90,6 +90,16 @@ class Phones:
         document = {**self._world.add_file(data, name), "file_name": name, "mime_type": media_type}
         return self.say(person, chat, document=document, **content)
 
+    def send_voice(self, person: Person, chat: Chat, data: bytes, **content: Any) -> Message:
+        """A voice note."""
+        voice = {**self._world.add_file(data, "voice.oga"), "duration": 3, "mime_type": "audio/ogg"}
+        return self.say(person, chat, voice=voice, **content)
+
+    def send_video_note(self, person: Person, chat: Chat, data: bytes, **content: Any) -> Message:
+        """A round video."""
+        note = {**self._world.add_file(data, "note.mp4"), "duration": 3, "length": 240}
+        return self.say(person, chat, video_note=note, **content)
+
     def send_album(self, person: Person, chat: Chat, captions: list[str], **content: Any) -> list[Message]:
         """Several photos that belong together; each is an update of its own."""
         self._albums += 1
@@ -118,6 +128,22 @@ class Phones:
         }
         self._updates.add("callback_query", query, person.id)
         return query_id
+
+    def react(self, person: Person, message: Message, emoji: str = "") -> None:
+        """React to a message, or take it back. In a group only an administrator hears of it."""
+        chat = self._world.chats[message["chat"]["id"]]
+        if chat.type != "private" and chat.bot_is != "administrator":
+            return
+        reaction = [{"type": "emoji", "emoji": emoji}] if emoji else []
+        changed = {
+            "chat": chat.as_chat(),
+            "message_id": message["message_id"],
+            "user": person.as_user(),
+            "date": int(time.time()),
+            "old_reaction": [] if emoji else [{"type": "emoji", "emoji": "👍"}],
+            "new_reaction": reaction,
+        }
+        self._updates.add("message_reaction", changed, chat.id)
 
     def stop_draft(self, chat: Chat) -> None:
         """Press Stop under the bot's draft."""

@@ -11,7 +11,12 @@ ENTITY_TYPES = frozenset({
     "strikethrough", "spoiler", "blockquote", "expandable_blockquote", "code", "pre", "text_link", "text_mention",
     "custom_emoji", "date_time",
 })
-REACTIONS = frozenset("👍👎❤🔥🥰👏😁🤔🤯😱🤬😢🎉🤩🤮💩🙏👌🕊🤡🥱🥴😍🐳🌚💯🤣⚡🏆👀✍🤝🫡")
+_REACTIONS = (
+    "❤ 👍 👎 🔥 🥰 👏 😁 🤔 🤯 😱 🤬 😢 🎉 🤩 🤮 💩 🙏 👌 🕊 🤡 🥱 🥴 😍 🐳 ❤\u200d🔥 🌚 🌭 💯 🤣 ⚡ 🍌 🏆 "
+    "💔 🤨 😐 🍓 🍾 💋 🖕 😈 😴 😭 🤓 👻 👨\u200d💻 👀 🎃 🙈 😇 😨 🤝 ✍ 🤗 🫡 🎅 🎄 ☃ 💅 🤪 🗿 🆒 💘 🙉 🦄 😘 💊 "
+    "🙊 😎 👾 🤷\u200d♂ 🤷 🤷\u200d♀ 😡"
+)
+REACTIONS = frozenset(_REACTIONS.split())
 ACTIONS = frozenset({
     "typing", "upload_photo", "record_video", "upload_video", "record_voice", "upload_voice", "upload_document",
     "choose_sticker", "find_location", "record_video_note", "upload_video_note",
@@ -59,6 +64,8 @@ def checked_text(
         raise bad("message is too long" if what == "message" else f"{what} is too long")
     if any(0xD800 <= ord(character) <= 0xDFFF for character in kept):
         raise bad("strings must be encoded in UTF-8")
+    if any(ord(character) < 0x20 and character not in "\n\t" for character in kept):
+        raise bad("strings must not contain control characters")
     return kept, checked_entities(kept, entities, units(text[:lead]), units(text))
 
 

@@ -53,6 +53,8 @@ class Updates:
         self.webhook: Webhook | None = None
         self.pushed: list[tuple[int, int]] = []
         """(update id, status) of every push; 0 when the connection failed."""
+        self.impatient = False
+        """Whether polls are answered at once, as some other Bot API servers do."""
         self._first_retry = first_retry
         self._next_id = random.SystemRandom().randrange(100_000_000, 900_000_000)
         self._arrived = asyncio.Event()
@@ -98,7 +100,7 @@ class Updates:
                 self.pending = [one for one in self.pending if one.update["update_id"] >= offset]
             elif offset < 0:
                 self.pending = self.pending[offset:]
-            await self._wait(mine, timeout)
+            await self._wait(mine, 0 if self.impatient else timeout)
         finally:
             if self._poller is mine:
                 self._poller = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gofer.web.access.audit import audited, note
+from gofer.web.access.audit import audited, note, words_read
 from gofer.web.access.entry import routes
 from gofer.web.access.guard import CSRF_FIELD, CSRF_HEADER, FromSocket, Guard, csrf_of, require
 from gofer.web.access.headers import POLICY, SecurityHeaders
@@ -29,4 +29,5 @@ __all__ = [
     "routes",
     "visitor_of",
     "watch_over",
+    "words_read",
 ]

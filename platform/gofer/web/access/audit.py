@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, insert, update
+from sqlalchemy import Connection, select
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import GoferError
 from gofer.platform import Platform
-from gofer.store.clock import now
+from gofer.store import audit
 from gofer.store.open import FIRST_WORKSPACE
-from gofer.store.tables import audit_entries
-from gofer.web.access.visitor import Visitor, caller_of
+from gofer.store.tables import bindings
+from gofer.web.access.visitor import Visitor, caller_of, visitor_of
 from gofer.web.problems import status_of
 
 log = structlog.get_logger()
 
 LONGEST = 200
+READ = "words.read"
+"""The action of an entry that says that somebody read what others said."""
+READ_EVERY = 3600.0
+MAX_READERS = 10_000
 
 
 async def audited(request: Request, visitor: Visitor, do: Callable[[], Awaitable[Response]]) -> Response:
@@ -45,6 +50,31 @@ async def audited(request: Request, visitor: Visitor, do: Callable[[], Awaitable
     return response
 
 
+async def words_read(request: Request, conversation_id: str | None, otherwise: str = "") -> None:
+    """Put on record that somebody reads what others said: once an hour for each reader and conversation. What belongs
+    to no conversation is named by `otherwise`. One's own web chat is nobody else's words."""
+    platform: Platform = request.app.state.platform
+    lately: dict[tuple[str, str, str], float] = request.app.state.words_read
+    visitor, subject = visitor_of(request), conversation_id or otherwise
+    reader = (visitor.via, visitor.member_id, subject)
+    current = time.monotonic()
+    if current - lately.get(reader, -READ_EVERY) < READ_EVERY:
+        return
+    facts = {**_facts(request, visitor), "action": READ, "subject": subject[:LONGEST], "status": 200}
+    data = {"by": str(getattr(request.scope.get("route"), "name", "") or request.url.path)[:LONGEST]}
+    await platform.database.write(partial(_words_read, facts={**facts, "data": data}))
+    if len(lately) >= MAX_READERS:
+        lately.clear()
+    lately[reader] = current
+
+
+def _words_read(connection: Connection, facts: dict[str, Any]) -> None:
+    own = bindings.c.ref.startswith(f"{facts['member_id']}:", autoescape=True)
+    mine = select(bindings.c.id).where(bindings.c.conversation_id == facts["subject"], own).limit(1)
+    if not facts["member_id"] or connection.execute(mine).first() is None:
+        audit.append(connection, facts)
+
+
 def note(request: Request, **facts: Any) -> None:
     """Add facts to the entry of the change at hand. Never words, never secrets."""
     request.state.audit = {**getattr(request.state, "audit", {}), **facts}
@@ -65,18 +95,15 @@ def _facts(request: Request, visitor: Visitor) -> dict[str, Any]:
 
 
 def _begin(connection: Connection, **facts: Any) -> int:
-    made = insert(audit_entries).values(**facts, data={}, status=0, at=now()).returning(audit_entries.c.id)
-    return int(connection.execute(made).scalar_one())
+    return audit.append(connection, facts)
 
 
 def signed_in(connection: Connection, *, member_id: str, name: str, address: str, by: str) -> None:
     """Note that somebody came in."""
     who = {"workspace_id": FIRST_WORKSPACE, "member_id": member_id, "name": name, "via": "session"}
     what = {"address": address, "action": "session.begin", "subject": "", "data": {"by": by}, "status": 303}
-    connection.execute(insert(audit_entries).values(**who, **what, at=now()))
+    audit.append(connection, {**who, **what})
 
 
 def _end(connection: Connection, entry: int, status: int, data: dict[str, Any]) -> None:
-    connection.execute(
-        update(audit_entries).where(audit_entries.c.id == entry).values(status=status, data=data)
-    )
+    audit.end(connection, entry, status=status, data=data)

@@ -6,24 +6,27 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, select
-from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from gofer.errors import GoferError, Malformed, TooOften
 from gofer.platform import Platform
+from gofer.store import signed
 from gofer.store.tables import members
 from gofer.web.access import delays
 from gofer.web.access.audit import signed_in
+from gofer.web.access.devices import device_of, set_device
 from gofer.web.access.guard import check_origin, check_wish, set_cookie
 from gofer.web.access.members import NAME, Linked, change_member, find_member, linked, use_link
 from gofer.web.access.passwords import Passwords
 from gofer.web.access.sessions import LIFE, begin_session, end_session
 from gofer.web.access.visitor import caller_of
+from gofer.web.body import read_form
 from gofer.web.problems import status_of
 
-MOST_BODY = 16 * 1024
+MAX_BODY = 16 * 1024
+FIELDS = ("name", "password", "again", "next", "keep_tokens")
 WRONG = "The name or the password is wrong."
 USED = "This link was used already or is too old. On the server, `gofer link` makes a new one."
 
@@ -32,11 +35,11 @@ def routes(platform: Platform) -> list[Route]:
     """What to put into an app."""
     entry = _Entry(platform)
     return [
-        Route("/login", entry.show_login, methods=["GET"], max_body_size=MOST_BODY),
-        Route("/login", entry.login, methods=["POST"], max_body_size=MOST_BODY),
-        Route("/logout", entry.logout, methods=["POST"], max_body_size=MOST_BODY),
-        Route("/link/{token}", entry.show_link, methods=["GET"], max_body_size=MOST_BODY),
-        Route("/link/{token}", entry.follow_link, methods=["POST"], max_body_size=MOST_BODY),
+        Route("/login", entry.show_login, methods=["GET"]),
+        Route("/login", entry.login, methods=["POST"]),
+        Route("/logout", entry.logout, methods=["POST"]),
+        Route("/link/{token}", entry.show_link, methods=["GET"]),
+        Route("/link/{token}", entry.follow_link, methods=["POST"]),
     ]
 
 
@@ -50,14 +53,14 @@ class _Entry:
     async def show_login(self, request: Request) -> Response:
         """Ask for a name and a password."""
         if caller_of(request).visitor is not None:
-            return RedirectResponse(_local(request.query_params.get("next", "")), 303)
-        return _page(request, "login.html", next=_local(request.query_params.get("next", "")))
+            return RedirectResponse(local_target(request.query_params.get("next", "")), 303)
+        return _page(request, "login.html", next=local_target(request.query_params.get("next", "")))
 
     async def login(self, request: Request) -> Response:
         """Sign in by password."""
         check_origin(request, may_be_missing=True)
         form = await _form(request)
-        name, target = form["name"].strip().lower(), _local(form["next"])
+        name, target = form["name"].strip().lower(), local_target(form["next"])
         try:
             member_id = await self._identify(request, name, form["password"])
         except TooOften as error:
@@ -69,14 +72,15 @@ class _Entry:
         return await self._signed_in(request, member_id, target, by="password")
 
     async def _identify(self, request: Request, name: str, password: str) -> str | None:
-        address = caller_of(request).address
-        write = self._platform.database.write
-        await write(partial(delays.attempt, name=name, address=address))
-        found = await self._platform.database.read(partial(_password_of, name=name))
-        if not await self._passwords.fits(password, found[1]):
+        caller, write = caller_of(request), self._platform.database.write
+        member_id, stored = await self._platform.database.read(partial(_password_of, name=name))
+        device = device_of(self._platform.vault, request.headers, member_id, secure=caller.secure)
+        tried: dict[str, Any] = {"name": name, "address": caller.address, "device": device}
+        await write(partial(delays.attempt, **tried))
+        if not await self._passwords.fits(password, stored, known=bool(device)):
             return None
-        await write(partial(delays.succeeded, name=name, address=address))
-        return found[0]
+        await write(partial(delays.succeeded, **tried))
+        return member_id
 
     async def logout(self, request: Request) -> Response:
         """Sign out."""
@@ -107,7 +111,13 @@ class _Entry:
         try:
             hashed = await self._chosen(form)
             done = await self._platform.database.write(
-                partial(_follow, value=value, name=form["name"], password=hashed)
+                partial(
+                    _follow,
+                    value=value,
+                    name=form["name"],
+                    password=hashed,
+                    keep_tokens=bool(form["keep_tokens"]),
+                )
             )
         except GoferError as error:
             return _page(request, "link.html", status_of(error), member=found, error=str(error))
@@ -133,6 +143,9 @@ class _Entry:
         )
         response = RedirectResponse(target, 303)
         set_cookie(response, value, secure=caller.secure, life=int(LIFE))
+        vault = self._platform.vault
+        device = device_of(vault, request.headers, member_id, secure=caller.secure)
+        set_device(response, vault, member_id, device, secure=caller.secure)
         return response
 
 
@@ -145,14 +158,20 @@ def _page(request: Request, template: str, status: int = 200, **facts: Any) -> R
 def _password_of(connection: Connection, name: str) -> tuple[str | None, str]:
     if not NAME.fullmatch(name):
         return None, ""
-    row = connection.execute(select(members.c.id, members.c.password).where(members.c.name == name)).first()
-    return (row.id, row.password) if row is not None else (None, "")
+    row = connection.execute(select(members).where(members.c.name == name)).first()
+    if row is None or not signed.fits(connection, members, row):
+        return None, ""
+    return row.id, row.password
 
 
-def _follow(connection: Connection, value: str, name: str, password: str | None) -> Linked | None:
+def _follow(
+    connection: Connection, value: str, name: str, password: str | None, keep_tokens: bool
+) -> Linked | None:
     done = use_link(connection, value)
     if done is not None and password is not None:
-        change_member(connection, done.member_id, name=name or None, password=password)
+        change_member(
+            connection, done.member_id, name=name or None, password=password, keep_tokens=keep_tokens
+        )
     return done
 
 
@@ -166,11 +185,11 @@ def _begin(connection: Connection, old: str, **session: Any) -> str:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    form: FormData = await request.form(max_files=0, max_fields=20)
-    return {name: str(form.get(name, "")) for name in ("name", "password", "again", "next")}
+    form = await read_form(request, max_bytes=MAX_BODY)
+    return {name: str(form.get(name, "")) for name in FIELDS}
 
 
-def _local(target: str) -> str:
+def local_target(target: str) -> str:
     """Where to go next, on this server only."""
     if not target.isprintable() or "\\" in target or not target.startswith("/") or target.startswith("//"):
         return "/"

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from starlette.datastructures import FormData, Headers
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Send
@@ -26,18 +26,17 @@ from gofer.web.access.sessions import (
     session_seen,
     token_used,
 )
-from gofer.web.access.visitor import SOCKET, Caller, NotSignedIn, Role, caller_of, visitor_of
-from gofer.web.body import BodyError
+from gofer.web.access.visitor import SOCKET, Caller, NotSignedIn, Role, caller_of, narrowed, visitor_of
+from gofer.web.body import read_form
 from gofer.web.problems import on_gofer_error, problem
 
 PLAIN_COOKIE, SECURE_COOKIE = "gofer_session", "__Host-gofer_session"
 CSRF_FIELD, CSRF_HEADER = "csrf", "x-gofer-csrf"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 OPEN_PREFIXES = ("/hooks/", "/healthz", "/readyz", "/metrics")
 """For machines that know nothing of cookies and may call us by any name; a signature speaks for a webhook."""
 LONGEST_CREDENTIAL = 200
-MOST_FORM = 32 * 1024 * 1024
+MAX_FILES, MAX_FIELDS = 100, 1000
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Response]])
 
@@ -78,6 +77,8 @@ class Guard:
                 if scope["type"] == "http"
                 else problem(503, str(error))
             )
+        if scope["type"] == "http" and (full := _no_room(scope, caller)) is not None:
+            return full
         return self._foreign_socket(scope, headers, caller)
 
     def _misdirected(self, scope: AsgiScope, headers: Headers) -> Response | None:
@@ -115,7 +116,7 @@ class Guard:
         if found is None:
             caller.why_not = "The session has ended. Sign in again."
             return
-        caller.visitor, caller.session = found.visitor, cookie
+        caller.visitor, caller.session, caller.confirmed = found.visitor, cookie, found.confirmed
         if found.stale:
             await self._platform.database.write(functools.partial(session_seen, value=cookie))
 
@@ -133,6 +134,19 @@ class Guard:
         if self._peers.is_own(origin, scope, headers) or (not origin and by_token):
             return None
         return problem(403, "The connection was opened by another site's page.", code="origin")
+
+
+def _no_room(scope: AsgiScope, caller: Caller) -> Response | None:
+    """When every connection is in use, who is signed in comes first; strangers are told to come back."""
+    connection = scope.get("gofer.connection")
+    if connection is None:
+        return None
+    if caller.visitor is not None:
+        connection.is_known()
+    elif connection.crowded:
+        words = "Too many connections are open. Try again in a moment."
+        return problem(connection.crowded, words, code="crowded", retry_after=5, close=True)
+    return None
 
 
 class FromSocket:
@@ -184,8 +198,11 @@ def csrf_of(request: HTTPConnection) -> str:
     return csrf_for(session) if session else ""
 
 
-def require(role: Role) -> Callable[[Endpoint], Endpoint]:
-    """An endpoint for those with at least this role. A change must be their own wish, and is put on record."""
+def require(role: Role, noun: str = "") -> Callable[[Endpoint], Endpoint]:
+    """An endpoint for those with at least this role. A change must be their own wish, and is put on record.
+
+    A token with scopes of its own reaches only endpoints of a noun.
+    """
 
     def guarded(endpoint: Endpoint) -> Endpoint:
         @functools.wraps(endpoint)
@@ -195,6 +212,7 @@ def require(role: Role) -> Callable[[Endpoint], Endpoint]:
                 visitor = visitor_of(request)
             except NotSignedIn as error:
                 return await turned_away(request, error)
+            visitor = caller_of(request).visitor = narrowed(visitor, noun)
             if not visitor.may(role):
                 raise Forbidden(f"This needs the role {role}; you have {visitor.role}.")
             if request.method in SAFE:
@@ -224,7 +242,10 @@ async def check_wish(request: Request) -> None:
     if caller.visitor is None or caller.visitor.via != "session":
         return
     check_origin(request)
-    given = request.headers.get(CSRF_HEADER) or str((await _form(request)).get(CSRF_FIELD, ""))
+    given = request.headers.get(CSRF_HEADER)
+    if not given:
+        form = await read_form(request, max_files=MAX_FILES, max_fields=MAX_FIELDS)
+        given = str(form.get(CSRF_FIELD, ""))
     if not hmac.compare_digest(given.encode("utf-8", "surrogatepass"), csrf_for(caller.session).encode()):
         raise Forbidden("The form is stale or came from elsewhere. Load the page again.")
 
@@ -236,12 +257,3 @@ def check_origin(request: Request, *, may_be_missing: bool = False) -> None:
         return
     if not request.scope["gofer.peers"].is_own(origin, request.scope, request.headers):
         raise Forbidden("The request was made by another site's page.")
-
-
-async def _form(request: Request) -> FormData:
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in FORMS:
-        return FormData()
-    declared = request.headers.get("content-length", "")
-    if not (declared.isascii() and declared.isdigit()) or len(declared) > 12 or int(declared) > MOST_FORM:
-        raise BodyError(413, f"A form may have {MOST_FORM} bytes at most, and says beforehand how many.")
-    return await request.form(max_files=100, max_fields=1000)

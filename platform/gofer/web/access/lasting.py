@@ -9,7 +9,7 @@ from starlette.requests import HTTPConnection
 
 from gofer.platform import Platform
 from gofer.web.access.sessions import by_session, by_token
-from gofer.web.access.visitor import NotSignedIn, Role, caller_of, visitor_of
+from gofer.web.access.visitor import NotSignedIn, Role, caller_of, narrowed, visitor_of
 
 LOOK_AGAIN = 15.0
 """Seconds between two looks."""
@@ -23,7 +23,7 @@ async def check_still(platform: Platform, connection: HTTPConnection, role: Role
     token = connection.headers.get("authorization", "").partition(" ")[2].strip()
     look = partial(by_session, value=session) if session else partial(by_token, value=token)
     found = await platform.database.read(look)
-    if found is None or not found.visitor.may(role):
+    if found is None or not narrowed(found.visitor, visitor_of(connection).noun).may(role):
         raise NotSignedIn("The session has ended.")
 
 

@@ -9,14 +9,15 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, delete, func, select
 from sqlalchemy.exc import IntegrityError
 
 from gofer.errors import Conflict, Malformed, NotFound
+from gofer.store import signed
 from gofer.store.clock import now
 from gofer.store.ids import new_id
 from gofer.store.open import FIRST_WORKSPACE
-from gofer.store.tables import members, sign_in_links, web_sessions
+from gofer.store.tables import api_tokens, members, sign_in_links, web_sessions
 from gofer.web.access.visitor import Role
 
 FIRST_MEMBER = "owner"
@@ -64,7 +65,7 @@ def add_member(connection: Connection, *, name: str, role: Role, password: str =
     row = {"id": member_id, "workspace_id": FIRST_WORKSPACE, "name": checked_name(name), "role": role}
     try:
         with connection.begin_nested():
-            connection.execute(insert(members).values(**row, password=password, created_at=now()))
+            signed.insert(connection, members, {**row, "password": password, "created_at": now()})
     except IntegrityError:
         raise Conflict(f"There is a member {name!r} already.") from None
     return member_id
@@ -78,8 +79,9 @@ def change_member(
     role: Role | None = None,
     password: str | None = None,
     keep_session: str = "",
+    keep_tokens: bool = False,
 ) -> None:
-    """Change one. A new password ends their other sessions; the last owner stays one."""
+    """Change one. Another password ends their other sessions, links and tokens; the last owner stays one."""
     member = find_member(connection, member_id)
     if role is not None and role != "owner":
         _spare_last_owner(connection, member)
@@ -89,13 +91,16 @@ def change_member(
         return
     try:
         with connection.begin_nested():
-            connection.execute(update(members).where(members.c.id == member.id).values(**values))
+            signed.update(connection, members, members.c.id == member.id, values)
     except IntegrityError:
         raise Conflict(f"There is a member {name!r} already.") from None
     if password is not None:
         others = (web_sessions.c.member_id == member.id) & (web_sessions.c.digest != keep_session)
         connection.execute(delete(web_sessions).where(others))
         connection.execute(delete(sign_in_links).where(sign_in_links.c.member_id == member.id))
+        # A first password replaces none that somebody else could have known.
+        if member.password and not keep_tokens:
+            connection.execute(delete(api_tokens).where(api_tokens.c.member_id == member.id))
 
 
 def remove_member(connection: Connection, named: str) -> str:
@@ -108,21 +113,23 @@ def remove_member(connection: Connection, named: str) -> str:
 
 def _spare_last_owner(connection: Connection, member: AnyRow) -> None:
     # Two owners who remove each other at once must not both succeed.
-    owners = connection.execute(select(members.c.id).where(members.c.role == "owner").with_for_update()).all()
-    if member.role == "owner" and len(owners) == 1:
+    found = connection.execute(select(members).where(members.c.role == "owner").with_for_update()).all()
+    owners = [row.id for row in found if signed.fits(connection, members, row)]
+    if owners == [member.id]:
         raise Conflict(f"{member.name} is the only owner. Make somebody else one first.")
 
 
 def first_owner(connection: Connection) -> AnyRow:
     """The owner of a fresh install, made when there is nobody."""
-    owner = connection.execute(
-        select(members).where(members.c.role == "owner").order_by(members.c.created_at, members.c.id).limit(1)
-    ).one_or_none()
+    query = select(members).where(members.c.role == "owner").order_by(members.c.created_at, members.c.id)
+    found = connection.execute(query).all()
+    owner = next((row for row in found if signed.fits(connection, members, row)), None)
     if owner is None:
         # Another process may have made it at the same moment.
         with contextlib.suppress(Conflict):
             add_member(connection, name=FIRST_MEMBER, role="owner")
         owner = find_member(connection, FIRST_MEMBER)
+        signed.require(connection, members, owner)
     return owner
 
 
@@ -133,19 +140,16 @@ def somebody_signed_in(connection: Connection) -> bool:
 
 def owner_has_password(connection: Connection) -> bool:
     """Whether an owner can sign in from elsewhere."""
-    query = select(members.c.id).where(members.c.role == "owner", members.c.password != "").limit(1)
-    return connection.execute(query).first() is not None
+    query = select(members).where(members.c.role == "owner", members.c.password != "")
+    return any(signed.fits(connection, members, row) for row in connection.execute(query).all())
 
 
 def new_link(connection: Connection, member_id: str) -> str:
     """A fresh one-time link's token, for an hour."""
     connection.execute(delete(sign_in_links).where(sign_in_links.c.expires_at < now()))
     value = new_value()
-    connection.execute(
-        insert(sign_in_links).values(
-            digest=digest(value), member_id=member_id, created_at=now(), expires_at=now() + LINK_LIFE
-        )
-    )
+    times = {"created_at": now(), "expires_at": now() + LINK_LIFE}
+    signed.insert(connection, sign_in_links, {"digest": digest(value), "member_id": member_id, **times})
     return value
 
 
@@ -161,21 +165,21 @@ class Linked:
 def linked(connection: Connection, value: str) -> Linked | None:
     """Whose link it is; None when it is used, old or unknown."""
     row = connection.execute(
-        select(members.c.id, members.c.name, members.c.password)
+        select(members, sign_in_links)
         .join(sign_in_links, sign_in_links.c.member_id == members.c.id)
         .where(sign_in_links.c.digest == digest(value))
         .where(sign_in_links.c.used_at.is_(None), sign_in_links.c.expires_at > now())
     ).one_or_none()
-    return Linked(row.id, row.name, bool(row.password)) if row is not None else None
+    if row is None or not signed.fits(connection, sign_in_links, row):
+        return None
+    return Linked(row.id, row.name, bool(row.password)) if signed.fits(connection, members, row) else None
 
 
 def use_link(connection: Connection, value: str) -> Linked | None:
     """Take it, once."""
     found = linked(connection, value)
-    used = connection.execute(
-        update(sign_in_links)
-        .where(sign_in_links.c.digest == digest(value), sign_in_links.c.used_at.is_(None))
-        .where(sign_in_links.c.expires_at > now())
-        .values(used_at=now())
-    )
-    return found if used.rowcount == 1 else None
+    if found is None:
+        return None
+    here = (sign_in_links.c.digest == digest(value)) & sign_in_links.c.used_at.is_(None)
+    usable = here & (sign_in_links.c.expires_at > now())
+    return found if signed.update(connection, sign_in_links, usable, {"used_at": now()}) else None

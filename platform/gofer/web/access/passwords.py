@@ -23,28 +23,29 @@ class Passwords:
     """Makes and checks hashes."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Semaphore(AT_ONCE)
-        self._waiting = 0
+        # A known browser does not stand behind strangers who guess.
+        self._turns = {False: asyncio.Semaphore(AT_ONCE), True: asyncio.Semaphore(1)}
+        self._waiting = {False: 0, True: 0}
 
     async def hashed(self, password: str) -> str:
         """A hash to store; raises Malformed when the password will not do."""
         if not SHORTEST <= len(password) <= LONGEST:
             raise Malformed(f"password: must have {SHORTEST} to {LONGEST} characters.")
-        return await self._in_turn(password, None)
+        return await self._in_turn(password, None, known=True)
 
-    async def fits(self, password: str, stored: str) -> bool:
-        """Whether it is the one; takes as long when there is none."""
-        return bool(await self._in_turn(password[: LONGEST + 1], stored or NOBODY))
+    async def fits(self, password: str, stored: str, *, known: bool = False) -> bool:
+        """Whether it is the one; takes as long when there is none. Known browsers wait in a line of their own."""
+        return bool(await self._in_turn(password[: LONGEST + 1], stored or NOBODY, known=known))
 
-    async def _in_turn(self, password: str, stored: str | None) -> str:
-        if self._waiting >= MOST_WAITING:
+    async def _in_turn(self, password: str, stored: str | None, *, known: bool) -> str:
+        if self._waiting[known] >= MOST_WAITING:
             raise TooBusy("Too many people are signing in at this moment.", retry_after=2)
-        self._waiting += 1
+        self._waiting[known] += 1
         try:
-            async with self._turn:
+            async with self._turns[known]:
                 return await asyncio.to_thread(_work, password.encode("utf-8", "surrogatepass"), stored)
         finally:
-            self._waiting -= 1
+            self._waiting[known] -= 1
 
 
 def _work(password: bytes, stored: str | None) -> str:

@@ -27,14 +27,14 @@ class Peers:
     def address(self, scope: Scope, headers: Headers) -> str:
         """The client's address: the last one in the chain that is not a trusted proxy."""
         peer = _peer(scope)
-        if not self._trusted(peer):
+        if not self.trusts(peer):
             return peer
         chain = [part.strip() for value in headers.getlist("x-forwarded-for") for part in value.split(",")]
         for each in reversed(chain[-20:]):
             if not _is_address(each):
                 break
-            peer = _plain(each)
-            if not self._trusted(each):
+            peer = plain_address(each)
+            if not self.trusts(each):
                 break
         return peer
 
@@ -42,7 +42,7 @@ class Peers:
         """http or https, as the browser sees it."""
         peer = _peer(scope)
         said = headers.get("x-forwarded-proto", "").strip().lower()
-        if self._trusted(peer) and said in ("http", "https"):
+        if self.trusts(peer) and said in ("http", "https"):
             return said
         host = _hostname(headers.get("host", ""))
         if self._public_origin.startswith("https:") and host == self._public_host:
@@ -60,19 +60,29 @@ class Peers:
         here = f"{self.scheme(scope, headers)}://{headers.get('host', '')}".lower()
         return origin.lower() in {here, self._public_origin} - {""}
 
-    def _trusted(self, address: str) -> bool:
+    def trusts(self, address: str) -> bool:
+        """Whether an address is that of a proxy of ours."""
         return any(_is_address(address) and ip_address(address) in network for network in self._proxies)
 
 
 def _peer(scope: Scope) -> str:
-    return _plain(scope["client"][0]) if scope.get("client") else ""
+    return plain_address(scope["client"][0]) if scope.get("client") else ""
 
 
 @lru_cache(maxsize=1024)  # the same few clients, with every request
-def _plain(address: str) -> str:
+def plain_address(address: str) -> str:
     """An IPv4 address that an IPv6 socket tells as one of its own is still that IPv4 address."""
     mapped = getattr(ip_address(address), "ipv4_mapped", None) if _is_address(address) else None
     return str(mapped) if mapped is not None else address
+
+
+@lru_cache(maxsize=1024)
+def network_of(address: str) -> str:
+    """Whom an address is counted as: an IPv6 host has 2**64 addresses of its own, which count as one."""
+    address = plain_address(address)
+    if not _is_address(address) or ip_address(address).version == 4:
+        return address
+    return str(ip_network(f"{address.partition('%')[0]}/64", strict=False))
 
 
 @lru_cache(maxsize=1024)

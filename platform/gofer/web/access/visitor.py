@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
 from starlette.requests import HTTPConnection
 
-from gofer.errors import Refused
+from gofer.errors import Forbidden, Malformed, Refused
 
 Role = Literal["owner", "operator", "viewer"]
 Via = Literal["session", "token", "socket"]
@@ -18,6 +19,28 @@ ROLES: tuple[Role, ...] = ("viewer", "operator", "owner")
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 AS_ROLE: dict[Scope, Role] = {"read": "viewer", "write": "operator", "admin": "owner"}
 """What a token may do at most."""
+NOUNS = (
+    "agents",
+    "audit",
+    "connections",
+    "conversations",
+    "costs",
+    "deliveries",
+    "events",
+    "instance",
+    "jobs",
+    "key",
+    "members",
+    "messages",
+    "questions",
+    "rows",
+    "schedules",
+    "secrets",
+    "shells",
+)
+"""What a token's scopes can be for: the nouns of the API's table. Not tokens: it would make itself a wider one."""
+ANYBODY = "me"
+"""The noun that every token may read: who it speaks for."""
 
 
 class NotSignedIn(Refused):
@@ -36,9 +59,15 @@ class Visitor:
     role: Role
     via: Via
     token_id: str = ""
+    scopes: Mapping[str, Role] | None = None
+    """What a token may do with each noun; None when it is for all of them."""
+    noun: str = ""
+    """What the request is about, once the API knows; until then a token with scopes may do nothing."""
 
     def may(self, role: Role) -> bool:
         """Whether their role is at least this one."""
+        if self.scopes is not None and not self.noun:
+            return False
         return ROLES.index(self.role) >= ROLES.index(role)
 
 
@@ -53,6 +82,8 @@ class Caller:
     """Whether the browser came by https."""
     session: str = ""
     """The cookie's value, when it is that of a live session."""
+    confirmed: bool = False
+    """Whether the session's owner gave their password or a link a short while ago."""
     why_not: str = ""
     """What was wrong with the token or cookie that was sent."""
 
@@ -76,3 +107,30 @@ def visitor_of(request: HTTPConnection) -> Visitor:
 def lesser(one: Role, other: Role) -> Role:
     """The role that may do less."""
     return min(one, other, key=ROLES.index)
+
+
+def narrowed(visitor: Visitor, noun: str) -> Visitor:
+    """Whoever asks about a noun, with the role that their token's scopes leave them; raises Forbidden."""
+    if visitor.scopes is None:
+        return visitor
+    role = "viewer" if noun == ANYBODY else visitor.scopes.get(noun)
+    if role is None:
+        what = f"has no scope for {noun}" if noun else "is for the API only"
+        raise Forbidden(f"This token {what}; its scopes are for {', '.join(sorted(visitor.scopes))}.")
+    return replace(visitor, role=role, noun=noun)
+
+
+def read_scopes(words: Iterable[str]) -> dict[str, Scope]:
+    """What a token may do with each noun, from words such as `jobs:write`; raises Malformed."""
+    found: dict[str, Scope] = {}
+    for word in words:
+        noun, _, scope = word.partition(":")
+        if noun not in NOUNS or scope not in SCOPES:
+            raise Malformed(
+                f"scopes: {word[:60]!r} is not one. Write noun:scope, such as jobs:read. "
+                f"Nouns: {', '.join(NOUNS)}. Scopes: {', '.join(SCOPES)}."
+            )
+        if noun in found:
+            raise Malformed(f"scopes: {noun} is there twice.")
+        found[noun] = scope
+    return found

@@ -18,7 +18,7 @@ from gofer.store.events import Cursor
 from gofer.store.ids import new_id
 from gofer.strict_json import load_json
 from gofer.web.access import Visitor, require, visitor_of
-from gofer.web.body import read_body
+from gofer.web.body import read_body, read_form
 from gofer.web.chat import files, rooms
 from gofer.web.chat.rooms import Room
 from gofer.web.chat.saying import MESSAGE_ID, said, take
@@ -183,7 +183,7 @@ async def say(request: Request, platform: Platform, room: Room) -> Response:
 
 
 async def _form(request: Request) -> dict[str, Any]:
-    form = await request.form(max_files=0, max_fields=20)
+    form = await read_form(request)
     value: dict[str, Any] = {name: str(form.get(name, "")) for name in ("id", "text", "agent")}
     if "stop" in form:
         value["stop"] = True

@@ -16,6 +16,7 @@ from gofer.errors import Malformed, NotFound
 from gofer.platform import Platform
 from gofer.store.blobs import put_blob, read_blob
 from gofer.store.tables import blobs
+from gofer.web.body import read_form
 from gofer.web.chat.rooms import Room
 from gofer.web.chat.saying import MOST_FILES
 
@@ -39,11 +40,14 @@ _HARMLESS = "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ances
 
 async def upload(request: Request, platform: Platform, room: Room) -> Response:
     """Put files into the room; they are part of it once a message names them."""
-    async with request.form(max_files=MOST_FILES, max_fields=10) as form:
+    form = await read_form(request, max_files=MOST_FILES, max_fields=10)
+    try:
         given = [part for part in form.getlist("file") if isinstance(part, UploadFile)]
         if not given:
             raise Malformed("Send at least one file, as multipart/form-data in the field file.")
         kept = [await _keep(platform, room, part) for part in given]
+    finally:
+        await form.close()
     return JSONResponse({"files": kept})
 
 

@@ -70,6 +70,11 @@ def read_news(connection: Connection, platform: Platform, conversation_id: str, 
     return Reader(connection, platform.vault, platform.redactor, conversation_id).news(cursor)
 
 
+def read_now(connection: Connection, platform: Platform, conversation_id: str) -> Timeline:
+    """Where a conversation is, and what the agent is at."""
+    return Reader(connection, platform.vault, platform.redactor, conversation_id).now()
+
+
 def _spoken(news: Timeline) -> set[int]:
     """The jobs of which something stands there now in place of what they were saying: a page wipes that."""
     return {item["job"] for item in news.items if item["kind"] in ("reply", "aside")}

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, func, insert, select, update
 
 from gofer.accounts import Connected
 from gofer.agent.agents import Agents
+from gofer.agent.agents import choosable as agents_there
 from gofer.connecting import add_connection
-from gofer.errors import ConfigError, Conflict, NotFound
+from gofer.errors import Conflict, NotFound
 from gofer.platform import Platform
 from gofer.store.clock import now
 from gofer.store.ids import new_id
@@ -25,8 +25,6 @@ from gofer.store.tables import (
     conversations,
     members,
     messages,
-    participants,
-    routes,
     workspaces,
 )
 from gofer.vault.envelope import Vault
@@ -47,7 +45,7 @@ class Room:
     """What the integration calls it; begins with the member's id."""
     connection_id: str
     agent: str
-    """The agent that was chosen; empty until the first message."""
+    """The agent that was chosen for it; empty while the routes and defaults decide."""
     last_seq: int = 0
 
 
@@ -110,28 +108,21 @@ def _ensure_connection(connection: Connection, vault: Vault, integration: Any) -
 
 
 async def choosable(platform: Platform) -> list[str]:
-    """The agents a person may choose from: those with a file, or a fresh install's one."""
-    files = Agents(platform.settings.data_dir / "agents")
-    named = await asyncio.to_thread(files.names)
-    return await platform.database.read(partial(_known_agents, named=named))
+    """The agents a person may choose from, the default one first."""
+    return await asyncio.to_thread(agents_there, Agents(platform.settings.data_dir / "agents"))
 
 
 async def check_agent(platform: Platform, name: str) -> None:
-    """Raise NotFound unless there is such an agent, or a file from which it is about to be made."""
-    if name in await choosable(platform):
-        return
-    try:
-        await asyncio.to_thread(Agents(platform.settings.data_dir / "agents").get, name)
-    except (NotFound, ConfigError):
-        raise NotFound(f"There is no agent called {name[:40]!r}. The page Agents shows them.") from None
+    """Raise NotFound unless there is such an agent."""
+    if name not in await choosable(platform):
+        raise NotFound(f"There is no agent called {name[:40]!r}. The page Agents shows them.")
 
 
-def _known_agents(connection: Connection, named: Sequence[str]) -> list[str]:
-    query = select(agents.c.name).order_by(agents.c.name)
-    if not named:
-        query = query.join(routes, routes.c.agent_id == agents.c.id).distinct()
-    known = list(connection.execute(query).scalars())
-    return [name for name in known if name in named] if named else known
+def choose(connection: Connection, conversation_id: str, name: str) -> None:
+    """Have one agent answer a room from now on; `/agent` changes it."""
+    chosen = select(agents.c.id).where(agents.c.name == name).scalar_subquery()
+    here = (conversations.c.id == conversation_id) & conversations.c.agent_id.is_(None)
+    connection.execute(update(conversations).where(here).values(agent_id=chosen))
 
 
 def open_room(
@@ -175,24 +166,19 @@ def _name(connection: Connection, member_id: str) -> str:
 def find_room(connection: Connection, conversation_id: str, member_id: str) -> Room:
     """A member's own room; raises NotFound for another's as for none."""
     query = (
-        select(bindings.c.ref, bindings.c.connection_id, conversations.c.last_seq)
+        select(
+            bindings.c.ref, bindings.c.connection_id, conversations.c.last_seq, agents.c.name.label("agent")
+        )
         .join(connections, connections.c.id == bindings.c.connection_id)
         .join(conversations, conversations.c.id == bindings.c.conversation_id)
+        .outerjoin(agents, agents.c.id == conversations.c.agent_id)
         .where(bindings.c.conversation_id == conversation_id, connections.c.integration == INTEGRATION)
         .where(conversations.c.purged_at.is_(None))
     )
     row = connection.execute(query).first()
     if row is None or not row.ref.startswith(f"{member_id}:"):
         raise NotFound("There is no such conversation. It may have been purged.")
-    chosen = (
-        select(agents.c.name)
-        .join(participants, participants.c.agent_id == agents.c.id)
-        .where(participants.c.conversation_id == conversation_id)
-        .order_by(participants.c.wake_seq.desc())
-        .limit(1)
-    )
-    agent = connection.execute(chosen).scalar() or ""
-    return Room(conversation_id, row.ref, row.connection_id, agent, row.last_seq)
+    return Room(conversation_id, row.ref, row.connection_id, row.agent or "", row.last_seq)
 
 
 def list_rooms(

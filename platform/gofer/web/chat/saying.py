@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
+import time
 from functools import partial
 from typing import Annotated, Any
 
@@ -13,12 +12,12 @@ from sqlalchemy import Connection, select
 
 from gofer.errors import Malformed
 from gofer.intake.arrival import Taken
-from gofer.integration import Request
+from gofer.integration import Request, sign_body
 from gofer.misfits import first_misfit
 from gofer.platform import Platform
 from gofer.store.tables import blobs
 from gofer.web.access import Visitor
-from gofer.web.chat.rooms import Room, choosable, switched_on
+from gofer.web.chat.rooms import Room, choosable, choose, switched_on
 
 SIGNATURE = "x-webchat-signature"
 MESSAGE_ID = r"^[A-Za-z0-9-]{8,64}$"
@@ -86,18 +85,19 @@ async def take(platform: Platform, visitor: Visitor, room: Room, given: Said) ->
         "stop": given.stop,
     }
     raw = json.dumps(body, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    key = connection.account.secret("signing_key").encode()
-    signature = hmac.new(key, raw, hashlib.sha256).hexdigest().encode()
+    signature = sign_body(raw, connection.account.secret("signing_key"), time.time()).encode()
     request = Request(raw, (("content-type", b"application/json"), (SIGNATURE, signature)))
     return await platform.intake.receive(connection.account.id, request)
 
 
 async def _agent(platform: Platform, room: Room, wanted: str) -> str:
-    """The agent of a room is chosen with its first message and stays."""
+    """The agent chosen with a message, kept for the room. Without one, the room's choice and the routes decide."""
     if room.agent or not wanted:
-        return room.agent
+        return ""
     if wanted not in await choosable(platform):
         raise Malformed(f"There is no agent called {wanted[:40]!r} to choose.")
+    await platform.agents_changed()  # its file may be a moment old
+    await platform.database.write(partial(choose, conversation_id=room.id, name=wanted))
     return wanted
 
 

@@ -25,10 +25,26 @@ def steps_of(
             made = list(_turn(job_id, row, data, redactor))
             steps += made
             calls |= {step["call"]: step for step in made if step["kind"] == "step"}
+        elif row["kind"] == "turn.slow":
+            steps.append(_slow(job_id, row))
         elif data["call_id"] in calls:
             done = row["kind"] == "tool.finished"
             calls[data["call_id"]].update(_finished(data, redactor) if done else {"status": "running"})
     return steps
+
+
+SLOW = "The model takes long to begin. I go on as soon as it does."
+
+
+def _slow(job_id: int, row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": f"slow-{row['id']}",
+        "kind": "aside",
+        "at": row["at"],
+        "place": f"{row['at']:017.6f}.1.{row['id']:012d}.000",
+        "job": job_id,
+        "text": SLOW,
+    }
 
 
 def _words(key: DataKey, job_id: int, row: dict[str, Any]) -> dict[str, Any]:

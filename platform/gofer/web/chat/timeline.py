@@ -38,7 +38,7 @@ PAGE = 40
 AT_ONCE = 500
 
 _BY_JOB = frozenset({"question.answered", "question.expired", "job.cancel_requested"})
-_OF_RUNS = ("turn.finished", "tool.started", "tool.finished")
+_OF_RUNS = ("turn.slow", "turn.finished", "tool.started", "tool.finished")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,10 @@ class Reader:
         done = [step for step in self._steps(self._jobs(since, until)) if since <= step["at"] < until]
         items = sorted([*said, *answers, *done], key=lambda item: item["place"])
         return Timeline(items, cursor, self._at_work(), earlier)
+
+    def now(self) -> Timeline:
+        """No item; the place after all there is."""
+        return Timeline([], self._last_place(), self._at_work())
 
     def news(self, cursor: Cursor) -> Timeline:
         """What changed after a place in the log."""

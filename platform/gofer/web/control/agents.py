@@ -18,6 +18,7 @@ from gofer.agent.agents import (
     Agents,
     AgentSpec,
     as_toml,
+    default_agent,
     in_force,
     put_agent,
     remove_agent,
@@ -46,10 +47,13 @@ async def index(request: Request) -> Response:
         lambda connection: rows(connection, select(agents).order_by(agents.c.name))
     )
     looked = await asyncio.to_thread(Agents(_directory(request)).look)
-    heard, files = {spec.name for spec in in_force(looked)}, _told_files(looked)
-    names = sorted({*files, *(each["name"] for each in known)})
+    specs, files = in_force(looked), _told_files(looked)
+    heard, default = {spec.name for spec in specs}, default_agent(specs)
     stored = {each["name"]: each for each in known}
-    told = [_told(name, stored.get(name), files.get(name), name in heard) for name in names]
+    told = [
+        {**_told(name, stored.get(name), files.get(name), name in heard), "default": name == default}
+        for name in sorted({*files, *stored, *heard})
+    ]
     return answered(request, {"agents": told})
 
 

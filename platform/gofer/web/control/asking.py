@@ -16,6 +16,7 @@ from gofer.errors import Malformed, NotFound, Stale
 from gofer.misfits import first_misfit
 from gofer.platform import Platform
 from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.signed import MAC
 from gofer.strict_json import load_json
 from gofer.web.access import visitor_of
 from gofer.web.body import BodyError, read_body
@@ -144,12 +145,15 @@ def check_match(request: Request, etag: str) -> None:
 
 def without(table: Table, *names: str) -> list[ColumnElement[Any]]:
     """A table's columns but for some: nothing sealed leaves by accident."""
-    return [column for column in table.columns if column.name not in ("sealed", "data_key", *names)]
+    return [column for column in table.columns if column.name not in ("sealed", "data_key", MAC, *names)]
 
 
 def rows(connection: Connection, query: Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
     """A query's rows as JSON objects."""
-    return [dict(row._mapping) for row in connection.execute(query)]
+    return [
+        {name: value for name, value in row._mapping.items() if name != MAC}
+        for row in connection.execute(query)
+    ]
 
 
 def next_of(found: list[dict[str, Any]], limit: int, name: str = "id") -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -12,7 +13,15 @@ from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.connecting import add_connection, change_settings, find_connection, invite, switch_connection
+from gofer.agent.agents import Agents, choosable
+from gofer.connecting import (
+    add_connection,
+    change_settings,
+    choose_connection_agent,
+    find_connection,
+    invite,
+    switch_connection,
+)
 from gofer.health import disconnect, health_of, set_up
 from gofer.integration import Role
 from gofer.jobs.signals import JOBS
@@ -21,6 +30,7 @@ from gofer.signing_up import begin, finish
 from gofer.store.tables import connections, deliveries, secrets
 from gofer.vault.secret import Secret
 from gofer.web.access import note
+from gofer.web.access.confirmation import check_confirmed
 from gofer.web.control.asking import (
     WORKSPACE,
     Nothing,
@@ -73,6 +83,11 @@ class Change(Question):
 
     settings: dict[str, Any] | None = None
     enabled: bool | None = None
+    agent: str | None = Field(
+        default=None,
+        max_length=40,
+        description="The agent that answers what no route fits; empty for the instance's default agent.",
+    )
 
 
 async def index(request: Request) -> Response:
@@ -109,11 +124,11 @@ async def show(request: Request) -> Response:
 
 
 def _version(row: Any) -> str:
-    return etag_of(row["name"], row["enabled"], row["settings"], row["max_running"])
+    return etag_of(row["name"], row["enabled"], row["settings"], row["max_running"], row["agent"])
 
 
 def _show(connection: Connection, connection_id: str) -> dict[str, Any]:
-    find_connection(connection, connection_id)
+    connection_id = find_connection(connection, connection_id).id
     (shown,) = rows(connection, select(*without(connections)).where(connections.c.id == connection_id))
     names = select(secrets.c.name).where(secrets.c.owner == connection_id).order_by(secrets.c.name)
     heard = select(func.max(deliveries.c.received_at), func.count()).where(
@@ -130,6 +145,7 @@ def _show(connection: Connection, connection_id: str) -> dict[str, Any]:
 
 async def add(request: Request) -> Response:
     """Make a connection, and prepare its service."""
+    check_confirmed(request)
     platform = platform_of(request)
     new = await asked(request, New)
     integration = platform.registry.get(new.integration)
@@ -150,6 +166,7 @@ async def add(request: Request) -> Response:
 
 async def begin_sign_up(request: Request) -> Response:
     """The form with which a browser has an account made."""
+    check_confirmed(request)
     wish = await asked(request, Begin)
     begun = begin(platform_of(request), **wish.model_dump())
     return answered(request, dataclasses.asdict(begun))
@@ -164,8 +181,9 @@ async def finish_sign_up(request: Request) -> Response:
 
 async def pair(request: Request) -> Response:
     """A pairing code, for a person to become an owner or a member."""
-    platform, connection_id = platform_of(request), request.path_params["id"]
-    wish = await asked(request, Pair)
+    check_confirmed(request)
+    platform, wish = platform_of(request), await asked(request, Pair)
+    connection_id = (await _found(request)).id
     words = await invite(platform.database, platform.accounts, connection_id, wish.role)
     return answered(request, {"id": connection_id, "invitation": words})
 
@@ -174,8 +192,8 @@ async def change(request: Request) -> Response:
     """Change a connection's settings, or switch it on or off."""
     platform = platform_of(request)
     wish = await asked(request, Change)
-    connection_id = request.path_params["id"]
-    row = await platform.database.read(partial(find_connection, connection_id=connection_id))
+    row = await _found(request)
+    connection_id = row.id
     common = {"connection_id": connection_id, "by": by(request)}
     changes: list[Callable[[Connection], None]] = []
     if wish.settings is not None:
@@ -183,11 +201,22 @@ async def change(request: Request) -> Response:
         changes.append(partial(change_settings, integration=integration, settings=wish.settings, **common))
     if wish.enabled is not None:
         changes.append(partial(switch_connection, enabled=wish.enabled, **common))
+    if wish.agent is not None:
+        there = await asyncio.to_thread(choosable, Agents(platform.settings.data_dir / "agents"))
+        changes.append(partial(choose_connection_agent, agent=wish.agent, there=there, **common))
     note(request, fields=sorted(wish.model_fields_set), settings=sorted(wish.settings or ()))
     await platform.database.write(
         partial(_change, request=request, connection_id=connection_id, changes=changes)
     )
+    if wish.agent is not None:
+        await platform.agents_changed()
     return await _changed(request, connection_id)
+
+
+async def _found(request: Request) -> Any:
+    """The row of the connection that the path names, by id or name."""
+    named = request.path_params["id"]
+    return await platform_of(request).database.read(partial(find_connection, connection_id=named))
 
 
 def _change(
@@ -223,15 +252,15 @@ async def _changed(request: Request, connection_id: str, status: int = 200) -> R
 
 async def remove(request: Request) -> Response:
     """Remove a connection that has no conversations."""
-    platform, connection_id = platform_of(request), request.path_params["id"]
+    platform, connection_id = platform_of(request), (await _found(request)).id
     await disconnect(platform, connection_id, by=by(request))
     return answered(request, {"id": connection_id})
 
 
 async def test(request: Request) -> Response:
     """Ask the service how the connection is doing."""
-    platform, connection_id = platform_of(request), request.path_params["id"]
+    platform = platform_of(request)
     await asked(request, Nothing)
-    await platform.database.read(partial(find_connection, connection_id=connection_id))
+    connection_id = (await _found(request)).id
     health = dataclasses.asdict(await health_of(platform, connection_id))
     return answered(request, {"id": connection_id, "health": health})

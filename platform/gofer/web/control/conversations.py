@@ -19,6 +19,7 @@ from gofer.store.content import open_message
 from gofer.store.sealing import conversation_key
 from gofer.store.tables import bindings, conversations, messages
 from gofer.vault.envelope import DataKey
+from gofer.web.access import words_read
 from gofer.web.control.asking import (
     MOST_ROWS,
     Nothing,
@@ -95,6 +96,7 @@ async def read(request: Request) -> Response:
     found = await platform.database.read(
         partial(_read, platform=platform, conversation_id=request.path_params["id"], wanted=wanted)
     )
+    await words_read(request, request.path_params["id"])
     return answered(request, {"messages": found, "next": next_of(found, wanted.limit, "seq")})
 
 

@@ -18,6 +18,7 @@ from gofer.errors import Conflict, Malformed, NotFound
 from gofer.store.sealing import connection_place, conversation_key
 from gofer.store.tables import SCHEDULE, connections, deliveries
 from gofer.vault.envelope import DataKey, Vault, aad
+from gofer.web.access import words_read
 from gofer.web.control.asking import (
     Paged,
     Question,
@@ -64,7 +65,9 @@ async def index(request: Request) -> Response:
 
 
 def _list(connection: Connection, wanted: Wanted) -> list[dict[str, Any]]:
-    query = select(*without(deliveries)).order_by(deliveries.c.id.desc()).limit(wanted.limit)
+    query = (
+        select(*without(deliveries, "message_digest")).order_by(deliveries.c.id.desc()).limit(wanted.limit)
+    )
     if wanted.connection:
         query = query.where(deliveries.c.connection_id == wanted.connection)
     if wanted.conversation:
@@ -78,12 +81,14 @@ async def show(request: Request) -> Response:
     """One delivery with what it said."""
     platform = platform_of(request)
     found = await platform.database.read(partial(_show, vault=platform.vault, delivery_id=number_in(request)))
+    delivery = found["delivery"]
+    await words_read(request, delivery["conversation_id"], f"delivery {delivery['id']}")
     return answered(request, found)
 
 
 def _show(connection: Connection, vault: Vault, delivery_id: int) -> dict[str, Any]:
     row = find_delivery(connection, delivery_id)
-    shown = {name: value for name, value in row._mapping.items() if name != "sealed"}
+    shown = {name: value for name, value in row._mapping.items() if name not in ("sealed", "message_digest")}
     content = kept_content(connection, vault, row)
     if content is None:
         return {"delivery": shown, "headers": [], "body": None}

@@ -19,7 +19,7 @@ from gofer.jobs.steer import find_job
 from gofer.platform import Platform
 from gofer.store.events import Cursor
 from gofer.store.tables import FINAL, JobState, conversations, events, jobs
-from gofer.web.access import visitor_of, watch_over
+from gofer.web.access import visitor_of, watch_over, words_read
 from gofer.web.control.asking import Number, Question, platform_of, queried
 from gofer.web.streaming import Stream
 
@@ -57,6 +57,8 @@ async def follow(request: Request) -> Response:
         cursor = Cursor()
     if request.method == "HEAD":
         return Response(media_type=Stream.media_type)
+    of_job = f"job {wanted.job}" if wanted.job is not None else "events"
+    await words_read(request, wanted.conversation or None, of_job)
     return Stream(
         _told(platform, watched, cursor),
         request.app.state.watching,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 from collections.abc import Callable
@@ -16,17 +17,18 @@ from starlette.responses import Response
 
 from gofer import __version__
 from gofer.doctor import ask_model as doctor_of_models
-from gofer.doctor import examine
+from gofer.doctor import ask_providers, examine
 from gofer.errors import Conflict, Forbidden
 from gofer.jobs.upkeep import depth, oldest_ready
 from gofer.platform import Platform
-from gofer.store.backup import copy_database, key_beside
+from gofer.store.backup import copy_database, copy_files, key_beside
 from gofer.store.clock import now
 from gofer.store.sqlite import SqliteDatabase
 from gofer.store.tables import connections, conversations, master_keys, workers
 from gofer.vault.keyring import KeyRing
 from gofer.vault.rotation import rotate_master_key
 from gofer.web.access import visitor_of
+from gofer.web.access.confirmation import check_confirmed
 from gofer.web.control.asking import Nothing, Question, answered, asked, platform_of, rows
 
 LONG_SILENT = 60.0
@@ -42,6 +44,7 @@ class Wish(Question):
         description="An absolute path; over the network, in the backups folder.",
     )
     with_key: bool = False
+    with_shells: bool = Field(default=False, description="Also the files of the shells' workspaces.")
 
 
 async def status(request: Request) -> Response:
@@ -88,10 +91,12 @@ async def doctor(request: Request) -> Response:
 
 
 async def ask_model(request: Request) -> Response:
-    """Ask the model one word, which costs a fraction of a cent: whether its key works."""
+    """Ask the model one word, which costs a fraction of a cent: whether its key works; and the user's own servers for
+    their lists of models."""
     await asked(request, Nothing)
-    finding = await doctor_of_models(platform_of(request))
-    return answered(request, {"findings": [dataclasses.asdict(finding)]})
+    platform = platform_of(request)
+    findings = [await doctor_of_models(platform), *await ask_providers(platform)]
+    return answered(request, {"findings": [dataclasses.asdict(each) for each in findings]})
 
 
 async def refusals(request: Request) -> Response:
@@ -130,6 +135,7 @@ async def key(request: Request) -> Response:
 
 async def rotate_key(request: Request) -> Response:
     """Wrap everything with a new master key, while serving."""
+    check_confirmed(request)
     platform = platform_of(request)
     await asked(request, Nothing)
     done = await rotate_master_key(platform.database, platform.vault)
@@ -137,7 +143,7 @@ async def rotate_key(request: Request) -> Response:
 
 
 async def backup(request: Request) -> Response:
-    """Copy the database to a file, while serving."""
+    """Copy the database to a file, and the files of agents beside it, while serving."""
     platform = platform_of(request)
     wish = await asked(request, Wish)
     database = platform.database
@@ -157,10 +163,18 @@ async def backup(request: Request) -> Response:
     key_of = _key_of(ring) if wish.with_key else None
     copy = partial(_copy, source=database.path, target=target, backups=backups, key_of=key_of)
     size = await database.read(copy)
+    files = await asyncio.to_thread(
+        copy_files, platform.settings.data_dir, target, with_shells=wish.with_shells
+    )
     key_file = key_beside(target) if wish.with_key else None
     return answered(
         request,
-        {"path": str(target), "bytes": size, "key_file": str(key_file) if key_file else None},
+        {
+            "path": str(target),
+            "bytes": size,
+            "key_file": str(key_file) if key_file else None,
+            "files": str(files) if files else None,
+        },
     )
 
 

@@ -16,7 +16,7 @@ from gofer.jobs.signals import EVENTS, JOBS
 from gofer.jobs.steer import cancel, find_job, redrive
 from gofer.platform import Platform
 from gofer.store.tables import JobState, attempts, events, jobs, replies
-from gofer.web.access import note
+from gofer.web.access import note, words_read
 from gofer.web.control.asking import (
     Nothing,
     Number,
@@ -96,14 +96,19 @@ async def show(request: Request) -> Response:
     """One job with its attempts, events and replies."""
     platform, wanted = platform_of(request), queried(request, InFull)
     show_job = partial(_show, job_id=number_in(request), platform=platform, words=wanted.words)
-    return answered(request, await platform.database.read(show_job))
+    found = await platform.database.read(show_job)
+    if wanted.words:
+        await words_read(request, found["job"]["conversation_id"], f"job {found['job']['id']}")
+    return answered(request, found)
 
 
 def _show(connection: Connection, job_id: int, platform: Platform, words: bool) -> dict[str, Any]:
     job = dict(find_job(connection, job_id)._mapping)
     of_job = {
         "attempts": select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.fence),
-        "replies": select(*without(replies)).where(replies.c.job_id == job_id).order_by(replies.c.id),
+        "replies": select(*without(replies))
+        .where((replies.c.job_id == job_id) | (replies.c.failed_in == job_id))
+        .order_by(replies.c.id),
     }
     told = {name: rows(connection, query) for name, query in of_job.items()}
     columns = list(events.columns) if words else without(events)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import Annotated, Any
 
@@ -11,9 +10,10 @@ from sqlalchemy import Connection
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.errors import Conflict, Forbidden
+from gofer.errors import Forbidden
 from gofer.vault.secret import Secret
-from gofer.web.access import Role, caller_of, delays, note, visitor_of
+from gofer.web.access import Role, Visitor, caller_of, note, visitor_of
+from gofer.web.access.confirmation import check_confirmed, check_password, confirm
 from gofer.web.access.members import (
     LINK_LIFE,
     add_member,
@@ -26,9 +26,11 @@ from gofer.web.access.members import (
     remove_member,
 )
 from gofer.web.access.passwords import LONGEST, SHORTEST, Passwords
+from gofer.web.access.sessions import end_sessions, list_sessions
 from gofer.web.control.asking import Nothing, Question, answered, asked, platform_of, shown_once
 
 Password = Annotated[Secret, Field(json_schema_extra={"minLength": SHORTEST, "maxLength": LONGEST})]
+KEEP_TOKENS = "Whether tokens outlive the old password; they end with it unless asked not to."
 NAME = r"^[a-z0-9][a-z0-9._-]{0,39}$"
 
 
@@ -45,7 +47,8 @@ class Change(Question):
 
     name: str | None = Field(default=None, pattern=NAME)
     role: Role | None = None
-    password: Password | None = Field(default=None, description="Ends their sessions.")
+    password: Password | None = Field(default=None, description="Ends their sessions and tokens.")
+    keep_tokens: bool = Field(default=False, description=KEEP_TOKENS)
 
 
 class NewPassword(Question):
@@ -55,13 +58,67 @@ class NewPassword(Question):
         default=None, description="The one in use; not needed while there is none."
     )
     password: Password
+    keep_tokens: bool = Field(default=False, description=KEEP_TOKENS)
 
 
 async def me(request: Request) -> Response:
     """Who is asking, and what they may do."""
-    shown = dataclasses.asdict(visitor_of(request))
-    del shown["token_id"]
-    return answered(request, shown)
+    visitor = visitor_of(request)
+    shown = {"member_id": visitor.member_id, "name": visitor.name, "role": visitor.role, "via": visitor.via}
+    return answered(
+        request, {**shown, "scopes": dict(visitor.scopes) if visitor.scopes is not None else None}
+    )
+
+
+class Confirmed(Question):
+    """Proof that it is oneself."""
+
+    password: Secret
+
+
+async def confirm_me(request: Request) -> Response:
+    """Confirm with one's password who one is, before one makes tokens, keys, members or secrets."""
+    visitor = _signed_in(request)
+    given = await asked(request, Confirmed)
+    await confirm(platform_of(request), request, given.password.reveal())
+    return answered(request, {"id": visitor.member_id, "name": visitor.name})
+
+
+async def sessions(request: Request) -> Response:
+    """List one's own sessions."""
+    visitor = visitor_of(request)
+    if visitor.scopes is not None:
+        raise Forbidden("A token with scopes of its own does not see where its member is signed in.")
+    found = await platform_of(request).database.read(
+        partial(list_sessions, member_id=visitor.member_id, current=caller_of(request).session)
+    )
+    return answered(request, {"sessions": found})
+
+
+async def end_session(request: Request) -> Response:
+    """End one of one's own sessions."""
+    visitor, session_id = _signed_in(request), request.path_params["id"]
+    await platform_of(request).database.write(
+        partial(end_sessions, member_id=visitor.member_id, session_id=session_id)
+    )
+    return answered(request, {"id": session_id})
+
+
+async def end_other_sessions(request: Request) -> Response:
+    """End all of one's own sessions but the one that asks."""
+    visitor, here = _signed_in(request), caller_of(request).session
+    ended = await platform_of(request).database.write(
+        partial(end_sessions, member_id=visitor.member_id, keep=here)
+    )
+    return answered(request, {"ended": ended})
+
+
+def _signed_in(request: Request) -> Visitor:
+    """Whoever asks with a browser's session; raises Forbidden."""
+    visitor = visitor_of(request)
+    if visitor.via != "session":
+        raise Forbidden("Only somebody who is signed in with a browser has sessions.")
+    return visitor
 
 
 async def index(request: Request) -> Response:
@@ -90,6 +147,7 @@ def _told(row: Any) -> dict[str, Any]:
 
 async def add(request: Request) -> Response:
     """Add a member."""
+    check_confirmed(request)
     platform, new = platform_of(request), await asked(request, New)
     note(request, name=new.name, role=new.role)
     hashed = await _hashed(new.password)
@@ -108,12 +166,20 @@ async def show(request: Request) -> Response:
 
 async def change(request: Request) -> Response:
     """Change a member's name, role or password."""
+    check_confirmed(request)
     platform, wish = platform_of(request), await asked(request, Change)
     await _settled(request)
     note(request, fields=sorted(wish.model_fields_set), role=wish.role)
     hashed = await _hashed(wish.password)
     row = await platform.database.write(
-        partial(_change, named=request.path_params["id"], name=wish.name, role=wish.role, password=hashed)
+        partial(
+            _change,
+            named=request.path_params["id"],
+            name=wish.name,
+            role=wish.role,
+            password=hashed,
+            keep_tokens=wish.keep_tokens,
+        )
     )
     return answered(request, _told(row))
 
@@ -136,6 +202,7 @@ async def remove(request: Request) -> Response:
 
 async def link(request: Request) -> Response:
     """A one-time link that signs a member in."""
+    check_confirmed(request)
     platform = platform_of(request)
     await asked(request, Nothing)
     member, value = await platform.database.write(partial(_link, named=request.path_params["id"]))
@@ -154,22 +221,25 @@ def _link(connection: Connection, named: str) -> tuple[str, str]:
 
 
 async def set_password(request: Request) -> Response:
-    """Set one's own password; other sessions end."""
+    """Set one's own password; other sessions and one's tokens end."""
     platform, visitor, caller = platform_of(request), visitor_of(request), caller_of(request)
     given = await asked(request, NewPassword)
     if visitor.via != "session":
         raise Forbidden("Only somebody who is signed in sets their own password.")
     row = await platform.database.read(partial(find_member, named=visitor.member_id))
-    passwords = Passwords()
     if row.password:
-        # Guessing here costs as much as at the door.
-        await platform.database.write(partial(delays.attempt, name=row.name, address=caller.address))
-        if given.current is None or not await passwords.fits(given.current.reveal(), row.password):
-            raise Conflict("The current password is wrong.")
-        await platform.database.write(partial(delays.succeeded, name=row.name, address=caller.address))
-    hashed = await passwords.hashed(given.password.reveal())
+        await check_password(platform, request, given.current.reveal() if given.current is not None else "")
+    else:
+        check_confirmed(request)
+    hashed = await Passwords().hashed(given.password.reveal())
     keep = digest(caller.session)
     await platform.database.write(
-        partial(change_member, member_id=row.id, password=hashed, keep_session=keep)
+        partial(
+            change_member,
+            member_id=row.id,
+            password=hashed,
+            keep_session=keep,
+            keep_tokens=given.keep_tokens,
+        )
     )
     return answered(request, {"id": row.id, "name": row.name})

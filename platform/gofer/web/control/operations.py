@@ -41,6 +41,12 @@ class Operation:
     fails: tuple[int, ...] = ()
     """Statuses beyond those that every operation of its kind may answer."""
 
+    @property
+    def noun(self) -> str:
+        """What a token's scope for it is called."""
+        noun = self.name.partition(".")[0]
+        return "connections" if noun == "sign_ups" else noun
+
     def route(self) -> Route:
         """For an app. Who asks is checked first, then what."""
 
@@ -50,4 +56,4 @@ class Operation:
                 return await once(request, self.endpoint, secret=self.secret)
             return await self.endpoint(request)
 
-        return Route(self.path, require(self.role)(run), methods=[self.method], name=self.name)
+        return Route(self.path, require(self.role, self.noun)(run), methods=[self.method], name=self.name)

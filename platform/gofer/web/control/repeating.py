@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -73,7 +72,7 @@ async def once(request: Request, do: Callable[[Request], Awaitable[Response]], *
 
 def _fingerprint(request: Request, body: bytes) -> str:
     asked = f"{request.method} {request.url.path}?{request.url.query}\n".encode("utf-8", "surrogatepass")
-    return hashlib.sha256(asked + body).hexdigest()
+    return platform_of(request).vault.mac_key("request").digest(asked, body)
 
 
 def _again(request: Request, before: Any, mark: str) -> Response:

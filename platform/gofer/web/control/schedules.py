@@ -10,18 +10,19 @@ from typing import Any
 
 from cronsim import CronSim
 from pydantic import Field, field_validator
-from sqlalchemy import Connection, delete, or_, select, update
+from sqlalchemy import Connection, bindparam, delete, or_, select
 from sqlalchemy.exc import IntegrityError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import Conflict, NotFound
 from gofer.intake.polling import SCHEDULABLE, check_schedulable
-from gofer.jobs.cron import Missed, add_schedule, next_tick, ticks
+from gofer.jobs.cron import Missed, add_schedule, next_tick, spelt_out, ticks
 from gofer.jobs.queue import SERVICE, submit
 from gofer.jobs.sayings import SAY, Saying, add_saying, sealed_saying, told
 from gofer.jobs.signals import JOBS
 from gofer.jobs.steer import find_job
+from gofer.store import signed
 from gofer.store.clock import now
 from gofer.store.tables import schedules
 from gofer.vault.envelope import Vault
@@ -208,10 +209,12 @@ def _change(connection: Connection, request: Request, named: str, wish: Change) 
         check_schedulable(connection, given["payload"])
     if "say" in given:
         given["payload"] = _said_anew(connection, request, row, given.pop("say"))
+    if "cron" in given:
+        given["cron"] = spelt_out(given["cron"])
     merged = {**row, **given}
     if given:
         given["next_at"] = next_tick(connection, merged["cron"], merged["timezone"])
-        connection.execute(update(schedules).where(schedules.c.id == row["id"]).values(**given))
+        signed.update(connection, schedules, schedules.c.id == row["id"], given)
     row = {**row, **given}
     return told(connection, platform_of(request).vault, row), _version(row)
 
@@ -236,6 +239,7 @@ async def run(request: Request) -> Response:
 def run_schedule(connection: Connection, named: str) -> int:
     """Make its job now; raises NotFound."""
     row = find_schedule(connection, named)
+    signed.require(connection, schedules, connection.execute(_BY_ID, {"id": row["id"]}).one())
     due = float(connection.execute(select(now())).scalar_one())
     job_id = submit(
         connection,
@@ -247,6 +251,9 @@ def run_schedule(connection: Connection, named: str) -> int:
     )
     assert job_id is not None  # it has no key that another could have used
     return job_id
+
+
+_BY_ID = select(schedules).where(schedules.c.id == bindparam("id"))
 
 
 async def remove(request: Request) -> Response:

@@ -16,6 +16,7 @@ from gofer.health import set_up
 from gofer.vault.secret import Secret
 from gofer.vault.stored import delete_secret, list_secrets, put_secret
 from gofer.web.access import note
+from gofer.web.access.confirmation import check_confirmed
 from gofer.web.control.asking import WORKSPACE, Id, Question, answered, asked, platform_of, queried
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")
@@ -50,6 +51,7 @@ async def index(request: Request) -> Response:
 
 async def put(request: Request) -> Response:
     """Keep a secret, replacing the one there."""
+    check_confirmed(request)
     platform = platform_of(request)
     given = await asked(request, Given)
     note(request, name=given.name, owner=given.owner)

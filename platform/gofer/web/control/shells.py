@@ -6,14 +6,14 @@ from functools import partial
 from typing import Any
 
 from pydantic import Field
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.agent.closing import close_shell
 from gofer.agent.looking import seen, told
 from gofer.errors import NotFound
-from gofer.store.tables import shells
+from gofer.store.tables import agents, shells
 from gofer.web.control.asking import MOST_ROWS, Question, answered, platform_of, queried, rows
 
 
@@ -58,15 +58,15 @@ async def show(request: Request) -> Response:
 
 async def close(request: Request) -> Response:
     """End a shell: its processes go within a minute, its files stay for the next."""
-    conversation_id, agent_id = request.path_params["conversation"], request.path_params["agent"]
-    await platform_of(request).database.write(
-        partial(close_shell, conversation_id=conversation_id, agent_id=agent_id)
-    )
+    database = platform_of(request).database
+    conversation_id = request.path_params["conversation"]
+    agent_id = await database.read(partial(_agent_id, called=request.path_params["agent"]))
+    await database.write(partial(close_shell, conversation_id=conversation_id, agent_id=agent_id))
     return answered(request, {"conversation_id": conversation_id, "agent_id": agent_id})
 
 
 def _list(connection: Connection, wanted: Wanted) -> list[dict[str, Any]]:
-    query = select(shells).order_by(shells.c.used_at.desc()).limit(wanted.limit)
+    query = _WITH_NAMES.order_by(shells.c.used_at.desc()).limit(wanted.limit)
     if wanted.conversation:
         query = query.where(shells.c.conversation_id == wanted.conversation)
     found = [{**row, **told(row["record"])} for row in rows(connection, query)]
@@ -76,8 +76,23 @@ def _list(connection: Connection, wanted: Wanted) -> list[dict[str, Any]]:
 
 
 def find_shell(connection: Connection, conversation_id: str, agent_id: str) -> dict[str, Any]:
-    """A shell's row with what its record says, and the record itself; raises NotFound."""
-    query = select(shells).where(shells.c.conversation_id == conversation_id, shells.c.agent_id == agent_id)
+    """A shell's row with what its record says, and the record itself; raises NotFound.
+
+    The agent may be given by its name.
+    """
+    agent_id = _agent_id(connection, agent_id)
+    query = _WITH_NAMES.where(shells.c.conversation_id == conversation_id, shells.c.agent_id == agent_id)
     for row in rows(connection, query):
         return {**row, **told(row["record"])}
     raise NotFound("There is no such shell; it may have been closed.")
+
+
+def _agent_id(connection: Connection, called: str) -> str:
+    """The id of the agent of this name; what is no agent's name is an id."""
+    found = connection.execute(select(agents.c.id).where(agents.c.name == called)).scalar()
+    return str(found or called)
+
+
+_WITH_NAMES = select(*shells.c, func.coalesce(agents.c.name, "").label("agent")).outerjoin(
+    agents, agents.c.id == shells.c.agent_id
+)

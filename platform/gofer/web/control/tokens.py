@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any
 
@@ -12,20 +13,28 @@ from starlette.responses import Response
 
 from gofer.errors import Forbidden
 from gofer.store.tables import api_tokens, members
-from gofer.web.access import Scope, Visitor, note, visitor_of
+from gofer.web.access import Role, Scope, Visitor, note, visitor_of
+from gofer.web.access.confirmation import check_confirmed
 from gofer.web.access.members import find_member, first_owner
-from gofer.web.access.sessions import new_token, revoke_token
-from gofer.web.access.visitor import AS_ROLE, ROLES
+from gofer.web.access.sessions import TOKEN_LIFE, new_token, revoke_token
+from gofer.web.access.visitor import AS_ROLE, NOUNS, ROLES, read_scopes
 from gofer.web.control.asking import WHOLE, Question, answered, asked, platform_of, rows, shown_once
+
+DAYS = int(TOKEN_LIFE / 86400)
 
 
 class New(Question):
     """A token to make."""
 
     name: str = Field(min_length=1, max_length=100, description="What it is for.")
-    scope: Scope = "read"
+    scope: Scope = Field(default="read", description="For every noun; `scopes` narrows it to some.")
+    scopes: list[Annotated[str, Field(max_length=60)]] = Field(
+        default_factory=list,
+        max_length=len(NOUNS),
+        description="Words such as `jobs:write`: it may then use these nouns only, and `scope` does not count.",
+    )
     days: Annotated[int, Field(ge=1, le=3650), WHOLE] | None = Field(
-        default=None, description="How long it is valid; without end if null."
+        default=DAYS, description="How long it is valid; without end if null."
     )
     member: str = Field(default="", max_length=200, description="Whose it is; one's own when empty.")
 
@@ -41,7 +50,9 @@ def _manager(request: Request) -> Visitor:
     """A token that may do everything manages tokens; a lesser one must not outlive itself by making others."""
     visitor = visitor_of(request)
     if visitor.via == "token" and visitor.role != "owner":
-        raise Forbidden("Tokens are managed by somebody who is signed in, or with an owner's admin token.")
+        raise Forbidden(
+            "Tokens are managed by somebody who is signed in, or with an admin token of an owner."
+        )
     return visitor
 
 
@@ -54,14 +65,15 @@ def _list(connection: Connection, visitor: Visitor) -> list[dict[str, Any]]:
     )
     if visitor.role != "owner":
         query = query.where(api_tokens.c.member_id == visitor.member_id)
-    return rows(connection, query)
+    return [{**row, "scopes": _words(row["scopes"])} for row in rows(connection, query)]
 
 
 async def add(request: Request) -> Response:
     """Make a token. It is shown this once."""
     platform, visitor = platform_of(request), _manager(request)
+    check_confirmed(request)
     new = await asked(request, New)
-    note(request, name=new.name, scope=new.scope)
+    note(request, name=new.name, scope=" ".join(new.scopes) or new.scope, days=new.days)
     made = await platform.database.write(partial(_add, visitor=visitor, new=new))
     return shown_once(made, 201)
 
@@ -73,13 +85,26 @@ def _add(connection: Connection, visitor: Visitor, new: New) -> dict[str, Any]:
         member = find_member(connection, new.member) if new.member else first_owner(connection)
     if member.id != visitor.member_id and visitor.role != "owner":
         raise Forbidden("Only an owner makes tokens for others.")
-    if ROLES.index(AS_ROLE[new.scope]) > ROLES.index(member.role):
-        raise Forbidden(f"The scope {new.scope} is more than the role {member.role} may do.")
+    scopes = read_scopes(new.scopes)
+    check_scopes(member.role, scopes.values() if scopes else (new.scope,))
     life = new.days * 86400.0 if new.days is not None else None
-    token_id, value = new_token(connection, member.id, name=new.name, scope=new.scope, life=life)
-    query = select(api_tokens.c.expires_at).where(api_tokens.c.id == token_id)
-    expires_at = connection.execute(query).scalar_one()
-    return {"id": token_id, "token": value, "scope": new.scope, "expires_at": expires_at}
+    token_id, value = new_token(
+        connection, member.id, name=new.name, scope=new.scope, scopes=scopes, life=life
+    )
+    made = connection.execute(select(api_tokens).where(api_tokens.c.id == token_id)).one()
+    shown = {"scope": made.scope, "scopes": _words(made.scopes), "expires_at": made.expires_at}
+    return {"id": token_id, "token": value, **shown}
+
+
+def _words(scopes: str | None) -> list[str]:
+    return scopes.split() if scopes is not None else []
+
+
+def check_scopes(role: Role, wanted: Iterable[Scope]) -> None:
+    """Raises Forbidden for a scope that whoever gets the token could not use."""
+    for scope in wanted:
+        if ROLES.index(AS_ROLE[scope]) > ROLES.index(role):
+            raise Forbidden(f"The scope {scope} is more than the role {role} may do.")
 
 
 async def revoke(request: Request) -> Response:

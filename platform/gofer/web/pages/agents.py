@@ -17,6 +17,7 @@ from gofer.agent.agents import (
     AgentFileError,
     Agents,
     AgentSpec,
+    default_agent,
     in_force,
     put_agent,
     remove_agent,
@@ -35,10 +36,10 @@ tools = ["*"]
 job_dollars = 1.0
 day_dollars = 10.0
 
-[[routes]]
-connection = "*"
-event = "*"
-trigger = "any"
+# Without a route it answers where it is chosen: /agent NAME, or the page of a connection.
+# [[routes]]
+# connection = "telegram"
+# trigger = "mention"
 """
 
 
@@ -47,10 +48,17 @@ async def index(request: Request) -> Response:
     """Every agent that has a file or a history."""
     stored = await platform_of(request).database.read(_stored)
     looked = await asyncio.to_thread(Agents(_directory(request)).look)
-    heard, files = {spec.name for spec in in_force(looked)}, _files(looked)
-    names = sorted({*files, *stored})
+    specs, files = in_force(looked), _files(looked)
+    heard, default = {spec.name for spec in specs}, default_agent(specs)
+    names = sorted({*files, *stored, *heard})
     told = [
-        {"name": name, "hears": name in heard, **(stored.get(name) or _NEW), **(files.get(name) or _NO_FILE)}
+        {
+            "name": name,
+            "hears": name in heard,
+            "default": name == default,
+            **(stored.get(name) or _NEW),
+            **(files.get(name) or _NO_FILE),
+        }
         for name in names
     ]
     return render(request, "agents.html", agents=told)

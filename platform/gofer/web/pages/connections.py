@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from collections.abc import Callable
@@ -13,7 +14,15 @@ from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.connecting import add_connection, change_settings, find_connection, invite, switch_connection
+from gofer.agent.agents import Agents, choosable
+from gofer.connecting import (
+    add_connection,
+    change_settings,
+    choose_connection_agent,
+    find_connection,
+    invite,
+    switch_connection,
+)
 from gofer.errors import Malformed
 from gofer.health import disconnect, set_up
 from gofer.integration import Integration
@@ -22,6 +31,7 @@ from gofer.platform import Platform
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import deliveries, secrets
 from gofer.vault.secret import Secret
+from gofer.web.access.confirmation import check_confirmed
 from gofer.web.pages.checks import Checks
 from gofer.web.pages.rendering import go, platform_of, refused_of, render
 from gofer.web.pages.serving import by, form_of, page, rows, text_of
@@ -47,6 +57,7 @@ async def show(request: Request) -> Response:
     """One, with its set-up and settings."""
     platform, connection_id = platform_of(request), request.path_params["id"]
     found = await platform.database.read(partial(_read, connection_id=connection_id))
+    connection_id = found["connection"]["id"]
     checks: Checks = request.app.state.checks
     known = {each["id"]: each for each in await checks.connections()}.get(connection_id, {})
     name = found["connection"]["integration"]
@@ -63,11 +74,17 @@ async def show(request: Request) -> Response:
         else [],
         needs=_needs(integration, found["secrets"]) if integration else [],
         steps=_steps(name, _hook(platform, connection_id), bool(platform.settings.public_url)),
+        agents=await _agents_there(platform),
     )
+
+
+async def _agents_there(platform: Platform) -> list[str]:
+    return await asyncio.to_thread(choosable, Agents(platform.settings.data_dir / "agents"))
 
 
 def _read(connection: Connection, connection_id: str) -> dict[str, Any]:
     row = find_connection(connection, connection_id)
+    connection_id = row.id
     names = (
         select(secrets.c.name, secrets.c.created_at, secrets.c.used_at)
         .where(secrets.c.owner == connection_id)
@@ -215,6 +232,7 @@ async def new(request: Request) -> Response:
 @page("owner", form=new)
 async def add(request: Request) -> Response:
     """Make it, and prepare its service."""
+    check_confirmed(request)
     platform, form = platform_of(request), await form_of(request)
     integration = platform.registry.get(request.path_params["integration"])
     given = {field.name: text_of(form, f"secret.{field.name}").strip() for field in integration.secrets}
@@ -240,11 +258,15 @@ async def change(request: Request) -> Response:
     change_it: Callable[..., None]
     if switch := text_of(form, "enabled"):
         change_it = partial(switch_connection, enabled=switch == "on")
+    elif "agent" in form:
+        there = await _agents_there(platform)
+        change_it = partial(choose_connection_agent, agent=text_of(form, "agent"), there=there)
     else:
         row = await platform.database.read(partial(find_connection, connection_id=connection_id))
         integration = platform.registry.get(row.integration)
         change_it = partial(change_settings, integration=integration, settings=given_in(integration, form))
     await platform.database.write(partial(change_it, connection_id=connection_id, by=by(request)))
+    await platform.agents_changed()
     words = {"on": "Switched on.", "off": "Switched off."}.get(switch, "Saved.")
     return await changed(request, connection_id, words)
 
@@ -279,6 +301,7 @@ async def test(request: Request) -> Response:
 @page("owner")
 async def pair(request: Request) -> Response:
     """A code for a person to become an owner or member of it."""
+    check_confirmed(request)
     platform, form, connection_id = platform_of(request), await form_of(request), request.path_params["id"]
     role = text_of(form, "role", "member")
     if role not in ("owner", "member"):

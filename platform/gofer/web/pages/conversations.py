@@ -19,6 +19,7 @@ from gofer.store.sealing import conversation_key
 from gofer.store.tables import bindings, blobs, conversations, jobs, messages, spends
 from gofer.vault.envelope import DataKey, Vault
 from gofer.vault.redaction import Redactor
+from gofer.web.access import words_read
 from gofer.web.pages.rendering import go, platform_of, render, render_words
 from gofer.web.pages.serving import (
     PER_PAGE,
@@ -116,6 +117,7 @@ async def show(request: Request) -> Response:
             before=number_of(request, "before"),
         )
     )
+    await words_read(request, request.path_params["id"])
     (found["conversation"],) = await with_titles(platform, [found["conversation"]], by="id")
     return await render_words(request, "conversation.html", **found)
 
@@ -168,6 +170,7 @@ async def whole(request: Request) -> Response:
     """One message in full, as plain text."""
     platform = platform_of(request)
     text = await platform.database.read(partial(_read_whole, vault=platform.vault, **request.path_params))
+    await words_read(request, request.path_params["id"])
     return PlainTextResponse(platform.redactor.redact(text))
 
 
@@ -181,7 +184,7 @@ def _read_whole(connection: Connection, vault: Vault, id: str, seq: int) -> str:
 
 def _runs(connection: Connection, conversation_id: str) -> list[dict[str, Any]]:
     query = (
-        select(jobs.c.id, jobs.c.state, jobs.c.agent_id, jobs.c.created_at)
+        select(jobs.c.id, jobs.c.state, jobs.c.reason, jobs.c.agent_id, jobs.c.created_at)
         .where(jobs.c.conversation_id == conversation_id, jobs.c.kind == ANSWER)
         .order_by(jobs.c.id.desc())
         .limit(10)

@@ -15,6 +15,7 @@ from gofer.errors import Malformed
 from gofer.jobs.kinds import ANSWER
 from gofer.store.tables import conversations, deliveries, jobs, routes
 from gofer.vault.envelope import Vault
+from gofer.web.access import words_read
 from gofer.web.control.deliveries import came, find_delivery, kept_content
 from gofer.web.pages.rendering import go, platform_of, refused_of, render
 from gofer.web.pages.serving import (
@@ -53,7 +54,8 @@ async def index(request: Request) -> Response:
 
 def read_list(connection: Connection, wanted: str, before: int | None) -> dict[str, Any]:
     """The newest first."""
-    columns = [column for column in deliveries.columns if column.name not in ("sealed", "body_hash")]
+    hidden = ("sealed", "body_hash", "message_digest")
+    columns = [column for column in deliveries.columns if column.name not in hidden]
     query = (
         select(*columns, conversations.c.title)
         .outerjoin(conversations, conversations.c.id == deliveries.c.conversation_id)
@@ -74,6 +76,8 @@ async def show(request: Request) -> Response:
     found = await platform.database.read(
         partial(read_one, vault=platform.vault, delivery_id=request.path_params["id"])
     )
+    delivery = found["delivery"]
+    await words_read(request, delivery["conversation_id"], f"delivery {delivery['id']}")
     return render(request, "delivery.html", **found)
 
 

@@ -65,9 +65,10 @@ def ticks(text: str) -> Markup:
     )
 
 
-def words(text: str) -> Markup:
-    """Markdown as HTML that holds no script, no picture and no style."""
-    html = _markdown().render(inert(text))
+def words(text: str, *, breaks: bool = True) -> Markup:
+    """Markdown as HTML that holds no script, no picture and no style. With `breaks`, a line's end stays one: people
+    and models mean it, unlike a file that is wrapped to fit a screen."""
+    html = _markdown(breaks).render(inert(text))
     clean = nh3.clean(
         html,
         tags=_TAGS,
@@ -78,9 +79,9 @@ def words(text: str) -> Markup:
     return Markup(clean)  # noqa: S704 - nh3 has just cleaned it
 
 
-@lru_cache(maxsize=1)
-def _markdown() -> MarkdownIt:
-    options = {"html": False, "linkify": False, "highlight": _coloured}
+@lru_cache(maxsize=2)
+def _markdown(breaks: bool) -> MarkdownIt:
+    options = {"html": False, "linkify": False, "breaks": breaks, "highlight": _coloured}
     return MarkdownIt("commonmark", options).enable(["table", "strikethrough"])
 
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import Malformed
 from gofer.store.tables import api_tokens, members, web_sessions
-from gofer.web.access import note, visitor_of
-from gofer.web.access.members import add_member, change_member, find_member, new_link, remove_member
-from gofer.web.access.sessions import new_token, revoke_token
-from gofer.web.access.visitor import ROLES, SCOPES, Role
+from gofer.web.access import caller_of, note, visitor_of
+from gofer.web.access.confirmation import check_confirmed
+from gofer.web.access.members import add_member, change_member, digest, find_member, new_link, remove_member
+from gofer.web.access.sessions import SHOWN, end_sessions, new_token, revoke_token
+from gofer.web.access.visitor import NOUNS, ROLES, SCOPES, Role, read_scopes
 from gofer.web.pages.rendering import go, platform_of, render
 from gofer.web.pages.serving import form_of, page, rows, text_of
 
-LIVES = {"30": 30, "90": 90, "365": 365, "": None}
+LIVES = {"90": 90, "7": 7, "30": 30, "365": 365, "": None}
 """Days after which a token ends."""
 
 
@@ -32,8 +33,9 @@ async def index(request: Request) -> Response:
 
 
 def _page(request: Request, found: dict[str, Any], made: dict[str, str] | None = None) -> Response:
-    choices: dict[str, Any] = {"roles": ROLES, "scopes": SCOPES, "lives": list(LIVES)}
-    return render(request, "members.html", **found, **choices, unmasked={"made": made})
+    choices: dict[str, Any] = {"roles": ROLES, "scopes": SCOPES, "lives": list(LIVES), "nouns": NOUNS}
+    here = digest(caller_of(request).session)[:SHOWN]
+    return render(request, "members.html", **found, current=here, **choices, unmasked={"made": made})
 
 
 def read(connection: Connection, only: str | None) -> dict[str, Any]:
@@ -44,7 +46,7 @@ def read(connection: Connection, only: str | None) -> dict[str, Any]:
     ).order_by(members.c.created_at)  # fmt: skip
     tokens = (
         select(
-            api_tokens.c.id, api_tokens.c.name, api_tokens.c.scope, api_tokens.c.created_at,
+            api_tokens.c.id, api_tokens.c.name, api_tokens.c.scope, api_tokens.c.scopes, api_tokens.c.created_at,
             api_tokens.c.expires_at, api_tokens.c.used_at, members.c.name.label("member"),
         )
         .join(members, members.c.id == api_tokens.c.member_id)
@@ -52,6 +54,7 @@ def read(connection: Connection, only: str | None) -> dict[str, Any]:
     )  # fmt: skip
     sessions = (
         select(
+            func.substr(web_sessions.c.digest, 1, SHOWN).label("id"),
             web_sessions.c.by, web_sessions.c.address, web_sessions.c.agent, web_sessions.c.created_at,
             web_sessions.c.seen_at, members.c.name.label("member"),
         )
@@ -78,6 +81,7 @@ def _role(text: str) -> Role:
 @page("owner", form=index)
 async def add(request: Request) -> Response:
     """Another member; the link that signs them in is shown once."""
+    check_confirmed(request)
     platform, form = platform_of(request), await form_of(request)
     name, role = text_of(form, "name").strip(), _role(text_of(form, "role"))
     note(request, name=name, role=role)
@@ -92,6 +96,7 @@ async def add(request: Request) -> Response:
 @page("owner")
 async def change(request: Request) -> Response:
     """Another role."""
+    check_confirmed(request)
     form = await form_of(request)
     role = _role(text_of(form, "role"))
     note(request, role=role)
@@ -104,6 +109,7 @@ async def change(request: Request) -> Response:
 @page("owner")
 async def link(request: Request) -> Response:
     """A fresh link for somebody."""
+    check_confirmed(request)
     member_id = request.path_params["id"]
 
     def verb(connection: Connection) -> tuple[str, str]:
@@ -126,11 +132,13 @@ async def remove(request: Request) -> Response:
 @page("viewer", form=index)
 async def add_token(request: Request) -> Response:
     """A token in one's own name, shown once."""
+    check_confirmed(request)
     form, visitor = await form_of(request), visitor_of(request)
     name, scope, life = text_of(form, "name").strip(), text_of(form, "scope"), text_of(form, "life")
     if scope not in SCOPES or life not in LIVES or not name:
         raise Malformed("A token needs a name, a scope and how long it lives.")
-    note(request, name=name, scope=scope)
+    scopes = read_scopes(text_of(form, "scopes").replace(",", " ").split())
+    note(request, name=name, scope=text_of(form, "scopes")[:200] or scope, days=LIVES[life])
     days = LIVES[life]
     _, token = await platform_of(request).database.write(
         partial(
@@ -138,6 +146,7 @@ async def add_token(request: Request) -> Response:
             member_id=visitor.member_id,
             name=name,
             scope=scope,
+            scopes=scopes,
             life=None if days is None else days * 86400.0,
         )
     )
@@ -153,6 +162,27 @@ async def remove_token(request: Request) -> Response:
         partial(revoke_token, token_id=request.path_params["id"], member_id=only)
     )
     return go("/members", "The token is void from now on.")
+
+
+@page("viewer")
+async def end_session(request: Request) -> Response:
+    """End a session: one's own, or an owner anybody's."""
+    visitor = visitor_of(request)
+    only = None if visitor.may("owner") else visitor.member_id
+    await platform_of(request).database.write(
+        partial(end_sessions, member_id=only, session_id=request.path_params["id"])
+    )
+    return go("/members", "That session is over.")
+
+
+@page("viewer")
+async def end_other_sessions(request: Request) -> Response:
+    """End one's sessions everywhere else."""
+    here = caller_of(request).session
+    ended = await platform_of(request).database.write(
+        partial(end_sessions, member_id=visitor_of(request).member_id, keep=here)
+    )
+    return go("/members", f"You are signed out everywhere else; sessions ended: {ended}.")
 
 
 def _link(request: Request, value: str) -> str:

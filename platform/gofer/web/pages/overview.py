@@ -11,9 +11,12 @@ from starlette.responses import Response
 
 from gofer.agent.prices import MICROS
 from gofer.agent.spending import today
+from gofer.alarms import refused_lately
+from gofer.intake.hearing import UNHEARD
 from gofer.intake.polling import POLL, SCHEDULABLE
 from gofer.jobs.upkeep import depth, oldest_ready
-from gofer.store.tables import ENDED_BADLY, JobState, conversations, in_state, jobs, spends
+from gofer.store.clock import now
+from gofer.store.tables import ENDED_BADLY, JobState, conversations, events, in_state, jobs, spends
 from gofer.vault.envelope import Vault
 from gofer.web.pages import asked
 from gofer.web.pages.checks import Checks
@@ -23,6 +26,8 @@ from gofer.web.titles import with_titles
 
 MOST = 8
 """Rows of each list."""
+UNHEARD_FOR = 24 * 3600
+"""Seconds for which a message that nobody answered is shown."""
 LATELY = 300
 """The newest jobs, among which is looked for those that ended early."""
 
@@ -37,6 +42,7 @@ async def show(request: Request) -> Response:
     )
     for name in ("running", "dead", "early"):
         found[name] = await with_titles(platform, found[name])
+    found["unheard"] = await with_titles(platform, found["unheard"])
     connections = await checks.connections()
     turned_away = sum(platform.refusals.counts.values())
     return render(request, "overview.html", **found, connections=connections, turned_away=turned_away)
@@ -52,9 +58,23 @@ def read(connection: Connection, vault: Vault, timezone: str) -> dict[str, Any]:
         "dead": _jobs(connection, JobState.DEAD) if states.get("dead") else [],
         "early": _ended_early(connection),
         "questions": asked.open_questions(connection, vault, limit=MOST),
+        "unheard": _unheard(connection),
         "spent": _spent(connection, today(connection, timezone)),
         "agents": agent_names(connection),
+        "refused_rows": refused_lately(connection),
     }
+
+
+def _unheard(connection: Connection) -> list[dict[str, Any]]:
+    """Conversations in which nobody answered a message lately, with the last such message's time."""
+    query = (
+        select(events.c.conversation_id, conversations.c.title, func.max(events.c.at).label("at"))
+        .join(conversations, conversations.c.id == events.c.conversation_id)
+        .where(events.c.job_id.is_(None), events.c.at > now() - UNHEARD_FOR, events.c.kind == UNHEARD)
+        .group_by(events.c.conversation_id, conversations.c.title)
+        .order_by(func.max(events.c.at).desc())
+    )
+    return rows(connection, query.limit(MOST))
 
 
 def _ended_early(connection: Connection) -> list[dict[str, Any]]:

@@ -102,7 +102,7 @@ def refusal(request: Request, status: int, *, title: str, detail: str) -> Respon
 def _back(request: Request) -> str:
     """The list that the page belongs to; empty for one that belongs to none, or is one."""
     start = "/" + request.url.path.strip("/").partition("/")[0]
-    known = {path for _, entries in NAVIGATION for _, path in entries}
+    known = {path for _, entries in NAVIGATION for _, path, _ in entries}
     return start if start in known and (start != request.url.path or request.method != "GET") else ""
 
 

@@ -19,7 +19,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from gofer.platform import Platform
-from gofer.web.access import csrf_of, visitor_of
+from gofer.web.access import caller_of, csrf_of, visitor_of
+from gofer.web.access.visitor import ROLES, Role
 from gofer.web.pages import figures
 from gofer.web.pages.inert import inert, ticks, words
 from gofer.web.static_files import StaticFiles
@@ -31,39 +32,40 @@ REFUSED = "gofer.refused"
 SAID = "gofer_said"
 """The cookie that carries one sentence over a redirect."""
 
-NAVIGATION = (
-    ("", (("Overview", "/"), ("Chat", "/chat"), ("Welcome", "/welcome"))),
+NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, Role], ...]], ...] = (
+    ("", (("Overview", "/", "viewer"), ("Chat", "/chat", "operator"), ("Welcome", "/welcome", "operator"))),
     (
         "Work",
         (
-            ("Runs", "/runs"),
-            ("Conversations", "/conversations"),
-            ("Inbox", "/inbox"),
-            ("Shells", "/shells"),
-            ("Schedules", "/schedules"),
+            ("Runs", "/runs", "viewer"),
+            ("Conversations", "/conversations", "viewer"),
+            ("Inbox", "/inbox", "viewer"),
+            ("Shells", "/shells", "viewer"),
+            ("Schedules", "/schedules", "viewer"),
         ),
     ),
     (
         "Set up",
         (
-            ("Connections", "/connections"),
-            ("Agents", "/agents"),
-            ("Secrets", "/secrets"),
-            ("Members", "/members"),
-            ("Settings", "/settings"),
+            ("Connections", "/connections", "viewer"),
+            ("Agents", "/agents", "viewer"),
+            ("Secrets", "/secrets", "operator"),
+            ("Members", "/members", "viewer"),
+            ("Settings", "/settings", "operator"),
         ),
     ),
     (
         "Watch",
         (
-            ("Costs", "/costs"),
-            ("Audit", "/audit"),
-            ("Logs", "/logs"),
-            ("Doctor", "/doctor"),
-            ("Docs", "/docs"),
+            ("Costs", "/costs", "viewer"),
+            ("Audit", "/audit", "operator"),
+            ("Logs", "/logs", "operator"),
+            ("Doctor", "/doctor", "viewer"),
+            ("Docs", "/docs", "viewer"),
         ),
     ),
 )
+"""Groups of pages: what each is called, where it is, and the least role that may see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +139,11 @@ def render(
     html = renderer.html(
         template,
         visitor=visitor,
+        visitor_roles=[role for role in ROLES if visitor.may(role)],
         may_act=visitor.may("operator"),
         may_own=visitor.may("owner"),
         csrf=csrf_of(request),
+        confirmed=visitor.via != "session" or caller_of(request).confirmed,
         theme=theme_of(request),
         here=_here(request.url.path),
         said=said,

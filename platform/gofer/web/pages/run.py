@@ -19,6 +19,7 @@ from gofer.store.content import open_message
 from gofer.store.sealing import conversation_key, unseal
 from gofer.store.tables import FINAL, attempts, conversations, deliveries, events, messages, replies
 from gofer.vault.envelope import DataKey, Vault
+from gofer.web.access import words_read
 from gofer.web.pages import asked
 from gofer.web.pages.rendering import platform_of, render, render_words
 from gofer.web.pages.serving import agent_names, connection_names, number_of, page, rows
@@ -39,6 +40,7 @@ async def show(request: Request) -> Response:
     found = await platform.database.read(
         partial(read, vault=platform.vault, job_id=job_id, before=number_of(request, "before"))
     )
+    await words_read(request, found["job"]["conversation_id"], f"job {job_id}")
     (found["job"],) = await with_titles(platform, [found["job"]])
     base = platform.settings.public_url.rstrip("/") or platform.url or str(request.base_url).rstrip("/")
     delay = _delay(found["job"], platform.settings.timezone)
@@ -150,7 +152,10 @@ def _replies(connection: Connection, job_id: int) -> list[dict[str, Any]]:
     columns = [
         replies.c[name] for name in ("id", "kind", "part", "parts", "state", "tries", "reason", "sent_at")
     ]
-    return rows(connection, select(*columns).where(replies.c.job_id == job_id).order_by(replies.c.id))
+    of_job = (replies.c.job_id == job_id) | (
+        replies.c.failed_in == job_id
+    )  # planned by it, or given up by it
+    return rows(connection, select(*columns).where(of_job).order_by(replies.c.id))
 
 
 def _usage(log: list[dict[str, Any]]) -> dict[str, int]:
@@ -169,10 +174,15 @@ async def raw(request: Request) -> Response:
     platform, job_id = platform_of(request), request.path_params["id"]
     before = number_of(request, "before")
 
-    def read_raw(connection: Connection) -> tuple[list[dict[str, Any]], int]:
+    def read_raw(connection: Connection) -> tuple[list[dict[str, Any]], int, str | None]:
         job = dict(find_job(connection, job_id)._mapping)
         count = connection.execute(select(func.count()).where(events.c.job_id == job_id)).scalar_one()
-        return opened(connection, platform.vault, job, before=before, limit=MOST_RAW), int(count)
+        return (
+            opened(connection, platform.vault, job, before=before, limit=MOST_RAW),
+            int(count),
+            job["conversation_id"],
+        )
 
-    found, count = await platform.database.read(read_raw)
+    found, count, conversation_id = await platform.database.read(read_raw)
+    await words_read(request, conversation_id, f"job {job_id}")
     return render(request, "events.html", id=job_id, events=found, count=count, shown=len(found))

@@ -12,7 +12,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, delete, select
 from sqlalchemy.exc import IntegrityError
 from starlette.datastructures import FormData
 from starlette.requests import Request
@@ -21,7 +21,8 @@ from starlette.responses import Response
 from gofer.errors import Conflict, Malformed
 from gofer.intake.polling import SCHEDULABLE
 from gofer.jobs import sayings
-from gofer.jobs.cron import ticks
+from gofer.jobs.cron import spelt_out, ticks
+from gofer.store import signed
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import conversations, schedules
 from gofer.vault.envelope import Vault
@@ -66,7 +67,7 @@ def read_list(connection: Connection, vault: Vault) -> dict[str, Any]:
 
 def told(cron: str, timezone: str) -> dict[str, Any]:
     """A cron line in words, and its next times."""
-    now = time.time()
+    now, cron = time.time(), spelt_out(cron)
     try:
         words = CronSim(cron, datetime.fromtimestamp(now, ZoneInfo(timezone))).explain()
         following = list(islice(ticks(cron, timezone, now), NEXT))
@@ -150,9 +151,8 @@ def _switch(connection: Connection, schedule_id: str, enabled: bool) -> None:
     row = find_schedule(connection, schedule_id)
     # Back on, it goes on from now: what it missed while it was off was not wanted.
     following = next(ticks(row["cron"], row["timezone"], time.time()), float("inf"))
-    connection.execute(
-        update(schedules).where(schedules.c.id == schedule_id).values(enabled=enabled, next_at=following)
-    )
+    here = schedules.c.id == schedule_id
+    signed.update(connection, schedules, here, {"enabled": enabled, "next_at": following})
 
 
 @page("owner")

@@ -14,6 +14,7 @@ from gofer.store.open import FIRST_WORKSPACE
 from gofer.vault.secret import Secret
 from gofer.vault.stored import delete_secret, list_secrets, put_secret
 from gofer.web.access import note
+from gofer.web.access.confirmation import check_confirmed
 from gofer.web.pages.rendering import go, platform_of, refused_of, render
 from gofer.web.pages.serving import connection_names, form_of, page, text_of
 
@@ -39,6 +40,7 @@ async def index(request: Request) -> Response:
 @page("owner", form=index)
 async def put(request: Request) -> Response:
     """Keep one, replacing the one there."""
+    check_confirmed(request)
     platform, form = platform_of(request), await form_of(request)
     owner, name = text_of(form, "owner").strip(), text_of(form, "name").strip()
     note(request, owner=owner, name=name)

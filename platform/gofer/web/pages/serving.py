@@ -5,16 +5,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 from sqlalchemy import Connection, select
 from starlette.datastructures import FormData
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from gofer.errors import GoferError, Malformed
 from gofer.jobs.signals import EVENTS, JOBS
+from gofer.store.signed import MAC
 from gofer.store.tables import agents, connections
 from gofer.web.access import Role, require, visitor_of
+from gofer.web.access.confirmation import CONFIRM, Unconfirmed
+from gofer.web.access.guard import MAX_FIELDS, MAX_FILES
+from gofer.web.body import read_form
 from gofer.web.control.asking import number_in
 from gofer.web.pages.refusing import refusal
 from gofer.web.pages.rendering import REFUSED, Refused, platform_of
@@ -38,6 +43,8 @@ def page(role: Role, form: Endpoint | None = None) -> Callable[[Endpoint], Endpo
             try:
                 _check_numbers(request)
                 return await endpoint(request)
+            except Unconfirmed:
+                return to_confirm(request)
             except GoferError as error:
                 if form is None or status_of(error) >= 500:
                     return troubled(request, error)
@@ -49,6 +56,12 @@ def page(role: Role, form: Endpoint | None = None) -> Callable[[Endpoint], Endpo
         return require(role)(shown)
 
     return around
+
+
+def to_confirm(request: Request) -> Response:
+    """Where one confirms who one is, and from there back to the page whose form was sent."""
+    came = urlsplit(request.headers.get("referer", "")).path or "/"
+    return RedirectResponse(f"{CONFIRM}?next={quote(came, safe='')}", 303)
 
 
 def _check_numbers(request: Request) -> None:
@@ -81,7 +94,7 @@ def by(request: Request) -> str:
 
 async def form_of(request: Request) -> FormData:
     """The form that was sent."""
-    return await request.form()
+    return await read_form(request, max_files=MAX_FILES, max_fields=MAX_FIELDS)
 
 
 def text_of(form: FormData, name: str, default: str = "") -> str:
@@ -111,7 +124,10 @@ def wake(request: Request) -> None:
 
 def rows(connection: Connection, query: Any) -> list[dict[str, Any]]:
     """A query's rows as dictionaries."""
-    return [dict(row._mapping) for row in connection.execute(query)]
+    return [
+        {name: value for name, value in row._mapping.items() if name != MAC}
+        for row in connection.execute(query)
+    ]
 
 
 def agent_names(connection: Connection) -> dict[str, str]:

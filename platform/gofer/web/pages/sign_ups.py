@@ -16,6 +16,7 @@ from gofer.errors import Malformed, Refused
 from gofer.integration import Integration
 from gofer.signing_up import WITHIN, begin, finish
 from gofer.web.access import POLICY, audited, caller_of, visitor_of
+from gofer.web.access.confirmation import check_confirmed
 from gofer.web.pages.connections import changed, fields_of, given_in
 from gofer.web.pages.rendering import platform_of, render
 from gofer.web.pages.serving import by, form_of, page, text_of
@@ -42,6 +43,7 @@ async def ask(request: Request) -> Response:
 @page("owner")
 async def show(request: Request) -> Response:
     """What the account may do and why, and the button that has the browser post the form to the service."""
+    check_confirmed(request)
     form, integration = await form_of(request), _integration(request)
     begun = begin(
         platform_of(request),

@@ -79,6 +79,8 @@ def _spans(events: Iterable[Event]) -> list[Span]:
         elif kind == "tool.started":
             tools[data["call_id"]] = Span(data["name"], "tool", at)
             found.append(tools[data["call_id"]])
+        elif kind == "tool.delayed":
+            _closed(tools.pop(data["call_id"], None), at)
         elif kind == "tool.finished":
             _end_tool(found, tools.pop(data["call_id"], None), data, at)
         elif kind in ("attempt.finished", "attempt.lost"):
@@ -229,6 +231,12 @@ def _warned(event: Event, _: dict[str, Card]) -> list[Card]:
     return [Card("note", event["at"], event["data"].get("sentence", ""))]
 
 
+def _delayed(event: Event, _: dict[str, Card]) -> list[Card]:
+    data = event["data"]
+    text = f"{data.get('name')} has to wait {data.get('after', 0):.0f} s: {data.get('detail', '')}"
+    return [Card("note", event["at"], text)]
+
+
 def _shortened(event: Event, _: dict[str, Card]) -> list[Card]:
     return [Card("note", event["at"], "The context was shortened." if event["kind"] == "context.cleared"
                  else "What came before was summarised:\n\n" + str(event["data"].get("summary", "")))]  # fmt: skip
@@ -238,12 +246,18 @@ def _lost(event: Event, _: dict[str, Card]) -> list[Card]:
     return [Card("note", event["at"], "The worker went silent; another took over from here.")]
 
 
+def _slow(event: Event, _: dict[str, Card]) -> list[Card]:
+    return [Card("note", event["at"], f"The model had not said a word after {event['data']['seconds']:g} s.")]
+
+
 _MAKERS = {
     "turn.started": _heard,
     "turn.finished": _said,
+    "turn.slow": _slow,
     "turn.failed": _failed,
     "tool.started": _began,
     "tool.finished": _ended,
+    "tool.delayed": _delayed,
     "run.asked": _asked,
     "run.warned": _warned,
     "run.stopped": _stopped,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
-from gofer.agent.models.openai import NEEDS_EXTRA
 from gofer.connecting import add_connection, invite, remove_connection
 from gofer.doctor import Finding, ask_compatible, ask_model
+from gofer.doctor.model import KEY_FIXES
 from gofer.errors import Malformed
 from gofer.health import health_of, set_up
 from gofer.integration import Health
@@ -53,9 +52,9 @@ async def keep_key(platform: Platform, form: dict[str, str]) -> Result:
         raise Malformed("That is no key: it has spaces or characters that no key has.")
     tried = await _tried(platform, name, value) if "test" in form else None
     if tried is not None and tried.severity != "ok":
-        return Result(
-            "model", False, f"Not kept: {tried.line}", "Check the key, or keep it without the test."
-        )
+        # Only a provider that refuses the key says anything about it.
+        fix = "Check the key" if tried.fix in KEY_FIXES else tried.fix.rstrip(".")
+        return Result("model", False, f"Not kept: {tried.line}", f"{fix}; or keep the key without the test.")
     await platform.database.write(
         partial(
             put_secret,
@@ -69,8 +68,7 @@ async def keep_key(platform: Platform, form: dict[str, str]) -> Result:
     await platform.secrets_changed()
     word = tried.line if tried is not None else "It was not tested."
     if name != "anthropic_key":
-        extra = "" if find_spec("openai") else f" {NEEDS_EXTRA}"
-        return Result("model", True, f"{COMPATIBLE} {word}{extra}")
+        return Result("model", True, f"{COMPATIBLE} {word}")
     return Result("model", True, f"Kept, encrypted, and in use from the next message on. {word}")
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import partial
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from gofer.connecting import find_connection
@@ -16,7 +16,10 @@ from gofer.doctor import ask_compatible, ask_model, examine, look_around
 from gofer.errors import GoferError, NotFound
 from gofer.platform import Platform
 from gofer.web.access import require, visitor_of
+from gofer.web.access.confirmation import Unconfirmed, check_confirmed
+from gofer.web.body import read_form
 from gofer.web.pages.rendering import platform_of, render
+from gofer.web.pages.serving import to_confirm
 from gofer.web.problems import status_of
 from gofer.web.welcome import doing, reading
 from gofer.web.welcome.doing import Result
@@ -51,7 +54,9 @@ def routes() -> list[BaseRoute]:
 
 @require("viewer")
 async def show(request: Request) -> Response:
-    """The page."""
+    """The page, for those who can do something on it; whoever only looks is led to what there is to see."""
+    if not visitor_of(request).may("operator"):
+        return RedirectResponse("/", 303)
     return await _page(request)
 
 
@@ -82,10 +87,12 @@ def _form(step: str) -> Callable[[Doing], Callable[[Request], Awaitable[Response
     def around(do: Doing) -> Callable[[Request], Awaitable[Response]]:
         @require("owner")
         async def done(request: Request) -> Response:
-            form = await request.form(max_files=0, max_fields=20)
+            form = await read_form(request)
             given = {name: str(value) for name, value in form.items()}
             try:
                 result = await do(request, platform_of(request), given)
+            except Unconfirmed:
+                return to_confirm(request)
             except GoferError as error:
                 return await _page(request, Result(step, False, str(error)), status_of(error))
             return await _page(request, result, 200 if result.ok else 422)
@@ -98,6 +105,7 @@ def _form(step: str) -> Callable[[Doing], Callable[[Request], Awaitable[Response
 @_form("model")
 async def model(request: Request, platform: Platform, form: dict[str, str]) -> Result:
     """Keep a key; ask the model only if its owner ticked that."""
+    check_confirmed(request)
     return await doing.keep_key(platform, form)
 
 
@@ -112,12 +120,14 @@ async def test_model(request: Request, platform: Platform, form: dict[str, str])
 @_form("telegram")
 async def telegram(request: Request, platform: Platform, form: dict[str, str]) -> Result:
     """Connect a bot."""
+    check_confirmed(request)
     return await doing.connect_telegram(platform, form, visitor_of(request).name)
 
 
 @_form("github")
 async def github(request: Request, platform: Platform, form: dict[str, str]) -> Result:
     """Connect an App."""
+    check_confirmed(request)
     return await doing.connect_github(platform, form, visitor_of(request).name)
 
 

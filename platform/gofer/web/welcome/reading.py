@@ -61,7 +61,7 @@ def page(name: str) -> Page:
     if not _PAGE.fullmatch(name) or not path.is_file():
         raise NotFound("There is no such page.")
     text = path.read_text(encoding="utf-8")
-    return Page(_title(name, text), _with_places(str(words(text))))
+    return Page(_title(name, text), _with_places(str(words(text, breaks=False))))
 
 
 def _with_places(html: str) -> str:

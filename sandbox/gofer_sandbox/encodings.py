@@ -1,4 +1,8 @@
-"""The forms a secret takes when a program prints, encodes or quotes it."""
+"""The forms a secret takes when a program prints, encodes or quotes it.
+
+No list is complete: whoever runs a program can spell a secret in a way of their own. It is the last line behind
+rules that keep secrets out of reach.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,20 @@ from unicodedata import normalize
 from urllib.parse import quote, quote_plus
 
 SHORTEST = 8
+"""A shorter piece may be part of anything, and what is masked by mistake is spoilt."""
+MAX_SPELLED_OUT = 4096
+"""Bytes up to which a secret is also looked for in the rarer forms, some of which are six times as long as it."""
 _LINE_BREAKS = re.compile(r"[\r\n]+")
 _PERCENT = re.compile(r"%[0-9A-F]{2}")
 # Python, form encoders, JavaScript's encodeURIComponent and encodeURI leave different characters alone.
 _UNQUOTED = ("", "/", "!'()*", "!'()*;,/?:@&=+$#")
-_LEADING_SHARED = (0, 2, 3)
+_BASE64_LEADING = (0, 2, 3)
+_BASE32_LEADING = (0, 2, 4, 5, 7)
+# `xxd -p -c1`, `openssl`, `od -tx1`, JavaScript, C and Python write bytes with these in front or in between.
+_HEX_SEPARATORS = (":", " ", "-", ",", ", ", ", 0x", ",0x", " 0x", "\\x")
 
 
-def disguises(secret: str) -> set[str]:
+def encodings(secret: str) -> set[str]:
     """Each form of eight characters or more that stands for this secret, without line breaks."""
     if len(secret) < SHORTEST:
         return set()
@@ -26,12 +36,15 @@ def disguises(secret: str) -> set[str]:
     spellings = {secret, secret.strip()}
     spellings |= {normalize("NFC", text) for text in spellings}
     spellings |= {normalize("NFD", text) for text in spellings}
-    forms = {form for spelling in spellings for form in _encodings(spelling)} | set(_lines(secret))
+    forms = {form for spelling in spellings for form in _common(spelling)} | set(_lines(secret))
+    if len(stripped := secret.strip()) >= SHORTEST and len(secret) <= MAX_SPELLED_OUT:
+        forms |= set(_rare(stripped))
     without_breaks = {_LINE_BREAKS.sub("", form) for form in forms}
     return {form for form in without_breaks if len(form) >= SHORTEST}
 
 
-def _encodings(text: str) -> Iterator[str]:
+def _common(text: str) -> Iterator[str]:
+    """What programs write by themselves."""
     data = text.encode("utf-8", "surrogatepass")
     yield text
     yield data.hex()
@@ -44,14 +57,42 @@ def _encodings(text: str) -> Iterator[str]:
     yield repr(text)[1:-1]
 
 
+def _rare(text: str) -> Iterator[str]:
+    """What somebody writes who wants it to get by."""
+    data = text.encode("utf-8", "surrogatepass")
+    units = text.encode("utf-16-be", "surrogatepass").hex()
+    yield text[::-1]
+    for piece in _base32_forms(data):
+        yield piece
+        yield piece.lower()
+    for once in _base64_forms(data):
+        yield from _base64_forms(once.encode())
+    for each in ("02x", "02X"):
+        pairs = [format(byte, each) for byte in data]
+        yield from (separator.join(pairs) for separator in _HEX_SEPARATORS)
+        yield "%" + "%".join(pairs)
+    for form in (units, units.upper()):
+        yield "".join(f"\\u{form[at : at + 4]}" for at in range(0, len(form), 4))
+    for number in ("&#{};", "&#x{:x};", "&#x{:X};"):
+        yield "".join(number.format(ord(character)) for character in text)
+
+
 def _base64_forms(data: bytes) -> Iterator[str]:
     """What is certain of its base64, whatever stands before and after it: one form for each alignment."""
-    for shift in range(3):
+    for shift, leading in enumerate(_BASE64_LEADING):
         encoded = base64.b64encode(bytes(shift) + data).decode().rstrip("=")
         shared_with_next = 1 if (shift + len(data)) % 3 else 0
-        certain = encoded[_LEADING_SHARED[shift] : len(encoded) - shared_with_next]
+        certain = encoded[leading : len(encoded) - shared_with_next]
         yield certain
-        yield certain.translate({ord("+"): "-", ord("/"): "_"})
+        if (other := certain.translate({ord("+"): "-", ord("/"): "_"})) != certain:
+            yield other
+
+
+def _base32_forms(data: bytes) -> Iterator[str]:
+    for shift, leading in enumerate(_BASE32_LEADING):
+        encoded = base64.b32encode(bytes(shift) + data).decode().rstrip("=")
+        shared_with_next = 1 if (shift + len(data)) % 5 else 0
+        yield encoded[leading : len(encoded) - shared_with_next]
 
 
 def _url_forms(text: str) -> Iterator[str]:

@@ -1,0 +1,93 @@
+"""Parsing Markdown: CommonMark with tables, strikethrough and tasks, and without HTML.
+
+What is no Markdown is text, so tags are escaped before the parser sees them. Offsets are characters of what was given.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+MAX_ROUNDS = 8
+"""Parses in search of tags; what is still one then is shown as it stands."""
+_LINE_START = re.compile(r"^[ \t>]*<", re.MULTILINE)
+_REMOVED = dict.fromkeys(
+    (code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"), None
+)
+
+
+class Event(NamedTuple):
+    """Something that the parser found, and where."""
+
+    value: Any
+    start: int
+    end: int
+
+
+def clean(text: str) -> str:
+    """Text that may be sent: no lone surrogates and no control characters but tabs and line ends."""
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")
+    return lines.translate(_REMOVED).encode("utf-8", "replace").decode()
+
+
+def parse(markdown: str) -> list[Event]:
+    """The events of a text in order."""
+    inserted: list[int] = []
+    """Places in the given text before which a backslash was put."""
+    for _ in range(MAX_ROUNDS):
+        events, tags = _parse(markdown, inserted)
+        if not tags - set(inserted):
+            break
+        inserted = sorted(tags.union(inserted))
+    return events
+
+
+def _parse(markdown: str, inserted: list[int]) -> tuple[list[Event], set[int]]:
+    import pyromark
+
+    options = pyromark.Options
+    wanted = options.ENABLE_TABLES | options.ENABLE_STRIKETHROUGH | options.ENABLE_TASKLISTS
+    bounds = [0, *inserted, len(markdown)]
+    escaped = "\\".join(markdown[a:b] for a, b in pairwise(bounds))
+    place = _places(escaped, inserted)
+    events: list[Event] = []
+    tags: set[int] = set()
+    for value, at in pyromark.events_with_range(escaped, options=wanted):
+        start, end = place(at["start"]), place(at["end"])
+        events.append(Event(value, start, end))
+        if isinstance(value, dict) and "InlineHtml" in value:
+            tags.add(start)
+        elif value == {"Start": "HtmlBlock"}:
+            tags.update(found.end() - 1 for found in _LINE_START.finditer(markdown, start, end))
+            tags.update([markdown.find("<", start, end)] if "<" in markdown[start:end] else [])
+    return events, tags
+
+
+def _places(escaped: str, inserted: list[int]) -> Callable[[int], int]:
+    """From bytes of UTF-8 of the escaped text, in which the parser counts, to characters of the given one."""
+    moved = [place + number for number, place in enumerate(inserted)]
+    if escaped.isascii():
+        return lambda offset: offset - bisect_left(moved, offset)
+    starts, total = [], 0
+    for character in escaped:
+        starts.append(total)
+        total += len(character.encode())
+    return lambda offset: (found := bisect_left(starts, offset)) - bisect_left(moved, found)
+
+
+def name_of(event: Any) -> tuple[str, Any]:
+    """What begins with an event, by its name, with what is said of it; inline code is an event of its own."""
+    if not isinstance(event, dict) or "End" in event:
+        return "", None
+    began = event.get("Start", event)
+    return next(iter(began.items())) if isinstance(began, dict) else (began, None)
+
+
+def definitions(markdown: str) -> list[tuple[str, str]]:
+    """The link definitions of a text: label and target."""
+    import pyromark
+
+    return [(label, found["dest"]) for label, found in pyromark.reference_definitions(markdown).items()]

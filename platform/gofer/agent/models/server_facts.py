@@ -1,0 +1,163 @@
+"""What a server tells of its model: how many tokens it takes, and whether it takes images.
+
+Each kind of server tells it in another place. Who tells nothing leaves it to the settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+
+ASK_TIMEOUT = 5.0
+OLLAMA_DEFAULT = 4096
+"""What Ollama serves with when nobody says otherwise."""
+_WINDOWS = (
+    "loaded_context_length",
+    "max_model_len",
+    "context_length",
+    "context_window",
+    "max_context_length",
+)
+"""LM Studio, vLLM, OpenRouter and Together, Groq, Mistral."""
+_NUM_CTX = re.compile(r"^\s*num_ctx\s+(\d+)", re.M)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What is known; None for what the server does not tell."""
+
+    window: int | None = None
+    images: bool | None = None
+    pdfs: bool | None = None
+
+
+class Server:
+    """One server and one model of it. Asking costs nothing and never raises: who does not answer tells nothing."""
+
+    def __init__(
+        self, http: httpx2.AsyncClient, base_url: str, headers: Mapping[str, str], model: str
+    ) -> None:
+        self._http = http
+        self._base = base_url.rstrip("/")
+        self._root = self._base.removesuffix("/v1").removesuffix("/api")
+        self._headers = dict(headers)
+        self._model = model
+
+    async def facts(self, load_timeout: float) -> ServerFacts | None:
+        """What it tells; None when nobody answers there. Ollama may have to load the model for it first."""
+        listed = await self._get(f"{self._base}/models")
+        if listed is None:
+            return None
+        entry = self._entry(listed)
+        if entry.get("owned_by") == "llamacpp":  # its /props knows the share of one slot
+            return await self._llama_cpp() or _listed(entry)
+        found = _listed(entry)
+        if found.window is not None:
+            return found
+        return await self._llama_cpp() or await self._ollama(load_timeout) or await self._lm_studio() or found
+
+    def _entry(self, listed: Mapping[str, Any]) -> dict[str, Any]:
+        entries = listed.get("data")
+        models = [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
+        named = [one for one in models if self._model in (one.get("id"), *_list(one.get("aliases")))]
+        if named:
+            return named[0]
+        # A server with one model answers whatever name it is asked by.
+        return models[0] if len(models) == 1 else {}
+
+    async def _llama_cpp(self) -> ServerFacts | None:
+        props = await self._get(f"{self._root}/props")
+        window = _number((_dict(props).get("default_generation_settings") or {}).get("n_ctx"))
+        if window is None:
+            return None
+        vision = (_dict(props).get("modalities") or {}).get("vision")
+        return ServerFacts(window, images=vision if isinstance(vision, bool) else None)
+
+    async def _ollama(self, load_timeout: float) -> ServerFacts | None:
+        shown = await self._post("/api/show", {"model": self._model})
+        if not _dict(shown).get("model_info"):
+            return None
+        told = _dict(shown)
+        can = _list(told.get("capabilities"))
+        images = "vision" in can if can else None
+        running = await self._ollama_running()
+        if running is None:
+            # The window is settled when the model is loaded, which the first message would have to wait for anyway.
+            await self._post("/api/generate", {"model": self._model}, timeout=load_timeout)
+            running = await self._ollama_running()
+        if running is not None:
+            return ServerFacts(running, images)
+        set_ = _NUM_CTX.search(str(told.get("parameters") or ""))
+        trained = [value for key, value in told["model_info"].items() if key.endswith(".context_length")]
+        most = _number(trained[0]) if trained else None
+        window = int(set_.group(1)) if set_ else OLLAMA_DEFAULT
+        return ServerFacts(min(window, most or window), images)
+
+    async def _ollama_running(self) -> int | None:
+        listed = _list(_dict(await self._get(f"{self._root}/api/ps")).get("models"))
+        names = (self._model, f"{self._model}:latest")
+        loaded = [
+            one for one in listed if _dict(one).get("name") in names or _dict(one).get("model") in names
+        ]
+        return _number(loaded[0].get("context_length")) if loaded else None
+
+    async def _lm_studio(self) -> ServerFacts | None:
+        told = _dict(await self._get(f"{self._root}/api/v0/models/{quote(self._model, safe='')}"))
+        found = _listed(told)
+        if found.window is None:
+            return None
+        return ServerFacts(found.window, images=told.get("type") == "vlm" if told.get("type") else None)
+
+    async def _get(self, url: str) -> dict[str, Any] | None:
+        return await self._ask("GET", url, None, ASK_TIMEOUT)
+
+    async def _post(
+        self, path: str, body: dict[str, Any], timeout: float = ASK_TIMEOUT
+    ) -> dict[str, Any] | None:
+        return await self._ask("POST", f"{self._root}{path}", body, timeout)
+
+    async def _ask(
+        self, method: str, url: str, body: dict[str, Any] | None, timeout: float
+    ) -> dict[str, Any] | None:
+        try:
+            async with asyncio.timeout(timeout):
+                answer = await self._http.request(
+                    method, url, json=body, headers=self._headers, timeout=timeout
+                )
+                told = answer.json() if answer.is_success else {}
+        except (TimeoutError, httpx2.HTTPError, httpx2.InvalidURL, ValueError):
+            return None
+        return told if isinstance(told, dict) else {"data": told}
+
+
+def _listed(entry: Mapping[str, Any]) -> ServerFacts:
+    """What an entry of the list of models says, whoever's list it is."""
+    sources = [entry, _dict(entry.get("top_provider")), _dict(_dict(entry.get("capabilities")).get("limits"))]
+    windows = [
+        _number(source.get(key)) for source in sources for key in (*_WINDOWS, "max_context_window_tokens")
+    ]
+    windows.append(_number(_dict(entry.get("meta")).get("n_ctx")))
+    modalities = _list(_dict(entry.get("architecture")).get("input_modalities"))
+    return ServerFacts(
+        next((window for window in windows if window), None),
+        images="image" in modalities if modalities else None,
+        pdfs="file" in modalities or "pdf" in modalities if modalities else None,
+    )
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -1,0 +1,33 @@
+"""`gofer costs`: what was paid to models."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gofer.cli.calling import call
+from gofer.cli.showing import AsJson, show, table
+
+
+def costs(
+    days: Annotated[int, typer.Option(min=1, max=366, help="Days on which something was paid.")] = 7,
+    as_json: AsJson = False,
+) -> None:
+    """Show what was paid to models, by day, agent and connection.
+
+    \b
+    gofer costs
+    gofer costs --days 30
+    """
+    found = call("GET", "/costs", params={"days": days})
+    rows = [
+        (each["day"], each["agent"], each["connection_id"], each["calls"], f"${each['dollars']:.4f}")
+        for each in found["costs"]
+    ]
+
+    def in_words() -> None:
+        table(("day", "agent", "connection", "calls", "paid"), rows, empty="Nothing was paid yet.")
+        print(f"Today ${found['today']:.4f}; in all ${found['total']:.4f}.")
+
+    show(found, as_json, in_words)

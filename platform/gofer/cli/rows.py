@@ -1,0 +1,59 @@
+"""`gofer rows`: rows of the database that somebody else than Gofer wrote, and that are refused for it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from gofer.cli.calling import LONGEST_ANSWER, call
+from gofer.cli.exits import USAGE, Failed
+from gofer.cli.showing import AsJson, count, show, table
+
+app = typer.Typer(
+    help="Rows that somebody else than Gofer wrote, and that are refused for it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.command("list")
+def list_rows(as_json: AsJson = False) -> None:
+    """List the rows that are refused, with what they say.
+
+    \b
+    gofer rows list
+    """
+    found = call("GET", "/rows", timeout=LONGEST_ANSWER)
+    rows = [(each["table"], each["key"], json.dumps(each["says"])) for each in found["rows"]]
+    show(found, as_json, lambda: table(("table", "key", "says"), rows, empty="No row is refused."))
+
+
+@app.command()
+def accept(
+    of: Annotated[str, typer.Argument(metavar="TABLE", help="The row's table.", show_default=False)] = "",
+    key: Annotated[str, typer.Argument(help="The row's key.", show_default=False)] = "",
+    everything: Annotated[bool, typer.Option("--all", help="Every row that is refused now.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Accept a row as it is, after you have looked at it with `gofer rows list`. The audit log keeps that you did.
+
+    \b
+    gofer rows accept member member_k3v9
+    gofer rows accept --all
+    """
+    if everything == bool(of and key):
+        raise Failed("Name a table and a key, or say --all.", USAGE)
+    named = [{"table": of, "key": key}] if key else _refused()
+    accepted = []
+    while named:
+        done = call("POST", "/rows/accept", json={"rows": named}, timeout=LONGEST_ANSWER)
+        accepted += done["accepted"]
+        named = _refused() if everything else []
+    show({"accepted": accepted}, as_json, lambda: print(f"Accepted {count(len(accepted), 'row')}."))
+
+
+def _refused() -> list[dict[str, str]]:
+    found = call("GET", "/rows", timeout=LONGEST_ANSWER)["rows"]
+    return [{"table": each["table"], "key": each["key"]} for each in found]

@@ -1,0 +1,71 @@
+"""`gofer shells`: the sandboxed sessions that are kept."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gofer.cli.calling import call
+from gofer.cli.showing import AsJson, ago, show, table
+
+app = typer.Typer(
+    help="Shells: the sandboxed sessions of conversations.", no_args_is_help=True, rich_markup_mode=None
+)
+
+Conversation = Annotated[str, typer.Argument(help="The conversation's id.", show_default=False)]
+Agent = Annotated[str, typer.Argument(help="The agent's name or id.", show_default=False)]
+
+
+@app.command("list")
+def list_shells(
+    conversation: Annotated[str, typer.Option(help="Of this conversation only.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List shells, the last used first.
+
+    \b
+    gofer shells list
+    """
+    found = call("GET", "/shells", params={"conversation": conversation} if conversation else {})
+    rows = [
+        (
+            each["conversation_id"],
+            each["agent"] or each["agent_id"],
+            each.get("provider", ""),
+            ago(each["used_at"]),
+        )
+        for each in found["shells"]
+    ]
+    columns = ("conversation", "agent", "sandbox", "used")
+    show(found, as_json, lambda: table(columns, rows, empty="No shells."))
+
+
+@app.command("show")
+def show_shell(
+    conversation: Conversation,
+    agent: Agent,
+    path: Annotated[str, typer.Option(help="A directory in its workspace.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show a shell: what it uses now, and what a directory of it holds.
+
+    \b
+    gofer shells show conv_k3v9 gofer
+    """
+    from gofer.cli.showing import facts
+
+    found = call("GET", f"/shells/{conversation}/{agent}", params={"path": path} if path else {})
+    pairs = [(name, value) for name, value in {**found["shell"], **found}.items() if name != "shell"]
+    show(found, as_json, lambda: facts(pairs))
+
+
+@app.command()
+def close(conversation: Conversation, agent: Agent, as_json: AsJson = False) -> None:
+    """End a shell: its processes go within a minute, its files stay for the next.
+
+    \b
+    gofer shells close conv_k3v9 gofer
+    """
+    gone = call("DELETE", f"/shells/{conversation}/{agent}")
+    show(gone, as_json, lambda: print("The shell is closed."))

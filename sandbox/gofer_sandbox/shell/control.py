@@ -1,0 +1,154 @@
+"""What all wires have in common: the control directory, which the server writes and the sandbox sees read-only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from gofer_sandbox.provider import Listener
+from gofer_sandbox.shell import scripts
+from gofer_sandbox.shell.outputs import Outputs, Ownership, Stream, write_all
+from gofer_sandbox.shell.scripts import Channel
+
+_SIZE = 512
+"""The file that describes a command always has this size, so that it is written at once."""
+
+
+def prepare(control: Path, keeper: str, owner: Ownership, channel: Channel) -> None:
+    """Fill a new control directory: what everything goes through, what every shell runs, the files that the server
+    fills later, and last what PID 1 runs."""
+    for name in scripts.OUTPUTS if channel.attested else ("in", "st", *scripts.OUTPUTS):
+        owner.fifo(f"{control}/{name}")
+    files = {
+        "rc": scripts.rc(channel),
+        "s": scripts.STATE,
+        "x": scripts.snapshot(channel),
+        "d": scripts.done(channel),
+        "n": "",
+        "c": "",
+        "z": "",
+        "state": "",
+        "options": "",
+        "keeper": keeper,
+    }
+    for name, text in files.items():
+        owner.write(f"{control}/{name}", text)
+
+
+class ControlWire(Outputs, ABC):
+    """Commands as files, and short lines that have the shell act on them."""
+
+    def __init__(self, control: Path, owner: Ownership, inside: str = scripts.INSIDE) -> None:
+        super().__init__(control, owner)
+        self._inside = inside
+        self._ask, self._report = scripts.ask(inside), scripts.report(inside)
+        self._lines = self._report
+        """What has the shell run its command, and report."""
+        self._asked = False
+        """Whether a snapshot was asked for since a command was last heard."""
+        self._files: dict[str, tuple[int, int]] = {}
+        """Of what is written with every command, the descriptor and the size."""
+
+    @abstractmethod
+    def _send(self, lines: bytes) -> None:
+        """Give the shell, or the keeper, lines to read."""
+
+    def open(self, listener: Listener) -> None:
+        """Begin to deliver frames."""
+        self._listener = listener
+
+    def submit(self, number: int, command: bytes, separate: bool, snapshot: bool, before: int) -> None:
+        """Put the command in its file, open its output, and give the shell its short lines."""
+        self._put("c", command)
+        self._put("n", scripts.command(number, before, self._inside).encode().ljust(_SIZE, b"\n"))
+        self._lines = scripts.run(tuple(self.begin(number, separate)), self._inside) + self._report
+        self._asked = self._asked or snapshot
+        self._send(self._ask + self._lines if snapshot else self._lines)
+
+    def submit_again(self) -> None:
+        """Give it the lines once more; a command that has begun does not begin again."""
+        self._send(self._lines)
+
+    def _put(self, name: str, data: bytes) -> None:
+        """Over what was there before, which costs less than to empty the file first."""
+        fd, before = self._files.pop(name, (-1, -1))  # not known, should a write fail half-way
+        if fd < 0:
+            fd = os.open(self._control / name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            written = os.pwrite(fd, data, 0)
+            if written < len(data):
+                os.lseek(fd, written, os.SEEK_SET)
+                write_all(fd, data[written:])
+            if len(data) != before:
+                os.ftruncate(fd, len(data))
+        except OSError:
+            os.close(fd)
+            raise
+        self._files[name] = fd, len(data)
+
+    def resume(self, number: int, separate: bool) -> None:
+        """Read on where another process stopped."""
+        super().resume(number, separate)
+        self._lines = scripts.run(tuple(self.current), self._inside) + self._report
+
+    @abstractmethod
+    def hear(self) -> None:
+        """Deliver the frames that are there already."""
+
+    def _on_output(self, index: int, stream: Stream) -> None:
+        """The state before a command is safe before anything of it is heard."""
+        if self._asked and stream in self._streams:
+            self._asked = False
+            self.hear()
+        super()._on_output(index, stream)
+
+    def ask_snapshot(self) -> None:
+        """Have an idle shell leave one."""
+        self._asked = True
+        self._send(self._ask)
+
+    def ask_small_snapshots(self) -> None:
+        """From now on the shell names large variables instead of writing them."""
+        self._owner.write(self._control / "s", scripts.SMALL_STATE)
+
+    def keep(self, snapshot: bytes) -> None:
+        """Leave it for the server that comes after; one that was killed half-way has left none."""
+        fd, _ = self._files.pop("kept", (-1, 0))
+        if fd < 0:
+            fd = os.open(
+                self._control / "kept", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
+        self._files["kept"] = fd, 0
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, snapshot, 0)
+
+    def kept(self) -> bytes:
+        """What the server before left."""
+        try:
+            return (self._control / "kept").read_bytes()
+        except OSError:
+            return b""
+
+    def put_state(self, state: bytes, options: bytes) -> None:
+        """Both files are whole before the keeper is told to go on."""
+        self._owner.write(self._control / "state", state)
+        self._owner.write(self._control / "options", options)
+
+    def go(self, death: int) -> None:
+        """The keeper takes what the dead shell left unread, then this."""
+        self._send(b": %d\n" % death)
+
+    def rest(self) -> None:
+        """Let go of what only saves time."""
+        super().rest()
+        while self._files:
+            os.close(self._files.popitem()[1][0])
+
+    def close(self) -> None:
+        """Let go of every descriptor; what is inside goes on."""
+        if not self._closed:
+            self.rest()
+            self.close_outputs()

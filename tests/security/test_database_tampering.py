@@ -1,0 +1,495 @@
+"""Somebody who can write to the database but has no master key: nothing they write decides who may do what."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Connection,
+    Float,
+    Integer,
+    LargeBinary,
+    delete,
+    insert,
+    select,
+    text,
+    update,
+)
+
+import gofer
+from gofer.agent.answer import _name_and_model
+from gofer.agent.shells import _kept
+from gofer.alarms import note_refused
+from gofer.doctor import examine
+from gofer.errors import ConfigError
+from gofer.intake.admit import Read, known_role, unread
+from gofer.intake.polling import CATCH_UP, Poller
+from gofer.jobs.cron import add_schedule, tick
+from gofer.jobs.kinds import APPROVAL
+from gofer.jobs.outcome import Done, Wait
+from gofer.people import let_in, new_code, redeem
+from gofer.rehearsal.telegram import Telegram
+from gofer.signing import start
+from gofer.store import signed
+from gofer.store.content import open_message, seal_message
+from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.sealing import conversation_key
+from gofer.store.tables import (
+    Trust,
+    agents,
+    api_tokens,
+    connections,
+    events,
+    identities,
+    jobs,
+    members,
+    messages,
+    pairings,
+    participants,
+    principals,
+    questions,
+    routes,
+    schedules,
+    secrets,
+    shells,
+    sign_in_links,
+    web_sessions,
+)
+from gofer.vault.stored import PLATFORM
+from gofer.web.access.members import add_member, digest, new_link
+from gofer.web.access.sessions import begin_session, new_token
+from telegram.house import open_house
+from web_house import House
+from world import CONNECTION, World
+
+FIRST_SIGNED = {
+    "member": "created_at id name password role workspace_id",
+    "web_session": "address agent by confirmed_at created_at digest expires_at member_id",
+    "api_token": "created_at digest expires_at id member_id name scope scopes",
+    "sign_in_link": "created_at digest expires_at member_id used_at",
+    "principal": "created_at id name role workspace_id",
+    "identity": "id integration principal_id subject workspace_id",
+    "pairing": "connection_id created_at digest expires_at id principal_id role used_at used_by workspace_id",
+    "connection": "agent created_at enabled id integration max_running name settings workspace_id",
+    "agent": "created_at id max_running model name settings workspace_id",
+    "route": "agent_id connection_id event id kind priority rank trigger workspace_id",
+    "schedule": "created_at cron enabled id kind missed name payload timezone workspace_id",
+    "question": "asked_at asked_of call_id conversation_id expires_at id job_id",
+    "shell": "agent_id conversation_id record trust",
+}
+"""What the first release that signs has signed."""
+
+
+def test_a_new_column_is_signed_unless_it_is_listed_and_old_rows_stay_right() -> None:
+    assert {table.name for table in signed.TABLES} == set(FIRST_SIGNED)
+    for table in signed.TABLES:
+        names = {column.key for column in table.c}
+        assert signed.FREE.get(table.name, frozenset()) <= names, "a free column is gone"
+        assert signed.ADDED.get(table.name, {}).keys() <= names
+        for column in signed.signed_columns(table):
+            at_first = column.key in FIRST_SIGNED[table.name].split()
+            added = column.nullable or column.key in signed.ADDED.get(table.name, {})
+            assert at_first or added, (
+                f"{table.name}.{column.key} is new: list it in FREE, or say in ADDED what older rows have in it"
+            )
+
+
+def test_no_writer_passes_the_signatures_by() -> None:
+    names = {f"{table.name}s" if table is not identities else "identities": table for table in signed.TABLES}
+    names["web_sessions"], names["api_tokens"], names["sign_in_links"] = (
+        web_sessions,
+        api_tokens,
+        sign_in_links,
+    )
+    listed = "|".join(names)
+    plain = re.compile(
+        rf"(?<!signed\.)\b(insert|update)\((?:tables\.)?({listed})\)|\b({listed})\.(insert|update)\(\)"
+    )
+    for path in Path(gofer.__file__).parent.rglob("*.py"):
+        text = path.read_text()
+        for found in plain.finditer(text):
+            verb, table = found[1] or found[4], names[found[2] or found[3]]
+            statement = text[found.end() : found.end() + 300].partition(".values(")[2]
+            set_here = set(re.findall(r"(\w+)=", statement.partition("\n\n")[0].partition("))")[0]))
+            where = f"{path.name}: {found[0]}"
+            assert verb == "update", f"{where} inserts without a signature; use signed.insert"
+            assert set_here <= signed.FREE.get(table.name, set()), (
+                f"{where} changes signed columns; use signed.update"
+            )
+
+
+# Every signed column of every table, on both databases.
+
+
+async def filled(world: World) -> None:
+    """A row in every signed table, made the way Gofer makes them."""
+    await world.say("hello")
+    claim = await world.claim_one()
+    await world.end(claim, Wait("Shall I?", asked_of="ann", expires_after=60))
+
+    def fill(c: Connection) -> None:
+        member = add_member(c, name="eve", role="viewer")
+        begin_session(c, member, by="password", address="", agent="")
+        new_token(c, member, name="t", scope="read")
+        new_link(c, member)
+        person = {"workspace_id": FIRST_WORKSPACE, "integration": "hello", "subject": "bob", "name": "Bob"}
+        let_in(c, **person, role="member", by="test")
+        new_code(c, workspace_id=FIRST_WORKSPACE, connection_id=CONNECTION)
+        add_schedule(c, workspace_id=FIRST_WORKSPACE, name="s", cron="0 0 * * *", kind="poll")
+        shell = {
+            "conversation_id": claim.conversation_id,
+            "agent_id": "a",
+            "record": {"id": "s"},
+            "trust": "member",
+        }
+        signed.insert(c, shells, {**shell, "used_at": 1.0})
+
+    await world.run(fill)
+
+
+def other(column: Any, value: Any) -> Any:
+    """Another value of the same kind."""
+    if isinstance(column.type, JSON):
+        return {**(value or {}), "more": 1}
+    if isinstance(column.type, Boolean):
+        return not value
+    if isinstance(column.type, Float | Integer):
+        return (value or 0) + 1
+    return b"x" if isinstance(column.type, LargeBinary) else f"{value or ''}x"
+
+
+async def test_a_change_of_any_signed_column_is_noticed_and_of_a_free_one_is_not(world: World) -> None:
+    await filled(world)
+
+    def tamper(c: Connection) -> None:
+        assert signed.find_refused(c, limit=10) == []
+        for table in signed.TABLES:
+            row = c.execute(select(table).limit(1)).one()
+            here = [column == row._mapping[column] for column in table.primary_key]
+            for column in table.c:
+                if column.primary_key or column.foreign_keys:
+                    continue
+                kept = row._mapping[column]
+                c.execute(update(table).where(*here).values({column.key: other(column, kept)}))
+                changed = c.execute(select(table).where(*here)).one()
+                is_free = column.key in signed.FREE.get(table.name, ())
+                assert signed.fits(c, table, changed) == is_free, f"{table.name}.{column.key}"
+                c.execute(update(table).where(*here).values({column.key: kept}))
+            c.execute(update(table).where(*here).values(mac=None))
+            assert not signed.fits(c, table, c.execute(select(table).where(*here)).one()), table.name
+            c.execute(update(table).where(*here).values(mac=row.mac))
+        assert signed.find_refused(c, limit=10) == []
+
+    await world.run(tamper)
+
+
+ODD = ["mac='text'", "mac=5", "created_at='never'", "name=x'ff'", "settings='{'", "created_at=9e999"]
+"""What SQLite keeps in a column of another type."""
+
+
+@pytest.mark.parametrize("values", ODD)
+def test_a_row_with_values_of_another_kind_hides_no_other(house: House, admin: Any, values: str) -> None:
+    agent = house.read(lambda c: c.execute(select(agents).limit(1)).one())
+    forged = {**agent._mapping, "id": "agent_forged", "name": "forged"}
+    raw(house, insert(agents).values(forged))
+    raw(house, insert(agents).values({**forged, "id": "agent_odd", "name": "odd"}))
+    raw(house, text(f"UPDATE agent SET {values} WHERE id = 'agent_odd'"))
+    try:
+        found = admin.get("/rows")
+        assert found.status_code == 200, found.text
+        assert {"agent_forged", "agent_odd"} <= {each["key"] for each in found.json()["rows"]}
+        (shown,) = [each for each in house.run(examine(house.platform)) if each.check == "signed rows"]
+        assert "agent_odd" in shown.line
+        answer = admin.post("/rows/accept", json={"rows": [{"table": "agent", "key": "agent_odd"}]})
+        assert answer.status_code < 500, answer.text
+    finally:
+        raw(house, text("DELETE FROM agent WHERE id IN ('agent_forged', 'agent_odd')"))
+
+
+async def test_a_right_row_is_right_only_in_its_own_place(world: World) -> None:
+    await filled(world)
+
+    def copy(c: Connection) -> None:
+        row = c.execute(select(identities)).one()
+        c.execute(insert(identities).values(**{**row._mapping, "id": "ident_copy", "subject": "mallory"}))
+        moved = c.execute(select(identities).where(identities.c.id == "ident_copy")).one()
+        assert not signed.fits(c, identities, moved)
+
+    await world.run(copy)
+
+
+async def test_what_was_refused_is_not_made_right_by_the_next_change(world: World) -> None:
+    def change(c: Connection) -> None:
+        c.execute(update(connections).values(settings={"reply_url": "http://evil/"}))
+        signed.update(c, connections, connections.c.id == CONNECTION, {"enabled": False})
+
+    with pytest.raises(signed.RowRefused, match="gofer rows accept connection hello_test"):
+        await world.run(change)
+
+
+async def test_people_and_codes_that_were_written_in_are_strangers(world: World) -> None:
+    who = {"workspace_id": FIRST_WORKSPACE, "integration": "hello", "subject": "mallory"}
+
+    def role(c: Connection) -> Any:
+        return known_role(c, **who)
+
+    def written_in(c: Connection) -> None:
+        person = {"id": "p", "workspace_id": FIRST_WORKSPACE, "name": "M", "role": "owner", "created_at": 0}
+        c.execute(insert(principals).values(**person))
+        c.execute(insert(identities).values(id="i", principal_id="p", **who))
+        code = new_code(c, workspace_id=FIRST_WORKSPACE, connection_id=CONNECTION, role="member")
+        c.execute(update(pairings).values(role="owner"))
+        assert (
+            redeem(c, connection_id=CONNECTION, integration="hello", subject="m", name="", code=code) is None
+        )
+
+    await world.run(written_in)
+    assert await world.database.read(role) is None
+    # Let in properly, they are who they are let in as, and what was written in is gone.
+    await world.run(lambda c: let_in(c, **who, name="M", role="member", by="test"))
+    assert await world.database.read(role) == "member"
+    await world.run(lambda c: c.execute(update(principals).values(role="owner")))
+    assert await world.database.read(role) is None
+
+
+async def test_routes_agents_schedules_and_shells_that_were_written_in_do_nothing(world: World) -> None:
+    await filled(world)
+    (shell,) = await world.rows(select(shells))
+    (agent,) = await world.rows(select(agents))
+    asked = {"agent": agent.id, "conversation": shell.conversation_id}
+    await world.run(lambda c: c.execute(update(schedules).values(payload={"do": "harm"}, next_at=0)))
+    assert await world.run(tick) == 0
+    await world.run(lambda c: c.execute(update(shells).values(trust="owner")))
+    kept = await world.database.read(lambda c: _kept(c, (shell.conversation_id, shell.agent_id)))
+    assert kept is None
+    await world.run(lambda c: c.execute(update(agents).values(name="admin")))
+    with pytest.raises(ConfigError, match="refused"):
+        await world.database.read(lambda c: _name_and_model(c, asked))
+    await world.run(lambda c: c.execute(update(routes).values(trigger="mention")))
+    before = await world.count(participants)
+    await world.say("hello", room="elsewhere")
+    assert await world.count(participants) == before, "nobody hears it by a route that was changed"
+
+
+# Over HTTP.
+
+
+@pytest.fixture
+def admin(house: House) -> Any:
+    return house.api(house.token(house.owner(), "admin"))
+
+
+@pytest.fixture
+def eve(house: House) -> Iterator[str]:
+    member = house.write(add_member, name="eve", role="viewer")
+    yield member
+    house.write(lambda c: c.execute(delete(members).where(members.c.id == member)))
+
+
+def raw(house: House, statement: Any) -> None:
+    house.write(lambda c: c.execute(statement))
+
+
+def test_a_token_that_was_written_in_is_unknown(house: House, eve: str) -> None:
+    row = {"id": "token_x", "member_id": house.owner(), "name": "x", "scope": "admin", "created_at": 1.0}
+    raw(house, insert(api_tokens).values(**row, digest=digest("gofer_mine")))
+    assert house.api("gofer_mine").get("/me").status_code == 401
+    mine = house.token(eve, "read")
+    raw(house, update(api_tokens).where(api_tokens.c.member_id == eve).values(member_id=house.owner()))
+    assert house.api(mine).get("/me").status_code == 401
+    raw(house, delete(api_tokens).where(api_tokens.c.id == "token_x"))
+    raw(house, delete(api_tokens).where(api_tokens.c.digest == digest(mine)))
+
+
+def test_a_role_that_was_raised_lets_nobody_in_at_all(house: House, eve: str) -> None:
+    token = house.token(eve, "admin")
+    assert house.api(token).get("/me").json()["role"] == "viewer"
+    raw(house, update(members).where(members.c.id == eve).values(role="owner"))
+    assert house.api(token).get("/me").status_code == 401
+
+
+def test_an_owner_who_was_written_in_can_be_removed(house: House, eve: str, admin: Any) -> None:
+    raw(house, update(members).where(members.c.id == eve).values(role="owner"))
+    assert admin.delete("/members/eve").status_code == 200, "it is not the only owner"
+
+
+def test_a_session_or_link_or_password_that_was_written_in_opens_nothing(house: House, eve: str) -> None:
+    owner = house.owner()
+    times = {"created_at": 1.0, "expires_at": 4e9}
+    session = {
+        "digest": digest("mine"),
+        "member_id": owner,
+        "by": "link",
+        "address": "",
+        "agent": "",
+        **times,
+    }
+    raw(house, insert(web_sessions).values(**session, seen_at=3e9))
+    browser = house.browser(cookie="gofer_session=mine")
+    assert browser.get("/", follow_redirects=False).headers["location"].startswith("/login")
+    raw(house, insert(sign_in_links).values(digest=digest("mine"), member_id=owner, **times))
+    assert house.browser().get("/link/mine").status_code == 410
+    assert house.browser().follow("mine").status_code == 410
+    known = house.member("mallory", "viewer", "correct horse battery")
+    hashed = select(members.c.password).where(members.c.id == known).scalar_subquery()
+    raw(house, update(members).where(members.c.id == eve).values(password=hashed))
+    refused = house.browser().login("eve", "correct horse battery")
+    assert "wrong" in refused.text
+    for table in (web_sessions, sign_in_links):
+        raw(house, delete(table).where(table.c.digest == digest("mine")))
+
+
+@pytest.fixture
+def connection(house: House, admin: Any) -> str:
+    new = {"integration": "hello", "name": "mine", "settings": {"reply_url": "http://127.0.0.1:9/"}}
+    made = admin.post("/connections", json={**new, "secrets": {"signing_key": "k" * 40}})
+    return str(made.json()["connection"]["id"])
+
+
+def test_a_connection_that_was_changed_takes_nothing_until_it_is_accepted(
+    house: House, admin: Any, connection: str
+) -> None:
+    here = connections.c.id == connection
+    raw(house, update(connections).where(here).values(settings={"reply_url": "http://evil.example/"}))
+    house.platform.accounts.forget()
+    body = json.dumps({"id": "m1", "room": "r", "from": "ann", "text": "hello"}).encode()
+    given = {"body": base64.b64encode(body).decode()}
+    assert house.browser().client.post(f"/hooks/{connection}", content=body).status_code == 503
+    assert admin.post(f"/connections/{connection}/replay", json=given).status_code == 409
+    # Work for it ends or waits, without a traceback, so that it goes on by itself once the row is accepted.
+    poller = Poller(
+        database=house.platform.database, accounts=house.platform.accounts, intake=house.platform.intake
+    )
+    work: Any = SimpleNamespace(claim=SimpleNamespace(payload={"connection_id": connection}, lane=""))
+    for handler in (poller.set_up, poller.catch_up):
+        assert house.run(handler(work)) == Done(reason="row.refused")
+    # The alarm: an event, a word on the overview, a finding, and a list.
+    house.run(note_refused(house.platform))
+    kinds = house.read(
+        lambda c: c.execute(select(events.c.data).where(events.c.kind == "row.refused")).scalars().all()
+    )
+    assert {"table": "connection", "key": connection} in kinds
+    browser = house.browser()
+    browser.follow(house.link(house.owner()))
+    assert connection in browser.get("/").text
+    assert "Somebody else than Gofer wrote to the database" in browser.get("/").text
+    (found,) = [each for each in house.run(examine(house.platform)) if each.check == "signed rows"]
+    assert (found.severity, connection in found.line) == ("error", True)
+    (listed,) = admin.get("/rows").json()["rows"]
+    assert listed["says"]["settings"] == {"reply_url": "http://evil.example/"}
+    # Accepted knowingly, it works as it is now, and who accepted it is on record.
+    wish = {"table": "connection", "key": connection}
+    assert admin.post("/rows/accept", json={"rows": [wish]}).json() == {"accepted": [wish]}
+    assert admin.post("/rows/accept", json={"rows": [wish]}).status_code == 404
+    assert admin.post(f"/connections/{connection}/replay", json=given).status_code == 200
+    newest = admin.get("/audit", params={"action": "rows.accept"}).json()["entries"]
+    assert [f"connection {connection}"] in [each["data"].get("rows") for each in newest]
+    assert "Somebody else than Gofer" not in browser.get("/").text
+
+
+def test_a_schedule_or_question_that_was_changed_is_not_acted_on(
+    house: House, admin: Any, connection: str
+) -> None:
+    line = {"name": "nightly", "cron": "0 0 * * *", "kind": CATCH_UP}
+    made = admin.post("/schedules", json={**line, "payload": {"connection_id": connection}})
+    assert made.status_code == 201, made.text
+    raw(
+        house,
+        update(schedules).where(schedules.c.name == "nightly").values(payload={"connection_id": "other"}),
+    )
+    assert admin.post("/schedules/nightly/run").status_code == 409
+    assert admin.delete("/schedules/nightly").status_code == 200, "it can be thrown away"
+
+
+async def test_who_may_answer_a_question_cannot_be_rewritten(world: World) -> None:
+    from gofer.jobs.steer import answer
+
+    await filled(world)
+    (question,) = await world.rows(select(questions))
+    await world.run(lambda c: c.execute(update(questions).values(asked_of="mallory")))
+    with pytest.raises(signed.RowRefused):
+        await world.run(answer, vault=world.vault, question_id=question.id, text="yes", by="mallory")
+
+
+# Messages: their trust is sealed into them.
+
+
+async def heard(world: World) -> list[Read]:
+    claim = await world.claim_one()
+    return await world.database.read(lambda c: unread(c, world.vault, claim, 0))
+
+
+async def test_a_trust_that_was_written_in_is_not_believed(world: World) -> None:
+    await world.say("delete everything")
+    await world.run(lambda c: c.execute(update(messages).values(trust="owner", admitted_at=1.0)))
+    (read,) = await heard(world)
+    assert read.trust is Trust.UNKNOWN, "it is found out anew, by asking the service"
+
+
+async def test_the_trust_that_was_found_out_stands_whatever_the_row_says(world: World) -> None:
+    await world.say("hello")
+    (row,) = await world.rows(select(messages))
+
+    def admitted(c: Connection) -> None:
+        key = conversation_key(c, world.vault, row.conversation_id)
+        message = open_message(key, row.conversation_id, row.seq, row.sealed)
+        sealed = seal_message(key, row.conversation_id, row.seq, message, Trust.STRANGER)
+        c.execute(update(messages).values(trust="owner", sealed=sealed))
+
+    await world.run(admitted)
+    (read,) = await heard(world)
+    assert read.trust is Trust.STRANGER
+
+
+async def test_a_message_is_from_where_it_came_whatever_the_row_says(world: World) -> None:
+    await world.connect("phone_1", integration="telegram")
+    await world.say("delete everything", by="4711")
+    await world.run(lambda c: c.execute(update(messages).values(connection_id="phone_1")))
+    (read,) = await heard(world)
+    assert read.connection_id == CONNECTION, "4711 is somebody else there"
+
+
+async def test_an_upgrade_seals_the_trust_that_is_there(world: World) -> None:
+    await world.say("hello")
+    await world.run(lambda c: c.execute(update(messages).values(trust="member", admitted_at=1.0)))
+    await world.run(lambda c: c.execute(delete(secrets).where(secrets.c.owner == PLATFORM)))
+    await world.run(start, vault=world.vault, recorded=None)
+    (read,) = await heard(world)
+    assert (read.trust, read.message.text) == (Trust.MEMBER, "hello")
+
+
+# An owner's Yes is for whom it was asked about.
+
+
+async def test_an_owners_yes_lets_nobody_else_in(tmp_path: Path) -> None:
+    async with Telegram(first_retry=0.05) as telegram, open_house(telegram, tmp_path / "data") as house:
+        ann, room = await house.owner()
+        telegram.phones.say(ann, room, "hello")
+        await house.answers(room, 1)
+        bob, eve = telegram.world.add_person("Bob"), telegram.world.add_person("Eve")
+        telegram.phones.say(bob, telegram.world.private(bob), "let me in")
+        await house.answers(room, 2)
+        telegram.phones.press(ann, room.by_bot(telegram.bot.id)[-1], "Yes")
+        await house.answers(telegram.world.private(bob), 2)
+        (job,) = await house.rows(select(jobs).where(jobs.c.kind == APPROVAL))
+        again = {"state": "ready", "finished_at": None, "payload": {**job.payload, "subject": str(eve.id)}}
+        await house.platform.database.write(
+            lambda c: c.execute(update(jobs).where(jobs.c.id == job.id).values(**again))
+        )
+        await house.answers(room, 3)
+        question = room.by_bot(telegram.bot.id)[-1]["text"]
+        subjects = [row.subject for row in await house.rows(select(identities))]
+    assert str(bob.id) in subjects
+    assert str(eve.id) not in subjects
+    assert f"(id {eve.id}) wants to talk to me" in question, (
+        "the owner is asked about whom the job is for now"
+    )

@@ -1,0 +1,9 @@
+"""The same without root."""
+
+from __future__ import annotations
+
+from sandbox.ordinary_user import rerun
+
+
+def test_the_disk_limit_binds_without_root() -> None:
+    rerun("../security/test_disk_limit.py")

@@ -1,0 +1,52 @@
+"""Strangers who try to fill the log: what they are refused is told a few times, then counted."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from gofer.web import request_log
+from web_house import House
+
+MANY = 200
+
+
+def lines_of(said: str, event: str) -> list[str]:
+    return [line for line in said.splitlines() if f" {event} " in line and "/healthz" not in line]
+
+
+def told_until(capfd: pytest.CaptureFixture[str], event: str, count: int) -> list[str]:
+    """The lines of an event; a request's is written when its answer is out already."""
+    found: list[str] = []
+    deadline = time.monotonic() + 10
+    while len(found) < count and time.monotonic() < deadline:
+        found += lines_of("".join(capfd.readouterr()), event)
+        time.sleep(0.02)
+    return found
+
+
+def test_refused_webhooks_are_told_a_few_times_and_then_counted(
+    house: House, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger = house.browser().client
+    monkeypatch.setattr(request_log, "WINDOW", 0.0)
+    stranger.post("/hooks/nobody")  # a window of its own
+    monkeypatch.setattr(request_log, "WINDOW", 3600.0)
+    capfd.readouterr()
+    for number in range(MANY):
+        assert stranger.post("/hooks/nobody" if number % 2 else f"/hooks/nobody{number}").status_code == 401
+    assert stranger.get("/healthz").status_code == 200
+    told = len([line for line in lines_of("".join(capfd.readouterr()), "request") if "/hooks/" in line])
+    assert told <= request_log.MAX_LINES_OF_ADDRESS
+    # Whom we know is always told of, and so is what goes well.
+    owner = house.api(house.token(house.owner()))
+    for _ in range(3):
+        assert owner.get("/jobs/987654321").status_code == 404
+        assert stranger.get("/login").status_code == 200
+    assert len(told_until(capfd, "request", 6)) == 6
+    monkeypatch.setattr(request_log, "WINDOW", 0.0)
+    stranger.post("/hooks/nobody")
+    (summary,) = told_until(capfd, "request.refused_many", 1)
+    assert f"count={MANY - told}" in summary
+    assert "127.0.0.1" in summary

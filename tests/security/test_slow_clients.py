@@ -1,0 +1,231 @@
+"""Clients that are slow on purpose: they must not take the server from everybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from gofer.web.connection_limit import ConnectionLimit
+from web_house import House
+
+DESCRIPTORS = 256
+SLOW_FORM = (
+    b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 900\r\n"
+    b"Content-Type: application/x-www-form-urlencoded\r\n\r\nname="
+)
+
+
+class Process:
+    """A real server with few descriptors."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            self.port = int(taken.getsockname()[1])
+        gofer = [str(Path(sys.executable).parent / "gofer"), "serve"]
+        ours = {
+            "GOFER_DATA_DIR": str(folder),
+            "GOFER_PORT": str(self.port),
+            "GOFER_SANDBOX": "off",
+            # Long enough that none of this is over before it is looked at.
+            "GOFER_BODY_TIMEOUT": "120",
+        }
+        self.log = folder.parent / "log"
+        with self.log.open("wb") as log:
+            limited = ["sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$0" "$@"', *gofer]
+            self._process = subprocess.Popen(limited, env={**os.environ, **ours}, stdout=log, stderr=log)
+        self.client = httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=10)
+        deadline = time.monotonic() + 60
+        while not self._answers():
+            assert time.monotonic() < deadline, self.log.read_text()
+            assert self._process.poll() is None, self.log.read_text()
+            time.sleep(0.05)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(httpx2.TransportError):
+            return self.client.get("/readyz").status_code == 200
+        return False
+
+    def limits(self) -> str:
+        return Path(f"/proc/{self._process.pid}/limits").read_text()
+
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self._process.pid}/fd"))
+
+    def close(self) -> None:
+        self.client.close()
+        self._process.terminate()
+        self._process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    folder = tmp_path_factory.mktemp("slow") / "data"
+    folder.mkdir(mode=0o700)
+    process = Process(folder)
+    yield process
+    process.close()
+
+
+@contextlib.contextmanager
+def slow_clients(port: int, addresses: list[str], opening: bytes = SLOW_FORM) -> Iterator[None]:
+    """As many connections as addresses, each of which has begun to say something and goes on for ever."""
+    with contextlib.ExitStack() as stack:
+        for address in addresses:
+            made = stack.enter_context(socket.socket())
+            made.bind((address, 0))
+            made.settimeout(5)
+            with contextlib.suppress(OSError):
+                made.connect(("127.0.0.1", port))
+                made.send(opening)
+        yield
+
+
+def fresh(process: Process, path: str, **headers: str) -> httpx2.Response:
+    """Over a connection of its own, like a health check."""
+    return httpx2.get(f"http://127.0.0.1:{process.port}{path}", headers=headers, timeout=10)
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [["127.0.0.1"] * 400, [f"127.0.{n % 2}.{n // 2 + 2}" for n in range(400)]],
+    ids=["of one address", "of many addresses"],
+)
+@pytest.mark.parametrize("opening", [SLOW_FORM, b"GET / HTTP/1.1\r\nHo", b""], ids=["form", "head", "none"])
+def test_slow_clients_leave_room_for_everybody(
+    process: Process, addresses: list[str], opening: bytes
+) -> None:
+    with slow_clients(process.port, addresses, opening):
+        assert fresh(process, "/healthz").status_code == 200
+        assert fresh(process, "/readyz").status_code == 200
+        assert fresh(process, "/login").status_code == 200
+        if os.geteuid() == 0:  # nobody else may look into the process
+            assert process.descriptors() < DESCRIPTORS - 64, "the rest is for shells and services"
+        assert fresh(process, "/healthz").status_code == 200
+
+
+def test_a_server_that_crashes_leaves_no_core(process: Process) -> None:
+    """Keys and words would be in it."""
+    assert re.search(r"Max core file size +0 +0 ", process.limits())
+
+
+def test_the_memory_of_a_server_is_not_for_others_of_its_user() -> None:
+    look = "import ctypes, gofer.serve as s; s.keep_memory_private(); print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"
+    told = subprocess.run(
+        [sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert told.stdout == "0\n", "PR_GET_DUMPABLE"
+
+
+def test_a_flood_writes_one_line_a_minute(process: Process) -> None:
+    with slow_clients(process.port, ["127.0.0.1"] * 300):
+        assert fresh(process, "/healthz").status_code == 200
+    assert 1 <= process.log.read_text().count("web.connections_full") <= 3
+
+
+def test_a_form_that_dribbles_is_given_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every door where strangers are asked for one, and for members too."""
+    monkeypatch.setattr(type(house.settings), "__setattr__", object.__setattr__)
+    monkeypatch.setattr(house.platform.settings, "body_timeout", 0.3)
+    cookie = house.browser()
+    cookie.follow(house.link(house.owner()))
+    session = f"Cookie: gofer_session={cookie.cookie}\r\nOrigin: {house.url}\r\n".encode()
+    port = int(house.url.rpartition(":")[2])
+    for path, headers in (("/login", b""), ("/link/x", b""), ("/secrets", session), ("/logout", session)):
+        head = b"POST %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n%s" % (path.encode(), port, headers)
+        head += b"Content-Length: 900\r\nContent-Type: application/x-www-form-urlencoded\r\n\r\n"
+        answer = asyncio.run(_dribbled(port, head))
+        assert answer.startswith(b"HTTP/1.1 408 "), (path, answer[:200])
+
+
+async def _dribbled(port: int, head: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head)
+    answer = asyncio.ensure_future(reader.read())
+    for _ in range(200):
+        if answer.done():
+            break
+        with contextlib.suppress(ConnectionError):
+            writer.write(b"x")
+            await writer.drain()
+        await asyncio.sleep(0.05)
+    writer.close()
+    return await asyncio.wait_for(answer, 10)
+
+
+@pytest.mark.parametrize("path", ["/login", "/link/x", "/hooks/nobody", "/api/v1/messages"])
+def test_who_goes_away_in_the_middle_of_a_body_costs_one_debug_line(
+    house: House, capfd: pytest.CaptureFixture[str], path: str
+) -> None:
+    port = int(house.url.rpartition(":")[2])
+    token = f"Authorization: Bearer {house.token(house.owner())}\r\n"
+    capfd.readouterr()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 900\r\n{token if 'api' in path else ''}"
+        f"Content-Type: application/{'json' if 'api' in path else 'x-www-form-urlencoded'}\r\n\r\nname="
+    )
+    with socket.create_connection(("127.0.0.1", port)) as gone:
+        gone.sendall(head.encode())
+        time.sleep(0.1)
+    time.sleep(0.2)
+    said = "".join(capfd.readouterr())
+    assert "Traceback" not in said
+    lines = [line for line in said.splitlines() if f"path={path[:6]}" in line]
+    assert len(lines) == 1, said
+    assert "499" in lines[0]
+    assert "debug" in lines[0]
+
+
+class _Client:
+    """What the bound sees of a connection."""
+
+    def __init__(self, address: str) -> None:
+        self.address, self.crowded, self.gone = address, 0, False
+
+    def evict(self) -> None:
+        self.gone = True
+
+
+def test_when_everybody_is_being_answered_a_newcomer_may_say_who_it_is() -> None:
+    limit = ConnectionLimit(16, max_per_address=100)
+    busy = [_Client(f"192.0.2.{n}") for n in range(15)]
+    for each in busy:
+        limit.enter(each)
+        limit.wait_no_more(each)
+    newcomer = _Client("192.0.2.99")
+    assert limit.enter(newcomer)
+    assert newcomer.crowded == 503
+    assert not any(each.gone for each in busy)
+    limit.wait_for(busy[3])
+    assert limit.enter(last := _Client("192.0.2.100")) is False or last.crowded == 0
+    assert busy[3].gone or newcomer.gone
+
+
+def test_one_address_has_its_share_and_others_are_left_alone() -> None:
+    limit = ConnectionLimit(1000, max_per_address=4)
+    other = _Client("192.0.2.2")
+    limit.enter(other)
+    greedy = [_Client("192.0.2.1") for _ in range(6)]
+    for each in greedy:
+        limit.enter(each)
+    assert [each.gone for each in greedy] == [True, True, False, False, False, False]
+    assert not other.gone
+
+
+def test_every_form_is_read_by_the_bounded_reader() -> None:
+    found: dict[str, Any] = {}
+    for path in Path("platform/gofer/web").rglob("*.py"):
+        if path.name != "body.py" and re.search(r"request\.(form|body|json|stream)\(", path.read_text()):
+            found[str(path)] = True
+    assert not found, "use read_form and read_body, which have bounds"
