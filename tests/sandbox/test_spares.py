@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -129,6 +130,28 @@ async def test_a_spare_that_died_is_not_given(spares: Spares, folder: Path) -> N
     await eventually(lambda: not spare._alive().box.alive())
     assert await spares.take(folder / "a") is None
     assert not (folder / "a").exists()
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.002, 0.005, 0.01])
+async def test_a_start_that_is_cancelled_leaves_nothing(folder: Path, delay: float) -> None:
+    provider = Bubblewrap()
+    await provider.probe()
+    sandbox = Sandbox(provider, directory=folder / "a")
+    starting = asyncio.create_task(sandbox.start())
+    await asyncio.sleep(delay)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not (provider.base / sandbox.id).exists()
+    await eventually(lambda: sandbox.id not in _command_lines())
+
+
+def _command_lines() -> str:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes().decode("utf-8", "replace"))
+    return "\n".join(found)
 
 
 async def test_none_is_made_while_there_is_work(folder: Path) -> None:

@@ -8,8 +8,9 @@ import os
 import platform
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from gofer_sandbox import processes, records, runtime
@@ -131,7 +132,7 @@ class Bubblewrap:
         reference = Reference(uid=uid, gid=gid, control=str(self.base / spec.id), boot=processes.boot_id())
         try:
             control = runtime.make_control(self.base, spec.id, gid)
-            channel, spawned, disk_by = await asyncio.to_thread(self._start, probe, spec, control, uid, gid)
+            channel, spawned, disk_by = await _started(partial(self._start, probe, spec, control, uid, gid))
             capabilities = _capabilities(probe, group is not None, disk_by)
             box = self._box(spec.id, reference, spawned, capabilities, group, spec.limits, channel)
         except BaseException:
@@ -197,6 +198,25 @@ class Bubblewrap:
             group.end()
         await clean_up(record.id, record.reference, group)
         await asyncio.to_thread(image.unmount, Path(record.directory, "workspace"))
+
+
+async def _started(
+    start: Callable[[], tuple[socket.socket, Spawned, str]],
+) -> tuple[socket.socket, Spawned, str]:
+    """Call `start` in a thread. A thread cannot be cancelled, so a cancelled caller waits for it and ends what it
+    started."""
+    starting = asyncio.get_running_loop().run_in_executor(None, start)
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        while not starting.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({starting})
+        if not starting.exception():
+            channel, spawned, _ = starting.result()
+            channel.close()
+            spawned.end()
+        raise
 
 
 def _look(base: Path, bwrap: Path | None, use_cgroups: bool) -> Probe:
