@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from gofer.cli import main
 from gofer.rehearsal.hello import HelloService
 from gofer.web.unix_socket import reachable
 from lasting import new_loop
+from support.patience import Deadline, patience
 
 SIGNING_KEY = "a signing key that must never be shown"
 PATIENCE = 60.0
@@ -55,7 +55,7 @@ def gofer(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience(120),
     )
 
 
@@ -78,8 +78,8 @@ class Process:
 
     def wait_until_ready(self) -> Process:
         """By its own word in the log."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
+        deadline = Deadline(PATIENCE)
+        while deadline.left > 0:
             for line in self.log():
                 if line.get("event") == "process.ready":
                     self.url = line["url"]
@@ -104,7 +104,7 @@ class Process:
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Ask it to end; its exit code."""
         self.process.send_signal(number)
-        return self.process.wait(PATIENCE)
+        return self.process.wait(patience(PATIENCE))
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -122,7 +122,7 @@ class Hello:
         self._ready, self._over = threading.Event(), asyncio.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        assert self._ready.wait(PATIENCE)
+        assert self._ready.wait(patience(PATIENCE))
 
     def _run(self) -> None:
         async def live() -> None:
@@ -168,16 +168,6 @@ class Terminal:
 
     def json(self, *arguments: str, stdin: str = "") -> Any:
         return json.loads(self(*arguments, "--json", stdin=stdin))
-
-
-def until(condition: Callable[[], Any], within: float = PATIENCE) -> Any:
-    """Wait for something to become true."""
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.02)
-    raise AssertionError("It did not happen.")
 
 
 def control(data_dir: Path, path: str) -> Any:

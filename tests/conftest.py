@@ -21,6 +21,7 @@ from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 from lasting import collect_seldom, log_plainly, new_loop, share_compiled_statements, share_tls_defaults
 from servers import Server, shared, turn
+from support.patience import eventually
 from world import World
 
 TEMPLATE = "gofer_template"
@@ -163,18 +164,6 @@ async def world(database: Database, vault: Vault) -> World:
     return await World.made(database, vault)
 
 
-@pytest.fixture
-def eventually() -> Callable[..., Awaitable[Any]]:
-    """Wait until a condition (async or not) holds; fails after a while. Never assert how long it took."""
-    return _eventually
-
-
-async def _eventually(condition: Callable[[], Any], within: float = 20) -> Any:
-    async with asyncio.timeout(within):
-        while True:
-            value = condition()
-            if asyncio.iscoroutine(value):
-                value = await value
-            if value:
-                return value
-            await asyncio.sleep(0.01)
+@pytest.fixture(name="eventually")
+def _eventually() -> Callable[..., Awaitable[Any]]:
+    return eventually

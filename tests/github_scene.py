@@ -32,6 +32,7 @@ from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import make_server
 from gofer_github import integration
+from support.patience import patiently
 
 SECRET = "the-webhook-secret-of-the-app"
 README = "# Widgets\n"
@@ -143,19 +144,19 @@ class Running:
         """Wait until nothing is left to do, but for what goes on for ever or waits for somebody to mend it."""
         live = (JobState.READY, JobState.BLOCKED, JobState.RUNNING, JobState.SCHEDULED)
         lasting = (*(("poll", each) for each in live), ("catch_up", JobState.SCHEDULED))
-        async with asyncio.timeout(patience):
+        async with patiently(patience):
             while await self.jobs(lambda row: row.state in live and (row.kind, row.state) not in lasting):
                 await asyncio.sleep(0.02)
 
     async def settled(self, which: Callable[[Any], bool], patience: float = 40) -> None:
         """Wait until there is such a job."""
-        async with asyncio.timeout(patience):
+        async with patiently(patience):
             while not await self.jobs(which):
                 await asyncio.sleep(0.02)
 
     async def began(self, runs: int = 1) -> None:
         """Wait until so many runs are at a tool."""
-        async with asyncio.timeout(60):
+        async with patiently(60):
             while len(await self.rows(select(events.c.id).where(events.c.kind == "tool.started"))) < runs:
                 await asyncio.sleep(0.02)
 

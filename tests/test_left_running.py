@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import left_running
+from support.patience import patience, until
 
 KILLED = """
 import os, signal, subprocess, left_running
@@ -25,14 +25,12 @@ def test_what_was_started_and_left_is_found() -> None:
     pid = int(started.stdout)
     assert pid in left_running.still_running(within=0.2)
     left_running.end([pid])
-    assert pid not in left_running.still_running(within=5)
+    assert pid not in left_running.still_running(within=patience(5))
 
 
 def test_what_a_killed_run_has_started_is_ended() -> None:
     there = {**os.environ, "PYTHONPATH": str(Path(left_running.__file__).parent)}
     run = subprocess.run([sys.executable, "-c", KILLED], env=there, stdout=subprocess.PIPE)
     assert run.stdout
-    place, until = Path("/proc", run.stdout.decode().strip(), "cmdline"), time.monotonic() + 60
-    while place.exists() and place.read_bytes() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not place.exists() or not place.read_bytes()
+    place = Path("/proc", run.stdout.decode().strip(), "cmdline")
+    until(lambda: not place.exists() or not place.read_bytes())

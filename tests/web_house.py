@@ -31,6 +31,7 @@ from gofer.web.connection_limit import limit_for
 from gofer.web.request_log import RequestLog
 from gofer.web.server import listening
 from lasting import new_loop
+from support.patience import patience
 
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ class House:
         self._ready, self._over = threading.Event(), asyncio.Event()
         self._thread = threading.Thread(target=self._live)
         self._thread.start()
-        assert self._ready.wait(60)
+        assert self._ready.wait(patience(60))
 
     def _live(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -99,7 +100,7 @@ class House:
         async def main() -> T:
             return await work
 
-        return asyncio.run_coroutine_threadsafe(main(), self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(main(), self._loop).result(patience(60))
 
     def write(self, verb: Callable[..., T], **arguments: Any) -> T:
         return self.run(self.platform.database.write(partial(verb, **arguments)))
@@ -134,7 +135,7 @@ class House:
 
     def api(self, token: str = "") -> httpx2.Client:
         headers = {"authorization": f"Bearer {token}"} if token else {}
-        client = httpx2.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=30)
+        client = httpx2.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=patience(30))
         self._clients.append(client)
         return client
 
@@ -143,7 +144,7 @@ class Browser:
     """Keeps cookies, and sends an Origin like a browser does."""
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
-        self.client = httpx2.Client(base_url=url, headers={"origin": url, **headers}, timeout=30)
+        self.client = httpx2.Client(base_url=url, headers={"origin": url, **headers}, timeout=patience(30))
 
     def get(self, path: str, **request: Any) -> httpx2.Response:
         return self.client.get(path, **request)

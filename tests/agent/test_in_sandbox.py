@@ -16,6 +16,7 @@ from gofer.agent.outcome import Answered, Stopped
 from gofer.agent.shells import ConversationShell
 from gofer.rehearsal.anthropic import Reply, call, calls, say
 from gofer_sandbox import Bubblewrap, IsolationUnavailable, Sandbox
+from support.patience import patience
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ async def test_stop_ends_a_command_in_the_sandbox(direct: Make, shell: Conversat
         assert isinstance(await running, Stopped)
         assert watch.seconds < 2
     assert "begun" in world.journal.last("tool.finished")["content"]
-    assert (await shell.run("pgrep -c sleep", timeout=10)).output == b"0\n"
+    assert (await shell.run("pgrep -c sleep", timeout=patience(10))).output == b"0\n"
 
 
 async def test_files_outside_are_not_there(direct: Make, shell: ConversationShell, tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ async def test_files_outside_are_not_there(direct: Make, shell: ConversationShel
 
 async def test_whether_a_command_changed_files_is_seen_from_outside(shell: ConversationShell) -> None:
     async def changed(command: str) -> bool:
-        return (await shell.run(command, timeout=10)).changed
+        return (await shell.run(command, timeout=patience(10))).changed
 
     await changed("mkdir -p src; echo 1 >src/a")
     assert not await changed("cat src/a; mkdir -p __pycache__; echo x >__pycache__/a.pyc")

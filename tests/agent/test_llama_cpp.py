@@ -14,6 +14,7 @@ from e2e.process import free_port
 from gofer.agent.model import Block, Model, ModelError, Request, Turn
 from gofer.agent.models.catalogue import Catalogue, Provider
 from gofer.agent.models.providers import ModelSettings
+from support.patience import patiently
 
 pytestmark = pytest.mark.peer
 WINDOW = 2048
@@ -34,7 +35,7 @@ async def server(tmp_path: Path) -> AsyncIterator[str]:
     )  # fmt: skip
     base = f"http://127.0.0.1:{port}/v1"
     try:
-        async with asyncio.timeout(30), httpx2.AsyncClient() as http:
+        async with patiently(30), httpx2.AsyncClient() as http:
             while not await _answers(http, base):
                 await asyncio.sleep(0.1)
         yield base

@@ -16,6 +16,7 @@ from gofer.agent.models.catalogue import AUTO, Catalogue, Provider
 from gofer.agent.models.offline import LABEL, Offline
 from gofer.agent.outcome import Answered, Asked
 from gofer.errors import ConfigError
+from support.patience import patience
 
 
 def world(tmp_path: Any, *said: Said) -> World:
@@ -82,7 +83,9 @@ async def test_every_tool_can_be_exercised(tmp_path: Any) -> None:
         data["details"]["job"] for data in there.journal.all("tool.finished") if "job" in data["details"]
     )
     assert there.shell is not None
-    await there.shell.run(f"cd /tmp/.gofer-background; kill -- -$(cat {job}.pid); rm {job}.*", timeout=5)
+    await there.shell.run(
+        f"cd /tmp/.gofer-background; kill -- -$(cat {job}.pid); rm {job}.*", timeout=patience(5)
+    )
 
 
 def test_without_a_key_auto_is_offline_and_never_a_stand_in_for_a_named_model() -> None:

@@ -18,6 +18,7 @@ from gofer.settings import load_settings
 from gofer.store.tables import Trust
 from gofer.store.tables import shells as shells_table
 from gofer_sandbox import Level
+from support.patience import patience, patiently
 from world import World
 
 
@@ -43,7 +44,7 @@ async def test_a_shell_that_was_lent_and_not_used_is_there_for_the_next_run(
     await world.say("$ echo hi")
     async with shells.lend(await world.claim_one(), Trust.OWNER) as shell:
         assert shell is not None
-        assert (await shell.run("echo hi", timeout=20)).output == b"hi\n"
+        assert (await shell.run("echo hi", timeout=patience(20))).output == b"hi\n"
 
 
 async def test_a_shell_that_somebody_closed_is_made_anew(world: World, shells: Shells) -> None:
@@ -51,13 +52,15 @@ async def test_a_shell_that_somebody_closed_is_made_anew(world: World, shells: S
     first = await world.claim_one()
     async with shells.lend(first, Trust.OWNER) as shell:
         assert shell is not None
-        await shell.run("x=1; echo kept > file", timeout=20)
+        await shell.run("x=1; echo kept > file", timeout=patience(20))
     await world.end(first, Done(included_to=1))
     await world.run(lambda c: c.execute(delete(shells_table)))
     await world.say("$ echo")
     async with shells.lend(await world.claim_one(), Trust.OWNER) as shell:
         assert shell is not None
-        assert (await shell.run("echo ${x:-unset}; cat file", timeout=20)).output == b"unset\nkept\n"
+        assert (
+            await shell.run("echo ${x:-unset}; cat file", timeout=patience(20))
+        ).output == b"unset\nkept\n"
 
 
 async def test_a_run_that_lost_its_job_does_not_keep_the_shell_from_the_next(
@@ -71,10 +74,10 @@ async def test_a_run_that_lost_its_job_does_not_keep_the_shell_from_the_next(
         await world.sweep()
         holder = await world.claim_one(owner="worker-2")
         with pytest.raises(Fenced):
-            await shell.run("echo hi", timeout=20)
+            await shell.run("echo hi", timeout=patience(20))
     async with shells.lend(holder, Trust.OWNER) as shell:
         assert shell is not None
-        assert (await shell.run("echo hi", timeout=20)).output == b"hi\n"
+        assert (await shell.run("echo hi", timeout=patience(20))).output == b"hi\n"
 
 
 async def test_a_shell_let_go_of_amid_a_command_that_nobody_waits_for_leaves_no_complaint(
@@ -86,7 +89,7 @@ async def test_a_shell_let_go_of_amid_a_command_that_nobody_waits_for_leaves_no_
     begun = asyncio.Event()
     async with shells.lend(await world.claim_one(), Trust.OWNER) as shell:
         assert shell is not None
-        command = shell.run("echo begun; sleep 60", timeout=90, on_output=lambda _: begun.set())
+        command = shell.run("echo begun; sleep 60", timeout=patience(90), on_output=lambda _: begun.set())
         running = asyncio.create_task(command)
         await begun.wait()
         running.cancel()
@@ -110,7 +113,7 @@ async def test_a_new_conversation_gets_a_shell_that_was_made_ahead(
     await shells.start()
     if shells.report is None or shells.report.level < Level.ISOLATED:
         pytest.skip("no isolation on this machine")
-    async with asyncio.timeout(30):
+    async with patiently(30):
         while not (shells._spares and shells._spares.ready):
             await asyncio.sleep(0.02)
     (spare,) = (tmp_path / "shells").glob("spare-*/output")
@@ -119,7 +122,7 @@ async def test_a_new_conversation_gets_a_shell_that_was_made_ahead(
     claim = await world.claim_one()
     async with shells.lend(claim, Trust.OWNER) as shell:
         assert shell is not None
-        assert (await shell.run("echo hi; pwd", timeout=20)).output == b"hi\n/workspace\n"
+        assert (await shell.run("echo hi; pwd", timeout=patience(20))).output == b"hi\n/workspace\n"
     kept = tmp_path / "shells" / f"{claim.conversation_id}-{claim.agent_id}"
     assert (kept / "output").stat().st_ino == number
     await shells.stop()

@@ -32,6 +32,7 @@ from gofer.rehearsal.anthropic import call, calls, say
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer.vault.redaction import Redactor
 from gofer.vault.secret import Secret
+from support.patience import patience
 
 
 class Bench:
@@ -120,7 +121,7 @@ async def test_background_jobs_start_print_and_die(bench: Bench) -> None:
     assert (await bench("bash_job", action="kill", job=job)).content == "Killed."
     assert "exited" in (await bench("bash_job", action="output", job=job)).content
     assert job in (await bench("bash_job", action="list")).content
-    await bench.shell.run(f"rm /tmp/.gofer-background/{job}.*", timeout=5)
+    await bench.shell.run(f"rm /tmp/.gofer-background/{job}.*", timeout=patience(5))
     assert "no such job" in (await bench("bash_job", action="output", job="nope")).content
 
 

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from support.patience import patience
 
 from .furnishing import Lived, lived_in
 from .looking import DESK
@@ -41,6 +43,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
 
 @pytest.fixture(scope="package")
 def browser(chromium: str) -> Iterator[Browser]:
+    expect.set_options(timeout=patience(20_000))
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=chromium, args=["--no-sandbox", "--renderer-process-limit=1"]
@@ -66,7 +69,7 @@ def signed_in(browser: Browser, lived: Lived) -> Iterator[BrowserContext]:
 def tab(signed_in: BrowserContext) -> Page:
     """One for all that leave it as it was: opening another costs half a second of a core."""
     page = signed_in.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(patience(20_000))
     return page
 
 
@@ -80,6 +83,6 @@ def page(tab: Page) -> Page:
 def own_page(signed_in: BrowserContext) -> Iterator[Page]:
     """For those who change its clock, its scripts or its listeners."""
     page = signed_in.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(patience(20_000))
     yield page
     page.close()

@@ -11,10 +11,11 @@ from typing import Any
 
 import httpx2
 
-from commandline import SIGNING_KEY, Hello, until
+from commandline import SIGNING_KEY, Hello
 from gofer.rehearsal.anthropic import Anthropic, Reply, call, calls, say
 from gofer.rehearsal.loopback import serve
 from gofer.web.control import control_app
+from support.patience import patience, until
 from web_house import House
 
 HOSTILE = (
@@ -77,7 +78,7 @@ class Service:
         self._ready, self._over = threading.Event(), asyncio.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(patience(30))
 
     def _run(self) -> None:
         async def live() -> None:
@@ -118,7 +119,7 @@ class Lived:
     def say(self, id: str, text: str, room: str = "kitchen") -> None:
         body = self.hello.service.message(id, room, text)
         url = f"{self.house.url}/hooks/{self.connection}"
-        answer = httpx2.post(url, content=body, headers=self.hello.service.signed(body), timeout=60)
+        answer = httpx2.post(url, content=body, headers=self.hello.service.signed(body), timeout=patience(60))
         assert answer.json() == {"result": "accepted"}, answer.text
 
     def jobs(self, **query: str) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, FilePayload, Page, Route, WebSocketRoute, expect
 
 from agent.pictures import PNG
+from support.patience import patience
 from web_house import House
 
 from .furnishing import RECITED
@@ -45,7 +46,7 @@ class Tab:
 
     def __init__(self, owner: BrowserContext) -> None:
         self.page = owner.new_page()
-        self.page.set_default_timeout(SLOW)
+        self.page.set_default_timeout(patience(SLOW))
         self.seen: list[str] = []
         self.page.on("pageerror", lambda error: self.seen.append(str(error)))
         self.page.goto("/chat")
@@ -91,8 +92,8 @@ def say(page: Page, text: str) -> None:
 
 
 def answered(page: Page, count: int = 1) -> None:
-    expect(page.locator(".item.reply[id]")).to_have_count(count, timeout=SLOW)
-    expect(page.locator("[data-status]")).to_have_text("ready", timeout=SLOW)
+    expect(page.locator(".item.reply[id]")).to_have_count(count, timeout=patience(SLOW))
+    expect(page.locator("[data-status]")).to_have_text("ready", timeout=patience(SLOW))
 
 
 def test_output_comes_as_it_is_printed_and_is_all_there_after_a_reload(chat: Page) -> None:

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from gofer.rehearsal.github import GitHubService
+from support.patience import patience
 from web_house import PASSWORD, House
 
 from .looking import DESK, PHONE, SHOTS, objections
@@ -28,7 +29,7 @@ def fresh(browser: Browser, house: House) -> Iterator[Page]:
     """Somebody who has never been here."""
     context = browser.new_context(base_url=house.url, reduced_motion="reduce")
     page = context.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(patience(20_000))
     yield page
     context.close()
 
@@ -38,7 +39,7 @@ def settled(browser: Browser, house: House) -> Iterator[Page]:
     """The owner on the welcome page, who came by a link."""
     context = browser.new_context(base_url=house.url, reduced_motion="reduce")
     page = context.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(patience(20_000))
     page.goto(f"/link/{house.link(house.owner())}")
     page.get_by_role("button").first.click()
     page.wait_for_url("**/welcome")
@@ -59,7 +60,7 @@ def test_from_the_link_to_an_answer_and_back_by_password(fresh: Page, house: Hou
     fresh.get_by_role("link", name="Open the chat").click()
     fresh.get_by_label("Message", exact=True).fill("$ echo the answer is $((6 * 7))")
     fresh.keyboard.press("Enter")
-    expect(fresh.locator(".item.reply[id]")).to_contain_text("the answer is 42", timeout=20_000)
+    expect(fresh.locator(".item.reply[id]")).to_contain_text("the answer is 42", timeout=patience(20_000))
     fresh.goto("/welcome")
     expect(fresh.get_by_text("you have", exact=True)).to_be_visible()
     fresh.get_by_role("button", name="Sign out").click()

@@ -10,7 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from commandline import SIGNING_KEY, until
+from commandline import SIGNING_KEY
+from support.patience import until
 from web_house import Browser, csrf_in
 
 from .furnishing import KEY, ODD, Lived

@@ -6,11 +6,9 @@ import re
 
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from commandline import until
+from support.patience import until
 
 from .furnishing import Lived
-
-expect.set_options(timeout=20_000)
 
 
 def answers(lived: Lived) -> list[int]:

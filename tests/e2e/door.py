@@ -25,6 +25,7 @@ from gofer.store.tables import conversations, deliveries, events, jobs, messages
 from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import make_server
+from support.patience import patience
 
 SIGNATURE = "x-hello-signature"
 KEY = "the-signing-key-of-the-hello-connection"
@@ -74,7 +75,7 @@ class Door:
     async def post_unsigned(self, body: bytes, headers: Headers | None = None) -> httpx2.Response:
         return await self.client.post(self.path, content=body, headers=headers or [])
 
-    async def raw(self, *pieces: bytes, pause: float = 0, patience: float = 15) -> bytes:
+    async def raw(self, *pieces: bytes, pause: float = 0, within: float = 15) -> bytes:
         """Write bytes to a connection of their own; everything that comes back until it is closed."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
@@ -86,7 +87,7 @@ class Door:
                 with contextlib.suppress(ConnectionError):
                     await writer.drain()
                 await asyncio.sleep(pause)
-            return await asyncio.wait_for(reading, patience)
+            return await asyncio.wait_for(reading, patience(within))
         finally:
             writer.close()
 
@@ -157,7 +158,7 @@ async def open_door(
         base = f"http://127.0.0.1:{server.port}"
         try:
             async with httpx2.AsyncClient(
-                base_url=base, timeout=30, limits=httpx2.Limits(max_connections=200)
+                base_url=base, timeout=patience(30), limits=httpx2.Limits(max_connections=200)
             ) as client:
                 yield Door(platform, server.port, connection_id, client)
         finally:

@@ -18,6 +18,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from support.patience import Deadline, patience
+
 PLUGIN = Path(__file__).parent / "plugin"
 PATIENCE = 60.0
 PR_SET_PDEATHSIG = 1
@@ -82,9 +84,9 @@ class Gofer:
 
     def wait_until_ready(self) -> Gofer:
         """Returns also when it ended before."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = Deadline(PATIENCE)
         while not self.ended and not self.ready:
-            assert time.monotonic() < deadline, self.log.read_text()
+            assert deadline.left > 0, self.log.read_text()
             time.sleep(0.01)
         return self
 
@@ -92,9 +94,9 @@ class Gofer:
         if not self.ended:
             os.kill(self.pid, number)
 
-    def wait(self, timeout: float = PATIENCE) -> int:
+    def wait(self) -> int:
         """Its exit code, once it has ended."""
-        self._process.join(timeout)
+        self._process.join(patience(PATIENCE))
         assert self._process.exitcode is not None, f"still running: {self.log.read_text()[-2000:]}"
         return self._process.exitcode
 

@@ -30,6 +30,7 @@ from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.postgres import PostgresDatabase
 from gofer.vault.secret import Secret
 from gofer.vault.stored import put_secret
+from support.patience import Deadline, patience
 
 T = TypeVar("T")
 
@@ -91,7 +92,7 @@ class Scenario:
     async def control(self, method: str, path: str, body: Any = None) -> httpx2.Response:
         """A request to the control API of the running server."""
         transport = httpx2.AsyncHTTPTransport(uds=str(self.data_dir / "gofer.sock"))
-        async with httpx2.AsyncClient(transport=transport, timeout=30) as client:
+        async with httpx2.AsyncClient(transport=transport, timeout=patience(30)) as client:
             return await client.request(method, f"http://gofer/api/v1{path}", json=body)
 
     async def read(self, verb: Callable[[Connection], T]) -> T:
@@ -103,9 +104,9 @@ class Scenario:
 
     async def settle(self, within: float = 30) -> bool:
         """Wait until everything has reached an end; False when it does not."""
-        deadline = asyncio.get_running_loop().time() + within
+        deadline = Deadline(within)
         while not await self.read(settled):
-            if asyncio.get_running_loop().time() > deadline:
+            if deadline.left <= 0:
                 return False
             await asyncio.sleep(0.05)
         return True
@@ -132,7 +133,7 @@ async def prepared(
 ) -> AsyncIterator[Scenario]:
     """An installation with a connection, not yet running; and with a secret of that value, if one is given."""
     service: Service = HelloService(KEY) if integration == "hello" else EditService()
-    async with service.open(), httpx2.AsyncClient(timeout=10) as client:
+    async with service.open(), httpx2.AsyncClient(timeout=patience(10)) as client:
         connection_id = await _connect(data_dir, database_url, integration, service.url, canary)
         port = free_port()
         given = {"lease": 1, "poll_interval": 0.1, "request_timeout": 1, "stop_within": 2, "sandbox": "off"}

@@ -18,6 +18,7 @@ from gofer.rehearsal.hello import HelloService
 from gofer.store.tables import events, jobs, messages
 from gofer_sandbox import Bubblewrap
 from gofer_sandbox.reaper import reap
+from support.patience import eventually, patiently
 
 SOURCE = Path(__file__).parents[2]
 
@@ -66,7 +67,7 @@ async def test_nothing_is_lost_or_doubled_by_dying_at(
         await _death(dying, crash_at)
         living = scenario.start().wait_until_ready()
         try:
-            async with asyncio.timeout(30):
+            async with patiently(30):
                 await asyncio.gather(*talking)
             assert await scenario.settle(), await scenario.findings()
         finally:
@@ -124,13 +125,12 @@ async def _said_and_done_once(scenario: Scenario) -> None:
 
 
 async def _death(gofer: Gofer, crash_at: str) -> None:
-    for _ in range(1500):
-        if gofer.ended:
-            assert gofer.exit_code == EXIT_CODE, gofer.log.read_text()[-2000:]
-            return
-        await asyncio.sleep(0.01)
-    gofer.kill()
-    pytest.fail(f"{crash_at} is never reached")
+    try:
+        await eventually(lambda: gofer.ended, within=15)
+    except TimeoutError:
+        gofer.kill()
+        pytest.fail(f"{crash_at} is never reached")
+    assert gofer.exit_code == EXIT_CODE, gofer.log.read_text()[-2000:]
 
 
 def _each_mark_once(scenario: Scenario) -> None:

@@ -13,11 +13,12 @@ from gofer.rehearsal.github import git
 from gofer.store.tables import events
 from gofer.tool import ToolContext
 from gofer_github import integration
+from support.patience import patiently
 
 
 async def told_of_checks(scene: Scene, events: int) -> None:
     """Wait until GitHub has told of so many ended suites, and was answered."""
-    async with asyncio.timeout(30):
+    async with patiently(30):
         while True:
             told = [one for one in scene.github.world.deliveries if one.event == "check_suite"]
             if len(told) >= events and all(one.status_code for one in told):
@@ -55,7 +56,7 @@ async def test_a_stop_concludes_as_cancelled(scene: Scene, tmp_path: Path) -> No
         pull.user = scene.app.user
         await scene.github.comment("ada", scene.repository, pull.number, "@gofer wait\n$ sleep 60")
         await running.began()
-        async with asyncio.timeout(30):
+        async with patiently(30):
             while not scene.repository.check_runs:
                 await asyncio.sleep(0.02)
         await scene.github.comment("ada", scene.repository, pull.number, "/gofer stop")

@@ -31,6 +31,7 @@ from gofer.web.access.members import first_owner, new_link
 from gofer_github import integration
 from gofer_github.connecting import EVENTS, PERMISSIONS, convert, manifest, manifest_page
 from gofer_github.settings import Settings
+from support.patience import patiently
 from web_house import Browser, csrf_in
 
 
@@ -221,7 +222,7 @@ async def test_with_the_right_key_in_place_of_a_wrong_one_what_was_missed_is_fet
     async with gofer(dataclasses.replace(scene, private_key=other), tmp_path / "data") as running:
         scene.app.hook_url = "http://127.0.0.1:9/"
         missed = await scene.github.open_issue("ada", scene.repository, "@gofer are you there?")
-        async with asyncio.timeout(40):
+        async with patiently(40):
             while not await running.jobs(lambda row: (row.kind, row.state) == ("catch_up", "scheduled")):
                 await asyncio.sleep(0.05)
         assert not (await health_of(running.platform, running.connection_id)).ok
@@ -260,7 +261,7 @@ async def test_without_a_public_address_deliveries_are_polled(scene: Scene, tmp_
         for number in (1, 2):
             issue = await scene.github.open_issue("ada", scene.repository, "@gofer are you there?")
             assert issue.number == number
-        async with asyncio.timeout(40):
+        async with patiently(40):
             while not (scene.ours(1) and scene.ours(2)):
                 await asyncio.sleep(0.05)
         await running.quiet()

@@ -17,6 +17,7 @@ from gofer.rehearsal.github import git
 from gofer.rehearsal.github.world import Issue
 from gofer_sandbox import Bubblewrap
 from gofer_sandbox.reaper import reap
+from support.patience import patiently
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Doomed:
     async def settle(self) -> None:
         address = f"sqlite:///file:{self.data_dir / 'gofer.db'}?mode=ro&uri=true"
         store = create_engine(address, poolclass=NullPool)
-        async with asyncio.timeout(90):
+        async with patiently(90):
             while True:
                 with store.connect() as connection:
                     if settled(connection):
@@ -114,7 +115,7 @@ async def crash_and_recover(scene: Scene, doomed: Doomed, points: tuple[str, ...
 async def died(scene: Scene, process: Gofer, point: str) -> None:
     """Wait until it is dead, and of what it should die of."""
     if point == "pull":
-        async with asyncio.timeout(90):
+        async with patiently(90):
             while not any(one.head for one in scene.repository.issues.values()):
                 await asyncio.sleep(0.001)
         process.kill()

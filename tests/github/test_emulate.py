@@ -23,6 +23,7 @@ from github_scene import OPEN_PULL, SECRET, Scene, gofer, tool
 from gofer.rehearsal.github import EVENTS, PERMISSIONS, GitHubService
 from gofer.rehearsal.github.apps import new_key
 from gofer.rehearsal.github.world import App, Repository
+from support.patience import patience, patiently
 
 pytestmark = pytest.mark.peer
 REPO = "/repos/ada/widgets"
@@ -68,7 +69,7 @@ async def emulate(scene: Emulated) -> AsyncIterator[httpx2.AsyncClient]:
         assert await process.stdout.readline() == b"ready\n"
         headers = {"authorization": "Bearer adas-own-token"}
         address = f"http://localhost:{scene.port}"
-        async with httpx2.AsyncClient(base_url=address, headers=headers, timeout=20) as ada:
+        async with httpx2.AsyncClient(base_url=address, headers=headers, timeout=patience(20)) as ada:
             yield ada
     finally:
         process.stdin.close()
@@ -99,7 +100,7 @@ async def test_an_issue_becomes_a_draft_pull_request_with_one_comment_and_a_chec
     async with gofer(scene, tmp_path / "data") as running, emulate(scene) as ada:
         await push(ada, "gofer/1")
         await ask(ada, "POST", f"{REPO}/issues", json={"title": "Broken", "body": "\n".join(wish)})
-        async with asyncio.timeout(30):
+        async with patiently(30):
             while not await running.jobs(lambda row: row.kind == "deliver"):
                 await asyncio.sleep(0.05)
         await running.quiet()

@@ -20,6 +20,7 @@ from gofer.store.clock import now
 from gofer.store.tables import events, jobs
 from gofer_github import integration
 from gofer_github.access import READ, Access
+from support.patience import patiently
 
 
 async def test_eyes_then_one_comment_that_becomes_the_answer(scene: Scene, tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ async def test_eyes_then_one_comment_that_becomes_the_answer(scene: Scene, tmp_p
     async with gofer(scene, tmp_path / "data", sandbox="bubblewrap") as running:
         issue = await scene.github.open_issue("ada", scene.repository, "Broken")
         asked = await scene.github.comment("ada", scene.repository, issue.number, "\n".join(words))
-        async with asyncio.timeout(30):
+        async with patiently(30):
             while not [one for one in scene.ours(issue.number) if "⏸ Waiting for an answer" in one.body]:
                 await asyncio.sleep(0.02)
         await running.quiet()
@@ -69,14 +70,14 @@ async def test_a_wait_for_the_model_has_a_comment_of_its_own_and_the_sticky_one_
         async with gofer(scene, tmp_path / "data", **given) as running:
             pull = await scene.github.open_pull("ada", scene.repository, "change")
             await scene.github.comment("ada", scene.repository, pull.number, "@gofer what is this?")
-            async with asyncio.timeout(40):
+            async with patiently(40):
                 while not all(any(words in one.body for one in scene.ours(pull.number)) for words in WAITING):
                     await asyncio.sleep(0.02)
             working, _ = scene.ours(pull.number)
             await scene.github.comment("olga", scene.repository, pull.number, "@gofer and is it good?")
             await running.platform.database.write(lambda c: c.execute(update(jobs).values(run_at=now())))
             await running.quiet()
-            async with asyncio.timeout(20):  # decoration may lag behind the answer
+            async with patiently(20):  # decoration may lag behind the answer
                 while [one for one in scene.repository.check_runs.values() if one.status != "completed"]:
                     await asyncio.sleep(0.02)
     answer, told = scene.ours(pull.number)
@@ -147,7 +148,7 @@ async def test_a_token_of_no_job_is_ended_when_it_is_used_no_more(scene: Scene) 
     access, account = Access(reuse=0.05), scene.account()
     for minted in (1, 2):
         await access.to(account, "acme/widgets", READ)
-        async with asyncio.timeout(20):
+        async with patiently(20):
             while scene.github.world.tokens:
                 await asyncio.sleep(0.01)
         assert len(scene.github.world.minted) == minted

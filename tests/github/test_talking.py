@@ -14,6 +14,7 @@ from gofer.rehearsal.github import Fault
 from gofer.rehearsal.github.world import User, stamp
 from gofer.store.tables import messages
 from gofer_github import integration
+from support.patience import patiently
 
 
 async def test_a_mention_gets_one_comment(scene: Scene, tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ async def test_what_could_not_be_delivered_while_we_were_there_is_fetched_soon(
         failed = scene.github.world.deliveries[-1]
         failed.delivered_at = stamp(time.time() - 7200)
         heard = await scene.github.open_issue("ada", scene.repository, "@gofer and now?")
-        async with asyncio.timeout(40):
+        async with patiently(40):
             while not (scene.ours(missed.number) and scene.ours(heard.number) and asked("") > 3):
                 await asyncio.sleep(0.05)
     assert [len(scene.ours(one.number)) for one in (missed, heard)] == [1, 1]

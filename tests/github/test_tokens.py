@@ -15,6 +15,7 @@ from gofer.integration import Account, Job
 from gofer.rehearsal.github import Fault
 from gofer.rehearsal.github.world import Repository, Token
 from gofer_github.access import READ, WRITE, Access
+from support.patience import patiently
 
 SEARCH = tool("github_search", query="broken")
 WORK = "\n".join(
@@ -86,7 +87,7 @@ async def test_what_a_runs_tools_use_ends_with_it_and_is_nobody_elses(scene: Sce
         minted = len(github.world.minted)
         github.faults.append(Fault("stalled", "GET /search/issues", 2))
         await github.comment("ada", here, 2, f"@gofer and again\n{SEARCH}")
-        async with asyncio.timeout(30):
+        async with patiently(30):
             while github.faults:
                 await asyncio.sleep(0.02)
     (stopped,) = github.world.minted[minted:]
@@ -134,7 +135,7 @@ async def test_a_token_that_is_being_minted_when_the_run_is_stopped_ends_too(sce
             await access.to(dataclasses.replace(scene.account(), job=job), "acme/widgets", READ)
 
     running = asyncio.create_task(run())
-    async with asyncio.timeout(30):
+    async with patiently(30):
         while github.faults:
             await asyncio.sleep(0.01)
     running.cancel()

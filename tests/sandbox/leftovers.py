@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gofer_sandbox import Sandbox, processes
+from support.patience import eventually
 
 ASLEEP = "until grep -qs ^sleep /proc/$!/cmdline; do :; done"
 """A child is called bash until it has become something else."""
@@ -29,13 +29,6 @@ async def nothing_left(sandbox: Sandbox) -> AsyncIterator[Sandbox]:
     assert [pid for pid, start in started.items() if start and processes.start_time(pid) == start] == []
     assert not Path(reference.control).exists()
     assert not [place for place, _, _ in os.walk("/sys/fs/cgroup") if place.endswith(sandbox.id)]
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    """Wait for what must come to be, however busy the machine is."""
-    async with asyncio.timeout(30):
-        while not holds():
-            await asyncio.sleep(0.02)
 
 
 async def no_zombies(keeper: int) -> None:

@@ -30,7 +30,8 @@ from gofer_sandbox.docker import Docker
 from gofer_sandbox.files import Edit, EditRefused, FileMissing, FileRefused
 from gofer_sandbox.limits import KIB, MIB
 from sandbox.docker_engine import docker_engine
-from sandbox.leftovers import ASLEEP, eventually, nothing_left
+from sandbox.leftovers import ASLEEP, nothing_left
+from support.patience import eventually, patience
 
 
 def _docker(stack: ExitStack, place: Path) -> Provider:
@@ -144,7 +145,7 @@ async def test_output_streams_while_the_command_runs(sandbox: Sandbox) -> None:
         seen.set()
 
     running = asyncio.create_task(sandbox.run("echo first; sleep 30; echo last", on_output=take))
-    await asyncio.wait_for(seen.wait(), 20)
+    await asyncio.wait_for(seen.wait(), patience(20))
     assert not running.done()
     await sandbox.cancel()
     await running

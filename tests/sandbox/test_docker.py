@@ -30,8 +30,8 @@ from gofer_sandbox.docker import Docker, Engine, EngineError
 from gofer_sandbox.errors import InvalidInput
 from gofer_sandbox.network import AllowedHost, Egress
 from sandbox.docker_engine import FakeEngine, Refusal, docker_engine
-from sandbox.leftovers import eventually
 from sandbox.upstream import upstream
+from support.patience import eventually
 
 AS_ROOT = os.geteuid() == 0
 

@@ -23,6 +23,7 @@ import pytest_asyncio
 
 from gofer_sandbox import Bubblewrap, Level, Sandbox
 from gofer_sandbox.bubblewrap import seccomp
+from support.patience import patience
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -43,7 +44,7 @@ class World:
 
     async def inside(self, command: str) -> str:
         """What a command inside prints, whether it fails or not."""
-        return (await self.sandbox.run(command, timeout=20)).output
+        return (await self.sandbox.run(command, timeout=patience(20))).output
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

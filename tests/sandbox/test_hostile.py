@@ -13,6 +13,7 @@ import pytest
 from gofer_sandbox import Bubblewrap, Limits, Result, Sandbox
 from gofer_sandbox.limits import MIB
 from sandbox.leftovers import ASLEEP, nothing_left
+from support.patience import patience
 
 BEFORE = f"export KEPT='a b'; kept() {{ echo \"f:$1\"; }}; cd /tmp; sleep 987 & {ASLEEP}"
 AFTER = 'echo "$KEPT|$(kept 1)|$PWD"'
@@ -271,7 +272,7 @@ async def test_row(row: Row, provider: Bubblewrap) -> None:
         assert (before.exit_code, before.cwd, before.restarted) == (0, "/tmp", False), before
         result = await sandbox.run(row.command, timeout=row.timeout)
         _judge(row, result)
-        after = await sandbox.run(AFTER, timeout=10)
+        after = await sandbox.run(AFTER, timeout=patience(10))
         if row.after:
             assert after.output == row.after, (result, after)
         for _ in range(200):  # on a busy machine what was killed has not died yet

@@ -16,7 +16,8 @@ import pytest
 
 from gofer_sandbox import Bubblewrap, Limits, Sandbox, processes
 from gofer_sandbox.limits import MIB
-from sandbox.leftovers import eventually, nothing_left
+from sandbox.leftovers import nothing_left
+from support.patience import eventually, patience
 
 PYTHON = Path("/usr/bin/python3").exists()
 SMALL = Limits(memory=256 * MIB, processes=48, tmp=16 * MIB, shm=8 * MIB, disk=30 * MIB, files=300)
@@ -36,17 +37,17 @@ async def make(request: pytest.FixtureRequest) -> Callable[..., Sandbox]:
 async def test_a_fork_bomb_ends_and_leaves_the_session_its_state(make: Callable[..., Sandbox]) -> None:
     async with nothing_left(make()) as sandbox:
         await sandbox.run("A=kept; sleep 1111 &")
-        bomb = await sandbox.run("b() { b | b & }; b; sleep 0.5; echo on", timeout=5)
-        after = await sandbox.run("unset -f b; echo $A; ls /workspace | cat", timeout=10)
+        bomb = await sandbox.run("b() { b | b & }; b; sleep 0.5; echo on", timeout=patience(5))
+        after = await sandbox.run("unset -f b; echo $A; ls /workspace | cat", timeout=patience(10))
         assert after.output == "kept\n"
         told = [*bomb.notes, *after.notes]
         while (
             len(_inside(sandbox)) >= 10
         ):  # without cgroups it is seen when it has grown, and not while it waits to
-            told += (await sandbox.run("sleep 0.2", timeout=10)).notes
+            told += (await sandbox.run("sleep 0.2", timeout=patience(10))).notes
         if sandbox.capabilities.limits_by != "rlimits":
             assert any("too many processes" in note for note in told) or bomb.timed_out, told
-        calm = await sandbox.run("for i in 1 2 3 4 5; do /bin/echo $i; done", timeout=10)
+        calm = await sandbox.run("for i in 1 2 3 4 5; do /bin/echo $i; done", timeout=patience(10))
         assert calm.output == "1\n2\n3\n4\n5\n"
         assert calm.background in ((), ("sleep 1111",))
         assert len(_inside(sandbox)) < 10
@@ -56,14 +57,16 @@ async def test_the_number_of_processes_is_limited(make: Callable[..., Sandbox]) 
     async with make() as sandbox:
         await sandbox.run("for i in {1..100}; do sleep 50 & done 2>/dev/null", timeout=2)
         assert len(_inside(sandbox)) <= 50
-        assert (await sandbox.run("echo alive", timeout=10)).output == "alive\n"
+        assert (await sandbox.run("echo alive", timeout=patience(10))).output == "alive\n"
 
 
 @pytest.mark.skipif(not PYTHON, reason="needs the system's Python inside")
 async def test_a_memory_hog_is_ended_and_the_shell_is_not(make: Callable[..., Sandbox]) -> None:
     async with nothing_left(make()) as sandbox:
         await sandbox.run("A=kept")
-        result = await sandbox.run("python3 -c 'x = bytearray(700_000_000); print(len(x))'", timeout=20)
+        result = await sandbox.run(
+            "python3 -c 'x = bytearray(700_000_000); print(len(x))'", timeout=patience(20)
+        )
         assert result.exit_code not in (0, None)
         assert "700000000" not in result.output
         if sandbox.capabilities.limits_by != "rlimits":
@@ -75,7 +78,7 @@ async def test_a_workspace_does_not_grow_beyond_its_limit(make: Callable[..., Sa
     async with make() as sandbox:
         await sandbox.run("A=kept")
         fill = "n=0; while :; do head -c 2000000 /dev/zero >/workspace/f$n; n=$((n+1)); sleep 0.02; done"
-        result = await sandbox.run(fill, timeout=30)
+        result = await sandbox.run(fill, timeout=patience(30))
         assert not result.timed_out
         assert any("the workspace holds" in note for note in result.notes)
         held = sum(path.stat().st_size for path in sandbox.workspace.iterdir())
@@ -88,7 +91,7 @@ async def test_files_without_a_name_count_while_they_are_open(make: Callable[...
     async with make() as sandbox:
         await sandbox.run("A=kept")
         grow = "while :; do head -c 2000000 /dev/zero >&5; sleep 0.02; done"
-        result = await sandbox.run(f"exec 5>u; rm u; {grow}", timeout=30)
+        result = await sandbox.run(f"exec 5>u; rm u; {grow}", timeout=patience(30))
         assert not result.timed_out
         assert any("the workspace holds" in note for note in result.notes)
         assert (await sandbox.run("exec 5>&-; sleep 0.4; echo $A")).output == "kept\n"
@@ -124,7 +127,7 @@ async def test_the_disk_is_watched_from_attaching_on() -> None:
 async def test_a_workspace_does_not_hold_too_many_files(make: Callable[..., Sandbox]) -> None:
     async with make() as sandbox:
         fill = "mkdir hidden; for n in {1..400}; do : >hidden/f$n; done; chmod 0 hidden; sleep 60"
-        result = await sandbox.run(fill, timeout=20)
+        result = await sandbox.run(fill, timeout=patience(20))
         assert not result.timed_out
         assert any("files" in note for note in result.notes)
         assert (await sandbox.run("chmod 700 hidden; rm -rf hidden; echo alive")).output == "alive\n"
@@ -148,7 +151,7 @@ async def test_nothing_hides_in_a_deep_tree_and_it_goes_with_the_session(
     dig = "import os\nfor _ in range(1200): os.mkdir('d'); os.chdir('d')\nopen('f', 'w').write('x' * 40_000_000)"
     async with make(files=10_000) as sandbox:
         directory = sandbox.workspace.parent
-        result = await sandbox.run(f'python3 -c "{dig}"; sleep 60', timeout=20)
+        result = await sandbox.run(f'python3 -c "{dig}"; sleep 60', timeout=patience(20))
         assert not result.timed_out
         assert any("more than its" in note for note in result.notes)
     assert not directory.exists()
@@ -176,7 +179,7 @@ async def test_output_of_any_size_takes_no_memory() -> None:
     async with Sandbox() as sandbox:
         await sandbox.run("yes | head -c 1000000 >/dev/null")
         before = _resident()
-        result = await sandbox.run("yes | head -c 200000000", timeout=60)
+        result = await sandbox.run("yes | head -c 200000000", timeout=patience(60))
         assert result.kept + result.dropped == 200_000_000
         assert _resident() - before < 30 * MIB
 

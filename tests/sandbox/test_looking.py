@@ -9,12 +9,13 @@ import pytest
 from gofer_sandbox import InvalidInput, Sandbox, SandboxGone, Unconfined
 from gofer_sandbox.limits import MIB
 from gofer_sandbox.looking import list_workspace, look
+from support.patience import patience
 
 
 async def test_what_it_uses_and_holds_is_seen_from_outside(tmp_path: Path) -> None:
     async with Sandbox(Unconfined(), directory=tmp_path / "one") as sandbox:
         made = "mkdir -p a/b; head -c 3000000 /dev/zero > a/b/big; ln -s / out; ln -s a in; sleep 987 & echo"
-        await sandbox.run(made, timeout=30)
+        await sandbox.run(made, timeout=patience(30))
         sight = look(sandbox.record)
         assert sight.alive
         assert sight.memory > MIB // 2

@@ -29,6 +29,7 @@ from gofer_sandbox.network import (
 from gofer_sandbox.record import Reference
 from sandbox.bare_box import BareBox, bare_box
 from sandbox.upstream import Upstream, upstream
+from support.patience import patience
 
 SECRET = "canary-9d4e"
 CURL = 'curl() { command curl -s --max-time 20 "$@"; };'
@@ -259,7 +260,7 @@ async def test_closing_ends_everything_and_it_can_be_opened_again(site: Site, se
     while not server.seen:
         await asyncio.sleep(0.01)
     await egress.close()
-    assert "code" in await asyncio.wait_for(stalled, 20)
+    assert "code" in await asyncio.wait_for(stalled, patience(20))
     assert await site.sh(f"curl {url}/; echo code $?") == "code 7"
     await site.open(egress)
     assert await site.sh(f"curl {url}/") == "hello"

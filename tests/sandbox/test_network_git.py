@@ -16,6 +16,7 @@ from gofer_sandbox.network import Credential, Egress, GitAccess, Refusal, Rule
 from gofer_sandbox.record import Reference
 from sandbox.bare_box import BareBox, bare_box
 from sandbox.upstream import PASSWORD, USER, Upstream, seed_repositories, upstream
+from support.patience import patience
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +238,7 @@ async def test_the_end_of_a_grant_cuts_off_what_is_under_way(site: Site) -> None
         curl = asyncio.create_task(site.sh(f"curl -s -N {site.egress.url(rule, '/stall')} | tee got"))
         while not (got.exists() and got.read_text()):
             await asyncio.sleep(0.01)
-    assert await asyncio.wait_for(curl, 20) == "beginning"
+    assert await asyncio.wait_for(curl, patience(20)) == "beginning"
     assert "grant ended" in site.egress.refusals[-1].reason
 
 

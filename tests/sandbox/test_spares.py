@@ -22,7 +22,7 @@ from gofer_sandbox.limits import MIB
 from gofer_sandbox.network import Egress
 from gofer_sandbox.reaper import reap
 from gofer_sandbox.spares import PREFIX, Fit, Spares
-from sandbox.leftovers import eventually
+from support.patience import eventually, patience, patiently
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ async def test_the_next_spare_is_made_for_what_was_wanted_last(folder: Path) -> 
         await eventually(lambda: spares.ready == 1)
         assert await spares.take(folder / "a", environment={"B": "2"}, gate=gate) is None
         await eventually(lambda: spares._complete())
-        async with asyncio.timeout(20):
+        async with patiently(20):
             while (sandbox := await spares.take(folder / "b", environment={"B": "2"}, gate=gate)) is None:
                 await asyncio.sleep(0.05)
         async with closed(sandbox):
@@ -197,7 +197,7 @@ async def test_what_a_killed_server_left_is_found_and_ended_by_the_next(folder: 
         [sys.executable, "-c", _KILLED, str(folder)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patience(60),
     )
     record = Record.from_json(killed.stdout)
     provider = Bubblewrap()

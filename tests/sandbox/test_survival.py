@@ -40,7 +40,8 @@ from gofer_sandbox.session import ENDED_ALONE, UNCOUNTED
 from gofer_sandbox.shell import outputs
 from gofer_sandbox.shell.control import ControlWire
 from gofer_sandbox.shell.ladder import Ladder, Step
-from sandbox.leftovers import ASLEEP, eventually
+from sandbox.leftovers import ASLEEP
+from support.patience import eventually
 
 SERVER = Path(__file__).with_name("doomed_server.py")
 STATE = f"export A=1; f() {{ echo f$1; }}; cd /tmp; sleep 4321 & {ASLEEP}"

@@ -15,6 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from support.patience import patience
+
 USER, PASSWORD = "x-access-token", "s3cr3t-canary-token"
 
 
@@ -110,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b"beginning")
         self.wfile.flush()
-        self.upstream.over.wait(60)
+        self.upstream.over.wait(patience(60))
 
     def _git(self, body: bytes) -> None:
         expected = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()

@@ -15,7 +15,7 @@ from gofer_sandbox.bubblewrap import image
 from gofer_sandbox.limits import MIB
 from gofer_sandbox.provider import IMAGE
 from gofer_sandbox.spares import Fit, Spares
-from sandbox.leftovers import eventually
+from support.patience import eventually
 
 LIMITS = Limits(disk=30 * MIB, files=2000)
 

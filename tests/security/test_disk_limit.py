@@ -15,7 +15,7 @@ from gofer_sandbox import Bubblewrap, Limits, Sandbox
 from gofer_sandbox.disk import free_space, measure
 from gofer_sandbox.files.errors import NoSpace
 from gofer_sandbox.limits import MIB
-from sandbox.leftovers import eventually
+from support.patience import eventually, patience, patiently
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -93,7 +93,7 @@ print(errno.errorcode[ctypes.get_errno()])
 async def test_a_command_shorter_than_the_first_look_is_looked_at_when_it_has_ended(
     provider: Bubblewrap,
 ) -> None:
-    async with Sandbox(provider, limits=replace(LIMITS, disk=MIB)) as sandbox, asyncio.timeout(20):
+    async with Sandbox(provider, limits=replace(LIMITS, disk=MIB)) as sandbox, patiently(20):
         notes = (await sandbox.run("A=kept; printf '%900000s' '' | tee f1 f2 f3 f4 >/dev/null")).notes
         while not notes:
             notes = (await sandbox.run("true")).notes
@@ -118,7 +118,7 @@ while True:
     time.sleep(0.01)
 """
     await sandbox.write("grow.py", grow)
-    result = await sandbox.run("python3 grow.py", timeout=30)
+    result = await sandbox.run("python3 grow.py", timeout=patience(30))
     assert not result.timed_out
     assert any("the workspace holds" in note for note in result.notes)
 
@@ -141,7 +141,7 @@ while True:
     time.sleep(0.01)
 """
     await sandbox.write("grow.py", grow)
-    result = await sandbox.run("python3 grow.py", timeout=30)
+    result = await sandbox.run("python3 grow.py", timeout=patience(30))
     assert not result.timed_out
     assert any("the workspace holds" in note for note in result.notes)
 
@@ -179,7 +179,8 @@ async def test_no_workspace_grows_while_the_machine_is_short_of_space() -> None:
     provider = Bubblewrap(reserve=free_space(Path("/tmp")) * 2)
     async with Sandbox(provider, limits=replace(LIMITS, disk=2048 * MIB)) as sandbox:
         result = await sandbox.run(
-            "sleep 0.3; for n in {1..500}; do head -c 1M /dev/zero >f$n; sleep 0.01; done", timeout=30
+            "sleep 0.3; for n in {1..500}; do head -c 1M /dev/zero >f$n; sleep 0.01; done",
+            timeout=patience(30),
         )
         assert result.exit_code != 0
         assert any("bytes of disk left" in note for note in result.notes)

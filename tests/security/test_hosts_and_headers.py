@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from gofer.web.server import MAX_HEAD
+from support.patience import patience
 from web_house import House
 
 PATHS = ["/healthz", "/login", "/api/v1/openapi.json", "/static/x/y"]
@@ -14,7 +15,9 @@ PATHS = ["/healthz", "/login", "/api/v1/openapi.json", "/static/x/y"]
 
 def ask(house: House, head: bytes, *pieces: bytes) -> bytes:
     """Everything that comes back for some bytes, over a connection of its own."""
-    with socket.create_connection(("127.0.0.1", int(house.url.rpartition(":")[2])), timeout=10) as made:
+    with socket.create_connection(
+        ("127.0.0.1", int(house.url.rpartition(":")[2])), timeout=patience(10)
+    ) as made:
         answer = b""
         try:
             for piece in (head, *pieces):

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from gofer.web import request_log
+from support.patience import Deadline
 from web_house import House
 
 MANY = 200
@@ -19,8 +20,8 @@ def lines_of(said: str, event: str) -> list[str]:
 def told_until(capfd: pytest.CaptureFixture[str], event: str, count: int) -> list[str]:
     """The lines of an event; a request's is written when its answer is out already."""
     found: list[str] = []
-    deadline = time.monotonic() + 10
-    while len(found) < count and time.monotonic() < deadline:
+    deadline = Deadline(10)
+    while len(found) < count and deadline.left > 0:
         found += lines_of("".join(capfd.readouterr()), event)
         time.sleep(0.02)
     return found

@@ -26,6 +26,7 @@ from gofer_sandbox.network import AllowedHost, Egress
 from gofer_sandbox.record import Reference
 from sandbox.bare_box import bare_box
 from sandbox.upstream import Upstream, upstream
+from support.patience import patience
 from world import World
 
 # The list lets these names pass; their addresses are refused behind it, so nothing leaves the machine.
@@ -50,7 +51,7 @@ async def opened(world: World, directory: Path, *, keep: bool) -> AsyncIterator[
 
 async def said(shell: Shell | None, command: str) -> str:
     assert shell is not None
-    return (await shell.run(command, timeout=30)).output.decode()
+    return (await shell.run(command, timeout=patience(30))).output.decode()
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -110,7 +111,7 @@ async def test_what_is_under_way_is_cut_off(server: Upstream) -> None:
             while not (got.exists() and got.read_text()):
                 await asyncio.sleep(0.01)
             egress.allow([], why="closed now")
-            assert await asyncio.wait_for(stalled, 20) == "beginning"
+            assert await asyncio.wait_for(stalled, patience(20)) == "beginning"
             again = await asyncio.to_thread(box.sh, f"{exports} curl -s http://a.test:{server.port}/echo")
             assert "closed now" in again
             egress.allow(hosts)

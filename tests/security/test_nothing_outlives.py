@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gofer_sandbox import Bubblewrap, processes
-from sandbox.leftovers import eventually
+from support.patience import eventually
 
 SERVER = """
 import asyncio, sys

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gofer_sandbox import Bubblewrap, Sandbox, processes
-from sandbox.leftovers import eventually
+from support.patience import eventually, patience
 
 PYTHON = Path("/usr/bin/python3").exists()
 needs_python = pytest.mark.skipif(not PYTHON, reason="needs the system's Python inside")
@@ -124,7 +124,7 @@ async def test_what_is_taken_from_the_shell_is_noticed_and_nothing_runs_twice(
         Path(sandbox.workspace, name).chmod(0o755)
     await sandbox.run(left_running(taker))
     for number in range(5):
-        result = await sandbox.run(f"echo {number} >>log; (exit 3)", timeout=20)
+        result = await sandbox.run(f"echo {number} >>log; (exit 3)", timeout=patience(20))
         assert result.exit_code == 3 or (result.exit_code is None and result.notes), result
     ran = (sandbox.workspace / "log").read_text().split()
     assert len(ran) == len(set(ran)), "none ran twice"
@@ -136,7 +136,7 @@ async def test_a_full_channel_holds_neither_the_command_nor_the_server(sandbox: 
     async with Sandbox(Bubblewrap()) as other:
         await sandbox.run(left_running(FILLS))
         longest, until = 0.0, time.monotonic() + 1
-        running = asyncio.create_task(sandbox.run("sleep 0.1; (exit 9)", timeout=20))
+        running = asyncio.create_task(sandbox.run("sleep 0.1; (exit 9)", timeout=patience(20)))
         while time.monotonic() < until:
             began = time.monotonic()
             assert (await other.run("echo on")).output == "on\n"

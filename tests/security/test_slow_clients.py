@@ -18,6 +18,7 @@ import httpx2
 import pytest
 
 from gofer.web.connection_limit import ConnectionLimit
+from support.patience import Deadline, patience
 from web_house import House
 
 DESCRIPTORS = 256
@@ -45,10 +46,10 @@ class Process:
         with self.log.open("wb") as log:
             limited = ["sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$0" "$@"', *gofer]
             self._process = subprocess.Popen(limited, env={**os.environ, **ours}, stdout=log, stderr=log)
-        self.client = httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=10)
-        deadline = time.monotonic() + 60
+        self.client = httpx2.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=patience(10))
+        deadline = Deadline(60)
         while not self._answers():
-            assert time.monotonic() < deadline, self.log.read_text()
+            assert deadline.left > 0, self.log.read_text()
             assert self._process.poll() is None, self.log.read_text()
             time.sleep(0.05)
 
@@ -66,7 +67,7 @@ class Process:
     def close(self) -> None:
         self.client.close()
         self._process.terminate()
-        self._process.wait(60)
+        self._process.wait(patience(60))
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def slow_clients(port: int, addresses: list[str], opening: bytes = SLOW_FORM) ->
         for address in addresses:
             made = stack.enter_context(socket.socket())
             made.bind((address, 0))
-            made.settimeout(5)
+            made.settimeout(patience(5))
             with contextlib.suppress(OSError):
                 made.connect(("127.0.0.1", port))
                 made.send(opening)
@@ -94,7 +95,7 @@ def slow_clients(port: int, addresses: list[str], opening: bytes = SLOW_FORM) ->
 
 def fresh(process: Process, path: str, **headers: str) -> httpx2.Response:
     """Over a connection of its own, like a health check."""
-    return httpx2.get(f"http://127.0.0.1:{process.port}{path}", headers=headers, timeout=10)
+    return httpx2.get(f"http://127.0.0.1:{process.port}{path}", headers=headers, timeout=patience(10))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_a_server_that_crashes_leaves_no_core(process: Process) -> None:
 def test_the_memory_of_a_server_is_not_for_others_of_its_user() -> None:
     look = "import ctypes, gofer.serve as s; s.keep_memory_private(); print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"
     told = subprocess.run(
-        [sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=patience(60)
     )
     assert told.stdout == "0\n", "PR_GET_DUMPABLE"
 
@@ -161,7 +162,7 @@ async def _dribbled(port: int, head: bytes) -> bytes:
             await writer.drain()
         await asyncio.sleep(0.05)
     writer.close()
-    return await asyncio.wait_for(answer, 10)
+    return await asyncio.wait_for(answer, patience(10))
 
 
 @pytest.mark.parametrize("path", ["/login", "/link/x", "/hooks/nobody", "/api/v1/messages"])

@@ -28,6 +28,7 @@ from gofer.store.tables import IS_UNSENT, LIVE, deliveries, in_state, jobs, repl
 from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import listening as serving
+from support.patience import patiently
 
 OWNERS = range(5_000_000_001, 5_000_000_021)
 """The first twenty people of the stand-in, whom Gofer in a process of its own knows."""
@@ -96,14 +97,14 @@ class House:
 
     async def took_in(self, count: int, *, within: float = 60) -> None:
         """Wait until so many deliveries are stored."""
-        async with asyncio.timeout(within):
+        async with patiently(within):
             while await self.count(deliveries) < count:
                 await asyncio.sleep(0.02)
         assert await self.count(deliveries) == count
 
     async def until_health(self, words: str, *, ok: bool, within: float = 60) -> None:
         """Wait until the connection says something of itself."""
-        async with asyncio.timeout(within):
+        async with patiently(within):
             while True:
                 told = await health_of(self.platform, self.connection_id)
                 if told.ok == ok and words in told.line:
@@ -117,20 +118,20 @@ class House:
     async def jobs_in(self, state: str, *, within: float = 60) -> None:
         """Wait until the last answer's job is in a state."""
         query = select(jobs.c.state).where(jobs.c.kind == "answer").order_by(jobs.c.id.desc()).limit(1)
-        async with asyncio.timeout(within):
+        async with patiently(within):
             while [row.state for row in await self.rows(query)] != [state]:
                 await asyncio.sleep(0.02)
 
     async def sent(self, *, within: float = 60) -> None:
         """Wait until nothing is left to send."""
-        async with asyncio.timeout(within):
+        async with patiently(within):
             while await self.count(replies, IS_UNSENT):
                 await asyncio.sleep(0.02)
 
     async def settled(self, *, within: float = 60) -> None:
         """Wait until no job is left but the poller's."""
         busy = (in_state(*LIVE), jobs.c.kind.not_in(("poll", "approval")))
-        async with asyncio.timeout(within):
+        async with patiently(within):
             while await self.count(jobs, *busy):
                 await asyncio.sleep(0.02)
 

@@ -26,6 +26,7 @@ from gofer.store.tables import (
     routes,
 )
 from gofer.web.chat import timeline
+from support.patience import until
 from web_house import House, csrf_in
 from webchat.visiting import Line, Visit
 
@@ -273,11 +274,7 @@ def test_a_broken_file_leaves_the_agent_at_work_and_a_hopeless_one_says_whom_to_
 
 
 def until_known(visit: Visit, agent: str) -> None:
-    for _ in range(100):
-        if f">{agent}</option>" in visit.shown():
-            return
-        time.sleep(0.1)
-    pytest.fail(f"{agent} was never offered")
+    until(lambda: f">{agent}</option>" in visit.shown(), within=20)
 
 
 def test_server_sent_events_where_no_socket_passes(visit: Visit) -> None:

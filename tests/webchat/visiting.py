@@ -6,12 +6,12 @@ import contextlib
 import itertools
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
+from support.patience import Deadline
 from web_house import Browser, House
 
 WITHIN = 30.0
@@ -39,9 +39,9 @@ class Line:
 
     def until(self, wanted: Callable[[], Any]) -> Any:
         """Read until something is so."""
-        deadline = time.monotonic() + WITHIN
+        deadline = Deadline(WITHIN)
         while not (found := wanted()):
-            left = deadline - time.monotonic()
+            left = deadline.left
             assert left > 0, (
                 f"never so; state {self.state}, items {list(self.items)}, last {self.frames[-3:]}"
             )

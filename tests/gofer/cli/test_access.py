@@ -8,7 +8,8 @@ from pathlib import Path
 
 import httpx2
 
-from commandline import Process, Terminal, gofer, until
+from commandline import Process, Terminal, gofer
+from support.patience import until
 
 Start = Callable[..., Process]
 LINK = re.compile(r"Open (http://127\.0\.0\.1:\d+/link/\S+)")

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from commandline import SIGNING_KEY, Hello, Process, Terminal, until
+from commandline import SIGNING_KEY, Hello, Process, Terminal
+from support.patience import until
 
 
 def test_a_backup_made_under_load_brings_everything_back(

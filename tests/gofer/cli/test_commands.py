@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from commandline import SIGNING_KEY, Hello, Process, Terminal, until
+from commandline import SIGNING_KEY, Hello, Process, Terminal
+from support.patience import until
 
 
 @pytest.fixture(params=["beside a server", "without a server"])

@@ -21,6 +21,7 @@ from gofer.platform import Platform
 from gofer.settings import Settings
 from gofer.web.control import control_app
 from gofer.web.control.table import OPERATIONS
+from support.patience import patiently
 
 
 @pytest.fixture
@@ -94,11 +95,13 @@ async def test_what_one_process_is_told_every_process_masks(data_dir: Path, post
     roles = frozenset({"web"})
     async with open_platform(settings, roles=roles) as one, open_platform(settings, roles=roles) as other:
         transport = httpx2.ASGITransport(app=control_app(one))
-        async with httpx2.AsyncClient(transport=transport, base_url="http://gofer/api/v1") as api:
-            async with asyncio.timeout(30):
-                while "a-new-secret" in other.redactor.redact("a-new-secret"):
-                    await api.put("/secrets", json={"name": "token", "value": "a-new-secret"})
-                    await asyncio.sleep(0.05)
+        async with (
+            httpx2.AsyncClient(transport=transport, base_url="http://gofer/api/v1") as api,
+            patiently(30),
+        ):
+            while "a-new-secret" in other.redactor.redact("a-new-secret"):
+                await api.put("/secrets", json={"name": "token", "value": "a-new-secret"})
+                await asyncio.sleep(0.05)
 
 
 async def test_an_answer_reaches_its_question(api: httpx2.AsyncClient, platform: Platform) -> None:

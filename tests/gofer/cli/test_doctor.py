@@ -22,6 +22,7 @@ from gofer.doctor.finding import PAGES
 from gofer.rehearsal import loopback
 from gofer.rehearsal.anthropic import Anthropic, say
 from servers import shared, turn
+from support.patience import patience
 
 
 def findings(terminal: Terminal, *options: str, fails: int = 0) -> dict[str, dict[str, Any]]:
@@ -188,7 +189,7 @@ def served(app: Any) -> Iterator[str]:
     thread = threading.Thread(target=lambda: asyncio.Runner(loop_factory=lambda: loop).run(live()))
     thread.start()
     try:
-        yield found.get(timeout=30)
+        yield found.get(timeout=patience(30))
     finally:
         loop.call_soon_threadsafe(over.set)
         thread.join()

@@ -14,12 +14,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from commandline import SIGNING_KEY, Hello, Process, Terminal, control, gofer, until
+from commandline import SIGNING_KEY, Hello, Process, Terminal, control, gofer
 from gofer.agent.models.offline import Offline
 from gofer.rehearsal.hello import Fault
 from gofer.store.sqlite import held
 from gofer.web.unix_socket import reachable
 from gofer_sandbox import processes
+from support.patience import patience, until
 
 Start = Callable[..., Process]
 
@@ -186,7 +187,7 @@ def test_a_long_path_is_no_obstacle_and_systemd_is_told(
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
-        listener.settimeout(60)
+        listener.settimeout(patience(60))
         server = start(at=deep)
         assert listener.recv(100) == b"READY=1"
         assert terminal.json("status")["pid"] == server.process.pid

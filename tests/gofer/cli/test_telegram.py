@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from commandline import PATIENCE, Terminal
+from commandline import Terminal
 from gofer.rehearsal.telegram import Telegram
+from support.patience import patience
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def telegram() -> Iterator[Telegram]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert ready.wait(PATIENCE)
+    assert ready.wait(patience(60))
     yield served
     loop.call_soon_threadsafe(over.set)
     thread.join()

@@ -19,6 +19,7 @@ from commandline import Terminal, environment, gofer
 from gofer import __version__
 from gofer.cli.commands import COMMANDS, NOUNS, app
 from gofer.web.unix_socket import reachable
+from support.patience import patience
 
 
 def commands() -> Iterator[tuple[str, ...]]:
@@ -144,7 +145,7 @@ def at_a_terminal(data_dir: Path, *arguments: str) -> str:
             if shown.endswith(b": "):
                 os.write(ours, b"\n")
     os.close(ours)
-    assert asking.wait(timeout=20) in (1, 2)
+    assert asking.wait(timeout=patience(20)) in (1, 2)
     return shown.decode()
 
 

@@ -29,6 +29,7 @@ from gofer.store.blobs import read_blob
 from gofer.store.tables import JobState, connections, in_state, jobs, messages
 from gofer.vault.redaction import Redactor
 from gofer.vault.uses import Uses
+from support.patience import patience
 from world import CONNECTION, World
 
 Eventually = Callable[..., Awaitable[Any]]
@@ -56,7 +57,7 @@ class Post(Integration):
         letter = request.json()
         if "slowly" in letter:
             self.reading.set()
-            assert self.go_on.wait(30)
+            assert self.go_on.wait(patience(30))
         message = Incoming(
             "kitchen", Author(letter["from"]), letter["text"], addressed=True, external_id=letter["id"]
         )

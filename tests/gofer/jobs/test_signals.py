@@ -19,6 +19,7 @@ from gofer.jobs.worker import Run
 from gofer.store.postgres import PostgresDatabase
 from gofer.vault.envelope import Vault
 from servers import Server
+from support.patience import patiently
 from world import World
 
 Eventually = Callable[..., Awaitable[Any]]
@@ -61,7 +62,7 @@ async def heard(here: SharedSignals, there: SharedSignals, topic: str) -> bool:
     """Whether wake-ups here arrive there, however long one takes; those sent while nobody listens are lost."""
     waiting = there.subscribe(topic)
     try:
-        async with asyncio.timeout(20):
+        async with patiently(20):
             while True:
                 here.wake(topic)
                 with contextlib.suppress(TimeoutError):
@@ -76,7 +77,7 @@ async def test_a_waiter_is_woken_once_per_wake_and_remembers_one_it_missed() -> 
     waiting = local.subscribe(JOBS)
     local.wake(JOBS)
     local.wake(JOBS)
-    async with asyncio.timeout(5):
+    async with patiently(5):
         await waiting.wait()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
@@ -89,7 +90,7 @@ async def test_two_topics_woken_together_both_arrive(pair: tuple[SharedSignals, 
         jobs, events = there.subscribe(JOBS), there.subscribe(EVENTS)
         here.wake(JOBS)
         here.wake(EVENTS)
-        async with asyncio.timeout(5):
+        async with patiently(5):
             await jobs.wait()
             await events.wait()
         await asyncio.sleep(0.06)

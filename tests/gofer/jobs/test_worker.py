@@ -24,6 +24,7 @@ from gofer.vault.canary import sealing_key
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 from outages import Away
+from support.patience import patiently
 from world import World
 
 Eventually = Callable[..., Awaitable[Any]]
@@ -218,7 +219,7 @@ async def test_a_graceful_stop_does_not_wait_for_what_never_ends(
         return await last_for_ever(run)
 
     job = await world.submit()
-    async with asyncio.timeout(20), world.worker({"work": poll}, stop_within=60):
+    async with patiently(20), world.worker({"work": poll}, stop_within=60):
         await eventually(is_state(world, job, "running"))
     assert await world.states(job) == ["ready"]
 

@@ -18,6 +18,7 @@ from gofer.store.tables import connections
 from gofer.vault.redaction import Redactor
 from gofer.vault.uses import Uses
 from hello_service import HelloService
+from support.patience import patience
 from world import CONNECTION, World
 
 
@@ -32,7 +33,7 @@ async def service(world: World) -> AsyncIterator[HelloService]:
 
 @pytest.fixture
 async def outbox(world: World, service: HelloService) -> AsyncIterator[Outbox]:
-    async with httpx2.AsyncClient(timeout=5) as http:
+    async with httpx2.AsyncClient(timeout=patience(5)) as http:
         registry = Registry.installed()
         accounts = Accounts(
             database=world.database,

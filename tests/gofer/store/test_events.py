@@ -13,6 +13,7 @@ from gofer.store.events import KINDS, Cursor
 from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import events as log
 from interleaving import interleave
+from support.patience import patiently
 from world import World
 
 
@@ -28,7 +29,7 @@ async def look(world: World, cursor: Cursor, limit: int = 500) -> tuple[list[str
 async def follow(world: World, cursor: Cursor, count: int, limit: int = 500) -> tuple[list[str], Cursor]:
     """Look until so many were seen: on Postgres any open transaction, also another test's, holds followers back."""
     seen: list[str] = []
-    async with asyncio.timeout(20):
+    async with patiently(20):
         while len(seen) < count:
             found, cursor = await look(world, cursor, limit)
             seen += found

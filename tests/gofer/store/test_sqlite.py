@@ -28,6 +28,7 @@ from gofer.vault.envelope import Vault
 from gofer.vault.keyring import ring_from_value
 from gofer.vault.rotation import rotate_master_key
 from gofer.vault.secret import Secret
+from support.patience import patience
 
 
 def path_of(url: str) -> Path:
@@ -56,7 +57,7 @@ async def test_what_is_asked_for_while_it_closes_is_refused_not_left_waiting(sql
     closing = asyncio.ensure_future(store.close())
     await asyncio.sleep(0)
     with pytest.raises(StoreUnavailable):
-        await asyncio.wait_for(store.write(count), 30)
+        await asyncio.wait_for(store.write(count), patience(30))
     await closing
 
 
@@ -143,7 +144,7 @@ def test_a_second_process_is_refused_and_a_power_cut_loses_nothing_acknowledged(
 def test_a_file_size_limit_refuses_in_words_and_keeps_what_it_acknowledged(sqlite_url: str) -> None:
     path = path_of(sqlite_url)
     with writing(path, str(path.stat().st_size + 400_000)) as process:
-        lines = process.communicate(timeout=60)[0].splitlines()
+        lines = process.communicate(timeout=patience(60))[0].splitlines()
     kept = {line.split()[1] for line in lines if line.startswith("kept")}
     assert kept
     assert {line for line in lines if line.startswith("refused")} == {"refused StoreUnavailable"}

@@ -19,6 +19,7 @@ from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import agents, idempotency_keys, jobs, shells
 from gofer.web.control.asking import Nothing
 from gofer.web.control.table import OPERATIONS
+from support.patience import patience
 from web_house import House
 
 
@@ -409,7 +410,7 @@ def test_bodies_that_are_too_large_or_of_another_kind_are_refused(house: House, 
 def test_a_chunked_body_without_end_is_answered_at_the_cap(house: House) -> None:
     token = house.token(house.owner())
     port = int(house.url.rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as sender:
+    with socket.create_connection(("127.0.0.1", port), timeout=patience(20)) as sender:
         sender.sendall(
             b"POST /api/v1/members HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n"
             + f"authorization: Bearer {token}\r\n\r\n".encode()

@@ -7,8 +7,7 @@ import base64
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -27,6 +26,7 @@ from gofer.web import streaming
 from gofer.web.access import lasting
 from gofer.web.access.sessions import by_token, revoke_token
 from gofer.web.control import events as stream
+from support.patience import eventually, until
 from web_house import House
 from world import World
 
@@ -106,7 +106,7 @@ def test_a_conversation_is_followed_from_now_on(house: House, api: httpx2.Client
         given = {"body": base64.b64encode(body).decode()}
 
         def speak() -> None:
-            if _until(lambda: house.platform.follower.watching > 0):
+            if until(lambda: house.platform.follower.watching > 0):
                 api.post(f"/connections/{connection}/replay", json=given)
 
         later = threading.Thread(target=speak)
@@ -143,7 +143,7 @@ def test_one_member_does_not_take_every_place(
         other = house.api(house.token(house.member("olga", "viewer", password=""), "read"))
         with other.stream("GET", "/events") as second:
             assert second.status_code == 200
-    assert _until(lambda: house.platform.follower.watching == 0)
+    assert until(lambda: house.platform.follower.watching == 0)
     assert api.head("/events").status_code == 200
 
 
@@ -167,20 +167,11 @@ def test_a_reader_who_does_not_read_is_cut_off(
             f"GET /api/v1/events HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {token}\r\n\r\n".encode()
         )
         lazy.recv(100)
-        assert _until(lambda: house.platform.follower.watching == 1)
+        assert until(lambda: house.platform.follower.watching == 1)
         house.write(many, count=1000, size=10_000)
         house.platform.signals.wake(EVENTS)
-        assert _until(lambda: house.platform.follower.watching == 0)
+        assert until(lambda: house.platform.follower.watching == 0)
     assert api.get("/me").status_code == 200
-
-
-def _until(condition: Any) -> bool:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 async def test_one_who_lags_is_let_go_and_the_others_see_everything(
@@ -200,23 +191,17 @@ async def test_one_who_lags_is_let_go_and_the_others_see_everything(
     await world.run(many, count=1)
     lagging = follower.watch(Wanted(), Cursor(), pulse=5)
     assert await anext(lagging)
-    await _eventually(lambda: follower.watching == 2)
+    await eventually(lambda: follower.watching == 2)
     for number in range(1, 6):
         await world.run(many, count=30)
         signals.wake(EVENTS)
-        await _eventually(partial(lambda expected: len(numbers) >= expected, number * 30))
+        await eventually(partial(lambda expected: len(numbers) >= expected, number * 30))
     assert numbers[-150:] == [*range(30)] * 5
     with pytest.raises(FellBehind):
         await anext(lagging)
     await follower.close()
     keeping_up.cancel()
     await asyncio.gather(keeping_up, return_exceptions=True)
-
-
-async def _eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def test_a_revoked_token_ends_what_it_opened(

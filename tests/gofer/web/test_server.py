@@ -10,6 +10,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from gofer.web.server import listening, make_server
+from support.patience import patience
 
 
 async def test_who_is_cut_off_by_a_stop_is_told_to_come_back() -> None:
@@ -22,7 +23,7 @@ async def test_who_is_cut_off_by_a_stop_is_told_to_come_back() -> None:
     server = make_server(never_answers, host="127.0.0.1", port=0, stop_timeout=0)
     serving = asyncio.create_task(server.serve())
     await server.ready.wait()
-    async with httpx2.AsyncClient(timeout=30) as client:
+    async with httpx2.AsyncClient(timeout=patience(30)) as client:
         posting = asyncio.create_task(client.post(f"http://127.0.0.1:{server.port}/hooks/x", content=b"{}"))
         await asked.wait()
         server.stop()
