@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import asyncpg
-
-from gofer.store.tables import METADATA
+from sqlmodel import SQLModel
 
 _ALONE = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
@@ -38,7 +37,7 @@ class Broom:
         if self._connection is None or self._connection.is_closed():
             self._connection = await asyncpg.connect(self.url)
         await self._connection.execute(_ALONE)
-        rows = "".join(f'DELETE FROM "{table.name}";' for table in reversed(METADATA.sorted_tables))
+        rows = "".join(f'DELETE FROM "{table.name}";' for table in reversed(SQLModel.metadata.sorted_tables))
         await self._connection.execute(rows + _FROM_ONE)
 
     async def close(self) -> None:

@@ -6,12 +6,13 @@ from functools import partial
 
 import pytest
 from sqlalchemy import LargeBinary, select
+from sqlmodel import SQLModel
 
 from gofer.errors import Fenced, NotFound
 from gofer.jobs.outcome import Done
 from gofer.purging import purge_conversation
 from gofer.store.sealing import conversation_key
-from gofer.store.tables import METADATA, JobState, conversations, messages
+from gofer.store.tables import JobState, conversations, messages
 from world import World
 
 
@@ -28,7 +29,7 @@ async def test_nothing_sealed_is_left(world: World) -> None:
     assert taken.conversation_id is not None
     assert kept.conversation_id is not None
     await purge(world, taken.conversation_id)
-    for table in METADATA.sorted_tables:
+    for table in SQLModel.metadata.sorted_tables:
         sealed = [column for column in table.columns if isinstance(column.type, LargeBinary)]
         if "conversation_id" in table.c and sealed:
             rows = await world.rows(select(*sealed).where(table.c.conversation_id == taken.conversation_id))

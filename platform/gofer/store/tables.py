@@ -1,4 +1,4 @@
-"""The tables: one for each noun of the glossary, one sentence per column that needs one.
+"""The tables: one class per noun of the glossary, one sentence per column that needs one.
 
 Times are seconds since 1970 by the database's clock. Columns called `sealed` hold bytes encrypted with the
 conversation's data key, so that purging the key purges them wherever they are, later backups included.
@@ -7,8 +7,7 @@ conversation's data key, so that purging the key purges them wherever they are, 
 from __future__ import annotations
 
 from enum import StrEnum
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import (
     JSON,
@@ -16,27 +15,24 @@ from sqlalchemy import (
     Boolean,
     Column,
     ColumnElement,
-    Float,
     ForeignKey,
     Index,
     Integer,
     LargeBinary,
-    MetaData,
     String,
     Table,
     false,
     literal_column,
     text,
 )
-
-METADATA = MetaData()
+from sqlmodel import Field, SQLModel
 
 # SQLite only numbers rows by itself when the column is exactly INTEGER.
 Serial = BigInteger().with_variant(Integer(), "sqlite")
 
 
 # Without this, SQLite gives the id of a pruned last row to the next one, and a follower would skip it.
-_NEVER_REUSE_IDS: dict[str, Any] = {"sqlite_autoincrement": True}
+_NEVER_REUSE_IDS = {"sqlite_autoincrement": True}
 
 
 class JobState(StrEnum):
@@ -118,6 +114,28 @@ class Trust(StrEnum):
     STRANGER = "stranger"
 
 
+def _serial(**kwargs: Any) -> Any:
+    return Field(default=None, sa_column=Column(Serial, primary_key=True, autoincrement=True), **kwargs)
+
+
+def _big(
+    *, default: int | None = 0, nullable: bool = False, foreign: str | None = None, index: bool = False
+) -> Any:
+    constraint = [ForeignKey(foreign, ondelete="CASCADE")] if foreign else []
+    return Field(
+        default=default,
+        sa_column=Column(BigInteger, *constraint, nullable=nullable, index=index, default=default),
+    )
+
+
+def _json() -> Any:
+    return Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+
+
+def _bytes(*, nullable: bool = False) -> Any:
+    return Field(default=None, sa_column=Column(LargeBinary, nullable=nullable))
+
+
 class _Mac(LargeBinary):
     """Bytes as they are read: SQLite lets somebody put a text there, and a row must be readable to be refused."""
 
@@ -127,31 +145,9 @@ class _Mac(LargeBinary):
         return super().result_processor(dialect, coltype)  # type: ignore[no-untyped-call]
 
 
-def _column(
-    name: str,
-    type_: Any,
-    *,
-    key: bool = False,
-    of: str | None = None,
-    cascade: bool = False,
-    nullable: bool = False,
-    **more: Any,
-) -> Column[Any]:
-    """A column, NOT NULL unless it says otherwise; `of` is the column it refers to, and `cascade` goes with its row."""
-    refers = [ForeignKey(of, ondelete="CASCADE" if cascade else None)] if of else []
-    return Column(name, type_, *refers, primary_key=key, nullable=nullable, **more)
-
-
-_text = partial(_column, type_=String)
-_int = partial(_column, type_=Integer)
-_big = partial(_column, type_=BigInteger, autoincrement=False)
-_float = partial(_column, type_=Float)
-_bool = partial(_column, type_=Boolean)
-_json = partial(_column, type_=JSON)
-_bytes = partial(_column, type_=LargeBinary)
-_serial = partial(_column, "id", Serial, key=True, autoincrement=True)
-_mac = partial(_column, "mac", _Mac, nullable=True)
-"""What `gofer.store.signed` signs the row with; NULL in a row that the release before wrote."""
+def _mac() -> Any:
+    """What `gofer.store.signed` signs the row with; NULL in a row that the release before wrote."""
+    return Field(default=None, sa_column=Column(_Mac, nullable=True))
 
 
 def _where(condition: str) -> dict[str, Any]:
@@ -159,677 +155,734 @@ def _where(condition: str) -> dict[str, Any]:
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
 
-workspaces = Table(
-    "workspace",
-    METADATA,
-    _text("id", key=True),
-    _text("name"),
-    _float("created_at"),
-)
-"""The tenant boundary: every row belongs to one."""
+class Workspace(SQLModel, table=True):
+    """The tenant boundary: every row belongs to one."""
 
-master_keys = Table(
-    "master_key",
-    METADATA,
-    # The key's fingerprint.
-    _text("id", key=True),
-    _bytes("canary"),
-    _bool("active", default=True),
-    _float("created_at"),
-)
-"""A canary sealed by each master key that has been active, so that a wrong key is noticed at start."""
+    id: str = Field(primary_key=True)
+    name: str
+    created_at: float
 
-secrets = Table(
-    "secret",
-    METADATA,
-    _text("id", key=True),
-    _text("workspace_id", of="workspace.id"),
-    # What it belongs to: a connection's id, or "" for the workspace.
-    _text("owner"),
-    _text("name"),
-    # This secret's own data key, wrapped by the master key.
-    _bytes("data_key"),
-    _bytes("sealed"),
-    _float("created_at"),
-    _float("used_at", nullable=True),
-    Index("secret_by_name", "workspace_id", "owner", "name", unique=True),
-)
-"""An encrypted value, readable only through the vault."""
 
-connections = Table(
-    "connection",
-    METADATA,
-    # Also the last part of its webhook URL.
-    _text("id", key=True),
-    _text("workspace_id", of="workspace.id"),
-    _text("integration"),
-    _text("name"),
-    _bool("enabled", default=True),
-    _json("settings"),
-    # How many of its jobs may run at once, over all workers; None for no bound.
-    _int("max_running", nullable=True),
-    # The name of the agent that answers what no route fits; None for the instance's default agent.
-    _text("agent", nullable=True),
-    # Wrapped by the master key; seals deliveries that belong to no conversation. None before the first of
-    # them.
-    _bytes("data_key", nullable=True),
-    _float("created_at"),
-    _mac(),
-)
-"""One configured account of an Integration."""
+class MasterKey(SQLModel, table=True):
+    """A canary sealed by each master key that has been active, so that a wrong key is noticed at start."""
 
-principals = Table(
-    "principal",
-    METADATA,
-    _text("id", key=True),
-    _text("workspace_id", of="workspace.id"),
-    _text("name"),
-    # owner or member; strangers have no row.
-    _text("role"),
-    _float("created_at"),
-    _mac(),
-)
-"""A person or bot, with its role here."""
+    __tablename__ = "master_key"
 
-identities = Table(
-    "identity",
-    METADATA,
-    _text("id", key=True),
-    _text("workspace_id", of="workspace.id"),
-    _text("principal_id", of="principal.id", index=True),
-    _text("integration"),
-    # The service's own, unchangeable id of the person; never a name.
-    _text("subject"),
-    _mac(),
-    Index("identity_by_subject", "workspace_id", "integration", "subject", unique=True),
-)
-"""Who a Principal is on one service."""
+    id: str = Field(primary_key=True)
+    """The key's fingerprint."""
+    canary: bytes = _bytes()
+    active: bool = True
+    created_at: float
 
-pairings = Table(
-    "pairing",
-    METADATA,
-    _text("id", key=True),
-    _text("workspace_id", of="workspace.id"),
-    _text("connection_id"),
-    # A hash of the code; the code itself is shown once and kept nowhere.
-    _text("digest"),
-    _text("role"),
-    _float("created_at"),
-    _float("expires_at"),
-    _float("used_at", nullable=True),
-    _text("used_by", default=""),
-    # Who made it, to be known elsewhere, too: whoever presents it is that person.
-    _text("principal_id", nullable=True),
-    _mac(),
-    Index("pairing_by_digest", "connection_id", "digest", unique=True),
-)
-"""A code that makes whoever presents it to a Connection a Principal, or one that is there, once and soon."""
 
-strangers = Table(
-    "stranger",
-    METADATA,
-    _text("connection_id", key=True),
-    _text("subject", key=True),
-    # When they were last told that they are not known.
-    _float("told_at", nullable=True),
-    # Wrong codes since `guessing_since`.
-    _int("guesses", default=0),
-    _float("guessing_since", default=0),
-)
-"""Somebody unknown at a Connection: what keeps guessing and pestering within bounds."""
+class Secret(SQLModel, table=True):
+    """An encrypted value, readable only through the vault."""
 
-members = Table(
-    "member",
-    METADATA,
-    _text("id", key=True),
-    _text("workspace_id", of="workspace.id"),
-    # What they sign in with; lower case.
-    _text("name"),
-    # owner, operator or viewer.
-    _text("role"),
-    # An Argon2id hash in PHC form; empty while they sign in by links only.
-    _text("password", default=""),
-    _float("created_at"),
-    _float("signed_in_at", nullable=True),
-    _mac(),
-    Index("member_by_name", "workspace_id", "name", unique=True),
-)
-"""Somebody who may sign in here."""
+    __table_args__ = (Index("secret_by_name", "workspace_id", "owner", "name", unique=True),)
 
-web_sessions = Table(
-    "web_session",
-    METADATA,
-    # A hash of the cookie's value, which itself is kept nowhere.
-    _text("digest", key=True),
-    _text("member_id", of="member.id", cascade=True, index=True),
-    # How it began: password or link.
-    _text("by"),
-    _text("address", default=""),
-    # The browser, in its own words.
-    _text("agent", default=""),
-    _float("created_at"),
-    _float("seen_at"),
-    _float("expires_at"),
-    # When its owner last gave their password or a fresh link; None since it began.
-    _float("confirmed_at", nullable=True),
-    _mac(),
-)
-"""A signed-in browser."""
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    owner: str
+    """What it belongs to: a connection's id, or "" for the workspace."""
+    name: str
+    data_key: bytes = _bytes()
+    """This secret's own data key, wrapped by the master key."""
+    sealed: bytes = _bytes()
+    created_at: float
+    used_at: float | None = None
 
-api_tokens = Table(
-    "api_token",
-    METADATA,
-    _text("id", key=True),
-    _text("member_id", of="member.id", cascade=True, index=True),
-    _text("name"),
-    # A hash of the token, which itself is shown once and kept nowhere.
-    _text("digest"),
-    # read, write or admin: the most it may do, whatever the member may.
-    _text("scope"),
-    # `noun:scope` words where it may use those nouns only, such as `jobs:write messages:read`.
-    _text("scopes", nullable=True),
-    _float("created_at"),
-    _float("expires_at", nullable=True),
-    _float("used_at", nullable=True),
-    _mac(),
-    Index("api_token_by_digest", "digest", unique=True),
-)
-"""A program's way in, in the name of a Member."""
 
-sign_in_links = Table(
-    "sign_in_link",
-    METADATA,
-    _text("digest", key=True),
-    _text("member_id", of="member.id", cascade=True, index=True),
-    _float("created_at"),
-    _float("expires_at"),
-    _float("used_at", nullable=True),
-    _mac(),
-)
-"""A link that signs a Member in, once and soon."""
+class Connection(SQLModel, table=True):
+    """One configured account of an Integration."""
 
-sign_in_delays = Table(
-    "sign_in_delay",
-    METADATA,
-    # A hash of the name or address.
-    _text("key", key=True),
-    _int("failures", default=0),
-    _float("failed_at"),
-    _float("until", default=0),
-)
-"""How long a name or an address must wait after failed sign-ins."""
+    id: str = Field(primary_key=True)
+    """Also the last part of its webhook URL."""
+    workspace_id: str = Field(foreign_key="workspace.id")
+    integration: str
+    name: str
+    enabled: bool = True
+    settings: dict[str, Any] = _json()
+    max_running: int | None = None
+    """How many of its jobs may run at once, over all workers; None for no bound."""
+    agent: str | None = None
+    """The name of the agent that answers what no route fits; None for the instance's default agent."""
+    data_key: bytes | None = _bytes(nullable=True)
+    """Wrapped by the master key; seals deliveries that belong to no conversation. None before the first of them."""
+    created_at: float
+    mac: bytes | None = _mac()
 
-audit_entries = Table(
-    "audit_entry",
-    METADATA,
-    _serial(),
-    _text("workspace_id"),
-    # Empty for the command line.
-    _text("member_id"),
-    _text("name"),
-    # session, token or socket.
-    _text("via"),
-    _text("address", default=""),
-    # What was asked, such as `jobs.cancel`.
-    _text("action"),
-    # What it was asked of.
-    _text("subject", default=""),
-    _json("data"),
-    # How it was answered; 0 while it is not known.
-    _int("status", default=0),
-    _float("at"),
-    # Its number in the chain; NULL in an entry that the release before wrote.
-    _big("place", nullable=True),
-    # A hash over the link before and everything here but how it ended.
-    _bytes("link", nullable=True),
-    # Over its link, status and data, once it has ended.
-    _bytes("end_mac", nullable=True),
-    Index("audit_entry_by_place", "place", unique=True),
-    **_NEVER_REUSE_IDS,
-)
-"""A change somebody asked for. Written before the change is made, so none goes unrecorded."""
 
-audit_heads = Table(
-    "audit_head",
-    METADATA,
-    # Always `head`.
-    _text("id", key=True),
-    _big("place", default=0),
-    _bytes("link"),
-    _bytes("mac"),
-)
-"""Where the chain of the audit log ends, signed: a log that was cut or emptied does not lead there."""
+class Principal(SQLModel, table=True):
+    """A person or bot, with its role here."""
 
-idempotency_keys = Table(
-    "idempotency_key",
-    METADATA,
-    _text("member_id", key=True),
-    _text("key", key=True),
-    # A hash of what was asked: the same key with another request is a mistake.
-    _text("fingerprint"),
-    # 0 while it is being done.
-    _int("status", default=0),
-    # Its location and body; empty when the body held a secret, which is shown once.
-    _text("answer", default=""),
-    _float("created_at"),
-    Index("idempotency_key_by_time", "created_at"),
-)
-"""A request that may be repeated without being done twice, and what it was answered."""
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    name: str
+    role: str
+    """owner or member; strangers have no row."""
+    created_at: float
+    mac: bytes | None = _mac()
 
-agents = Table(
-    "agent",
-    METADATA,
-    _text("id", key=True),
-    _text("workspace_id", of="workspace.id"),
-    _text("name"),
-    _text("model"),
-    _json("settings"),
-    # How many of its jobs may run at once, over all workers; None for no bound.
-    _int("max_running", nullable=True),
-    _float("created_at"),
-    _mac(),
-    Index("agent_by_name", "workspace_id", "name", unique=True),
-)
-"""An identity, a model, a set of tools and limits."""
 
-routes = Table(
-    "route",
-    METADATA,
-    _text("id", key=True),
-    _text("workspace_id", of="workspace.id"),
-    _text("agent_id", of="agent.id", index=True),
-    # None hears every connection.
-    _text("connection_id", of="connection.id", nullable=True, index=True),
-    # An event kind, or a prefix ending in `*`.
-    _text("event", default="*"),
-    # What wakes the agent: any addressed message, or one trigger (mention, command, label …).
-    _text("trigger", default="any"),
-    # Of the jobs it makes; lower runs first.
-    _int("priority", default=0),
-    # `route`: the first that fits answers. `also`: answers beside it. `default`: answers what no route fits.
-    _text("kind", server_default="route"),
-    # The order in which routes are tried; the most specific comes first.
-    _int("rank", server_default="0"),
-    _mac(),
-)
-"""Which Agent hears which events."""
+class Identity(SQLModel, table=True):
+    """Who a Principal is on one service."""
 
-conversations = Table(
-    "conversation",
-    METADATA,
-    _text("id", key=True),
-    _text("workspace_id", of="workspace.id"),
-    _text("kind"),
-    _text("title"),
-    # Wrapped by the master key; None once purged, and with it everything sealed.
-    _bytes("data_key", nullable=True),
-    _big("last_seq", default=0),
-    # The agent that an owner chose for it; None for those that the routes say.
-    _text("agent_id", nullable=True),
-    # The model that an owner chose for it; empty for the agent's own.
-    _text("model", default=""),
-    _float("created_at"),
-    _float("purged_at", nullable=True),
-)
-"""An ordered list of messages; its row is the lock that intake and the end of a job share."""
+    __table_args__ = (Index("identity_by_subject", "workspace_id", "integration", "subject", unique=True),)
 
-bindings = Table(
-    "binding",
-    METADATA,
-    _text("id", key=True),
-    _text("conversation_id", of="conversation.id", cascade=True, index=True),
-    _text("connection_id", of="connection.id"),
-    # The service's reference: a chat and topic, a repository and number.
-    _text("ref"),
-    # What the place is for ever, where its reference is a name that another may get.
-    _text("lasting", nullable=True),
-    Index("binding_by_ref", "connection_id", "ref", unique=True),
-    Index("binding_by_lasting", "connection_id", "lasting", **_where("lasting IS NOT NULL")),
-)
-"""Where a Conversation meets the outside."""
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    principal_id: str = Field(foreign_key="principal.id", index=True)
+    integration: str
+    subject: str
+    """The service's own, unchangeable id of the person; never a name."""
+    mac: bytes | None = _mac()
 
-deliveries = Table(
-    "delivery",
-    METADATA,
-    _serial(),
-    _text("workspace_id", of="workspace.id"),
-    _text("connection_id", of="connection.id"),
-    # The service's id, or a hash where it has none: what makes a repeat a repeat.
-    _text("external_id"),
-    # A keyed digest of its body: what makes the same body again a repeat.
-    _text("body_hash"),
-    # How it came: webhook, poll, catchup, replay, schedule.
-    _text("source"),
-    _text("event"),
-    # Why it became no message, if it did not.
-    _text("note", default=""),
-    _text("conversation_id", of="conversation.id", cascade=True, nullable=True, index=True),
-    _int("message_seq", nullable=True),
-    # Headers (without the secret ones) and body.
-    _bytes("sealed", nullable=True),
-    # A keyed digest of the service's own id of what was said, where delivery ids are not signed: it stays
-    # when the words are pruned or purged, so that a repeat is known for ever.
-    _text("message_digest", nullable=True),
-    _float("received_at"),
-    Index("delivery_by_external_id", "connection_id", "external_id", unique=True),
-    Index("delivery_by_body", "connection_id", "body_hash", "received_at"),
-    Index(
-        "delivery_by_message",
-        "connection_id",
-        "message_digest",
-        unique=True,
-        **_where("message_digest IS NOT NULL"),
-    ),
-    Index("delivery_by_time", "received_at"),
-    Index("delivery_of_connection", "connection_id", "id"),
-    Index("delivery_noted", "received_at", **_where("conversation_id IS NULL AND sealed IS NOT NULL")),
-    **_NEVER_REUSE_IDS,
-)
-"""One inbound request or polled update, kept as received."""
 
-messages = Table(
-    "message",
-    METADATA,
-    _text("conversation_id", key=True, of="conversation.id", cascade=True),
-    _big("seq", key=True),
-    # The integration's id of the author, or `agent:<id>`.
-    _text("author"),
-    _bool("addressed"),
-    _text("trust", default=Trust.UNKNOWN),
-    _text("event"),
-    _text("connection_id", nullable=True),
-    # This message's id at the service; replies and edits refer to it.
-    _text("external_id", default=""),
-    # Text, author's name, attachments and facts, as `gofer.store.content` writes them.
-    _bytes("sealed", nullable=True),
-    _float("admitted_at", nullable=True),
-    _float("created_at"),
-    Index("message_of_stranger", "connection_id", "author", "admitted_at", **_where("trust = 'stranger'")),
-)
-"""One entry in a Conversation."""
+class Pairing(SQLModel, table=True):
+    """A code that makes whoever presents it to a Connection a Principal, or one that is there, once and soon."""
 
-blobs = Table(
-    "blob",
-    METADATA,
-    _text("conversation_id", key=True, of="conversation.id", cascade=True),
-    _text("hash", key=True),
-    _text("media_type"),
-    _int("size"),
-    _bytes("sealed"),
-    _float("created_at"),
-)
-"""Bytes by keyed digest, within one Conversation so that purging it is real."""
+    __table_args__ = (Index("pairing_by_digest", "connection_id", "digest", unique=True),)
 
-participants = Table(
-    "participant",
-    METADATA,
-    _text("id", key=True),
-    _text("conversation_id", of="conversation.id", cascade=True),
-    _text("agent_id", of="agent.id"),
-    # What it has dealt with.
-    _big("read_seq", default=0),
-    # The last message or trigger that wants it; a Job exists while this is ahead of `read_seq`.
-    _big("wake_seq", default=0),
-    # Where its memory of the conversation begins; `/new` moves it.
-    _big("epoch_seq", default=0),
-    _int("priority", default=0),
-    # What is kept of everything its last checkpoint covers, sealed.
-    _bytes("summary", nullable=True),
-    Index("participant_by_agent", "conversation_id", "agent_id", unique=True),
-    Index("participant_wanted", "id", **_where("wake_seq > read_seq")),
-)
-"""An Agent in a Conversation."""
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    connection_id: str
+    digest: str
+    """A hash of the code; the code itself is shown once and kept nowhere."""
+    role: str
+    created_at: float
+    expires_at: float
+    used_at: float | None = None
+    used_by: str = ""
+    principal_id: str | None = None
+    """Who made it, to be known elsewhere, too: whoever presents it is that person."""
+    mac: bytes | None = _mac()
 
-jobs = Table(
-    "job",
-    METADATA,
-    # Assigned in order; the order of work, never a clock.
-    _serial(),
-    _text("workspace_id", of="workspace.id"),
-    _text("kind"),
-    # Which of a worker's slots it takes: agent (may last hours) or service (short errands, never starved).
-    _text("pool", default="agent"),
-    _text("state"),
-    # What it must not run beside; for an agent's answer, its Participant.
-    _text("lane"),
-    # Lower runs first.
-    _int("priority", default=0),
-    _float("run_at", default=0),
-    # Tries that count; a snooze gives its try back.
-    _int("attempts", default=0),
-    _int("max_attempts", default=5),
-    # Grows at each claim and is never reused; every write of a run carries it.
-    _big("fence", default=0),
-    # The process that holds the lease; a fresh id per process start.
-    _text("owner", nullable=True),
-    _float("lease_until", nullable=True),
-    _bool("cancel_requested", default=False),
-    # The number of its last event.
-    _big("event_seq", default=0),
-    _text("conversation_id", of="conversation.id", cascade=True, nullable=True),
-    _text("participant_id", of="participant.id", cascade=True, nullable=True),
-    _text("agent_id", nullable=True),
-    _text("connection_id", nullable=True),
-    # Messages after this one are what it answers …
-    _big("covers_from", default=0),
-    # … up to this one; None until its end is known.
-    _big("covers_to", nullable=True),
-    _json("payload"),
-    # At most one job ever has it; what makes a cron tick happen once.
-    _text("unique_key", nullable=True),
-    # Code of why it is where it is.
-    _text("reason", default=""),
-    _float("created_at"),
-    _float("finished_at", nullable=True),
-    # The database itself refuses a second live job in a lane, whatever the code does.
-    Index(
-        "job_one_live_per_lane",
-        "lane",
-        unique=True,
-        **_where("state IN ('ready','running','scheduled','waiting')"),
-    ),
-    Index("job_ready", "pool", "priority", "id", **_where("state = 'ready'")),
-    Index("job_scheduled", "run_at", **_where("state = 'scheduled'")),
-    Index("job_blocked", "lane", "id", **_where("state = 'blocked'")),
-    Index("job_leased", "lease_until", **_where("state = 'running'")),
-    Index("job_finished", "finished_at", **_where("finished_at IS NOT NULL")),
-    Index("job_unique_key", "unique_key", unique=True, **_where("unique_key IS NOT NULL")),
-    Index("job_of_conversation", "conversation_id", "id"),
-    Index("job_of_agent", "agent_id", "id", **_where("agent_id IS NOT NULL")),
-    Index("job_of_connection", "connection_id", "id", **_where("connection_id IS NOT NULL")),
-    Index("job_ended_badly", "state", "id", **_where("state IN ('dead','cancelled')")),
-    **_NEVER_REUSE_IDS,
-)
-"""A durable promise to do one piece of work."""
 
-attempts = Table(
-    "attempt",
-    METADATA,
-    _column("job_id", Serial, key=True, of="job.id", cascade=True),
-    _big("fence", key=True),
-    _int("number"),
-    _text("owner"),
-    _float("started_at"),
-    _float("ended_at", nullable=True),
-    # done, retry, snoozed, waiting, cancelled, dead, lost; empty while it runs.
-    _text("outcome", default=""),
-    _text("reason", default=""),
-    # In dollars.
-    _float("cost", default=0),
-)
-"""One try at a Job by one worker."""
+class Stranger(SQLModel, table=True):
+    """Somebody unknown at a Connection: what keeps guessing and pestering within bounds."""
 
-questions = Table(
-    "question",
-    METADATA,
-    _text("id", key=True),
-    _big("job_id", of="job.id", cascade=True, index=True, default=0),
-    # The tool call that asked it.
-    _text("call_id", default=""),
-    _text("conversation_id", of="conversation.id", cascade=True, nullable=True),
-    # Who may answer: an author's id, or empty for any member.
-    _text("asked_of", default=""),
-    _bytes("sealed", nullable=True),
-    # What may be answered by a button, sealed.
-    _bytes("choices", nullable=True),
-    # Sealed like the question.
-    _bytes("answer", nullable=True),
-    _float("asked_at"),
-    _float("expires_at", nullable=True),
-    _float("answered_at", nullable=True),
-    _mac(),
-    Index("question_open", "expires_at", **_where("answered_at IS NULL")),
-)
-"""Something a run asks a person."""
+    connection_id: str = Field(primary_key=True)
+    subject: str = Field(primary_key=True)
+    told_at: float | None = None
+    """When they were last told that they are not known."""
+    guesses: int = 0
+    """Wrong codes since `guessing_since`."""
+    guessing_since: float = 0
 
-replies = Table(
-    "reply",
-    METADATA,
-    _serial(),
-    _text("workspace_id", of="workspace.id"),
-    _text("conversation_id", of="conversation.id", cascade=True),
-    _text("binding_id", of="binding.id", cascade=True),
-    _big("job_id", of="job.id", cascade=True, default=0),
-    # final, error or note.
-    _text("kind", default="final"),
-    _int("part"),
-    _int("parts"),
-    # The external id of the message it answers.
-    _text("reply_to", default=""),
-    _bytes("sealed", nullable=True),
-    _text("state", default=ReplyState.PLANNED),
-    _text("external_id", default=""),
-    # How often sending it was begun; more than none means that it may exist outside.
-    _int("tries", default=0),
-    _text("reason", default=""),
-    _float("created_at"),
-    _float("sent_at", nullable=True),
-    # After a takeover: when to repeat the final edit, past any late write of the old owner.
-    _float("confirm_at", nullable=True),
-    # The deliver job that gave it up; redriving that job sends it again.
-    _big("failed_in", nullable=True),
-    Index("reply_once", "job_id", "kind", "part", unique=True),
-    Index("reply_unsent", "binding_id", "id", **_where("state IN ('planned','placed')")),
-    Index("reply_to_confirm", "binding_id", **_where("confirm_at IS NOT NULL")),
-    Index("reply_of_conversation", "conversation_id", "id"),
-    Index("reply_failed_in", "failed_in", **_where("failed_in IS NOT NULL")),
-    **_NEVER_REUSE_IDS,
-)
-"""One part of something we send."""
 
-showings = Table(
-    "showing",
-    METADATA,
-    _column("job_id", Serial, key=True, of="job.id", cascade=True),
-    _text("connection_id"),
-    _text("ref"),
-    _text("external_id"),
-)
-"""What a service shows while a job works (a progress message), so that it is removed whoever ends the job."""
+class Member(SQLModel, table=True):
+    """Somebody who may sign in here."""
 
-events = Table(
-    "event",
-    METADATA,
-    _serial(),
-    _text("workspace_id"),
-    _text("kind"),
-    _int("version", default=1),
-    _big("parent_id", nullable=True),
-    _text("conversation_id", of="conversation.id", cascade=True, nullable=True),
-    _big("job_id", of="job.id", cascade=True, nullable=True),
-    # Its number within the job.
-    _big("seq", nullable=True),
-    # Which Attempt it belongs to.
-    _big("fence", nullable=True),
-    _big("delivery_id", nullable=True),
-    _big("reply_id", nullable=True),
-    # Facts without anybody's words.
-    _json("data"),
-    # Words.
-    _bytes("sealed", nullable=True),
-    # The writing transaction on Postgres, by which followers wait for those that commit late; 0 on SQLite.
-    _big("tx", default=0),
-    _float("at"),
-    Index("event_of_job", "job_id", "seq", unique=True),
-    Index("event_of_conversation", "conversation_id", "id"),
-    Index("event_in_order", "tx", "id"),
-    Index("event_of_no_job", "at", **_where("job_id IS NULL")),
-    **_NEVER_REUSE_IDS,
-)
-"""One row of the append-only log."""
+    __table_args__ = (Index("member_by_name", "workspace_id", "name", unique=True),)
 
-spends = Table(
-    "spend",
-    METADATA,
-    _serial(),
-    _text("workspace_id"),
-    _text("agent_id"),
-    _text("conversation_id"),
-    # Where the work came from.
-    _text("connection_id", default=""),
-    _big("job_id", default=0),
-    # Which call of the job.
-    _text("key"),
-    # Which model was called; empty until the call is settled.
-    _text("model", default=""),
-    # In the workspace's time zone, such as 2026-11-16.
-    _text("day"),
-    # Millionths of a dollar: the worst case until the call is settled, then what it cost.
-    _big("micros", default=0),
-    _bool("settled", default=False),
-    # For a job nobody waits for.
-    _bool("background", default=False, server_default=false()),
-    Index("spend_once", "job_id", "key", unique=True),
-    Index("spend_of_agent", "agent_id", "day"),
-    # Covers what the costs are summed up by, so that no row is read for it.
-    Index("spend_by_day", "day", "agent_id", "model", "connection_id", "micros"),
-    Index("spend_of_conversation", "conversation_id"),
-)
-"""Money set aside for, or paid for, one model call. Outlives its job: budgets and bills need it."""
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    name: str
+    """What they sign in with; lower case."""
+    role: str
+    """owner, operator or viewer."""
+    password: str = ""
+    """An Argon2id hash in PHC form; empty while they sign in by links only."""
+    created_at: float
+    signed_in_at: float | None = None
+    mac: bytes | None = _mac()
 
-shells = Table(
-    "shell",
-    METADATA,
-    _text("conversation_id", key=True, of="conversation.id", cascade=True),
-    _text("agent_id", key=True),
-    _json("record"),
-    # Of the run it was made for; it is made anew when that rises.
-    _text("trust"),
-    _float("used_at"),
-    _mac(),
-)
-"""The sandboxed session of a Conversation and Agent, as the sandbox needs it to attach again."""
 
-schedules = Table(
-    "schedule",
-    METADATA,
-    _text("id", key=True),
-    _text("workspace_id", of="workspace.id"),
-    _text("name"),
-    _text("cron"),
-    _text("timezone", default="UTC"),
-    # What to do with runs missed while nobody was there: skip, once or all.
-    _text("missed", default="once"),
-    _text("kind"),
-    _json("payload"),
-    _bool("enabled", default=True),
-    _float("next_at", default=0),
-    _float("created_at"),
-    _mac(),
-    Index("schedule_by_name", "workspace_id", "name", unique=True),
-)
-"""A job to make again and again."""
+class WebSession(SQLModel, table=True):
+    """A signed-in browser."""
 
-workers = Table(
-    "worker",
-    METADATA,
-    # Fresh at each start; the owner that leases name.
-    _text("id", key=True),
-    _text("host"),
-    _int("pid"),
-    _text("roles"),
-    _text("version"),
-    _float("started_at"),
-    _float("seen_at"),
-)
-"""A process that is or was there."""
+    __tablename__ = "web_session"
+
+    digest: str = Field(primary_key=True)
+    """A hash of the cookie's value, which itself is kept nowhere."""
+    member_id: str = Field(foreign_key="member.id", index=True, ondelete="CASCADE")
+    by: str
+    """How it began: password or link."""
+    address: str = ""
+    agent: str = ""
+    """The browser, in its own words."""
+    created_at: float
+    seen_at: float
+    expires_at: float
+    confirmed_at: float | None = None
+    """When its owner last gave their password or a fresh link; None since it began."""
+    mac: bytes | None = _mac()
+
+
+class ApiToken(SQLModel, table=True):
+    """A program's way in, in the name of a Member."""
+
+    __tablename__ = "api_token"
+    __table_args__ = (Index("api_token_by_digest", "digest", unique=True),)
+
+    id: str = Field(primary_key=True)
+    member_id: str = Field(foreign_key="member.id", index=True, ondelete="CASCADE")
+    name: str
+    digest: str
+    """A hash of the token, which itself is shown once and kept nowhere."""
+    scope: str
+    """read, write or admin: the most it may do, whatever the member may."""
+    scopes: str | None = None
+    """`noun:scope` words where it may use those nouns only, such as `jobs:write messages:read`."""
+    created_at: float
+    expires_at: float | None = None
+    used_at: float | None = None
+    mac: bytes | None = _mac()
+
+
+class SignInLink(SQLModel, table=True):
+    """A link that signs a Member in, once and soon."""
+
+    __tablename__ = "sign_in_link"
+
+    digest: str = Field(primary_key=True)
+    member_id: str = Field(foreign_key="member.id", index=True, ondelete="CASCADE")
+    created_at: float
+    expires_at: float
+    used_at: float | None = None
+    mac: bytes | None = _mac()
+
+
+class SignInDelay(SQLModel, table=True):
+    """How long a name or an address must wait after failed sign-ins."""
+
+    __tablename__ = "sign_in_delay"
+
+    key: str = Field(primary_key=True)
+    """A hash of the name or address."""
+    failures: int = 0
+    failed_at: float
+    until: float = 0
+
+
+class AuditEntry(SQLModel, table=True):
+    """A change somebody asked for. Written before the change is made, so none goes unrecorded."""
+
+    __tablename__ = "audit_entry"
+    __table_args__ = (Index("audit_entry_by_place", "place", unique=True), _NEVER_REUSE_IDS)
+
+    id: int | None = _serial()
+    workspace_id: str
+    member_id: str
+    """Empty for the command line."""
+    name: str
+    via: str
+    """session, token or socket."""
+    address: str = ""
+    action: str
+    """What was asked, such as `jobs.cancel`."""
+    subject: str = ""
+    """What it was asked of."""
+    data: dict[str, Any] = _json()
+    status: int = 0
+    """How it was answered; 0 while it is not known."""
+    at: float
+    place: int | None = _big(default=None, nullable=True)
+    """Its number in the chain; NULL in an entry that the release before wrote."""
+    link: bytes | None = _bytes(nullable=True)
+    """A hash over the link before and everything here but how it ended."""
+    end_mac: bytes | None = _bytes(nullable=True)
+    """Over its link, status and data, once it has ended."""
+
+
+class AuditHead(SQLModel, table=True):
+    """Where the chain of the audit log ends, signed: a log that was cut or emptied does not lead there."""
+
+    __tablename__ = "audit_head"
+
+    id: str = Field(primary_key=True)
+    """Always `head`."""
+    place: int = _big()
+    link: bytes = _bytes()
+    mac: bytes = _bytes()
+
+
+class IdempotencyKey(SQLModel, table=True):
+    """A request that may be repeated without being done twice, and what it was answered."""
+
+    __tablename__ = "idempotency_key"
+    __table_args__ = (Index("idempotency_key_by_time", "created_at"),)
+
+    member_id: str = Field(primary_key=True)
+    key: str = Field(primary_key=True)
+    fingerprint: str
+    """A hash of what was asked: the same key with another request is a mistake."""
+    status: int = 0
+    """0 while it is being done."""
+    answer: str = ""
+    """Its location and body; empty when the body held a secret, which is shown once."""
+    created_at: float
+
+
+class Agent(SQLModel, table=True):
+    """An identity, a model, a set of tools and limits."""
+
+    __table_args__ = (Index("agent_by_name", "workspace_id", "name", unique=True),)
+
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    name: str
+    model: str
+    settings: dict[str, Any] = _json()
+    max_running: int | None = None
+    """How many of its jobs may run at once, over all workers; None for no bound."""
+    created_at: float
+    mac: bytes | None = _mac()
+
+
+class Route(SQLModel, table=True):
+    """Which Agent hears which events."""
+
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    agent_id: str = Field(foreign_key="agent.id", index=True)
+    connection_id: str | None = Field(default=None, foreign_key="connection.id", index=True)
+    """None hears every connection."""
+    event: str = "*"
+    """An event kind, or a prefix ending in `*`."""
+    trigger: str = "any"
+    """What wakes the agent: any addressed message, or one trigger (mention, command, label …)."""
+    priority: int = 0
+    """Of the jobs it makes; lower runs first."""
+    kind: str = Field(default="route", sa_column=Column(String, nullable=False, server_default="route"))
+    """`route`: the first that fits answers. `also`: answers beside it. `default`: answers what no route fits."""
+    rank: int = Field(default=0, sa_column=Column(Integer, nullable=False, server_default="0"))
+    """The order in which routes are tried; the most specific comes first."""
+    mac: bytes | None = _mac()
+
+
+class Conversation(SQLModel, table=True):
+    """An ordered list of messages; its row is the lock that intake and the end of a job share."""
+
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    kind: str
+    title: str
+    data_key: bytes | None = _bytes(nullable=True)
+    """Wrapped by the master key; None once purged, and with it everything sealed."""
+    last_seq: int = _big()
+    agent_id: str | None = None
+    """The agent that an owner chose for it; None for those that the routes say."""
+    model: str = Field(default="", sa_column=Column(String, nullable=False, default=""))
+    """The model that an owner chose for it; empty for the agent's own."""
+    created_at: float
+    purged_at: float | None = None
+
+
+class Binding(SQLModel, table=True):
+    """Where a Conversation meets the outside."""
+
+    __table_args__ = (
+        Index("binding_by_ref", "connection_id", "ref", unique=True),
+        Index("binding_by_lasting", "connection_id", "lasting", **_where("lasting IS NOT NULL")),
+    )
+
+    id: str = Field(primary_key=True)
+    conversation_id: str = Field(foreign_key="conversation.id", index=True, ondelete="CASCADE")
+    connection_id: str = Field(foreign_key="connection.id")
+    ref: str
+    """The service's reference: a chat and topic, a repository and number."""
+    lasting: str | None = None
+    """What the place is for ever, where its reference is a name that another may get."""
+
+
+class Delivery(SQLModel, table=True):
+    """One inbound request or polled update, kept as received."""
+
+    __table_args__ = (
+        Index("delivery_by_external_id", "connection_id", "external_id", unique=True),
+        Index("delivery_by_body", "connection_id", "body_hash", "received_at"),
+        Index(
+            "delivery_by_message",
+            "connection_id",
+            "message_digest",
+            unique=True,
+            **_where("message_digest IS NOT NULL"),
+        ),
+        Index("delivery_by_time", "received_at"),
+        Index("delivery_of_connection", "connection_id", "id"),
+        Index("delivery_noted", "received_at", **_where("conversation_id IS NULL AND sealed IS NOT NULL")),
+        _NEVER_REUSE_IDS,
+    )
+
+    id: int | None = _serial()
+    workspace_id: str = Field(foreign_key="workspace.id")
+    connection_id: str = Field(foreign_key="connection.id")
+    external_id: str
+    """The service's id, or a hash where it has none: what makes a repeat a repeat."""
+    body_hash: str
+    """A keyed digest of its body: what makes the same body again a repeat."""
+    source: str
+    """How it came: webhook, poll, catchup, replay, schedule."""
+    event: str
+    note: str = ""
+    """Why it became no message, if it did not."""
+    conversation_id: str | None = Field(
+        default=None, foreign_key="conversation.id", index=True, ondelete="CASCADE"
+    )
+    message_seq: int | None = None
+    sealed: bytes | None = _bytes(nullable=True)
+    """Headers (without the secret ones) and body."""
+    message_digest: str | None = None
+    """A keyed digest of the service's own id of what was said, where delivery ids are not signed: it stays when the
+    words are pruned or purged, so that a repeat is known for ever."""
+    received_at: float
+
+
+class Message(SQLModel, table=True):
+    """One entry in a Conversation."""
+
+    __table_args__ = (
+        Index(
+            "message_of_stranger", "connection_id", "author", "admitted_at", **_where("trust = 'stranger'")
+        ),
+    )
+
+    conversation_id: str = Field(foreign_key="conversation.id", primary_key=True, ondelete="CASCADE")
+    seq: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    author: str
+    """The integration's id of the author, or `agent:<id>`."""
+    addressed: bool
+    trust: str = Trust.UNKNOWN
+    event: str
+    connection_id: str | None = None
+    external_id: str = ""
+    """This message's id at the service; replies and edits refer to it."""
+    sealed: bytes | None = _bytes(nullable=True)
+    """Text, author's name, attachments and facts, as `gofer.store.content` writes them."""
+    admitted_at: float | None = None
+    created_at: float
+
+
+class Blob(SQLModel, table=True):
+    """Bytes by keyed digest, within one Conversation so that purging it is real."""
+
+    conversation_id: str = Field(foreign_key="conversation.id", primary_key=True, ondelete="CASCADE")
+    hash: str = Field(primary_key=True)
+    media_type: str
+    size: int
+    sealed: bytes = _bytes()
+    created_at: float
+
+
+class Participant(SQLModel, table=True):
+    """An Agent in a Conversation."""
+
+    __table_args__ = (
+        Index("participant_by_agent", "conversation_id", "agent_id", unique=True),
+        Index("participant_wanted", "id", **_where("wake_seq > read_seq")),
+    )
+
+    id: str = Field(primary_key=True)
+    conversation_id: str = Field(foreign_key="conversation.id", ondelete="CASCADE")
+    agent_id: str = Field(foreign_key="agent.id")
+    read_seq: int = _big()
+    """What it has dealt with."""
+    wake_seq: int = _big()
+    """The last message or trigger that wants it; a Job exists while this is ahead of `read_seq`."""
+    epoch_seq: int = _big()
+    """Where its memory of the conversation begins; `/new` moves it."""
+    priority: int = 0
+    summary: bytes | None = _bytes(nullable=True)
+    """What is kept of everything its last checkpoint covers, sealed."""
+
+
+class Job(SQLModel, table=True):
+    """A durable promise to do one piece of work."""
+
+    __table_args__ = (
+        # The database itself refuses a second live job in a lane, whatever the code does.
+        Index(
+            "job_one_live_per_lane",
+            "lane",
+            unique=True,
+            **_where("state IN ('ready','running','scheduled','waiting')"),
+        ),
+        Index("job_ready", "pool", "priority", "id", **_where("state = 'ready'")),
+        Index("job_scheduled", "run_at", **_where("state = 'scheduled'")),
+        Index("job_blocked", "lane", "id", **_where("state = 'blocked'")),
+        Index("job_leased", "lease_until", **_where("state = 'running'")),
+        Index("job_finished", "finished_at", **_where("finished_at IS NOT NULL")),
+        Index("job_unique_key", "unique_key", unique=True, **_where("unique_key IS NOT NULL")),
+        Index("job_of_conversation", "conversation_id", "id"),
+        Index("job_of_agent", "agent_id", "id", **_where("agent_id IS NOT NULL")),
+        Index("job_of_connection", "connection_id", "id", **_where("connection_id IS NOT NULL")),
+        Index("job_ended_badly", "state", "id", **_where("state IN ('dead','cancelled')")),
+        _NEVER_REUSE_IDS,
+    )
+
+    id: int | None = _serial()
+    """Assigned in order; the order of work, never a clock."""
+    workspace_id: str = Field(foreign_key="workspace.id")
+    kind: str
+    pool: str = "agent"
+    """Which of a worker's slots it takes: agent (may last hours) or service (short errands, never starved)."""
+    state: str
+    lane: str
+    """What it must not run beside; for an agent's answer, its Participant."""
+    priority: int = 0
+    """Lower runs first."""
+    run_at: float = 0
+    attempts: int = 0
+    """Tries that count; a snooze gives its try back."""
+    max_attempts: int = 5
+    fence: int = _big()
+    """Grows at each claim and is never reused; every write of a run carries it."""
+    owner: str | None = None
+    """The process that holds the lease; a fresh id per process start."""
+    lease_until: float | None = None
+    cancel_requested: bool = False
+    event_seq: int = _big()
+    """The number of its last event."""
+    conversation_id: str | None = Field(default=None, foreign_key="conversation.id", ondelete="CASCADE")
+    participant_id: str | None = Field(default=None, foreign_key="participant.id", ondelete="CASCADE")
+    agent_id: str | None = None
+    connection_id: str | None = None
+    covers_from: int = _big()
+    """Messages after this one are what it answers …"""
+    covers_to: int | None = _big(default=None, nullable=True)
+    """… up to this one; None until its end is known."""
+    payload: dict[str, Any] = _json()
+    unique_key: str | None = None
+    """At most one job ever has it; what makes a cron tick happen once."""
+    reason: str = ""
+    """Code of why it is where it is."""
+    created_at: float
+    finished_at: float | None = None
+
+
+class Attempt(SQLModel, table=True):
+    """One try at a Job by one worker."""
+
+    job_id: int = Field(sa_column=Column(Serial, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True))
+    fence: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    number: int
+    owner: str
+    started_at: float
+    ended_at: float | None = None
+    outcome: str = ""
+    """done, retry, snoozed, waiting, cancelled, dead, lost; empty while it runs."""
+    reason: str = ""
+    cost: float = 0
+    """In dollars."""
+
+
+class Question(SQLModel, table=True):
+    """Something a run asks a person."""
+
+    __table_args__ = (Index("question_open", "expires_at", **_where("answered_at IS NULL")),)
+
+    id: str = Field(primary_key=True)
+    job_id: int = _big(foreign="job.id", index=True)
+    call_id: str = ""
+    """The tool call that asked it."""
+    conversation_id: str | None = Field(default=None, foreign_key="conversation.id", ondelete="CASCADE")
+    asked_of: str = ""
+    """Who may answer: an author's id, or empty for any member."""
+    sealed: bytes | None = _bytes(nullable=True)
+    choices: bytes | None = _bytes(nullable=True)
+    """What may be answered by a button, sealed."""
+    answer: bytes | None = _bytes(nullable=True)
+    """Sealed like the question."""
+    asked_at: float
+    expires_at: float | None = None
+    answered_at: float | None = None
+    mac: bytes | None = _mac()
+
+
+class Reply(SQLModel, table=True):
+    """One part of something we send."""
+
+    __table_args__ = (
+        Index("reply_once", "job_id", "kind", "part", unique=True),
+        Index("reply_unsent", "binding_id", "id", **_where("state IN ('planned','placed')")),
+        Index("reply_to_confirm", "binding_id", **_where("confirm_at IS NOT NULL")),
+        Index("reply_of_conversation", "conversation_id", "id"),
+        Index("reply_failed_in", "failed_in", **_where("failed_in IS NOT NULL")),
+        _NEVER_REUSE_IDS,
+    )
+
+    id: int | None = _serial()
+    workspace_id: str = Field(foreign_key="workspace.id")
+    conversation_id: str = Field(foreign_key="conversation.id", ondelete="CASCADE")
+    binding_id: str = Field(foreign_key="binding.id", ondelete="CASCADE")
+    job_id: int = _big(foreign="job.id")
+    kind: str = "final"
+    """final, error or note."""
+    part: int
+    parts: int
+    reply_to: str = ""
+    """The external id of the message it answers."""
+    sealed: bytes | None = _bytes(nullable=True)
+    state: str = ReplyState.PLANNED
+    external_id: str = ""
+    tries: int = 0
+    """How often sending it was begun; more than none means that it may exist outside."""
+    reason: str = ""
+    created_at: float
+    sent_at: float | None = None
+    confirm_at: float | None = None
+    """After a takeover: when to repeat the final edit, past any late write of the old owner."""
+    failed_in: int | None = _big(default=None, nullable=True)
+    """The deliver job that gave it up; redriving that job sends it again."""
+
+
+class Showing(SQLModel, table=True):
+    """What a service shows while a job works (a progress message), so that it is removed whoever ends the job."""
+
+    job_id: int = Field(sa_column=Column(Serial, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True))
+    connection_id: str
+    ref: str
+    external_id: str
+
+
+class Event(SQLModel, table=True):
+    """One row of the append-only log."""
+
+    __table_args__ = (
+        Index("event_of_job", "job_id", "seq", unique=True),
+        Index("event_of_conversation", "conversation_id", "id"),
+        Index("event_in_order", "tx", "id"),
+        Index("event_of_no_job", "at", **_where("job_id IS NULL")),
+        _NEVER_REUSE_IDS,
+    )
+
+    id: int | None = _serial()
+    workspace_id: str
+    kind: str
+    version: int = 1
+    parent_id: int | None = _big(default=None, nullable=True)
+    conversation_id: str | None = Field(default=None, foreign_key="conversation.id", ondelete="CASCADE")
+    job_id: int | None = _big(default=None, nullable=True, foreign="job.id")
+    seq: int | None = _big(default=None, nullable=True)
+    """Its number within the job."""
+    fence: int | None = _big(default=None, nullable=True)
+    """Which Attempt it belongs to."""
+    delivery_id: int | None = _big(default=None, nullable=True)
+    reply_id: int | None = _big(default=None, nullable=True)
+    data: dict[str, Any] = _json()
+    """Facts without anybody's words."""
+    sealed: bytes | None = _bytes(nullable=True)
+    """Words."""
+    tx: int = _big()
+    """The writing transaction on Postgres, by which followers wait for those that commit late; 0 on SQLite."""
+    at: float
+
+
+class Spend(SQLModel, table=True):
+    """Money set aside for, or paid for, one model call. Outlives its job: budgets and bills need it."""
+
+    __table_args__ = (
+        Index("spend_once", "job_id", "key", unique=True),
+        Index("spend_of_agent", "agent_id", "day"),
+        # Covers what the costs are summed up by, so that no row is read for it.
+        Index("spend_by_day", "day", "agent_id", "model", "connection_id", "micros"),
+        Index("spend_of_conversation", "conversation_id"),
+    )
+
+    id: int | None = _serial()
+    workspace_id: str
+    agent_id: str
+    conversation_id: str
+    connection_id: str = ""
+    """Where the work came from."""
+    job_id: int = _big()
+    key: str
+    """Which call of the job."""
+    model: str = ""
+    """Which model was called; empty until the call is settled."""
+    day: str
+    """In the workspace's time zone, such as 2026-11-16."""
+    micros: int = _big()
+    """Millionths of a dollar: the worst case until the call is settled, then what it cost."""
+    settled: bool = False
+    background: bool = Field(
+        default=False, sa_column=Column(Boolean, nullable=False, server_default=false(), default=False)
+    )
+    """For a job nobody waits for."""
+
+
+class Shell(SQLModel, table=True):
+    """The sandboxed session of a Conversation and Agent, as the sandbox needs it to attach again."""
+
+    conversation_id: str = Field(foreign_key="conversation.id", primary_key=True, ondelete="CASCADE")
+    agent_id: str = Field(primary_key=True)
+    record: dict[str, Any] = _json()
+    trust: str
+    """Of the run it was made for; it is made anew when that rises."""
+    used_at: float
+    mac: bytes | None = _mac()
+
+
+class Schedule(SQLModel, table=True):
+    """A job to make again and again."""
+
+    __table_args__ = (Index("schedule_by_name", "workspace_id", "name", unique=True),)
+
+    id: str = Field(primary_key=True)
+    workspace_id: str = Field(foreign_key="workspace.id")
+    name: str
+    cron: str
+    timezone: str = "UTC"
+    missed: str = "once"
+    """What to do with runs missed while nobody was there: skip, once or all."""
+    kind: str
+    payload: dict[str, Any] = _json()
+    enabled: bool = True
+    next_at: float = 0
+    created_at: float
+    mac: bytes | None = _mac()
+
+
+class Worker(SQLModel, table=True):
+    """A process that is or was there."""
+
+    id: str = Field(primary_key=True)
+    """Fresh at each start; the owner that leases name."""
+    host: str
+    pid: int
+    roles: str
+    version: str
+    started_at: float
+    seen_at: float
+
+
+def table(model: type[SQLModel]) -> Table:
+    """The Core table behind a class, for the engine's hot statements."""
+    return cast(Table, model.__table__)  # type: ignore[attr-defined]
+
+
+workspaces = table(Workspace)
+master_keys = table(MasterKey)
+secrets = table(Secret)
+connections = table(Connection)
+principals = table(Principal)
+identities = table(Identity)
+pairings = table(Pairing)
+strangers = table(Stranger)
+members = table(Member)
+web_sessions = table(WebSession)
+api_tokens = table(ApiToken)
+sign_in_links = table(SignInLink)
+sign_in_delays = table(SignInDelay)
+audit_entries = table(AuditEntry)
+audit_heads = table(AuditHead)
+idempotency_keys = table(IdempotencyKey)
+agents = table(Agent)
+routes = table(Route)
+conversations = table(Conversation)
+bindings = table(Binding)
+deliveries = table(Delivery)
+messages = table(Message)
+blobs = table(Blob)
+participants = table(Participant)
+jobs = table(Job)
+attempts = table(Attempt)
+questions = table(Question)
+replies = table(Reply)
+showings = table(Showing)
+events = table(Event)
+spends = table(Spend)
+shells = table(Shell)
+schedules = table(Schedule)
+workers = table(Worker)
