@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 from gofer_sandbox import processes, runtime
+from gofer_sandbox.inspection import is_alive
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import RESERVE
 from gofer_sandbox.local import LocalBox
@@ -108,9 +109,9 @@ class Unconfined:
         return UnconfinedBox(spec.id, reference, str(spec.workspace), process.pid)
 
     async def find(self, record: Record) -> Box | None:
-        """Only a process with the same start time in the same boot is the one that was recorded."""
+        """The living keeper of a record."""
         reference = record.reference
-        if reference.boot != processes.boot_id() or processes.start_time(reference.pid) != reference.start:
+        if not is_alive(reference):
             return None
         _log.warning(_WARNING, record.id)
         child = processes.child_of_ours(reference.pid)  # when we have let go of it before

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, select
 from gofer.errors import NotFound
 from gofer.store.tables import shells
 from gofer_sandbox import InvalidInput, Record, SandboxGone
-from gofer_sandbox.looking import Sight, list_workspace, look
+from gofer_sandbox.inspection import Sight, list_workspace, look
 from gofer_sandbox.processes import boot_id, start_time
 
 MOST_SHOWN = 500

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from gofer_sandbox import processes
-from gofer_sandbox.bubblewrap import image, users
+from gofer_sandbox import processes, users
+from gofer_sandbox.bubblewrap import image
 from gofer_sandbox.bubblewrap.cgroups import Group
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.local import LocalBox
 from gofer_sandbox.provider import Capabilities, Pressure, Process
 from gofer_sandbox.record import Reference
-from gofer_sandbox.runtime import remove_control
 from gofer_sandbox.shell.attested import SocketWire, take
 from gofer_sandbox.shell.outputs import Ownership
 
@@ -104,8 +102,4 @@ async def clean_up(session: str, reference: Reference, group: Group | None) -> N
     """Remove what a sandbox that has ended leaves on the host."""
     if group:
         await group.remove()
-    if reference.control:
-        control = Path(reference.control)
-        await asyncio.to_thread(remove_control, control)
-        if os.geteuid() == 0:
-            users.release(control.parent / "uids", session, reference.uid)
+    await asyncio.to_thread(users.release, session, reference)

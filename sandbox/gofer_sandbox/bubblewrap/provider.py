@@ -13,13 +13,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from gofer_sandbox import processes, records, runtime
-from gofer_sandbox.bubblewrap import arguments, binary, cgroups, image, quota, remedies, seccomp, users
+from gofer_sandbox import processes, records, runtime, users
+from gofer_sandbox.bubblewrap import arguments, binary, cgroups, image, quota, remedies, seccomp
 from gofer_sandbox.bubblewrap.box import BubblewrapBox, clean_up
 from gofer_sandbox.bubblewrap.etc import HOME
 from gofer_sandbox.bubblewrap.probe import Probe
 from gofer_sandbox.bubblewrap.spawn import Spawned, as_user, spawn, through_mount
 from gofer_sandbox.errors import StartFailed
+from gofer_sandbox.inspection import is_alive
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import MIB, RESERVE, Limits
 from gofer_sandbox.provider import IMAGE, PROJECT_QUOTA, WATCHED, Box, Capabilities, Feature, Report, Spec
@@ -127,7 +128,7 @@ class Bubblewrap:
     async def start(self, spec: Spec) -> Box:
         """Make the control directory and the groups, and spawn the keeper as a member of them."""
         probe = await self._accepted()
-        uid, gid = _identity(self.base, spec)
+        uid, gid = users.claim(self.base, spec)
         group = probe.groups.open(spec.id) if probe.groups else None
         reference = Reference(uid=uid, gid=gid, control=str(self.base / spec.id), boot=processes.boot_id())
         try:
@@ -172,7 +173,7 @@ class Bubblewrap:
     async def find(self, record: Record) -> Box | None:
         """A living box by its record; looked at twice, for it may end meanwhile."""
         reference = record.reference
-        if not _lives(reference):
+        if not is_alive(reference):
             return None
         probe = await self._accepted()
         group = probe.groups.resume(record.id, reference.pid, record.limits) if probe.groups else None
@@ -185,7 +186,7 @@ class Bubblewrap:
                 box.image = os.stat(f"/proc/{reference.pid}/root{HOME}").st_dev
         except (ProcessLookupError, FileNotFoundError):
             return None
-        if not _lives(reference):
+        if not is_alive(reference):
             box.detach()
             return None
         return box
@@ -225,7 +226,7 @@ def _look(base: Path, bwrap: Path | None, use_cgroups: bool) -> Probe:
     if probe.groups is None:
         return probe
     for record in records.every(base):
-        if record.provider == Bubblewrap.name and _lives(record.reference):
+        if record.provider == Bubblewrap.name and is_alive(record.reference):
             probe.groups.resume(record.id, record.reference.pid, record.limits)
     return probe
 
@@ -235,11 +236,6 @@ def _disk_by(directory: Path) -> str:
     if image.applies(directory):
         return IMAGE
     return PROJECT_QUOTA if os.geteuid() == 0 and quota.applies(directory / "workspace") else WATCHED
-
-
-def _lives(reference: Reference) -> bool:
-    """Only a process with the same start time in the same boot is the one that was recorded."""
-    return reference.boot == processes.boot_id() and processes.start_time(reference.pid) == reference.start
 
 
 def _capabilities(probe: Probe, limited: bool, disk_by: str) -> Capabilities:
@@ -256,15 +252,6 @@ def _holds(group: cgroups.Group, pid: int, limits: Limits) -> bool:
         return not group.shortfall(pid, limits)
     except OSError:
         return False
-
-
-def _identity(base: Path, spec: Spec) -> tuple[int, int]:
-    """The user a session runs as: one of its own when we are root."""
-    if os.geteuid() != 0:
-        return os.geteuid(), os.getegid()
-    wanted = spec.previous.uid if spec.previous else spec.workspace.stat().st_uid
-    uid = users.claim(base / "uids", spec.id, wanted)
-    return uid, uid
 
 
 def _start(
@@ -304,8 +291,7 @@ def _reachable(workspace: Path, staging: Path, uid: int) -> tuple[Path, list[str
     that user."""
     if os.geteuid() != 0:
         return workspace, []
-    if workspace.stat().st_uid != uid:
-        users.hand_over(workspace, uid)
+    users.hand_over(workspace, uid)
     if binary.reachable_by_others(workspace):
         return workspace, []
     staging.mkdir(mode=0o755)

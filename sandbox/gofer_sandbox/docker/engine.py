@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 DEFAULT = "unix:///var/run/docker.sock"
 
 _PREFERRED = (1, 43)
-_PATIENCE = 60.0
-_PULL_PATIENCE = 1800.0
+_TIMEOUT = 60.0
+_PULL_TIMEOUT = 1800.0
 
 
 class EngineError(SandboxError):
@@ -49,12 +49,12 @@ class Engine:
         self._version: str | None = None
 
     @asynccontextmanager
-    async def _client(self, patience: float) -> AsyncIterator[httpx2.AsyncClient]:
+    async def _client(self, timeout: float) -> AsyncIterator[httpx2.AsyncClient]:
         import httpx2  # here, because only users of this provider should pay for it
 
         transport = httpx2.AsyncHTTPTransport(uds=self._socket, verify=self._tls or False)
-        timeout = httpx2.Timeout(patience, connect=10)
-        async with httpx2.AsyncClient(transport=transport, base_url=self._base, timeout=timeout) as client:
+        bound = httpx2.Timeout(timeout, connect=10)
+        async with httpx2.AsyncClient(transport=transport, base_url=self._base, timeout=bound) as client:
             try:
                 yield client
             except httpx2.TransportError as error:
@@ -69,7 +69,7 @@ class Engine:
     ) -> Any:
         """One call under the negotiated version: the answer's JSON, or EngineError in the engine's words."""
         version = await self._negotiated()
-        async with self._client(_PATIENCE) as client:
+        async with self._client(_TIMEOUT) as client:
             answer = await client.request(method, f"/v{version}{path}", params=query, json=body)
         if answer.status_code >= 400:
             raise EngineError(_message(answer.status_code, answer.content), answer.status_code)
@@ -86,7 +86,7 @@ class Engine:
 
     async def version(self) -> dict[str, Any]:
         """What the engine says of itself; needs no version in its path."""
-        async with self._client(_PATIENCE) as client:
+        async with self._client(_TIMEOUT) as client:
             answer = await client.get("/version")
         try:
             known: dict[str, Any] = answer.json()
@@ -99,15 +99,17 @@ class Engine:
         """What the engine's machine can do."""
         return dict(await self._call("GET", "/info"))
 
-    async def has_image(self, image: str) -> bool:
-        """Whether the image is there without pulling."""
+    async def _found(self, path: str) -> dict[str, Any] | None:
         try:
-            await self._call("GET", f"/images/{image}/json")
+            return dict(await self._call("GET", path))
         except EngineError as error:
             if error.status == 404:
-                return False
+                return None
             raise
-        return True
+
+    async def has_image(self, image: str) -> bool:
+        """Whether the image is there without pulling."""
+        return await self._found(f"/images/{image}/json") is not None
 
     async def pull(self, image: str) -> None:
         """Fetch an image. The engine answers 200 at once and tells of errors in the stream."""
@@ -115,7 +117,7 @@ class Engine:
         version = await self._negotiated()
         query = {"fromImage": name, "tag": tag}
         async with (
-            self._client(_PULL_PATIENCE) as client,
+            self._client(_PULL_TIMEOUT) as client,
             client.stream("POST", f"/v{version}/images/create", params=query) as answer,
         ):
             if answer.status_code >= 400:
@@ -135,12 +137,7 @@ class Engine:
 
     async def inspect(self, container: str) -> dict[str, Any] | None:
         """All that is known of a container; None when there is none."""
-        try:
-            return dict(await self._call("GET", f"/containers/{container}/json"))
-        except EngineError as error:
-            if error.status == 404:
-                return None
-            raise
+        return await self._found(f"/containers/{container}/json")
 
     async def remove(self, container: str) -> None:
         """Kill and remove a container; nothing when it is already gone or going."""

@@ -12,28 +12,63 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from gofer_sandbox import processes, records, runtime
-from gofer_sandbox.bubblewrap import users
-from gofer_sandbox.docker.box import DockerBox, clean_up
-from gofer_sandbox.docker.container import OWNER_LABEL, SESSION_LABEL, Plan
+from gofer_sandbox import processes, records, runtime, users
+from gofer_sandbox.bubblewrap.arguments import ENVIRONMENT
+from gofer_sandbox.bubblewrap.etc import HOME
 from gofer_sandbox.docker.engine import DEFAULT, Engine, EngineError
-from gofer_sandbox.docker.probe import Probe, probe
 from gofer_sandbox.errors import StartFailed
+from gofer_sandbox.inspection import is_alive
 from gofer_sandbox.levels import Level
-from gofer_sandbox.limits import RESERVE
-from gofer_sandbox.provider import Box, Capabilities, Report, Spec
+from gofer_sandbox.limits import RESERVE, Limits
+from gofer_sandbox.local import LocalBox
+from gofer_sandbox.provider import Box, Capabilities, Feature, Pressure, Report, Spec
 from gofer_sandbox.record import Record, Reference
 from gofer_sandbox.shell import scripts
 from gofer_sandbox.shell.control import prepare
+from gofer_sandbox.shell.fifo import FifoWire
 from gofer_sandbox.shell.outputs import Ownership
 
+_SESSION_LABEL = "gofer-sandbox.session"
+_OWNER_LABEL = "gofer-sandbox.base"
 _HIDDEN = (
     "the container runs, but its processes and files cannot be seen from here. Run on the engine's machine as"
     " root or as the user who owns the containers; inside a container add --pid=host and mount the data"
     " directory at its own path; runtimes such as gVisor hide their processes and cannot be used this way"
 )
+
+
+class DockerBox(LocalBox):
+    """The engine makes and removes it; everything between goes past the engine, as with bubblewrap.
+
+    One `exec` for each command would be slow, could not be killed, and would end only when every process that
+    holds its output does.
+    """
+
+    def __init__(
+        self, session: str, reference: Reference, capabilities: Capabilities, engine: Engine, limits: Limits
+    ) -> None:
+        super().__init__(reference, capabilities, None)
+        self._session, self._engine, self._limits = session, engine, limits
+
+    def wire(self) -> FifoWire:
+        """Over the FIFOs of the control directory, which the container sees too: its engine passes no descriptors."""
+        owner = Ownership(self.reference.uid, self.reference.gid)
+        return FifoWire(Path(self.reference.control), owner)
+
+    def pressure(self) -> Pressure:
+        """By counting: how often the engine's control group was hit is not in its API."""
+        count = sum(1 for _ in processes.descendants(self.reference.pid))
+        return Pressure(processes=int(count >= 0.8 * self._limits.processes))
+
+    async def destroy(self) -> None:
+        """End PID 1 ourselves, so that nothing outlives this even when the engine does not answer."""
+        await self._end_keeper()
+        self.detach()
+        await _clean_up(self._engine, self._session, self.reference)
 
 
 class Docker:
@@ -59,7 +94,9 @@ class Docker:
         self._image, self._runtime, self._minimum, self._pull = image, runtime, minimum, pull
         self._engine = Engine(engine) if isinstance(engine, str) else engine
         self._given_base = base
-        self._probe: Probe | None = None
+        self._info: dict[str, Any] = {}
+        """What the engine said of itself."""
+        self._report = Report(self.name, Level.NONE)
         self._lock = asyncio.Lock()
 
     @property
@@ -70,60 +107,41 @@ class Docker:
         return self._given_base
 
     async def probe(self) -> Report:
-        """Ask the engine, once it answers."""
-        return (await self._probed()).report
-
-    async def _probed(self) -> Probe:
+        """Ask the engine about itself, its limits, the runtime and the image, once it answers."""
         async with self._lock:
-            if self._probe is None or self._probe.report.level is Level.NONE:
-                self._probe = await probe(self._engine, self._image, self._runtime)
-        return self._probe
+            if self._report.level is Level.NONE:
+                self._report = await self._ask()
+        return self._report
 
-    async def _accepted(self) -> Probe:
-        found = await self._probed()
-        found.report.require(self._minimum)
-        return found
+    async def _ask(self) -> Report:
+        try:
+            self._info = await self._engine.info()
+            image_there = await self._engine.has_image(self._image)
+        except EngineError as error:
+            feature = Feature("engine", False, str(error), "start Docker, or give its address")
+            return Report(self.name, Level.NONE, (feature,))
+        image = Feature("image", image_there, f"{self._image} is not there yet", f"docker pull {self._image}")
+        features = [Feature("engine", True), *_isolation(self._info, self._runtime), *_limits(self._info)]
+        return Report(self.name, _level(features), (*features, image))
 
     async def start(self, spec: Spec) -> Box:
         """Make the control directory and the container, start it, and make sure that we can reach into it."""
-        found = await self._accepted()
+        (await self.probe()).require(self._minimum)
         await self._have_image()
-        uid, gid = _identity(self.base, spec)
+        uid, gid = users.claim(self.base, spec)
         reference = Reference(uid=uid, gid=gid, control=str(self.base / spec.id), boot=processes.boot_id())
         try:
             await asyncio.to_thread(_prepare, self.base, spec, uid, gid)
-            handle = await self._engine.create(f"gofer-sandbox-{spec.id}", self._body(spec, found, uid, gid))
-            reference = _with(reference, handle=handle)
+            handle = await self._engine.create(f"gofer-sandbox-{spec.id}", self._container(spec, uid, gid))
+            reference = replace(reference, handle=handle)
             await self._engine.start(handle)
-            return self._box(spec, found, await self._located(reference))
+            return self._box(spec.id, await self._located(reference), spec.limits)
         except BaseException as error:
-            await self._give_up(spec, reference)
+            with contextlib.suppress(EngineError):  # the start's own error is the one to tell
+                await _clean_up(self._engine, spec.id, reference)
             if isinstance(error, EngineError):
                 raise StartFailed(str(error)) from error
             raise
-
-    async def _give_up(self, spec: Spec, reference: Reference) -> None:
-        """Clean up after a failed start, whose error is the one to tell."""
-        with contextlib.suppress(EngineError):
-            await clean_up(self._engine, spec.id, reference)
-
-    def _body(self, spec: Spec, found: Probe, uid: int, gid: int) -> dict[str, object]:
-        # In a rootless engine's containers the user who runs it is called root.
-        inner_uid, inner_gid = (0, 0) if found.rootless else (uid, gid)
-        return Plan(
-            session=spec.id,
-            owner=str(self.base),
-            image=self._image,
-            runtime=self._runtime,
-            processors=found.processors,
-            uid=inner_uid,
-            gid=inner_gid,
-            workspace=spec.workspace,
-            control=self.base / spec.id,
-            limits=spec.limits,
-            environment=spec.environment,
-            readonly=spec.readonly,
-        ).body()
 
     async def _have_image(self) -> None:
         if await self._engine.has_image(self._image):
@@ -145,59 +163,171 @@ class Docker:
         start = processes.start_time(pid)
         if start is None or not _same_file(f"/proc/{pid}/root{scripts.INSIDE}", reference.control):
             raise StartFailed(_HIDDEN)
-        return _with(reference, pid=pid, start=start)
+        return replace(reference, pid=pid, start=start)
 
-    def _box(self, spec: Spec, found: Probe, reference: Reference) -> Box:
-        return DockerBox(spec.id, reference, _capabilities(found), self._engine, spec.limits)
+    def _box(self, session: str, reference: Reference, limits: Limits) -> DockerBox:
+        """Entering a container's network namespace needs root, since the engine's root owns it."""
+        level = self._report.level
+        limits_by = "engine" if level >= Level.LIMITED else "rlimits"
+        capabilities = Capabilities(
+            self.name, level, survives_server=True, network=os.geteuid() == 0, limits_by=limits_by
+        )
+        return DockerBox(session, reference, capabilities, self._engine, limits)
 
     async def find(self, record: Record) -> Box | None:
         """The same process in the same boot, and the engine still calls it that container's."""
         reference = record.reference
-        if reference.boot != processes.boot_id() or processes.start_time(reference.pid) != reference.start:
+        if not is_alive(reference):
             return None
-        found = await self._accepted()
+        (await self.probe()).require(self._minimum)
         known = await self._engine.inspect(reference.handle)
         if known is None or known["State"].get("Pid") != reference.pid:
             return None
         try:
-            box = DockerBox(record.id, reference, _capabilities(found), self._engine, record.limits)
+            box = self._box(record.id, reference, record.limits)
         except ProcessLookupError:
             return None
-        if processes.start_time(reference.pid) != reference.start:
+        if not is_alive(reference):
             box.detach()
             return None
         return box
 
     async def remove(self, record: Record) -> None:
         """Remove container, control directory and claim."""
-        await clean_up(self._engine, record.id, record.reference)
+        await _clean_up(self._engine, record.id, record.reference)
 
     async def reap(self, keep: Collection[str]) -> list[str]:
         """Remove containers that belong neither to a session to be kept nor to any that has a record, which is
         for `gofer_sandbox.reap` to end. Those of another base directory are not ours."""
         removed = []
-        for container in await self._engine.labelled(SESSION_LABEL, f"{OWNER_LABEL}={self.base}"):
-            session = container["Labels"][SESSION_LABEL]
+        for container in await self._engine.labelled(_SESSION_LABEL, f"{_OWNER_LABEL}={self.base}"):
+            session = container["Labels"][_SESSION_LABEL]
             if session not in keep and not records.known(self.base, session):
                 await self._engine.remove(container["Id"])
                 removed.append(session)
         return removed
 
+    def _container(self, spec: Spec, uid: int, gid: int) -> dict[str, Any]:
+        """The request for `POST /containers/create`: everything closed that can be closed."""
+        # In a rootless engine's containers the user who runs it is called root.
+        rootless = "name=rootless" in " ".join(_security_options(self._info))
+        environment = {**ENVIRONMENT, "LANG": "C.UTF-8", **spec.environment}
+        return {
+            "Image": self._image,
+            "Entrypoint": ["bash"],
+            "Cmd": [*scripts.KEEPER_OPTIONS, f"{scripts.INSIDE}/keeper"],
+            "User": "0:0" if rootless else f"{uid}:{gid}",
+            "WorkingDir": HOME,
+            "Hostname": "sandbox",
+            "Env": [f"{name}={value}" for name, value in environment.items()],
+            "Labels": {_SESSION_LABEL: spec.id, _OWNER_LABEL: str(self.base)},
+            "AttachStdin": False,
+            "AttachStdout": False,
+            "AttachStderr": False,
+            "OpenStdin": False,
+            "Tty": False,
+            "NetworkDisabled": True,
+            "Healthcheck": {"Test": ["NONE"]},
+            "HostConfig": {
+                "NetworkMode": "none",
+                "ReadonlyRootfs": True,
+                "CapDrop": ["ALL"],
+                "SecurityOpt": ["no-new-privileges"],
+                "IpcMode": "private",
+                "CgroupnsMode": "private",
+                "Privileged": False,
+                "PublishAllPorts": False,
+                "AutoRemove": False,
+                "RestartPolicy": {"Name": "no"},
+                "LogConfig": {"Type": "none", "Config": {}},
+                "Init": False,  # the keeper is PID 1 and reaps
+                "Mounts": [
+                    _bind(self.base / spec.id, scripts.INSIDE, True),
+                    _bind(spec.workspace, HOME, False),
+                    *(_bind(path, str(path), True) for path in spec.readonly),
+                ],
+                "Tmpfs": {
+                    "/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={spec.limits.tmp}",  # noqa: S108 a path inside
+                },
+                **_resources(spec.limits, int(self._info.get("NCPU") or 1)),
+                **({"Runtime": self._runtime} if self._runtime else {}),
+            },
+        }
 
-def _capabilities(found: Probe) -> Capabilities:
-    """Entering a container's network namespace needs root, since the engine's root owns it."""
-    level = found.report.level
-    limits_by = "engine" if level >= Level.LIMITED else "rlimits"
-    return Capabilities("docker", level, survives_server=True, network=os.geteuid() == 0, limits_by=limits_by)
+
+def _resources(limits: Limits, processors: int) -> dict[str, Any]:
+    return {
+        "Memory": limits.memory,
+        "MemorySwap": limits.memory,  # memory and swap together: none
+        "NanoCpus": int(min(limits.cpus, processors) * 1e9),  # more than there are is refused
+        "PidsLimit": limits.processes,
+        "ShmSize": limits.shm,
+        "Ulimits": [
+            {"Name": name, "Soft": most, "Hard": most}
+            for name, most in (("core", 0), ("nofile", limits.open_files), ("fsize", limits.file_size))
+        ],
+    }
 
 
-def _identity(base: Path, spec: Spec) -> tuple[int, int]:
-    """The user a session runs as: one of its own when we are root."""
-    if os.geteuid() != 0:
-        return os.geteuid(), os.getegid()
-    wanted = spec.previous.uid if spec.previous else spec.workspace.stat().st_uid
-    uid = users.claim(base / "uids", spec.id, wanted)
-    return uid, uid
+def _bind(source: Path, target: str, readonly: bool) -> dict[str, Any]:
+    return {
+        "Type": "bind",
+        "Source": str(source),
+        "Target": target,
+        "ReadOnly": readonly,
+        "BindOptions": {"Propagation": "rprivate"},
+    }
+
+
+def _security_options(info: dict[str, Any]) -> list[str]:
+    return [str(option) for option in info.get("SecurityOptions") or ()]
+
+
+def _isolation(info: dict[str, Any], runtime: str | None) -> list[Feature]:
+    """What an engine gives is asked of it: its options are only as good as its machine."""
+    options = _security_options(info)
+    return [
+        Feature(
+            "Linux containers",
+            info.get("OSType") == "linux",
+            f"this engine runs {info.get('OSType')} containers",
+            "switch it to Linux containers",
+        ),
+        Feature(
+            "seccomp",
+            any(option.startswith("name=seccomp") for option in options),
+            "the engine filters no system calls",
+            "use an engine and kernel with seccomp, and do not start it with an unconfined profile",
+        ),
+        Feature(
+            "user ids",
+            not any(option.startswith("name=userns") for option in options),
+            "the engine remaps user ids, so its containers cannot open our FIFOs",
+            "use an engine without userns-remap, or a rootless one",
+        ),
+        Feature(
+            "runtime",
+            runtime is None or runtime in (info.get("Runtimes") or {}),
+            f"the engine has no runtime named {runtime}",
+            f"install it and add it to /etc/docker/daemon.json under runtimes: {runtime}",
+        ),
+    ]
+
+
+def _limits(info: dict[str, Any]) -> list[Feature]:
+    fix = "enable this control group on the engine's machine"
+    words = {"MemoryLimit": "memory", "PidsLimit": "processes", "CpuCfsQuota": "cpu"}
+    return [
+        Feature(f"limit of {word}", bool(info.get(key)), "the engine cannot set it", fix)
+        for key, word in words.items()
+    ]
+
+
+def _level(features: list[Feature]) -> Level:
+    failed = [feature.name for feature in features if not feature.ok]
+    if not failed:
+        return Level.SEPARATED if os.geteuid() == 0 else Level.LIMITED
+    return Level.ISOLATED if all(name.startswith("limit of ") for name in failed) else Level.NONE
 
 
 def _prepare(base: Path, spec: Spec, uid: int, gid: int) -> None:
@@ -206,13 +336,16 @@ def _prepare(base: Path, spec: Spec, uid: int, gid: int) -> None:
     channel = scripts.Channel()
     keeper = scripts.keeper(spec.limits, None, None, channel)
     prepare(control, keeper, Ownership(uid, gid), channel)
-    if os.geteuid() == 0 and spec.workspace.stat().st_uid != uid:
-        users.hand_over(spec.workspace, uid)
+    users.hand_over(spec.workspace, uid)
 
 
-def _with(reference: Reference, *, pid: int = 0, start: int = 0, handle: str | None = None) -> Reference:
-    handle = reference.handle if handle is None else handle
-    return Reference(pid, start, reference.boot, reference.uid, reference.gid, reference.control, handle)
+async def _clean_up(engine: Engine, session: str, reference: Reference) -> None:
+    """Remove what a container leaves: itself, and whatever the engine says, control directory and user id."""
+    try:
+        if reference.handle:
+            await engine.remove(reference.handle)
+    finally:
+        await asyncio.to_thread(users.release, session, reference)
 
 
 def _same_file(one: str, other: str) -> bool:

@@ -1,4 +1,4 @@
-"""Looking at a session from outside: what it uses and what its workspace holds, without owning it.
+"""A session seen from outside: whether it lives, what it uses and what its workspace holds, without owning it.
 
 Nothing inside is asked or changed, and a link is never followed, so it may be done at any time.
 """
@@ -16,11 +16,11 @@ from gofer_sandbox.disk import Usage, measure
 from gofer_sandbox.errors import InvalidInput, SandboxGone
 from gofer_sandbox.files.listing import Listing, list_directory
 from gofer_sandbox.provider import Process
-from gofer_sandbox.record import Record
+from gofer_sandbox.record import Record, Reference
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096  # Windows imports this too
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_DEEPEST = 100
+_MAX_DEPTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,14 @@ def look(record: Record) -> Sight:
     workspace = Path(record.directory) / "workspace"
     if not workspace.is_dir():
         raise SandboxGone("its directory is not on this machine")
-    alive = _is_alive(record)
+    alive = is_alive(record.reference) if record.reference.pid else None
     found = processes.below(record.reference.pid) if alive else []
     return Sight(alive, sum(_resident(each.pid) for each in found), tuple(found), measure(workspace))
 
 
 def list_workspace(record: Record, path: Sequence[str] = (), *, limit: int = 500) -> Listing:
     """What a directory of the workspace holds. InvalidInput for what is no directory of it."""
-    if len(path) > _DEEPEST or any(part in ("", ".", "..") or "/" in part or "\0" in part for part in path):
+    if len(path) > _MAX_DEPTH or any(part in ("", ".", "..") or "/" in part or "\0" in part for part in path):
         raise InvalidInput("not a directory of the workspace")
     with contextlib.ExitStack() as opened:
         try:
@@ -65,10 +65,8 @@ def _opened(stack: contextlib.ExitStack, name: str, within: int | None = None) -
     return fd
 
 
-def _is_alive(record: Record) -> bool | None:
-    reference = record.reference
-    if not reference.pid:
-        return None
+def is_alive(reference: Reference) -> bool:
+    """Only a process with the same start time in the same boot is the one that was recorded."""
     return reference.boot == processes.boot_id() and processes.start_time(reference.pid) == reference.start
 
 

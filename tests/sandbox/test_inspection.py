@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gofer_sandbox import InvalidInput, Sandbox, SandboxGone, Unconfined
+from gofer_sandbox.inspection import list_workspace, look
 from gofer_sandbox.limits import MIB
-from gofer_sandbox.looking import list_workspace, look
 from support.patience import patience
 
 

@@ -1,4 +1,4 @@
-"""A user id of its own for every session, when the server is root."""
+"""The user that a session runs as: one of its own when the server is root, else the server's."""
 
 from __future__ import annotations
 
@@ -6,14 +6,25 @@ import os
 import random
 from pathlib import Path
 
-from gofer_sandbox import tree
+from gofer_sandbox import runtime, tree
 from gofer_sandbox.errors import StartFailed
+from gofer_sandbox.provider import Spec
+from gofer_sandbox.record import Reference
 
 FIRST, LAST = 2_000_000_000, 2_000_065_535
 """Far from what systems, containers and subordinate ranges give out."""
 
 
-def claim(directory: Path, session: str, wanted: int = -1) -> int:
+def claim(base: Path, spec: Spec) -> tuple[int, int]:
+    """The session's user and group id."""
+    if os.geteuid() != 0:
+        return os.geteuid(), os.getegid()
+    wanted = spec.previous.uid if spec.previous else spec.workspace.stat().st_uid
+    uid = _free_id(base / "uids", spec.id, wanted)
+    return uid, uid
+
+
+def _free_id(directory: Path, session: str, wanted: int) -> int:
     """An id no living session has; the wanted one if it is free. The claim is a file, so it is atomic."""
     if FIRST <= wanted <= LAST and _take(directory, session, wanted):
         return wanted
@@ -45,16 +56,24 @@ def _holder(directory: Path, uid: int) -> str:
         return ""
 
 
-def release(directory: Path, session: str, uid: int) -> None:
-    """Give a session's id back; if it is not known, whichever the session has claimed."""
+def release(session: str, reference: Reference) -> None:
+    """Remove the control directory of a sandbox that has ended, and give its id back; if that is not known, whichever
+    the session has claimed."""
+    if not reference.control:
+        return
+    control = Path(reference.control)
+    runtime.remove_control(control)
+    directory, uid = control.parent / "uids", reference.uid
     claims = [directory / str(uid)] if uid >= 0 else list(directory.glob("*"))
-    for claim_file in claims:
+    for claim_file in claims if os.geteuid() == 0 else ():
         if claim_file.name.isdigit() and _holder(directory, int(claim_file.name)) == session:
             claim_file.unlink(missing_ok=True)
 
 
 def hand_over(workspace: Path, uid: int) -> None:
-    """Make everything in a workspace belong to an id; links themselves, never what they point at."""
+    """Make everything in a workspace belong to an id, when we are root; links themselves, never what they point at."""
+    if os.geteuid() != 0 or workspace.stat().st_uid == uid:
+        return
     os.chown(workspace, uid, uid, follow_symlinks=False)
     for fd, directories, others in tree.walk(workspace):
         for name in (*directories, *others):
