@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gofer_sandbox import processes
+from gofer_sandbox import processes, tree
 from gofer_sandbox.disk import Usage, measure
 from gofer_sandbox.errors import InvalidInput, SandboxGone
 from gofer_sandbox.files.listing import Listing, list_directory
+from gofer_sandbox.kernel import closing
 from gofer_sandbox.provider import Process
 from gofer_sandbox.record import Record, Reference
 
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096  # Windows imports this too
-_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_DEPTH = 100
 
 
@@ -51,18 +51,12 @@ def list_workspace(record: Record, path: Sequence[str] = (), *, limit: int = 500
         raise InvalidInput("not a directory of the workspace")
     with contextlib.ExitStack() as opened:
         try:
-            fd = _opened(opened, str(Path(record.directory) / "workspace"))
+            fd = opened.enter_context(closing(tree.open_directory(f"{record.directory}/workspace")))
             for part in path:
-                fd = _opened(opened, part, fd)
+                fd = opened.enter_context(closing(tree.open_directory(part, fd)))
             return list_directory(fd, "/".join(path), limit)
         except OSError as error:
             raise InvalidInput("not a directory of the workspace") from error
-
-
-def _opened(stack: contextlib.ExitStack, name: str, within: int | None = None) -> int:
-    fd = os.open(name, _FLAGS, dir_fd=within)
-    stack.callback(os.close, fd)
-    return fd
 
 
 def is_alive(reference: Reference) -> bool:

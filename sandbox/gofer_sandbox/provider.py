@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gofer_sandbox.errors import IsolationUnavailable
-from gofer_sandbox.files import BytesPage, Edit, Edited, Listing, TextPage, Written
+from gofer_sandbox.files import ConfinedFiles
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.record import Record, Reference
@@ -138,28 +138,6 @@ class Pressure:
     memory: int = 0
 
 
-class Files(Protocol):
-    """Blocking access to the files inside; `files/` has the words for what they return and raise."""
-
-    def read_text(self, path: str, *, first_line: int = 1, lines: int = 2000) -> TextPage:
-        """A page of lines."""
-
-    def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> BytesPage:
-        """A range of bytes."""
-
-    def write(self, path: str, data: bytes) -> Written:
-        """Put a file in place, whole or not at all."""
-
-    def edit(self, path: str, edits: Sequence[Edit]) -> Edited:
-        """Apply exact edits, all or none."""
-
-    def list(self, path: str, *, limit: int = 1000) -> Listing:
-        """A directory's entries."""
-
-    def close(self) -> None:
-        """Let go of the sandbox."""
-
-
 class Listener(Protocol):
     """Where a wire delivers what comes out of the sandbox. Output is taken from the pipe it waits in, so that what was
     not yet kept is still there when the server is killed. Contract: no call raises but as it says."""
@@ -257,7 +235,7 @@ class Box(Protocol):
     def alive(self) -> bool:
         """Whether PID 1 inside still runs."""
 
-    def files(self) -> Files:
+    def files(self) -> ConfinedFiles:
         """Access to its files; one at a time, to be closed."""
 
     def rouse(self) -> None:

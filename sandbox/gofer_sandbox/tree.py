@@ -13,6 +13,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from gofer_sandbox.kernel import closing
+
 
 class TreeMoved(Exception):
     """A directory was moved elsewhere while we were in it: what is above it now is not ours to look at."""
@@ -24,7 +26,7 @@ def walk(root: Path) -> Iterator[tuple[int, list[str], list[str]]]:
     Directories that cannot be entered are left out; `enter` them to open them up. TreeMoved when what is
     above is not what it was.
     """
-    fd = os.open(root, _flags())
+    fd = open_directory(root)
     above: list[tuple[tuple[int, int], list[str]]] = []
     try:
         directories, others = _entries(fd)
@@ -43,7 +45,7 @@ def walk(root: Path) -> Iterator[tuple[int, list[str], list[str]]]:
                 left = directories[::-1]
             else:
                 identity, left = above.pop()
-                up = os.open("..", _flags(), dir_fd=fd)
+                up = open_directory("..", fd)
                 os.close(fd)
                 fd = up
                 if _identity(fd) != identity:
@@ -52,11 +54,16 @@ def walk(root: Path) -> Iterator[tuple[int, list[str], list[str]]]:
         os.close(fd)
 
 
+def open_directory(path: Path | str, above: int | None = None) -> int:
+    """Open what must be a directory, and no link to one."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+
+
 def enter(name: str, directory: int) -> int | None:
     """Open a directory, opened up where its owner made it unreadable; None when it cannot be."""
     for _ in range(2):
         try:
-            return os.open(name, _flags(), dir_fd=directory)
+            return open_directory(name, directory)
         except PermissionError:
             _open_up(name, directory)
         except OSError:
@@ -69,11 +76,8 @@ def remove(root: Path) -> None:
     with contextlib.suppress(RecursionError):
         shutil.rmtree(root, ignore_errors=True)
     with contextlib.suppress(OSError):
-        top = os.open(root, _flags())
-        try:
+        with closing(open_directory(root)) as top:
             _dissolve(top)
-        finally:
-            os.close(top)
         root.rmdir()
 
 
@@ -86,7 +90,7 @@ def _dissolve(top: int) -> None:
             if below is None:
                 os.unlink(name, dir_fd=top)
                 continue
-            try:
+            with closing(below):
                 for inner in os.listdir(below):
                     deeper = enter(inner, below)
                     if deeper is None:
@@ -96,13 +100,7 @@ def _dissolve(top: int) -> None:
                     _open_up(inner, below)
                     count += 1
                     os.rename(inner, f"{name[:16]}.{count}", src_dir_fd=below, dst_dir_fd=top)
-            finally:
-                os.close(below)
             os.rmdir(name, dir_fd=top)
-
-
-def _flags() -> int:
-    return os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _identity(fd: int) -> tuple[int, int]:
@@ -121,8 +119,6 @@ def _entries(fd: int) -> tuple[list[str], list[str]]:
 
 def _open_up(name: str, directory: int) -> None:
     with contextlib.suppress(OSError):
-        found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-        try:
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with closing(os.open(name, flags, dir_fd=directory)) as found:
             os.chmod(f"/proc/self/fd/{found}", 0o700)
-        finally:
-            os.close(found)

@@ -131,7 +131,7 @@ async def test_limits_that_do_not_hold_are_noticed() -> None:
         assert "is not in" in group.shortfall(os.getpid(), Limits())
         assert "not 512" in group.shortfall(os.getpid(), Limits(processes=512))
     finally:
-        group.discard()
+        group.remove()
 
 
 def test_whoever_looks_for_groups_again_finds_the_same_place() -> None:

@@ -82,9 +82,8 @@ class BubblewrapBox(LocalBox):
 
     def pressure(self) -> Pressure:
         """From the control group, else by counting."""
-        known = self._group.pressure() if self._group else None
-        if known is not None:
-            return known
+        if self._group:
+            return self._group.pressure()
         count = sum(1 for _ in processes.descendants(self.reference.pid))
         return Pressure(processes=int(count >= 0.8 * self._limits.processes))
 
@@ -101,5 +100,5 @@ class BubblewrapBox(LocalBox):
 async def clean_up(session: str, reference: Reference, group: Group | None) -> None:
     """Remove what a sandbox that has ended leaves on the host."""
     if group:
-        await group.remove()
+        await asyncio.to_thread(group.remove)
     await asyncio.to_thread(users.release, session, reference)

@@ -5,17 +5,15 @@ Nothing is assumed from what is mounted: a group is made and its limits written,
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
 from gofer_sandbox import processes
 from gofer_sandbox.limits import Limits
@@ -31,56 +29,8 @@ _PERIOD = 100_000
 _ROOT = Path("/sys/fs/cgroup")
 
 
-class Group(Protocol):
-    """The control groups of one session."""
-
-    @property
-    def kind(self) -> str:
-        """Which version they are of."""
-
-    def limit(self, limits: Limits) -> None:
-        """Set its limits."""
-
-    def entrances(self) -> list[int]:
-        """Descriptors, the caller's to close: a process that writes 0 to each is in, and what it starts follows."""
-
-    def freeze(self, frozen: bool) -> bool:
-        """Have everything inside stop or continue at once; False when that is not possible."""
-
-    def frozen(self) -> bool:
-        """Whether everything has stopped."""
-
-    def pressure(self) -> Pressure | None:
-        """How often limits were hit; None when that is not known here."""
-
-    def shortfall(self, pid: int, limits: Limits) -> str:
-        """Why a process is not under these limits; nothing when it is."""
-
-    def end(self) -> None:
-        """Kill whatever is inside."""
-
-    async def remove(self) -> None:
-        """Remove the groups, which must be empty."""
-
-    def discard(self) -> None:
-        """The same at once, for a group that hardly was."""
-
-
-class Groups(Protocol):
-    """Where groups can be made."""
-
-    @property
-    def kind(self) -> str:
-        """Which version they are of."""
-
-    def make(self, name: str) -> Group:
-        """A new group, without limits yet."""
-
-    def open(self, name: str) -> Group:
-        """A group that was made earlier."""
-
-    def resume(self, name: str, pid: int, limits: Limits) -> Group:
-        """The group of a process that another server started, under these limits again where they have lapsed."""
+Setting = tuple[str, str, object]
+"""A controller, a file in its directory, and what is written to it."""
 
 
 def _write(path: Path | str, value: object) -> None:
@@ -92,17 +42,12 @@ def _write(path: Path | str, value: object) -> None:
         os.close(fd)
 
 
-def _opened(paths: Iterable[Path]) -> list[int]:
-    """Who opened a descriptor decides what may be done through it, whoever uses it."""
-    found: list[int] = []
+def _written(path: Path, value: object) -> bool:
     try:
-        for path in paths:
-            found.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+        _write(path, value)
     except OSError:
-        for fd in found:
-            os.close(fd)
-        raise
-    return found
+        return False
+    return True
 
 
 def _number(path: Path, key: bytes) -> int:
@@ -115,31 +60,6 @@ def _number(path: Path, key: bytes) -> int:
     except (OSError, ValueError):
         pass
     return 0
-
-
-def _kill(place: Path) -> None:
-    """End what is in a group; its name is a session's of ours, so nothing else can be in it."""
-    with contextlib.suppress(OSError):
-        for pid in (place / "cgroup.procs").read_text().split():
-            os.kill(int(pid), signal.SIGKILL)
-
-
-async def _remove(places: list[Path]) -> None:
-    """A group can only go once the kernel has let go of its last process, which takes an instant."""
-    for place in places:
-        for attempt in range(50):
-            if _gone(place):
-                break
-            await asyncio.sleep(0.002 * (attempt + 1))
-
-
-def _discard(places: list[Path]) -> None:
-    """At once, or within the instant that the kernel takes to let go."""
-    for place in places:
-        for _ in range(20):
-            if _gone(place):
-                break
-            time.sleep(0.002)
 
 
 def _gone(place: Path) -> bool:
@@ -170,187 +90,181 @@ def _whole_pages(size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupV1:
-    """One directory in each of several hierarchies."""
+class Group:
+    """The control groups of one session: a directory for each controller, which is the same for all in version 2."""
 
     places: dict[str, Path]
-    kind: str = "cgroup v1"
+    kind: ClassVar[str]
+    entrance: ClassVar[str]
+    memory_events: ClassVar[str]
+
+    def required(self, limits: Limits) -> list[Setting]:
+        """What must be written, and be there when it is read again."""
+        raise NotImplementedError
+
+    def optional(self, limits: Limits) -> list[Setting]:
+        """What not every kernel has: one without swap has no file for it."""
+        raise NotImplementedError
+
+    def freeze(self, frozen: bool) -> bool:
+        """Have everything inside stop or continue at once; False when that is not possible."""
+        raise NotImplementedError
+
+    def frozen(self) -> bool:
+        """Whether everything has stopped."""
+        raise NotImplementedError
+
+    def directories(self) -> list[Path]:
+        """Each once."""
+        return list(dict.fromkeys(self.places.values()))
 
     def limit(self, limits: Limits) -> None:
-        """A kernel without swap has no file for it."""
-        memory, pids, cpu = (self.places[name] for name in ("memory", "pids", "cpu"))
-        _write(f"{memory}/memory.limit_in_bytes", limits.memory)
-        _write(f"{pids}/pids.max", limits.processes)
-        _write(f"{cpu}/cpu.cfs_period_us", _PERIOD)
-        _write(f"{cpu}/cpu.cfs_quota_us", int(limits.cpus * _PERIOD))
-        for name, value in (("memory.memsw.limit_in_bytes", limits.memory), ("memory.swappiness", 0)):
+        """Set its limits."""
+        for controller, file, value in self.required(limits):
+            _write(f"{self.places[controller]}/{file}", value)
+        for controller, file, value in self.optional(limits):
             with contextlib.suppress(OSError):
-                _write(f"{memory}/{name}", value)
+                _write(f"{self.places[controller]}/{file}", value)
 
     def entrances(self) -> list[int]:
-        """Of the files that take one thread, for whoever moves itself that way is in at once; moving any other
-        process has the kernel wait for all processors, which takes longer than all else about a start."""
-        return _opened(place / "tasks" for place in self.places.values())
+        """Descriptors, the caller's to close: a process that writes 0 to each is in, and what it starts follows. Who
+        opened a descriptor decides what may be done through it, whoever uses it."""
+        found: list[int] = []
+        try:
+            for place in self.directories():
+                found.append(os.open(place / self.entrance, os.O_WRONLY | os.O_CLOEXEC))
+        except OSError:
+            for fd in found:
+                os.close(fd)
+            raise
+        return found
+
+    def pressure(self) -> Pressure:
+        """How often limits were hit."""
+        return Pressure(
+            processes=_number(self.places["pids"] / "pids.events", b"max"),
+            memory=_number(self.places["memory"] / self.memory_events, b"oom_kill"),
+        )
+
+    def shortfall(self, pid: int, limits: Limits) -> str:
+        """Why a process is not under these limits, by the kernel's own account; nothing when it is."""
+        try:
+            found = [_outside(place, pid) for place in self.directories()]
+            for controller, file, value in self.required(limits):
+                wanted = _whole_pages(limits.memory) if controller == "memory" else value
+                found.append(_other(self.places[controller] / file, wanted))
+        except OSError as error:
+            return str(error)
+        return "; ".join(filter(None, found))
+
+    def end(self) -> None:
+        """Kill whatever is inside. Its name is a session's of ours, so nothing else can be in it."""
+        with contextlib.suppress(OSError):
+            for pid in (self.places["pids"] / "cgroup.procs").read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+
+    def remove(self) -> None:
+        """Remove the groups. Each can only go once the kernel has let go of its last process, which takes an
+        instant."""
+        for place in self.directories():
+            for attempt in range(50):
+                if _gone(place):
+                    break
+                time.sleep(0.002 * (attempt + 1))
+
+
+class GroupV1(Group):
+    """One directory in each of several hierarchies."""
+
+    kind = "cgroup v1"
+    entrance = "tasks"
+    """The file that takes one thread, for whoever moves itself that way is in at once; moving any other process has
+    the kernel wait for all processors, which takes longer than all else about a start."""
+    memory_events = "memory.oom_control"
+
+    def required(self, limits: Limits) -> list[Setting]:
+        """The period goes before the quota."""
+        return [
+            ("memory", "memory.limit_in_bytes", limits.memory),
+            ("pids", "pids.max", limits.processes),
+            ("cpu", "cpu.cfs_period_us", _PERIOD),
+            ("cpu", "cpu.cfs_quota_us", int(limits.cpus * _PERIOD)),
+        ]
+
+    def optional(self, limits: Limits) -> list[Setting]:
+        """Memory and swap together: none of the latter."""
+        return [("memory", "memory.memsw.limit_in_bytes", limits.memory), ("memory", "memory.swappiness", 0)]
 
     def freeze(self, frozen: bool) -> bool:
         """Through the freezer hierarchy, where there is one."""
         place = self.places.get("freezer")
-        if place is None:
-            return False
-        try:
-            _write(place / "freezer.state", "FROZEN" if frozen else "THAWED")
-        except OSError:
-            return False
-        return True
+        return place is not None and _written(place / "freezer.state", "FROZEN" if frozen else "THAWED")
 
     def frozen(self) -> bool:
-        """Whether everything has stopped."""
+        """By the freezer's own account."""
         place = self.places.get("freezer")
         return place is not None and (place / "freezer.state").read_text().strip() == "FROZEN"
 
-    def pressure(self) -> Pressure | None:
-        """From the pids and memory hierarchies."""
-        return Pressure(
-            processes=_number(self.places["pids"] / "pids.events", b"max"),
-            memory=_number(self.places["memory"] / "memory.oom_control", b"oom_kill"),
-        )
 
-    def shortfall(self, pid: int, limits: Limits) -> str:
-        """By the kernel's own account of each hierarchy."""
-        wanted = {
-            "memory": ("memory.limit_in_bytes", _whole_pages(limits.memory)),
-            "pids": ("pids.max", limits.processes),
-            "cpu": ("cpu.cfs_quota_us", int(limits.cpus * _PERIOD)),
-        }
-        found = [_outside(place, pid) for place in self.places.values()]
-        found += [_other(self.places[name] / file, value) for name, (file, value) in wanted.items()]
-        return "; ".join(filter(None, found))
-
-    def end(self) -> None:
-        """The pids hierarchy has them all."""
-        _kill(self.places["pids"])
-
-    async def remove(self) -> None:
-        """Remove every directory."""
-        await _remove(list(self.places.values()))
-
-    def discard(self) -> None:
-        """Remove every directory now."""
-        _discard(list(self.places.values()))
-
-
-@dataclass(frozen=True, slots=True)
-class GroupsV1:
-    """Below our own place in each hierarchy of version 1."""
-
-    parents: dict[str, Path]
-    kind: str = "cgroup v1"
-
-    def make(self, name: str) -> Group:
-        """A directory in each hierarchy."""
-        group = self.open(name)
-        for place in group.places.values():
-            os.mkdir(place)
-        return group
-
-    def open(self, name: str) -> GroupV1:
-        """The same directories again."""
-        return GroupV1({controller: parent / (PREFIX + name) for controller, parent in self.parents.items()})
-
-    def resume(self, name: str, pid: int, limits: Limits) -> Group:
-        """Limits of this version stay whatever becomes of the server."""
-        return self.open(name)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupV2:
+class GroupV2(Group):
     """One directory in the unified hierarchy."""
 
-    place: Path
-    kind: str = "cgroup v2"
+    kind = "cgroup v2"
+    entrance = "cgroup.procs"
+    memory_events = "memory.events"
 
-    def limit(self, limits: Limits) -> None:
-        """A kernel without swap has no file for it."""
-        _write(f"{self.place}/memory.max", limits.memory)
-        _write(f"{self.place}/pids.max", limits.processes)
-        _write(f"{self.place}/cpu.max", f"{int(limits.cpus * _PERIOD)} {_PERIOD}")
-        for name in ("memory.swap.max", "memory.oom.group"):
-            with contextlib.suppress(OSError):
-                _write(f"{self.place}/{name}", 0)
+    def required(self, limits: Limits) -> list[Setting]:
+        """One file for each controller."""
+        return [
+            ("memory", "memory.max", limits.memory),
+            ("pids", "pids.max", limits.processes),
+            ("cpu", "cpu.max", f"{int(limits.cpus * _PERIOD)} {_PERIOD}"),
+        ]
 
-    def entrances(self) -> list[int]:
-        """Of the one file that takes a process."""
-        return _opened([self.place / "cgroup.procs"])
+    def optional(self, limits: Limits) -> list[Setting]:
+        """No swap; and the kernel ends one process that uses too much, not all."""
+        return [("memory", "memory.swap.max", 0), ("memory", "memory.oom.group", 0)]
 
     def freeze(self, frozen: bool) -> bool:
         """Ask the kernel to stop or continue the group."""
-        try:
-            _write(self.place / "cgroup.freeze", int(frozen))
-        except OSError:
-            return False
-        return True
+        return _written(self.places["pids"] / "cgroup.freeze", int(frozen))
 
     def frozen(self) -> bool:
-        """Whether everything has stopped."""
-        return _number(self.place / "cgroup.events", b"frozen") == 1
-
-    def pressure(self) -> Pressure | None:
-        """From the group's event counters."""
-        return Pressure(
-            processes=_number(self.place / "pids.events", b"max"),
-            memory=_number(self.place / "memory.events", b"oom_kill"),
-        )
-
-    def shortfall(self, pid: int, limits: Limits) -> str:
-        """By the kernel's own account."""
-        wanted = {
-            "memory.max": _whole_pages(limits.memory),
-            "pids.max": limits.processes,
-            "cpu.max": f"{int(limits.cpus * _PERIOD)} {_PERIOD}",
-        }
-        found = [_outside(self.place, pid)]
-        found += [_other(self.place / file, value) for file, value in wanted.items()]
-        return "; ".join(filter(None, found))
-
-    def end(self) -> None:
-        """One by one; there may be only a few."""
-        _kill(self.place)
-
-    async def remove(self) -> None:
-        """Remove the directory."""
-        await _remove([self.place])
-
-    def discard(self) -> None:
-        """Remove the directory now."""
-        _discard([self.place])
+        """From the group's events."""
+        return _number(self.places["pids"] / "cgroup.events", b"frozen") == 1
 
 
 @dataclass(frozen=True, slots=True)
-class GroupsV2:
-    """Below a directory of the unified hierarchy that is delegated to us."""
+class Groups:
+    """Where groups can be made: below our own place in each hierarchy."""
 
-    parent: Path
-    mounted: Path
-    kind: str = "cgroup v2"
+    parents: dict[str, Path]
+    version: type[Group]
+    mounted: Path | None = None
+    """Where the unified hierarchy is; None with version 1."""
 
     def make(self, name: str) -> Group:
-        """A directory."""
-        place = self.parent / (PREFIX + name)
-        place.mkdir()
-        return GroupV2(place)
+        """A new group, without limits yet."""
+        group = self.open(name)
+        for place in group.directories():
+            os.mkdir(place)
+        return group
 
     def open(self, name: str) -> Group:
-        """The same directory again."""
-        return GroupV2(self.parent / (PREFIX + name))
+        """A group that was made earlier."""
+        return self.version({one: parent / (PREFIX + name) for one, parent in self.parents.items()})
 
     def resume(self, name: str, pid: int, limits: Limits) -> Group:
-        """Wherever it is: with the server before it, in another unit maybe. Limits lapse with the controllers, which
-        are off between two servers where systemd has no DelegateSubgroup=."""
-        group = GroupV2(self.parent / (PREFIX + name))
+        """The group of a process that another server started, wherever it is: in another unit maybe. Limits of version
+        2 lapse with the controllers, which are off between two servers where systemd has no DelegateSubgroup=, and are
+        set again. Those of version 1 stay whatever becomes of the server."""
+        group = self.open(name)
+        if self.mounted is None:
+            return group
         with contextlib.suppress(OSError):
             own = _memberships(Path(f"/proc/{pid}/cgroup").read_text()).get("", "")
             if own.endswith(f"/{PREFIX}{name}"):
-                group = GroupV2(self.mounted / own.lstrip("/"))
+                group = self.version(dict.fromkeys(self.parents, self.mounted / own.lstrip("/")))
             group.limit(limits)
         return group
 
@@ -388,7 +302,7 @@ def _version_1(root: Path, memberships: dict[str, str]) -> Groups | str:
                 continue
             return f"there is no {controller} hierarchy of version 1"
         parents[controller] = _below(mounted, memberships.get(controller, "/"))
-    return GroupsV1(parents)
+    return Groups(parents, GroupV1)
 
 
 def _version_2(root: Path, memberships: dict[str, str]) -> Groups | str:
@@ -406,7 +320,7 @@ def _version_2(root: Path, memberships: dict[str, str]) -> Groups | str:
         return f"the unified hierarchy gives us no {', '.join(sorted(missing))} controller"
     try:
         _enable(parent, _in_the_way(parent, mounted))
-        return GroupsV2(parent, mounted)
+        return Groups(dict.fromkeys(("memory", "pids", "cpu"), parent), GroupV2, mounted)
     except OSError as error:
         if error.errno == errno.EBUSY and (others := beside_us(parent)):
             return f"in our control group are others, too ({', '.join(others)}); we have to be alone there"
@@ -458,7 +372,7 @@ def _try(groups: Groups) -> str:
     try:
         groups.make(name).limit(Limits())
     except OSError as error:
-        return f"{groups.kind}: {error.strerror or error}"
+        return f"{groups.version.kind}: {error.strerror or error}"
     finally:
-        groups.open(name).discard()
+        groups.open(name).remove()
     return ""

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from gofer_sandbox import tree
+from gofer_sandbox.kernel import closing
 from gofer_sandbox.limits import KIB, MIB, Limits
 
 NAME = "workspace.img"
@@ -71,11 +72,8 @@ def _make(image: Path, limits: Limits) -> None:
     new = image.with_suffix(".new")
     with contextlib.suppress(FileNotFoundError):
         new.unlink()
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
+    with closing(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)) as fd:
         os.truncate(fd, limits.disk + inodes * _INODE + _JOURNAL * MIB)
-    finally:
-        os.close(fd)
     options = "lazy_itable_init=1,lazy_journal_init=1,nodiscard"
     sizes = ["-m", "0", "-N", str(inodes), "-J", f"size={_JOURNAL}"]
     _run("mkfs.ext4", "-q", "-F", *sizes, "-E", options, str(new))

@@ -8,21 +8,19 @@ import os
 import platform
 import socket
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from gofer_sandbox import processes, records, runtime, users
-from gofer_sandbox.bubblewrap import arguments, binary, cgroups, image, quota, remedies, seccomp
+from gofer_sandbox.bubblewrap import arguments, binary, image, quota, seccomp
 from gofer_sandbox.bubblewrap.box import BubblewrapBox, clean_up
-from gofer_sandbox.bubblewrap.etc import HOME
-from gofer_sandbox.bubblewrap.probe import Probe
+from gofer_sandbox.bubblewrap.probe import QUOTA_FIX, Probe
 from gofer_sandbox.bubblewrap.spawn import Spawned, as_user, spawn, through_mount
 from gofer_sandbox.errors import StartFailed
 from gofer_sandbox.inspection import is_alive
 from gofer_sandbox.levels import Level
-from gofer_sandbox.limits import MIB, RESERVE, Limits
+from gofer_sandbox.limits import MIB, RESERVE
 from gofer_sandbox.provider import IMAGE, PROJECT_QUOTA, WATCHED, Box, Capabilities, Feature, Report, Spec
 from gofer_sandbox.record import Record, Reference
 from gofer_sandbox.shell import attested, scripts
@@ -80,7 +78,12 @@ class Bubblewrap:
         return self._probe
 
     def _look(self, base: Path) -> Probe:
-        probe = _look(base, self._bwrap, self._use_cgroups)
+        """Also has the limits of sessions that live on hold again, whether or not anybody attaches to them."""
+        probe = Probe.run(base, self._bwrap, self._use_cgroups)
+        if probe.groups is not None:
+            for record in records.every(base):
+                if record.provider == self.name and is_alive(record.reference):
+                    probe.groups.resume(record.id, record.reference.pid, record.limits)
         if probe.bwrap is None:
             return probe
         place = self._workspaces or Path(tempfile.gettempdir())
@@ -89,7 +92,7 @@ class Bubblewrap:
         disk_by, why = PROJECT_QUOTA, self._without_quota(place)
         if why and self._images:
             disk_by, why = IMAGE, image.shortfall(place)
-        disk_by, fix = (WATCHED, remedies.QUOTA) if why else (disk_by, "")
+        disk_by, fix = (WATCHED, QUOTA_FIX) if why else (disk_by, "")
         feature = Feature("disk limit held by the file system", not why, why, fix)
         report = replace(probe.report, features=(*probe.report.features, feature), disk_by=disk_by)
         return replace(probe, report=report)
@@ -132,10 +135,16 @@ class Bubblewrap:
         group = probe.groups.open(spec.id) if probe.groups else None
         reference = Reference(uid=uid, gid=gid, control=str(self.base / spec.id), boot=processes.boot_id())
         try:
-            control = runtime.make_control(self.base, spec.id, gid)
-            channel, spawned, disk_by = await _started(partial(self._start, probe, spec, control, uid, gid))
+            runtime.make_control(self.base, spec.id, gid)
+            channel, spawned, disk_by = await self._started(probe, spec, reference)
+            start = processes.start_time(spawned.keeper)
+            if start is None:
+                channel.close()
+                spawned.end()
+                raise StartFailed("the sandbox ended as it began")
+            whole = replace(reference, pid=spawned.keeper, start=start)
             capabilities = _capabilities(probe, group is not None, disk_by)
-            box = self._box(spec.id, reference, spawned, capabilities, group, spec.limits, channel)
+            box = BubblewrapBox(spec.id, whole, capabilities, group, spec.limits, spawned.monitor, channel)
         except BaseException:
             await clean_up(spec.id, reference, group)
             await asyncio.to_thread(image.unmount, spec.workspace)
@@ -144,31 +153,59 @@ class Bubblewrap:
             box.image = spec.workspace.stat().st_dev
         return box
 
-    def _start(
-        self, probe: Probe, spec: Spec, control: Path, uid: int, gid: int
+    async def _started(
+        self, probe: Probe, spec: Spec, reference: Reference
     ) -> tuple[socket.socket, Spawned, str]:
-        disk_by = self._hold_disk(spec)
-        return *_start(probe, spec, control, uid, gid, disk_by), disk_by
+        """Spawn the keeper in a thread. A thread cannot be cancelled, so a cancelled caller waits for it and ends what
+        it started."""
+        loop = asyncio.get_running_loop()
+        starting = loop.run_in_executor(None, self._spawn, probe, spec, reference)
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            while not starting.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({starting})
+            if not starting.exception():
+                channel, spawned, _ = starting.result()
+                channel.close()
+                spawned.end()
+            raise
 
-    def _box(
-        self,
-        session: str,
-        reference: Reference,
-        spawned: Spawned,
-        capabilities: Capabilities,
-        group: cgroups.Group | None,
-        limits: Limits,
-        channel: socket.socket,
-    ) -> BubblewrapBox:
-        start = processes.start_time(spawned.keeper)
-        if start is None:
-            channel.close()
-            spawned.end()
-            raise StartFailed("the sandbox ended as it began")
-        whole = Reference(
-            spawned.keeper, start, reference.boot, reference.uid, reference.gid, reference.control
+    def _spawn(self, probe: Probe, spec: Spec, reference: Reference) -> tuple[socket.socket, Spawned, str]:
+        """Everything that blocks: hand over the workspace, make the groups, and spawn; what is in the control
+        directory, and the groups' limits, only while bubblewrap is at work. The keeper has both ends of the channel
+        where it is to outlive us, and dies with us where not."""
+        assert probe.bwrap is not None
+        assert probe.etc is not None
+        disk_by = self._hold_disk(spec)
+        control, uid = Path(reference.control), reference.uid
+        workspace, prefix = _reachable(spec.workspace, control / "w", uid)
+        options = arguments.session(
+            probe.etc, workspace, control, spec.limits, spec.environment, spec.readonly
         )
-        return BubblewrapBox(session, whole, capabilities, group, limits, spawned.monitor, channel)
+        bwrap = [*prefix, str(probe.bwrap), *options, *([] if spec.survives else ["--die-with-parent"])]
+        user = uid if os.geteuid() == 0 and not prefix else None
+        group = probe.groups.make(spec.id) if probe.groups else None
+        entrances = group.entrances() if group else []
+        ours, theirs = attested.pair()
+        ends = [theirs.detach(), *([os.dup(ours.fileno())] if spec.survives else [])]
+        channel = scripts.Channel(scripts.INSIDE, *ends)
+
+        def fill(besides: int) -> None:
+            if group:
+                group.limit(spec.limits)
+            keeper = _keeper(spec, channel, entrances, besides)
+            prepare(control, keeper, Ownership(uid, reference.gid), channel)
+
+        program = seccomp.program(preallocation=disk_by != WATCHED)
+        inherited = [*entrances, *ends]
+        try:
+            spawned = spawn(bwrap, arguments.keeper(), program, inherited, user=user, meanwhile=fill)
+        except BaseException:
+            ours.close()
+            raise
+        return ours, spawned, disk_by
 
     async def find(self, record: Record) -> Box | None:
         """A living box by its record; looked at twice, for it may end meanwhile."""
@@ -177,13 +214,14 @@ class Bubblewrap:
             return None
         probe = await self._accepted()
         group = probe.groups.resume(record.id, reference.pid, record.limits) if probe.groups else None
-        limited = group is not None and _holds(group, reference.pid, record.limits)
+        # A session may have begun where groups could not be.
+        limited = group is not None and not group.shortfall(reference.pid, record.limits)
         monitor = processes.child_of_ours(reference.pid)  # when we have let go of it before
         capabilities = _capabilities(probe, limited, _disk_by(Path(record.directory)))
         try:
             box = BubblewrapBox(record.id, reference, capabilities, group, record.limits, monitor)
             if capabilities.disk_by == IMAGE:
-                box.image = os.stat(f"/proc/{reference.pid}/root{HOME}").st_dev
+                box.image = os.stat(f"/proc/{reference.pid}/root{arguments.HOME}").st_dev
         except (ProcessLookupError, FileNotFoundError):
             return None
         if not is_alive(reference):
@@ -201,36 +239,6 @@ class Bubblewrap:
         await asyncio.to_thread(image.unmount, Path(record.directory, "workspace"))
 
 
-async def _started(
-    start: Callable[[], tuple[socket.socket, Spawned, str]],
-) -> tuple[socket.socket, Spawned, str]:
-    """Call `start` in a thread. A thread cannot be cancelled, so a cancelled caller waits for it and ends what it
-    started."""
-    starting = asyncio.get_running_loop().run_in_executor(None, start)
-    try:
-        return await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        while not starting.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({starting})
-        if not starting.exception():
-            channel, spawned, _ = starting.result()
-            channel.close()
-            spawned.end()
-        raise
-
-
-def _look(base: Path, bwrap: Path | None, use_cgroups: bool) -> Probe:
-    """Also has the limits of sessions that live on hold again, whether or not anybody attaches to them."""
-    probe = Probe.run(base, bwrap, use_cgroups)
-    if probe.groups is None:
-        return probe
-    for record in records.every(base):
-        if record.provider == Bubblewrap.name and is_alive(record.reference):
-            probe.groups.resume(record.id, record.reference.pid, record.limits)
-    return probe
-
-
 def _disk_by(directory: Path) -> str:
     """What holds the disk limit of a session that lives."""
     if image.applies(directory):
@@ -239,51 +247,11 @@ def _disk_by(directory: Path) -> str:
 
 
 def _capabilities(probe: Probe, limited: bool, disk_by: str) -> Capabilities:
-    kind = probe.groups.kind if probe.groups and limited else "rlimits"
+    kind = probe.groups.version.kind if probe.groups and limited else "rlimits"
     level = probe.report.level if limited else min(probe.report.level, Level.ISOLATED)
     return Capabilities(
         "bubblewrap", level, survives_server=True, network=True, limits_by=kind, disk_by=disk_by
     )
-
-
-def _holds(group: cgroups.Group, pid: int, limits: Limits) -> bool:
-    """Whether a session is under its limits as a whole: it may have begun where that could not be."""
-    try:
-        return not group.shortfall(pid, limits)
-    except OSError:
-        return False
-
-
-def _start(
-    probe: Probe, spec: Spec, control: Path, uid: int, gid: int, disk_by: str
-) -> tuple[socket.socket, Spawned]:
-    """Everything that blocks: hand over the workspace, make the groups, and spawn; what is in the control directory,
-    and the groups' limits, only while bubblewrap is at work. The keeper has both ends of the channel where it is to
-    outlive us, and dies with us where not."""
-    assert probe.bwrap is not None
-    assert probe.etc is not None
-    workspace, prefix = _reachable(spec.workspace, control / "w", uid)
-    options = arguments.session(probe.etc, workspace, control, spec.limits, spec.environment, spec.readonly)
-    bwrap = [*prefix, str(probe.bwrap), *options, *([] if spec.survives else ["--die-with-parent"])]
-    user = uid if os.geteuid() == 0 and not prefix else None
-    group = probe.groups.make(spec.id) if probe.groups else None
-    entrances = group.entrances() if group else []
-    ours, theirs = attested.pair()
-    ends = [theirs.detach(), *([os.dup(ours.fileno())] if spec.survives else [])]
-    channel = scripts.Channel(scripts.INSIDE, *ends)
-
-    def fill(besides: int) -> None:
-        if group:
-            group.limit(spec.limits)
-        _fill(control, spec, Ownership(uid, gid), channel, entrances, besides)
-
-    program = seccomp.program(preallocation=disk_by != WATCHED)
-    inherited = [*entrances, *ends]
-    try:
-        return ours, spawn(bwrap, arguments.keeper(), program, inherited, user=user, meanwhile=fill)
-    except BaseException:
-        ours.close()
-        raise
 
 
 def _reachable(workspace: Path, staging: Path, uid: int) -> tuple[Path, list[str]]:
@@ -298,35 +266,23 @@ def _reachable(workspace: Path, staging: Path, uid: int) -> tuple[Path, list[str
     return staging, [*through_mount(workspace, staging), *as_user(uid)]
 
 
-def _fill(
-    control: Path,
-    spec: Spec,
-    owner: Ownership,
-    channel: scripts.Channel,
-    entrances: Sequence[int],
-    besides: int,
-) -> None:
-    """Put what runs inside in the control directory, the keeper's script last: should this server die before, it
-    finds none, and ends. `besides` is a descriptor that it has and does not need.
+def _keeper(spec: Spec, channel: scripts.Channel, entrances: Sequence[int], besides: int) -> str:
+    """The keeper's script. Should this server die before it is there, bubblewrap's child finds none, and ends.
+    `besides` is a descriptor that it has and does not need.
 
     Where there are groups they count processes and memory, and the limits of each process stand behind."""
     largest = min(spec.limits.file_size, spec.limits.disk + _BEYOND)
     limits = replace(spec.limits, file_size=largest)
-    keeper = scripts.keeper(
+    locale = {name: value for name, value in arguments.LOCALE.items() if name not in spec.environment}
+    return scripts.keeper(
         limits,
         processes=limits.processes * (4 if entrances else 1) if _counts_by_namespace() else None,
         address_space=None if entrances else limits.memory,
         channel=channel,
         entrances=entrances,
         besides=(besides,),
-        locale=" ".join(f"{name}={value}" for name, value in _locale(spec.environment).items()),
+        locale=" ".join(f"{name}={value}" for name, value in locale.items()),
     )
-    prepare(control, keeper, owner, channel)
-
-
-def _locale(environment: Mapping[str, str]) -> dict[str, str]:
-    """Ours, where the caller has not given another."""
-    return {name: value for name, value in arguments.LOCALE.items() if name not in environment}
 
 
 def _counts_by_namespace() -> bool:

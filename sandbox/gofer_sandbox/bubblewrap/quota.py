@@ -8,7 +8,6 @@ and the filter refuses the calls.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import random
 import shutil
@@ -17,19 +16,19 @@ import struct
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from gofer_sandbox import tree
 from gofer_sandbox.disk import free_space
+from gofer_sandbox.kernel import closing, quotactl
 from gofer_sandbox.limits import KIB, MIB, Limits
 
 FIRST, LAST = 0x40000000, 0x7FFFFFFF
 """Projects that are ours. So many that two by chance are never the same."""
-_QUOTACTL_FD = 443
 _SET_QUOTA = (0x800008 << 8) | 2  # Q_SETQUOTA for projects
 _GET_ATTRIBUTES, _SET_ATTRIBUTES = 0x801C581F, 0x401C5820
-_ATTRIBUTES = struct.Struct(
-    "IIIII8s"
-)  # struct fsxattr: flags, extent size, extents, project, copy-on-write size
+_ATTRIBUTES = struct.Struct("IIIII8s")
+"""struct fsxattr: flags, extent size, extents, project, copy-on-write size"""
 _INHERIT = 0x200
 _LIMITS = struct.Struct("QQQQQQQQI4x")  # struct if_dqblk
 _BLOCKS_AND_INODES = 0x1 | 0x4
@@ -61,30 +60,22 @@ def shortfall(place: Path) -> str:
 
 def apply(workspace: Path, limits: Limits) -> None:
     """Hold a workspace to its limits. What is in it already becomes part of its project."""
-    fd = os.open(workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with closing(tree.open_directory(workspace)) as fd:
         project = _project(fd)
         if not FIRST <= project <= LAST:
             project = random.SystemRandom().randint(FIRST, LAST)
             _join(workspace, project)
             _set_project(fd, project)
         _limit(fd, project, limits)
-    finally:
-        os.close(fd)
 
 
 def applies(workspace: Path) -> bool:
     """Whether a workspace was made a project of ours."""
     try:
-        fd = os.open(workspace, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with closing(tree.open_directory(workspace)) as fd:
+            return FIRST <= _project(fd) <= LAST
     except OSError:
         return False
-    try:
-        return FIRST <= _project(fd) <= LAST
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
 
 
 def _join(workspace: Path, project: int) -> None:
@@ -94,41 +85,32 @@ def _join(workspace: Path, project: int) -> None:
         for name in others:
             with contextlib.suppress(OSError):
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-                fd = os.open(name, flags, dir_fd=directory)
-                try:
+                with closing(os.open(name, flags, dir_fd=directory)) as fd:
                     _set_project(fd, project)
-                finally:
-                    os.close(fd)
 
 
-def _attributes(fd: int) -> tuple[int, int, int, int, int, bytes]:
+def _attributes(fd: int) -> list[Any]:
     import fcntl  # not there on every system that may import this
 
-    flags, extent, extents, project, copied, rest = _ATTRIBUTES.unpack(
-        fcntl.ioctl(fd, _GET_ATTRIBUTES, bytes(_ATTRIBUTES.size))
-    )
-    return flags, extent, extents, project, copied, rest
+    return list(_ATTRIBUTES.unpack(fcntl.ioctl(fd, _GET_ATTRIBUTES, bytes(_ATTRIBUTES.size))))
 
 
 def _project(fd: int) -> int:
-    return _attributes(fd)[3]
+    return int(_attributes(fd)[3])
 
 
 def _set_project(fd: int, project: int) -> None:
     import fcntl
 
-    flags, extent, extents, _, copied, rest = _attributes(fd)
+    values = _attributes(fd)
+    values[3] = project
     if stat.S_ISDIR(os.fstat(fd).st_mode):
-        flags |= _INHERIT  # which ext4 refuses for a file
-    values = _ATTRIBUTES.pack(flags, extent, extents, project, copied, rest)
-    fcntl.ioctl(fd, _SET_ATTRIBUTES, values)
+        values[0] |= _INHERIT  # which ext4 refuses for a file
+    fcntl.ioctl(fd, _SET_ATTRIBUTES, _ATTRIBUTES.pack(*values))
 
 
 def _limit(fd: int, project: int, limits: Limits) -> None:
     """The kernel counts in KiB here."""
     blocks, files = -(-limits.disk // KIB), limits.files
     data = _LIMITS.pack(blocks, blocks, 0, files, files, 0, 0, 0, _BLOCKS_AND_INODES)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(_QUOTACTL_FD, fd, _SET_QUOTA, project, ctypes.c_char_p(data)) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    quotactl(fd, _SET_QUOTA, project, data)

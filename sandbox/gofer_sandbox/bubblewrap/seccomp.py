@@ -50,32 +50,19 @@ REFUSED_EVERYWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One processor architecture: its audit number and the numbers of the calls that differ."""
+    """One processor architecture: its audit number and the numbers of the calls that are checked or refused."""
 
     audit: int
-    clone: int
-    clone3: int
-    fallocate: int
-    fcntl: int
-    ioctl: int
-    prlimit: int
-    socket: int
-    socketpair: int
-    personality: int
+    checked: dict[str, int]
     refused: dict[str, int]
 
 
 X86_64 = Machine(
     audit=0xC000003E,
-    clone=56,
-    clone3=435,
-    fallocate=285,
-    fcntl=72,
-    ioctl=16,
-    prlimit=302,
-    socket=41,
-    socketpair=53,
-    personality=135,
+    checked={
+        "clone": 56, "clone3": 435, "fallocate": 285, "fcntl": 72, "ioctl": 16, "prlimit": 302, "socket": 41,
+        "socketpair": 53, "personality": 135,
+    },
     refused={
         "syslog": 103, "vhangup": 153, "modify_ldt": 154, "pivot_root": 155, "_sysctl": 156, "adjtimex": 159,
         "chroot": 161, "acct": 163, "settimeofday": 164, "mount": 165, "umount2": 166, "swapon": 167,
@@ -91,15 +78,10 @@ X86_64 = Machine(
 
 AARCH64 = Machine(
     audit=0xC00000B7,
-    clone=220,
-    clone3=435,
-    fallocate=47,
-    fcntl=25,
-    ioctl=29,
-    prlimit=261,
-    socket=198,
-    socketpair=199,
-    personality=92,
+    checked={
+        "clone": 220, "clone3": 435, "fallocate": 47, "fcntl": 25, "ioctl": 29, "prlimit": 261, "socket": 198,
+        "socketpair": 199, "personality": 92,
+    },
     refused={
         "lookup_dcookie": 18, "umount2": 39, "mount": 40, "pivot_root": 41, "nfsservctl": 42, "chroot": 51,
         "vhangup": 58, "quotactl": 60, "acct": 89, "unshare": 97, "kexec_load": 104, "init_module": 105,
@@ -134,6 +116,7 @@ def program(machine: str | None = None, *, preallocation: bool = False) -> bytes
 
 
 def _instructions(machine: Machine, preallocation: bool) -> list[_Instruction]:
+    checked = machine.checked
     calls = sorted({*machine.refused.values(), *REFUSED_EVERYWHERE.values()})
     return [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -144,16 +127,16 @@ def _instructions(machine: Machine, preallocation: bool) -> list[_Instruction]:
         _fail(errno.EPERM),
         *(one for call in calls for one in ((_JUMP_EQUAL, 0, 1, call), _fail(errno.EPERM))),
         # Its flags are behind a pointer no filter can follow; the C library falls back to clone.
-        (_JUMP_EQUAL, 0, 1, machine.clone3),
+        (_JUMP_EQUAL, 0, 1, checked["clone3"]),
         _fail(errno.ENOSYS),
-        *_refuse_if(machine.clone, 0, [(_JUMP_ANY_BIT, 0, 1, _NAMESPACES_OF_CLONE)], errno.EPERM),
-        *_refuse_ioctls(machine.ioctl, preallocation),
-        *_refuse_values(machine.fcntl, dict.fromkeys(_LEASES, errno.EINVAL)),
-        *_refuse_limits_of_others(machine.prlimit),
-        *([] if preallocation else _only(machine.fallocate, (_PUNCH_HOLE,), errno.EOPNOTSUPP, argument=1)),
-        *_only(machine.socket, _FAMILIES, errno.EAFNOSUPPORT),
-        *_only(machine.socketpair, _FAMILIES, errno.EAFNOSUPPORT),
-        *_only(machine.personality, _PERSONALITIES, errno.EPERM),
+        *_refuse_if(checked["clone"], 0, [(_JUMP_ANY_BIT, 0, 1, _NAMESPACES_OF_CLONE)], errno.EPERM),
+        *_refuse_ioctls(checked["ioctl"], preallocation),
+        *_refuse_values(checked["fcntl"], dict.fromkeys(_LEASES, errno.EINVAL)),
+        *_refuse_limits_of_others(checked["prlimit"]),
+        *([] if preallocation else _only(checked["fallocate"], (_PUNCH_HOLE,), errno.EOPNOTSUPP, argument=1)),
+        *_only(checked["socket"], _FAMILIES, errno.EAFNOSUPPORT),
+        *_only(checked["socketpair"], _FAMILIES, errno.EAFNOSUPPORT),
+        *_only(checked["personality"], _PERSONALITIES, errno.EPERM),
         (_RETURN, 0, 0, _ALLOW),
     ]
 

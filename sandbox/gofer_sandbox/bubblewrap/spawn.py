@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gofer_sandbox.errors import StartFailed
-from gofer_sandbox.files.identity import starting_as
+from gofer_sandbox.kernel import starting_as
 
-_WITHIN = 20.0
+_START_TIMEOUT = 20.0
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 _REACH = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
@@ -130,7 +130,7 @@ def _popen(
 def _child(process: subprocess.Popen[bytes], info: int, said: int) -> int:
     """What bubblewrap says of its child; when it says nothing it has ended, and said why elsewhere."""
     data = b""
-    while readable(info, _WITHIN):
+    while readable(info, _START_TIMEOUT):
         piece = os.read(info, 4096)
         data += piece
         with contextlib.suppress(ValueError):
@@ -144,11 +144,11 @@ def _child(process: subprocess.Popen[bytes], info: int, said: int) -> int:
     raise StartFailed(f"bwrap did not start: {words(said)}")
 
 
-def readable(descriptor: int, within: float) -> bool:
+def readable(descriptor: int, timeout: float) -> bool:
     """Wait until something can be read. Not by `select`, which knows no descriptor above 1023, as busy servers have."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(max(0.0, within) * 1000))
+    return bool(poll.poll(max(0.0, timeout) * 1000))
 
 
 def words(said: int) -> str:

@@ -13,7 +13,6 @@ import platform
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from gofer_sandbox.limits import KIB, MIB, Limits
 from gofer_sandbox.shell import scripts
 
 LIMITS = Limits(tmp=1 * MIB, shm=64 * KIB)
-_WITHIN = 20.0
+_TIMEOUT = 20.0
 _NOBODY = 65534
 _PROBES = "probes"
 _CANARY = {"GOFER_SANDBOX_CANARY": "1"}
@@ -99,13 +98,13 @@ def run(base: Path, bwrap: Path, etc: Path, groups: cgroups.Groups | None) -> Tr
     try:
         if group:
             group.limit(LIMITS)
-        with _host_port() as port:
-            _run(bwrap, etc, group, port, trial)
+        with socket.create_server(("127.0.0.1", 0)) as listening:  # a service on the host's loopback
+            _run(bwrap, etc, group, listening.getsockname()[1], trial)
     except StartFailed as error:
         trial.words = str(error).partition(": ")[2]
     finally:
         if group:
-            group.discard()
+            group.remove()
         record.unlink(missing_ok=True)
     return trial
 
@@ -118,7 +117,7 @@ def forget(base: Path, groups: cgroups.Groups | None) -> None:
             if groups:
                 group = groups.open(record.name)
                 group.end()
-                group.discard()
+                group.remove()
             record.unlink(missing_ok=True)
 
 
@@ -127,25 +126,13 @@ def _run(bwrap: Path, etc: Path, group: cgroups.Group | None, port: int, trial: 
     waits, go = os.pipe2(os.O_CLOEXEC)
     words = spawn.memory_file("words")
     entrances = group.entrances() if group else []
-    look = [
-        "bash",
-        "--noprofile",
-        "--norc",
-        "-c",
-        scripts.enter(entrances) + _LOOK,
-        "bash",
-        str(port),
-        _calls(),
-    ]
+    script = scripts.enter(entrances) + _LOOK
+    look = ["bash", "--noprofile", "--norc", "-c", script, "bash", str(port), _calls()]
+    user = _NOBODY if os.geteuid() == 0 else None
     try:
+        streams = (waits, said, words)
         spawned = spawn.spawn(
-            _options(bwrap, etc),
-            look,
-            seccomp.program(),
-            entrances,
-            (waits, said, words),
-            _CANARY,
-            _NOBODY if os.geteuid() == 0 else None,
+            _options(bwrap, etc), look, seccomp.program(), entrances, streams, _CANARY, user
         )
         os.close(said)
         said = -1
@@ -175,30 +162,23 @@ def _calls() -> str:
     machine = seccomp.MACHINES[platform.machine()]
     refused = {**machine.refused, **seccomp.REFUSED_EVERYWHERE}
     calls = [f"{name}={number}={errno.EPERM}" for name, number in refused.items()]
-    calls += [f"clone3={machine.clone3}={errno.ENOSYS}", f"vsock={socket.AF_VSOCK}={errno.EAFNOSUPPORT}"]
-    calls.append(f"fallocate={machine.fallocate}={errno.EOPNOTSUPP}")
+    calls += [
+        f"clone3={machine.checked['clone3']}={errno.ENOSYS}",
+        f"vsock={socket.AF_VSOCK}={errno.EAFNOSUPPORT}",
+    ]
+    calls.append(f"fallocate={machine.checked['fallocate']}={errno.EOPNOTSUPP}")
     return ",".join(calls)
-
-
-@contextlib.contextmanager
-def _host_port() -> Iterator[int]:
-    """A service on the host's loopback."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield listening.getsockname()[1]
 
 
 def _facts(inside: int) -> list[tuple[str, str]]:
     """What the script says until it waits, ends, or has had its time."""
-    data, until = b"", time.monotonic() + _WITHIN
+    data, until = b"", time.monotonic() + _TIMEOUT
     while not data.endswith(b"end:here\n") and spawn.readable(inside, until - time.monotonic()):
         piece = os.read(inside, 4096)
         if not piece:
             break
         data += piece
-    return _pairs(data.decode("utf-8", "replace").splitlines())
-
-
-def _pairs(lines: Sequence[str]) -> list[tuple[str, str]]:
+    lines = data.decode("utf-8", "replace").splitlines()
     return [(key, value.strip()) for key, _, value in (line.partition(":") for line in lines)]
 
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gofer_sandbox import processes, records, runtime, users
-from gofer_sandbox.bubblewrap.arguments import ENVIRONMENT
-from gofer_sandbox.bubblewrap.etc import HOME
+from gofer_sandbox.bubblewrap.arguments import ENVIRONMENT, HOME
 from gofer_sandbox.docker.engine import DEFAULT, Engine, EngineError
 from gofer_sandbox.errors import StartFailed
 from gofer_sandbox.inspection import is_alive

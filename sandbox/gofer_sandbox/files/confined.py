@@ -21,11 +21,10 @@ from gofer_sandbox.files.errors import (
     InvalidPath,
     explained,
 )
-from gofer_sandbox.files.identity import acting_as
 from gofer_sandbox.files.listing import Entry, Listing, describe, list_directory
-from gofer_sandbox.files.paths import checked, split
-from gofer_sandbox.files.root import Root, closing, open_root, require_regular
+from gofer_sandbox.files.root import Root, checked, open_root, require_regular, split
 from gofer_sandbox.files.text import SNIFF, PageLimits, TextPage, is_binary, read_page
+from gofer_sandbox.kernel import acting_as, closing
 
 
 @dataclass(frozen=True, slots=True)

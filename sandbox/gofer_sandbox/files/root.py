@@ -1,29 +1,31 @@
-"""The root of a live sandbox, seen from outside, and the only ways files beneath it are opened."""
+"""The root of a live sandbox, seen from outside, which strings may be paths in it, and the only ways files beneath it
+are opened."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from gofer_sandbox.errors import SandboxGone
-from gofer_sandbox.files.errors import FileRefused, NotAFile
-from gofer_sandbox.files.kernel import (
+from gofer_sandbox.files.errors import FileRefused, InvalidPath, NotAFile
+from gofer_sandbox.kernel import (
     PROC_SUPER_MAGIC,
     RESOLVE_IN_ROOT,
     RESOLVE_NO_MAGICLINKS,
     RESOLVE_NO_SYMLINKS,
+    closing,
     filesystem_type,
     mount_id,
     openat2,
 )
-from gofer_sandbox.files.paths import split
 
 _RESOLVE = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
-_LINKS_FOLLOWED = 40  # as many as the kernel
-_RETRIES = 64  # openat2 gives EAGAIN when a rename inside races with `..`
+_MAX_LINKS = 40  # as many as the kernel
+_MAX_TRIES = 64  # openat2 gives EAGAIN when a rename inside races with `..`
+_MAX_PATH = 4095
+_MAX_NAME = 255
+_MAX_DEPTH = 128
 
 
 def open_root(process: int) -> int:
@@ -56,12 +58,12 @@ class Root:
 
     def open(self, path: str, flags: int) -> int:
         """Open beneath the root, refusing the sandbox's own machinery however it was reached."""
-        for attempt in range(_RETRIES):
+        for attempt in range(_MAX_TRIES):
             try:
                 fd = openat2(self.fd, path, flags, _RESOLVE)
                 break
             except BlockingIOError:
-                if attempt == _RETRIES - 1:
+                if attempt == _MAX_TRIES - 1:
                     raise
         try:
             self._refuse_machinery(fd, path)
@@ -89,7 +91,7 @@ class Root:
 
         A write replaces a name, so the link itself must not be what is replaced.
         """
-        for _ in range(_LINKS_FOLLOWED):
+        for _ in range(_MAX_LINKS):
             directory, name = split(path)
             parent = self._make_directory(directory) if create else self.open_directory(directory)
             target = _link_target(parent, name)
@@ -150,10 +152,33 @@ def _link_target(parent: int, name: str) -> str | None:
         raise
 
 
-@contextmanager
-def closing(fd: int) -> Iterator[int]:
-    """Close a descriptor at the end, whatever happens."""
+def checked(path: object, base: str = "/") -> str:
+    """The absolute path inside the sandbox, or InvalidPath saying why it cannot be one.
+
+    `..` and links are left for the kernel to resolve: doing it here by text would be wrong behind a link.
+    """
+    if not isinstance(path, str):
+        raise InvalidPath(repr(path)[:80], f"a path is a string, not {type(path).__name__}")
+    if not path:
+        raise InvalidPath(path, "the path is empty")
+    if "\0" in path:
+        raise InvalidPath(path, "a path cannot hold a NUL character")
     try:
-        yield fd
-    finally:
-        os.close(fd)
+        path.encode()
+    except UnicodeEncodeError:
+        raise InvalidPath(path, "a path cannot hold lone surrogates") from None
+    whole = path if path.startswith("/") else f"{base.rstrip('/')}/{path}"
+    parts = whole.split("/")
+    if len(whole.encode()) > _MAX_PATH or any(len(part.encode()) > _MAX_NAME for part in parts):
+        raise InvalidPath(path, f"longer than {_MAX_PATH} bytes, or a name in it longer than {_MAX_NAME}")
+    if len(parts) > _MAX_DEPTH:
+        raise InvalidPath(path, f"deeper than {_MAX_DEPTH} directories")
+    return whole
+
+
+def split(path: str) -> tuple[str, str]:
+    """The directory and the last name; InvalidPath where there is no name to create."""
+    parent, _, name = path.rpartition("/")
+    if name in ("", ".", ".."):
+        raise InvalidPath(path, "the path names a directory, not a file")
+    return parent or "/", name

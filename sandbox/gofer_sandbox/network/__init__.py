@@ -2,10 +2,9 @@
 
 from gofer_sandbox.network.caller import Callers
 from gofer_sandbox.network.credential import Credential
-from gofer_sandbox.network.egress import Egress
+from gofer_sandbox.network.egress import Egress, Refusal
 from gofer_sandbox.network.errors import EgressUnavailable, Unanswered
-from gofer_sandbox.network.limits import EgressLimits
-from gofer_sandbox.network.refusals import Refusal
+from gofer_sandbox.network.http import EgressLimits
 from gofer_sandbox.network.rules import AllowedHost, GitAccess, Rule
 
 __all__ = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import sys
@@ -9,10 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gofer_sandbox import processes
+from gofer_sandbox.network.errors import Refused
 from gofer_sandbox.provider import Process
 
 _CONNECTED = "01"
-_LINKS_READ = 20_000  # a session may hold more open files than are worth searching
+_MAX_LINKS = 20_000  # a session may hold more open files than are worth searching
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,12 @@ class Callers:
         pids = processes.descendants(found.parent) if found else ()
         return cls(shell, frozenset((pid, start) for pid in pids if (start := processes.start_time(pid))))
 
-    def made(self, ends: Ends) -> bool:
+    async def require(self, ends: Ends) -> None:
+        """Raise Refused unless they made that connection to us."""
+        if not await asyncio.to_thread(self._made, ends):
+            raise Refused("this program was not started by the commands that it is open for")
+
+    def _made(self, ends: Ends) -> bool:
         """Whether they alone hold the other end of a connection to us."""
         shell = self.shell()
         if shell is None:
@@ -78,7 +85,7 @@ def _holders(keeper: int, ends: Ends) -> Iterator[int]:
     for count, (pid, target) in enumerate(_open_files(keeper)):
         if target == wanted:
             yield pid
-        if count > _LINKS_READ:
+        if count > _MAX_LINKS:
             return
 
 

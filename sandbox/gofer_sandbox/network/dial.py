@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import cache
 from socket import SOCK_STREAM, getaddrinfo
 
+import h11
+
 from gofer_sandbox.network.addresses import refused
 from gofer_sandbox.network.errors import Refused
+from gofer_sandbox.network.http import Peer
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-_TRIED = 4
+_MAX_TRIED = 4
 
 
 class SystemResolver:
@@ -45,26 +49,38 @@ class Dialer:
     between check and use (DNS rebinding) gains nothing.
     """
 
-    def __init__(self, resolve: Resolve, patience: float, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, resolve: Resolve, timeout: float, tls: ssl.SSLContext | None) -> None:
         self._resolve = resolve
-        self._patience = patience
+        self._timeout = timeout
         self._tls = tls
 
     async def connect(self, host: str, port: int, *, secure: bool, allow_private: bool) -> Connection:
         """A connection, or Refused with the reason."""
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._timeout):
                 return await self._dial(host, port, secure, allow_private)
         except TimeoutError:
             raise Refused("the host did not answer in time", status=504) from None
 
+    @asynccontextmanager
+    async def upstream(
+        self, client: Peer, host: str, port: int, *, secure: bool, allow_private: bool
+    ) -> AsyncIterator[Peer]:
+        """The other side of a client's request, under the client's limits, and closed at the end."""
+        reader, writer = await self.connect(host, port, secure=secure, allow_private=allow_private)
+        peer = Peer(h11.CLIENT, reader, writer, client.meter, client.limits)
+        try:
+            yield peer
+        finally:
+            await peer.close()
+
     async def _dial(self, host: str, port: int, secure: bool, allow_private: bool) -> Connection:
         tls = (self._tls or default_tls()) if secure else None
         failure = "no address"
-        addresses = (await self._addresses(host, port, allow_private))[:_TRIED]
+        addresses = (await self._addresses(host, port, allow_private))[:_MAX_TRIED]
         for address in addresses:
             try:
-                async with asyncio.timeout(self._patience / len(addresses)):
+                async with asyncio.timeout(self._timeout / len(addresses)):
                     name = host if secure else None
                     return await asyncio.open_connection(address, port, ssl=tls, server_hostname=name)
             except TimeoutError:

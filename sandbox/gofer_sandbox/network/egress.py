@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import ssl
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
-from gofer_sandbox.network.caller import Callers
+import h11
+
+from gofer_sandbox.network.caller import Callers, command_behind
 from gofer_sandbox.network.dial import Dialer, Resolve, SystemResolver
+from gofer_sandbox.network.errors import Refused
 from gofer_sandbox.network.forward import ForwardProxy
-from gofer_sandbox.network.limits import EgressLimits, Meter
+from gofer_sandbox.network.http import EgressLimits, Meter, Peer, answer, drain
 from gofer_sandbox.network.listeners import listen_inside
-from gofer_sandbox.network.refusals import Refusal, Refusals
 from gofer_sandbox.network.reverse import ReverseProxy
 from gofer_sandbox.network.rules import AllowedHost, Rule
-from gofer_sandbox.network.service import Handler, Service
 from gofer_sandbox.record import Reference
+
+_MAX_REFUSALS = 256
+_MAX_TEXT = 200
+_MAX_DISCARDED = 1024 * 1024
+_MAX_PUSH_DISCARDED = 256 * 1024 * 1024
+_RETRY_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One request that was not let through.
+
+    Its texts come from the sandbox and are made short and printable. `command` is the program that asked, as
+    it was called; "" where it could not be found.
+    """
+
+    proxy: str
+    method: str
+    host: str
+    port: int
+    path: str
+    reason: str
+    command: str = ""
+    when: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        for name in ("method", "host", "path", "reason", "command"):
+            object.__setattr__(self, name, _printable(getattr(self, name)))
 
 
 class Egress:
@@ -39,21 +73,24 @@ class Egress:
         """`on_refusal` is told of every refusal and must neither raise nor block."""
         self._limits = limits or EgressLimits()
         self._ports = (forward_port, reverse_port)
-        self._refusals = Refusals(on_refusal)
+        self._on_refusal = on_refusal
+        self._latest: deque[Refusal] = deque(maxlen=_MAX_REFUSALS)
+        self.refused = 0
+        """How many requests were refused in all."""
         self._meter = Meter(self._limits.total_bytes)
         dialer = Dialer(resolve or SystemResolver(), self._limits.connect_seconds, tls)
         self._forward = ForwardProxy(_allowed(hosts), dialer)
         self._reverse = ReverseProxy(dialer, reverse_port)
-        self._services: list[Service] = []
+        self._services: list[_Service] = []
         self.environment: Mapping[str, str] = _environment(forward_port)
 
     async def open(self, reference: Reference) -> None:
         """Begin to serve that sandbox. Do this before its first command, or one could take the ports."""
         await self.close()
         sockets = await listen_inside(reference, self._ports)
-        handlers: tuple[Handler, Handler] = (self._forward, self._reverse)
-        for handler, listening in zip(handlers, sockets, strict=True):
-            service = Service(handler, reference.pid, self._limits, self._meter, self._refusals)
+        proxies: tuple[ForwardProxy | ReverseProxy, ...] = (self._forward, self._reverse)
+        for proxy, listening in zip(proxies, sockets, strict=True):
+            service = _Service(proxy, reference.pid, self._limits, self._meter, self._refuse)
             service.start(listening)
             self._services.append(service)
 
@@ -80,12 +117,13 @@ class Egress:
     @property
     def refusals(self) -> tuple[Refusal, ...]:
         """The latest refusals, oldest first."""
-        return self._refusals.latest()
+        return tuple(self._latest)
 
-    @property
-    def refused(self) -> int:
-        """How many requests were refused in all."""
-        return self._refusals.count
+    def _refuse(self, refusal: Refusal) -> None:
+        self._latest.append(refusal)
+        self.refused += 1
+        if self._on_refusal is not None:
+            self._on_refusal(refusal)
 
     def url(self, rule: Rule, path: str = "/") -> str:
         """Where a program inside finds a path of the rule's upstream."""
@@ -115,6 +153,133 @@ class Egress:
         return "\n".join(lines) + "\n"
 
 
+class _Service:
+    """One listening socket and its connections, served one request after another, within limits."""
+
+    def __init__(
+        self,
+        proxy: ForwardProxy | ReverseProxy,
+        keeper: int,
+        limits: EgressLimits,
+        meter: Meter,
+        report: Callable[[Refusal], None],
+    ) -> None:
+        """`keeper` is the sandbox's first process, below which the connections' programs are found."""
+        self._proxy = proxy
+        self._keeper = keeper
+        self._looking = asyncio.Lock()  # one search at a time: who provokes many waits for his own
+        self._limits = limits
+        self._meter = meter
+        self._report = report
+        self._connections: set[asyncio.Task[None]] = set()
+        self._waiting: set[socket.socket] = set()
+        """Accepted, and not begun with: a task that is cancelled before it has begun closes nothing."""
+        self._places = asyncio.Semaphore(limits.connections)
+        self._listening: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+
+    def start(self, listening: socket.socket) -> None:
+        """Begin to accept; takes the socket over."""
+        listening.setblocking(False)
+        self._listening = listening
+        self._accepting = asyncio.create_task(self._accept(listening))
+
+    async def close(self) -> None:
+        """Stop accepting and end every connection."""
+        tasks = [*self._connections, *([self._accepting] if self._accepting else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in self._waiting:
+            connection.close()
+        if self._listening:
+            self._listening.close()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        """Accept only what there is a place for. The rest waits in the kernel's bounded backlog, where it costs
+        this process no descriptor, however many a sandbox opens."""
+        while True:
+            await self._places.acquire()
+            try:
+                await _readable(listening)
+                connection, _ = listening.accept()
+            except OSError:  # it went away again, or this process has no descriptor left for now
+                self._places.release()
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            connection.setblocking(False)
+            self._waiting.add(connection)
+            task = asyncio.create_task(self._connected(connection))
+            self._connections.add(task)
+            task.add_done_callback(self._gone)
+
+    def _gone(self, task: asyncio.Task[None]) -> None:
+        self._connections.discard(task)
+        self._places.release()
+
+    async def _connected(self, connection: socket.socket) -> None:
+        self._waiting.discard(connection)
+        try:
+            reader, writer = await asyncio.open_connection(sock=connection)
+        except BaseException:
+            connection.close()
+            raise
+        meter = Meter(self._limits.connection_bytes, self._meter)
+        await self._serve(Peer(h11.SERVER, reader, writer, meter, self._limits))
+
+    async def _serve(self, client: Peer) -> None:
+        try:
+            async with asyncio.timeout(self._limits.connection_seconds):
+                await self._requests(client)
+        except (OSError, TimeoutError, h11.LocalProtocolError, h11.RemoteProtocolError):
+            pass  # the other side went away or fell silent: there is nobody to tell
+        finally:
+            await client.close()
+
+    async def _requests(self, client: Peer) -> None:
+        """Serve requests until one is refused or the connection is used up."""
+        while True:
+            request: h11.Request | None = None
+            try:
+                event = await client.receive(self._limits.header_seconds)
+                if not isinstance(event, h11.Request):
+                    return
+                request = event
+                await self._proxy.handle(client, request)
+            except Refused as refusal:
+                await self._refuse(client, request, refusal)
+                return
+            if client.http.our_state is not h11.DONE or client.http.their_state is not h11.DONE:
+                return
+            client.http.start_next_cycle()
+
+    async def _refuse(self, client: Peer, request: h11.Request | None, refusal: Refused) -> None:
+        """Tell the caller first: while the program waits for its answer, it can still be found."""
+        method = request.method.decode("ascii", "replace") if request else ""
+        async with self._looking:
+            command = await asyncio.to_thread(command_behind, self._keeper, client.ends)
+        name, host, port, path = self._proxy.name, refusal.host, refusal.port, refusal.path
+        self._report(Refusal(name, method, host, port, path, refusal.reason, command))
+        if refusal.report is None:
+            await answer(client, refusal.status, f"Refused by the sandbox: {refusal.reason}\n".encode())
+            await drain(client, _MAX_DISCARDED, 2)
+        else:
+            await drain(client, _MAX_PUSH_DISCARDED, self._limits.idle_seconds)
+            await answer(client, 200, refusal.report, refusal.report_type)
+
+
+async def _readable(listening: socket.socket) -> None:
+    """Wait until somebody connects. The loop's own `sock_accept`, cancelled when it has just accepted, leaves a
+    connection that nobody closes."""
+    loop = asyncio.get_running_loop()
+    woken = asyncio.Event()
+    loop.add_reader(listening, woken.set)
+    try:
+        await woken.wait()
+    finally:
+        loop.remove_reader(listening)
+
+
 def _allowed(hosts: Sequence[AllowedHost | str]) -> list[AllowedHost]:
     return [AllowedHost(host) if isinstance(host, str) else host for host in hosts]
 
@@ -124,3 +289,9 @@ def _environment(port: int) -> dict[str, str]:
     near = "127.0.0.1,localhost,::1"
     pairs = {"http_proxy": proxy, "https_proxy": proxy, "all_proxy": proxy, "no_proxy": near}
     return pairs | {name.upper(): value for name, value in pairs.items()}
+
+
+def _printable(text: str) -> str:
+    """Short and on one line: what a sandbox sends may end in a log or a terminal."""
+    safe = "".join(c if c.isprintable() else "?" for c in text[: _MAX_TEXT + 1])
+    return safe if len(text) <= _MAX_TEXT else safe[:_MAX_TEXT] + "…"

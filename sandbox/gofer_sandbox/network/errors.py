@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
+
 from gofer_sandbox.errors import GateBlocked, SandboxError
 
 
@@ -18,6 +20,7 @@ class Unanswered(Exception):
     message goes to the program inside."""
 
 
+@dataclass(eq=False)
 class Refused(Exception):
     """One request is refused: the status and the sentence its program gets, and the caller's report.
 
@@ -25,22 +28,14 @@ class Refused(Exception):
     leaves this package.
     """
 
-    def __init__(
-        self,
-        reason: str,
-        *,
-        status: int = 403,
-        host: str = "",
-        port: int = 0,
-        path: str = "",
-        report: bytes | None = None,
-        report_type: str = "application/x-git-receive-pack-result",
-    ) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.status = status
-        self.host = host
-        self.port = port
-        self.path = path
-        self.report = report
-        self.report_type = report_type
+    reason: str
+    _: KW_ONLY
+    status: int = 403
+    host: str = ""
+    port: int = 0
+    path: str = ""
+    report: bytes | None = None
+    report_type: str = "application/x-git-receive-pack-result"
+
+    def __str__(self) -> str:
+        return self.reason

@@ -13,8 +13,16 @@ import h11
 from gofer_sandbox.network.caller import Callers
 from gofer_sandbox.network.dial import Dialer
 from gofer_sandbox.network.errors import Refused
-from gofer_sandbox.network.exchange import closing, exchange, request_head
-from gofer_sandbox.network.http import BLOCK, Peer, end_to_end, framing, relay_body
+from gofer_sandbox.network.http import (
+    BLOCK,
+    Peer,
+    UnderWay,
+    end_to_end,
+    exchange,
+    framing,
+    relay_body,
+    request_head,
+)
 from gofer_sandbox.network.rules import AllowedHost, host_name
 
 NOT_ALLOWED = "this sandbox may not reach this host and port"
@@ -30,15 +38,13 @@ class ForwardProxy:
         self._callers: Callers | None = None
         self._why = NOT_ALLOWED
         self._dialer = dialer
-        self._under_way: dict[asyncio.Timeout, tuple[str, int]] = {}
+        self._under_way = UnderWay("the host was closed while the request was under way")
 
     def allow(self, hosts: Sequence[AllowedHost], callers: Callers | None, why: str) -> None:
         """From now on, these hosts and no others, to certain programs if they are given. What is under way to a host
         that is closed now is cut off."""
         self._hosts, self._callers, self._why = tuple(hosts), callers, why or NOT_ALLOWED
-        for deadline, (host, port) in self._under_way.items():
-            if not any(allowed.matches(host, port) for allowed in self._hosts):
-                deadline.reschedule(asyncio.get_running_loop().time())
+        self._under_way.cut(lambda host, port: self._allowed(host, port) is not None)
 
     async def handle(self, client: Peer, request: h11.Request) -> None:
         """Serve one request, or raise Refused."""
@@ -49,40 +55,30 @@ class ForwardProxy:
         else:
             await self._plain(client, request, target)
 
-    def _allowed(self, host: str, port: int) -> AllowedHost:
-        for allowed in self._hosts:
-            if allowed.matches(host, port):
-                return allowed
-        raise Refused(self._why)
+    def _allowed(self, host: str, port: int) -> AllowedHost | None:
+        return next((allowed for allowed in self._hosts if allowed.matches(host, port)), None)
 
     @asynccontextmanager
-    async def _passing(self, host: str, port: int) -> AsyncIterator[None]:
-        """Hold one request, which is cut off when its host is closed."""
-        deadline = asyncio.timeout(None)
+    async def _upstream(self, client: Peer, host: str, port: int) -> AsyncIterator[Peer]:
+        """A connection to a host that is allowed; cut off when it is no more."""
         try:
-            async with deadline:
-                self._under_way[deadline] = (host, port)
-                yield
-        except TimeoutError:
-            if deadline.expired():
-                raise Refused("the host was closed while the request was under way") from None
-            raise
-        finally:
-            self._under_way.pop(deadline, None)
-
-    async def _connect(self, client: Peer, host: str, port: int) -> Peer:
-        try:
-            private = self._allowed(host, port).allow_private
-            if self._callers is not None and not await asyncio.to_thread(self._callers.made, client.ends):
-                raise Refused("this program was not started by the commands that it is open for")
-            reader, writer = await self._dialer.connect(host, port, secure=False, allow_private=private)
+            async with self._under_way.hold(host, port):
+                allowed = self._allowed(host, port)
+                if allowed is None:
+                    raise Refused(self._why)
+                if self._callers is not None:
+                    await self._callers.require(client.ends)
+                private = allowed.allow_private
+                async with self._dialer.upstream(
+                    client, host, port, secure=False, allow_private=private
+                ) as peer:
+                    yield peer
         except Refused as refusal:
             refusal.host, refusal.port = host, port
             raise
-        return Peer(h11.CLIENT, reader, writer, client.meter, client.limits)
 
     async def _tunnel(self, client: Peer, host: str, port: int) -> None:
-        async with self._passing(host, port), closing(await self._connect(client, host, port)) as upstream:
+        async with self._upstream(client, host, port) as upstream:
             await client.send(h11.Response(status_code=200, headers=[], reason=b"Connection established"))
             early, _ = client.http.trailing_data
             upstream.writer.write(early)
@@ -91,7 +87,7 @@ class ForwardProxy:
     async def _plain(self, client: Peer, request: h11.Request, target: str) -> None:
         host, port, path = _absolute(target)
         body = framing(request)
-        async with self._passing(host, port), closing(await self._connect(client, host, port)) as upstream:
+        async with self._upstream(client, host, port) as upstream:
             headers = end_to_end(request.headers, b"host") + body
             named = host if port == 80 else f"{host}:{port}"
             head = request_head(request.method, path, named, headers)

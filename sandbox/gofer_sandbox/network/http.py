@@ -1,9 +1,12 @@
-"""HTTP/1.1 over asyncio streams: h11 reads the protocol, this counts the bytes and keeps the time."""
+"""HTTP/1.1 over asyncio streams: h11 reads the protocol, this counts the bytes and keeps the time, so that one sandbox
+can ask only so much of the proxies."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TypeAlias
 
@@ -11,7 +14,6 @@ import h11
 
 from gofer_sandbox.network.caller import Ends
 from gofer_sandbox.network.errors import Refused
-from gofer_sandbox.network.limits import EgressLimits, Meter
 
 BLOCK = 64 * 1024
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -20,6 +22,38 @@ _HOP_BY_HOP = {
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te",
     b"trailer", b"transfer-encoding", b"upgrade", b"expect",
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class EgressLimits:
+    """Bounds of one sandbox's traffic. Sizes are in bytes and times in seconds."""
+
+    connections: int = 64
+    """At once, through each of the two proxies; further ones wait."""
+    connection_bytes: int = 4 * 1024**3
+    total_bytes: int = 32 * 1024**3
+    header_bytes: int = 32 * 1024
+    header_seconds: float = 15.0
+    connect_seconds: float = 15.0
+    idle_seconds: float = 120.0
+    connection_seconds: float = 3600.0
+
+
+class Meter:
+    """Counts bytes in both directions against a limit, and against a wider meter's."""
+
+    def __init__(self, limit: int, wider: Meter | None = None) -> None:
+        self._left = limit
+        self._limit = limit
+        self._wider = wider
+
+    def count(self, size: int) -> None:
+        """Refused once the limit is passed."""
+        self._left -= size
+        if self._left < 0:
+            raise Refused(f"more than {self._limit} bytes were moved")
+        if self._wider is not None:
+            self._wider.count(size)
 
 
 class BodyCutOff(ConnectionError):
@@ -51,7 +85,7 @@ class Peer:
         theirs, ours = ((str(address), int(port)) for address, port, *_ in given)
         return Ends(theirs, ours)
 
-    async def receive(self, patience: float | None = None) -> h11.Event | None:
+    async def receive(self, timeout: float | None = None) -> h11.Event | None:
         """The next event, None when there is none in this cycle; Refused for what is not HTTP."""
         while True:
             try:
@@ -64,7 +98,7 @@ class Peer:
                 return event
             if self.http.they_are_waiting_for_100_continue:
                 await self.send(h11.InformationalResponse(status_code=100, headers=[]))
-            async with asyncio.timeout(patience or self.limits.idle_seconds):
+            async with asyncio.timeout(timeout or self.limits.idle_seconds):
                 data = await self.reader.read(BLOCK)
             self.meter.count(len(data))
             self.http.receive_data(data)
@@ -135,10 +169,22 @@ async def relay_body(source: Peer, sink: Peer) -> None:
             raise BodyCutOff
 
 
-async def drain(peer: Peer, limit: int, patience: float) -> None:
+async def read_body(peer: Peer, limit: int) -> bytes:
+    """The rest of a body; Refused where it is longer than the limit."""
+    body = bytearray()
+    while isinstance(event := await peer.receive(), h11.Data):
+        body += event.data
+        if len(body) > limit:
+            raise Refused("the body is too long to be checked", status=413)
+    if not isinstance(event, h11.EndOfMessage):
+        raise BodyCutOff
+    return bytes(body)
+
+
+async def drain(peer: Peer, limit: int, timeout: float) -> None:
     """Read away a body, so that closing does not reset the connection before the answer was read."""
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(timeout):
             while limit > 0 and peer.http.their_state in (h11.IDLE, h11.SEND_BODY):
                 event = await peer.receive()
                 limit -= len(event.data) if isinstance(event, h11.Data) else 0
@@ -160,3 +206,90 @@ async def answer(peer: Peer, status: int, body: bytes, kind: str = "text/plain; 
         h11.Data(data=body),
         h11.EndOfMessage(),
     )
+
+
+async def exchange(
+    client: Peer,
+    upstream: Peer,
+    head: h11.Request,
+    send_body: Callable[[], Awaitable[None]],
+    respond: Callable[[Peer, Peer, h11.Response], Awaitable[None]],
+) -> None:
+    """Send head and body while waiting for the answer, which may come before the body has gone. `respond` passes the
+    answer on, given the client and the upstream."""
+
+    async def receive() -> None:
+        await respond(client, upstream, await receive_head(upstream))
+
+    await upstream.send(head)
+    upload = asyncio.ensure_future(send_body())
+    download = asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait({upload, download}, return_when=asyncio.FIRST_COMPLETED)
+        # An upstream that stops reading may still have answered; a client that goes away wants no answer.
+        if upload.done() and isinstance(error := upload.exception(), Refused | TimeoutError | BodyCutOff):
+            raise error
+        await download
+    finally:
+        for task in (upload, download):
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(upload, download, return_exceptions=True)
+
+
+async def receive_head(upstream: Peer) -> h11.Response:
+    """The head of an upstream's answer."""
+    while isinstance(event := await upstream.receive(), h11.InformationalResponse):
+        pass
+    if not isinstance(event, h11.Response):
+        raise Refused("the upstream closed without an answer", status=502)
+    return event
+
+
+def request_head(method: bytes, target: str, host: str, headers: Headers) -> h11.Request:
+    """A request for an upstream, on a connection of its own."""
+    return h11.Request(
+        method=method,
+        target=target,
+        headers=[(b"host", host.encode()), (b"connection", b"close"), *headers],
+    )
+
+
+class UnderWay:
+    """Requests that are under way, each with the host and port it goes to, and can be cut off."""
+
+    def __init__(self, reason: str) -> None:
+        """`reason` is what the program is told whose request is cut off."""
+        self._reason = reason
+        self._requests: dict[asyncio.Timeout, tuple[str, int]] = {}
+        self._quiet = asyncio.Event()
+
+    @asynccontextmanager
+    async def hold(self, host: str, port: int) -> AsyncIterator[None]:
+        """Hold one request for the length of the block."""
+        deadline = asyncio.timeout(None)
+        try:
+            async with deadline:
+                self._requests[deadline] = (host, port)
+                yield
+        except TimeoutError:
+            if deadline.expired():
+                raise Refused(self._reason) from None
+            raise
+        finally:
+            self._requests.pop(deadline, None)
+            if not self._requests:
+                self._quiet.set()
+
+    def cut(self, allowed: Callable[[str, int], bool]) -> None:
+        """End those that go to what is not allowed any more."""
+        for deadline, place in self._requests.items():
+            if not allowed(*place):
+                deadline.reschedule(asyncio.get_running_loop().time())
+
+    async def cut_all(self) -> None:
+        """End everything and wait until it has ended."""
+        self._quiet.clear()
+        self.cut(lambda host, port: False)
+        if self._requests:
+            await self._quiet.wait()

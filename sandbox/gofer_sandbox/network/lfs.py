@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gofer_sandbox.network.errors import Refused
-from gofer_sandbox.network.rules import GitAccess, Rule
+from gofer_sandbox.network.rules import GitAccess
 
 MAX_REQUEST = 1024 * 1024
 MAX_ANSWER = 8 * 1024 * 1024
@@ -34,16 +34,6 @@ class Transfer:
     method: str
     href: str = field(repr=False)
     headers: tuple[tuple[str, str], ...] = field(repr=False)
-
-
-def rest_of(rule: Rule, path: str) -> str:
-    """What a path asks of a repository's LFS; empty when it is something else."""
-    for repository in rule.paths:
-        bare = repository.rstrip("/").removesuffix(".git")
-        for prefix in (f"{bare}/", f"{bare}.git/"):
-            if path.startswith(f"{prefix}info/lfs/"):
-                return path.removeprefix(prefix)
-    return ""
 
 
 def check_batch(body: bytes, access: GitAccess) -> None:

@@ -17,7 +17,7 @@ from gofer_sandbox.network.errors import EgressUnavailable, PortTaken
 from gofer_sandbox.record import Reference
 
 _HELPER = Path(__file__).with_name("enter.py")
-_PATIENCE = 20.0
+_TIMEOUT = 20.0
 
 
 async def listen_inside(reference: Reference, ports: tuple[int, ...]) -> list[socket.socket]:
@@ -76,7 +76,7 @@ async def _run_helper(namespace: int, channel: int, ports: tuple[int, ...]) -> N
         env={},
     )
     try:
-        await asyncio.wait_for(helper.wait(), _PATIENCE)
+        await asyncio.wait_for(helper.wait(), _TIMEOUT)
     except TimeoutError:
         helper.kill()
         await helper.wait()

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from urllib.parse import urljoin, urlsplit
 
 import h11
 
 from gofer_sandbox.errors import InvalidInput
-from gofer_sandbox.network import git, git_fetch, lfs
+from gofer_sandbox.network import git, lfs
 from gofer_sandbox.network.caller import Callers
 from gofer_sandbox.network.credential import Credential, Mask
 from gofer_sandbox.network.dial import Dialer
 from gofer_sandbox.network.errors import Refused, Unanswered
-from gofer_sandbox.network.exchange import closing, exchange, request_head
-from gofer_sandbox.network.http import BodyCutOff, Headers, Peer, answer, end_to_end, framing, relay_body
-from gofer_sandbox.network.paths import decoded, git_service, permitted, split_target
-from gofer_sandbox.network.rules import GitAccess, Rule
+from gofer_sandbox.network.http import (
+    BodyCutOff,
+    Headers,
+    Peer,
+    UnderWay,
+    answer,
+    end_to_end,
+    exchange,
+    framing,
+    read_body,
+    receive_head,
+    relay_body,
+    request_head,
+)
+from gofer_sandbox.network.rules import GitAccess, Rule, decoded, split_target
 
 # What a sandbox must not tell the upstream: who it is, or another method than the one that was checked.
 _NOT_SENT = (
@@ -28,9 +39,7 @@ _NOT_SENT = (
     b"x-method-override",
 )  # fmt: skip
 _NOT_RETURNED = (b"set-cookie", b"www-authenticate", b"authentication-info", b"alt-svc")
-
-
-REPLAYABLE = 2 * 1024 * 1024
+MAX_REPLAYED = 2 * 1024 * 1024
 """Bytes of a body that are kept until its answer has come: git asks with a small one before it sends a bigger."""
 
 
@@ -48,13 +57,14 @@ class Grant:
     rule: Rule
     callers: Callers | None = None
     holders: int = 0
-    under_way: set[asyncio.Timeout] = field(default_factory=set)
-    quiet: asyncio.Event = field(default_factory=asyncio.Event)
+    under_way: UnderWay = field(
+        default_factory=lambda: UnderWay("the grant ended while the request was under way")
+    )
     transfers: dict[str, lfs.Transfer] = field(default_factory=dict)
     """LFS objects that were asked for, by what their addresses end with."""
     moved: tuple[str, ...] = ()
     """Where the rule's paths turned out to be now."""
-    known: git_fetch.Known = field(default_factory=git_fetch.Known)
+    known: git.Known = field(default_factory=git.Known)
     """What git was told of."""
 
     async def as_of_now(self, refused: Credential | None = None) -> Rule:
@@ -68,9 +78,8 @@ class Grant:
         if self.rule.lender is None or client.http.their_state is not h11.DONE:
             raise CredentialRefused
         again = await self.as_of_now(rule.credential)
-        if again.credential is None or rule.credential is None:
-            raise CredentialRefused
-        if again.credential.reveal() == rule.credential.reveal():
+        new, old = again.credential, rule.credential
+        if new is None or old is None or new.reveal() == old.reveal():
             raise CredentialRefused
         return again
 
@@ -79,31 +88,6 @@ class Grant:
         if self.rule.moved is not None:
             self.moved = tuple(await self.rule.moved())
         return replace(self.rule, paths=(*self.rule.paths, *self.moved))
-
-    @asynccontextmanager
-    async def passing(self) -> AsyncIterator[None]:
-        """Hold one request, which is cut off when the grant ends."""
-        deadline = asyncio.timeout(None)
-        try:
-            async with deadline:
-                self.under_way.add(deadline)
-                yield
-        except TimeoutError:
-            if deadline.expired():
-                raise Refused("the grant ended while the request was under way") from None
-            raise
-        finally:
-            self.under_way.discard(deadline)
-            if not self.under_way:
-                self.quiet.set()
-
-    async def cut(self) -> None:
-        """End everything under way and wait until it has ended."""
-        self.quiet.clear()
-        for deadline in self.under_way:
-            deadline.reschedule(asyncio.get_running_loop().time())
-        if self.under_way:
-            await self.quiet.wait()
 
 
 class ReverseProxy:
@@ -129,7 +113,7 @@ class ReverseProxy:
             grant.holders -= 1
             if grant.holders == 0:
                 del self._grants[rule.name]
-                await grant.cut()
+                await grant.under_way.cut_all()
 
     async def handle(self, client: Peer, request: h11.Request) -> None:
         """Serve one request, or raise Refused."""
@@ -138,9 +122,9 @@ class ReverseProxy:
         if grant is None:
             raise Refused(f"no access named {name!r} is open now", host=name, path=path)
         try:
-            async with grant.passing():
-                if grant.callers is not None and not await asyncio.to_thread(grant.callers.made, client.ends):
-                    raise Refused("this program was not started by the commands that it is open for")
+            async with grant.under_way.hold(grant.rule.host, grant.rule.port):
+                if grant.callers is not None:
+                    await grant.callers.require(client.ends)
                 await self._serve(grant, client, request, path, query)
         except Unanswered as silence:
             raise Refused(str(silence), status=502, host=grant.rule.host, path=path) from None
@@ -153,21 +137,21 @@ class ReverseProxy:
             await self._transfer(grant, client, request, path.removeprefix(lfs.PLACE))
             return
         rule = await grant.as_of_now()
-        if rule.git is not None and (rest := lfs.rest_of(rule, decoded(path))):
+        if rule.git is not None and (rest := rule.lfs_path(decoded(path))):
             await self._lfs(grant, rule, client, request, path, rest)
             return
         service = _checked(rule, request.method.decode(), decoded(path), query)
-        headers = _headers_out(rule, request) + framing(request)
+        body = framing(request)
         early = b""
         refs = None
         if service is not None and request.method == b"GET":
             fetches = service == "git-upload-pack"
             # What is advertised to a push may be named by what others have, and is not known to a fetch.
-            refs = git_fetch.RefFilter(grant.known if fetches else git_fetch.Known())
+            refs = git.RefFilter(grant.known if fetches else git.Known())
         elif service == "git-upload-pack" and rule.git is not None:
             early, asked = await _fetch_request(client, request)
-            await git_fetch.check(asked, rule.git, grant.known)
-            refs = git_fetch.RefFilter(grant.known) if asked.lists_refs else None
+            await git.check_fetch(asked, rule.git, grant.known)
+            refs = git.RefFilter(grant.known) if asked.lists_refs else None
         if service == "git-receive-pack" and request.method == b"POST" and rule.git is not None:
             push = await _push_head(client, request)
             reasons = git.objections(push, rule.git) or await _more_objections(push, rule.git)
@@ -177,15 +161,15 @@ class ReverseProxy:
             early = push.data
         target = f"{path}?{query}" if query else path
         early += await _small_body(client, request)
+
+        async def attempt(rule: Rule) -> None:
+            head = request_head(request.method, target, _host(rule), _headers_out(rule, request) + body)
+            await self._exchange(MaskedAnswer(rule, self._port, target, grant, refs), client, head, early)
+
         try:
-            head = request_head(request.method, target, _host(rule), headers)
-            await self._exchange(Answer(rule, self._port, target, grant, refs), client, head, early)
+            await attempt(rule)
         except CredentialRefused:
-            rule = await grant.renewed(rule, client)
-            head = request_head(
-                request.method, target, _host(rule), _headers_out(rule, request) + framing(request)
-            )
-            await self._exchange(Answer(rule, self._port, target, grant, refs), client, head, early)
+            await attempt(await grant.renewed(rule, client))
 
     async def _lfs(
         self, grant: Grant, rule: Rule, client: Peer, request: h11.Request, path: str, rest: str
@@ -197,7 +181,7 @@ class ReverseProxy:
             return
         if (request.method, rest) != (b"POST", lfs.BATCH):
             raise Refused(f"only git's smart HTTP to {', '.join(rule.paths)} is allowed here")
-        body = await _whole_body(client, lfs.MAX_REQUEST)
+        body = await read_body(client, lfs.MAX_REQUEST)
         lfs.check_batch(body, rule.git)
         status, told = await self._ask(rule, client, path, body)
         if status == 401:
@@ -220,17 +204,11 @@ class ReverseProxy:
         ]  # fmt: skip
         if rule.credential is not None:
             headers.append((rule.credential.header.encode(), rule.credential.reveal()))
-        reader, writer = await self._dialer.connect(
-            rule.host, rule.port, secure=rule.secure, allow_private=rule.allow_private
-        )
-        async with closing(Peer(h11.CLIENT, reader, writer, client.meter, client.limits)) as upstream:
+        async with self._upstream(rule, client) as upstream:
             await upstream.send(request_head(b"POST", path, _host(rule), headers))
             await upstream.send(h11.Data(data=body), h11.EndOfMessage())
-            while isinstance(event := await upstream.receive(), h11.InformationalResponse):
-                pass
-            if not isinstance(event, h11.Response):
-                raise Refused("the upstream closed without an answer", status=502)
-            return event.status_code, await _whole_body(upstream, lfs.MAX_ANSWER)
+            response = await receive_head(upstream)
+            return response.status_code, await read_body(upstream, lfs.MAX_ANSWER)
 
     async def _transfer(self, grant: Grant, client: Peer, request: h11.Request, token: str) -> None:
         """One object to or from where it is kept; the rule's credential has no business there."""
@@ -243,21 +221,21 @@ class ReverseProxy:
         kept = (b"content-length", b"content-type", b"range")
         own = [(name, value) for name, value in request.headers if name in kept and name not in given]
         headers = [*own, *given.items(), (b"accept-encoding", b"identity"), *framing(request)]
-        reader, writer = await self._dialer.connect(
-            goal.hostname or "", goal.port or (443 if secure else 80), secure=secure,
-            allow_private=grant.rule.allow_private,
-        )  # fmt: skip
         target = f"{goal.path or '/'}{f'?{goal.query}' if goal.query else ''}"
         head = request_head(request.method, target, goal.netloc.rpartition("@")[2], headers)
-        async with closing(Peer(h11.CLIENT, reader, writer, client.meter, client.limits)) as upstream:
+        port, private = goal.port or (443 if secure else 80), grant.rule.allow_private
+        async with self._dialer.upstream(
+            client, goal.hostname or "", port, secure=secure, allow_private=private
+        ) as upstream:
             await exchange(client, upstream, head, lambda: relay_body(client, upstream), _pass_object)
 
-    async def _exchange(self, answer: Answer, client: Peer, head: h11.Request, early: bytes) -> None:
-        rule = answer.rule
-        reader, writer = await self._dialer.connect(
-            rule.host, rule.port, secure=rule.secure, allow_private=rule.allow_private
+    def _upstream(self, rule: Rule, client: Peer) -> AbstractAsyncContextManager[Peer]:
+        return self._dialer.upstream(
+            client, rule.host, rule.port, secure=rule.secure, allow_private=rule.allow_private
         )
-        async with closing(Peer(h11.CLIENT, reader, writer, client.meter, client.limits)) as upstream:
+
+    async def _exchange(self, answer: MaskedAnswer, client: Peer, head: h11.Request, early: bytes) -> None:
+        async with self._upstream(answer.rule, client) as upstream:
 
             async def send_body() -> None:
                 if early:
@@ -275,22 +253,11 @@ async def _pass_object(client: Peer, upstream: Peer, response: h11.Response) -> 
     await relay_body(upstream, client)
 
 
-async def _whole_body(peer: Peer, limit: int) -> bytes:
-    body = bytearray()
-    while isinstance(event := await peer.receive(), h11.Data):
-        body += event.data
-        if len(body) > limit:
-            raise Refused("the body is too long to be checked", status=413)
-    if not isinstance(event, h11.EndOfMessage):
-        raise BodyCutOff
-    return bytes(body)
-
-
-class Answer:
+class MaskedAnswer:
     """Brings an upstream's answer back without its credential, cookies or ways to other hosts."""
 
     def __init__(
-        self, rule: Rule, port: int, target: str, grant: Grant, refs: git_fetch.RefFilter | None = None
+        self, rule: Rule, port: int, target: str, grant: Grant, refs: git.RefFilter | None = None
     ) -> None:
         self.rule = rule
         self._refs = refs
@@ -348,7 +315,7 @@ class Answer:
         if not same or goal.hostname != self.rule.host:
             raise Refused(f"the upstream redirects to another host: {goal.hostname}", status=502)
         path = decoded(goal.path or "/")
-        if not permitted(self.rule, path) and not permitted(await self._grant.look_again(), path):
+        if not self.rule.permits(path) and not (await self._grant.look_again()).permits(path):
             raise Refused("the upstream redirects to a path that is not allowed", status=502)
         query = f"?{goal.query}" if goal.query else ""
         return f"http://127.0.0.1:{self._port}/{self.rule.name}{goal.path or '/'}{query}".encode()
@@ -363,21 +330,17 @@ def _checked(rule: Rule, method: str, path: str, query: str) -> str | None:
     if rule.git is None:
         if method not in rule.methods:
             raise Refused(f"{method} is not allowed here, only {', '.join(rule.methods)}")
-        if not permitted(rule, path):
+        if not rule.permits(path):
             raise Refused(f"only {', '.join(rule.paths)} may be reached here")
         return None
-    service = git_service(rule, method, path, query)
+    service = rule.git_service(method, path, query)
     if service is None:
         raise Refused(f"only git's smart HTTP to {', '.join(rule.paths)} is allowed here")
-    if not _serves(rule.git, service):
-        raise Refused(
-            "this sandbox may not push here" if service == "git-receive-pack" else "fetching is closed"
-        )
+    if service == "git-receive-pack" and not rule.git.push:
+        raise Refused("this sandbox may not push here")
+    if service == "git-upload-pack" and not rule.git.fetch:
+        raise Refused("fetching is closed")
     return service
-
-
-def _serves(access: GitAccess, service: str) -> bool:
-    return access.fetch if service == "git-upload-pack" else bool(access.push)
 
 
 def _host(rule: Rule) -> str:
@@ -416,7 +379,8 @@ async def _push_head(client: Peer, request: h11.Request) -> git.PushHead:
         if not isinstance(event, h11.Data):
             raise Refused("the push was cut off", status=400)
         push.feed(bytes(event.data))
-    if not push.updates and (len(push.data) > git.NOTHING or not await _is_over(client)):
+    empty = not push.updates
+    if empty and (len(push.data) > git.NOTHING or not isinstance(await client.receive(), h11.EndOfMessage)):
         # Git asks with an empty push whether it may push at all; what stands behind one is nothing it reads.
         raise Refused("the push names nothing, and goes on", status=400)
     return push
@@ -426,31 +390,16 @@ async def _small_body(client: Peer, request: h11.Request) -> bytes:
     """What is left of a body whose length is known and small, so that it can be sent a second time; else nothing."""
     declared = [value for name, value in request.headers if name == b"content-length"]
     chunked = any(name == b"transfer-encoding" for name, _ in request.headers)
-    if chunked or int(declared[0] if declared else 0) > REPLAYABLE or client.http.their_state is h11.DONE:
+    if chunked or int(declared[0] if declared else 0) > MAX_REPLAYED or client.http.their_state is h11.DONE:
         return b""
-    body = bytearray()
-    while isinstance(event := await client.receive(), h11.Data):
-        body += event.data
-    if not isinstance(event, h11.EndOfMessage):
-        raise BodyCutOff
-    return bytes(body)
+    return await read_body(client, MAX_REPLAYED)
 
 
-async def _fetch_request(client: Peer, request: h11.Request) -> tuple[bytes, git_fetch.FetchRequest]:
+async def _fetch_request(client: Peer, request: h11.Request) -> tuple[bytes, git.FetchRequest]:
     """The whole body of a fetch's request, to be passed on unchanged, and what it asks for."""
-    body = bytearray()
-    while isinstance(event := await client.receive(), h11.Data):
-        body += event.data
-        if len(body) > git_fetch.MAX_REQUEST:
-            raise Refused("the fetch is too long to be checked", status=413)
-    if not isinstance(event, h11.EndOfMessage):
-        raise Refused("the fetch was cut off", status=400)
+    body = await read_body(client, git.MAX_FETCH)
     encodings = [value.strip().lower() for name, value in request.headers if name == b"content-encoding"]
     if len(encodings) > 1:
         raise Refused("a fetch in two compressions cannot be checked", status=415)
-    data = await asyncio.to_thread(git_fetch.unpacked, bytes(body), *encodings or [b""])
-    return bytes(body), await asyncio.to_thread(git_fetch.FetchRequest.parse, data)
-
-
-async def _is_over(client: Peer) -> bool:
-    return isinstance(await client.receive(), h11.EndOfMessage)
+    data = await asyncio.to_thread(git.unpacked, body, *encodings or [b""])
+    return body, await asyncio.to_thread(git.FetchRequest.parse, data)

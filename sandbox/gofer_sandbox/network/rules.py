@@ -1,20 +1,24 @@
-"""What a sandbox may reach, as data."""
+"""What a sandbox may reach, as data, and the one reading of a request's path, so that ours and the upstream's cannot
+differ."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from gofer_sandbox.errors import InvalidInput
 from gofer_sandbox.network.credential import Credential
+from gofer_sandbox.network.errors import Refused
 
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _METHOD = re.compile(r"[A-Z]{1,20}")
 _NEVER = {"CONNECT", "TRACE"}
+_RAW = re.compile(r"/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*")
+_SERVICES = ("git-upload-pack", "git-receive-pack")
 
 
 def host_name(text: str) -> str | None:
@@ -86,9 +90,8 @@ class Rule:
     paths are repositories (with or without `.git`), and `methods` follow from it. `allow_private` permits
     private and loopback upstreams: for tests and development. `lender` is asked for the credential whenever a
     request needs it, where one does not last as long as the rule, and told of one that the upstream refused; it may
-    raise Unanswered. So may `moved`, which
-    is asked where the paths are now when the upstream sends a request to one that is not among them: what it
-    names is allowed too, until the grant ends.
+    raise Unanswered. So may `moved`, which is asked where the paths are now when the upstream sends a request to one
+    that is not among them: what it names is allowed too, until the grant ends.
     """
 
     name: str
@@ -136,3 +139,54 @@ class Rule:
     def port(self) -> int:
         """The upstream's port."""
         return urlsplit(self.upstream).port or (443 if self.secure else 80)
+
+    def permits(self, path: str) -> bool:
+        """Whether one of the rule's paths is this one or above it."""
+        return any(path == prefix or path.startswith(f"{prefix.rstrip('/')}/") for prefix in self.paths)
+
+    def git_service(self, method: str, path: str, query: str) -> str | None:
+        """Which service of git a request asks for at one of the rule's repositories; None for anything else."""
+        rest = next(self._below_repositories(path), "")
+        name = query.removeprefix("service=")
+        if (method, rest) == ("GET", "info/refs") and query != name and name in _SERVICES:
+            return name
+        return rest if method == "POST" and rest in _SERVICES and not query else None
+
+    def lfs_path(self, path: str) -> str:
+        """What a path asks of a repository's LFS; empty when it is something else."""
+        return next((rest for rest in self._below_repositories(path) if rest.startswith("info/lfs/")), "")
+
+    def _below_repositories(self, path: str) -> Iterator[str]:
+        """The rest of a path that begins with one of the rule's repositories."""
+        for repository in self.paths:
+            bare = repository.rstrip("/").removesuffix(".git")
+            for prefix in (f"{bare}/", f"{bare}.git/"):
+                if path.startswith(prefix):
+                    yield path.removeprefix(prefix)
+
+
+def split_target(target: str) -> tuple[str, str, str]:
+    """Rule name, path with its escapes, and query of `/name/path?query`."""
+    path, _, query = target.partition("?")
+    _, name, rest = (*path.split("/", 2), "", "")[:3]
+    return name, f"/{rest}", query
+
+
+def decoded(path: str) -> str:
+    """The path without escapes; Refused where it could be read in two ways."""
+    if not _RAW.fullmatch(path):
+        raise Refused("the path has characters that are not allowed", status=400, path=path)
+    parts = [_decoded_part(part, path) for part in path.split("/")[1:]]
+    if "" in parts[:-1]:
+        raise Refused("the path has an empty part", status=400, path=path)
+    return "/" + "/".join(parts)
+
+
+def _decoded_part(part: str, path: str) -> str:
+    try:
+        plain = unquote_to_bytes(part).decode()
+    except UnicodeDecodeError:
+        raise Refused("the path is not UTF-8", status=400, path=path) from None
+    if plain in (".", "..") or not plain.isprintable() or any(c in plain for c in "/\\%"):
+        raise Refused("the path has a part that could be read in two ways", status=400, path=path)
+    return plain
