@@ -10,7 +10,7 @@ import base64
 import html
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from unicodedata import normalize
 from urllib.parse import quote, quote_plus
 
@@ -62,7 +62,7 @@ def _rare(text: str) -> Iterator[str]:
     data = text.encode("utf-8", "surrogatepass")
     units = text.encode("utf-16-be", "surrogatepass").hex()
     yield text[::-1]
-    for piece in _base32_forms(data):
+    for piece in _certain(data, base64.b32encode, 5, _BASE32_LEADING):
         yield piece
         yield piece.lower()
     for once in _base64_forms(data):
@@ -78,21 +78,21 @@ def _rare(text: str) -> Iterator[str]:
 
 
 def _base64_forms(data: bytes) -> Iterator[str]:
-    """What is certain of its base64, whatever stands before and after it: one form for each alignment."""
-    for shift, leading in enumerate(_BASE64_LEADING):
-        encoded = base64.b64encode(bytes(shift) + data).decode().rstrip("=")
-        shared_with_next = 1 if (shift + len(data)) % 3 else 0
-        certain = encoded[leading : len(encoded) - shared_with_next]
-        yield certain
-        if (other := certain.translate({ord("+"): "-", ord("/"): "_"})) != certain:
+    for form in _certain(data, base64.b64encode, 3, _BASE64_LEADING):
+        yield form
+        if (other := form.translate({ord("+"): "-", ord("/"): "_"})) != form:
             yield other
 
 
-def _base32_forms(data: bytes) -> Iterator[str]:
-    for shift, leading in enumerate(_BASE32_LEADING):
-        encoded = base64.b32encode(bytes(shift) + data).decode().rstrip("=")
-        shared_with_next = 1 if (shift + len(data)) % 5 else 0
-        yield encoded[leading : len(encoded) - shared_with_next]
+def _certain(
+    data: bytes, encode: Callable[[bytes], bytes], group: int, leading: Sequence[int]
+) -> Iterator[str]:
+    """What is certain of its encoding, whatever stands before and after it: one form for each alignment in a group of
+    bytes."""
+    for shift in range(group):
+        encoded = encode(bytes(shift) + data).decode().rstrip("=")
+        shared_with_next = 1 if (shift + len(data)) % group else 0
+        yield encoded[leading[shift] : len(encoded) - shared_with_next]
 
 
 def _url_forms(text: str) -> Iterator[str]:

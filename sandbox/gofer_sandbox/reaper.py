@@ -66,19 +66,15 @@ async def _remove(record: Record, provider: Provider) -> bool:
                 return False
             record = replace(record, ephemeral=False)  # the other needs the directory
     try:
-        await _end(record, provider)
+        box = await provider.find(record)
+        if box:
+            await box.destroy()
+        else:
+            await provider.remove(record)
+        records.remove(provider.base, record.id)
+        if record.ephemeral:
+            await asyncio.to_thread(tree.remove, Path(record.directory))
     finally:
         if held:
             held.close()
     return True
-
-
-async def _end(record: Record, provider: Provider) -> None:
-    box = await provider.find(record)
-    if box:
-        await box.destroy()
-    else:
-        await provider.remove(record)
-    records.remove(provider.base, record.id)
-    if record.ephemeral:
-        await asyncio.to_thread(tree.remove, Path(record.directory))

@@ -248,7 +248,7 @@ def test_version_2_groups_get_their_limits(place: Path) -> None:
     group = groups.make("x")
     group.limit(Limits(memory=123456789, processes=77, cpus=0.5, tmp=1024, shm=1024))
     made = place / "fs" / "own" / "gofer-sandbox-x"
-    assert isinstance(group, cgroups.GroupV2)
+    assert group.version is cgroups.V2
     assert (made / "memory.max").read_text() == "123456789"
     assert (made / "pids.max").read_text() == "77"
     assert (made / "cpu.max").read_text() == "50000 100000"

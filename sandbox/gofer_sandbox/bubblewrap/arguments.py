@@ -74,20 +74,8 @@ _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 def isolation() -> list[str]:
     """Namespaces and privileges; the same for the probe and for every session."""
     return [
-        "--unshare-all",
-        "--unshare-user",
-        "--disable-userns",
-        "--as-pid-1",
-        "--new-session",
-        "--cap-drop",
-        "ALL",
-        "--clearenv",
-        "--uid",
-        str(UID),
-        "--gid",
-        str(GID),
-        "--hostname",
-        "sandbox",
+        *("--unshare-all", "--unshare-user", "--disable-userns", "--as-pid-1", "--new-session"),
+        *("--cap-drop", "ALL", "--clearenv", "--uid", str(UID), "--gid", str(GID), "--hostname", "sandbox"),
     ]
 
 

@@ -11,9 +11,9 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from gofer_sandbox import processes
 from gofer_sandbox.limits import Limits
@@ -40,14 +40,6 @@ def _write(path: Path | str, value: object) -> None:
         os.write(fd, str(value).encode())
     finally:
         os.close(fd)
-
-
-def _written(path: Path, value: object) -> bool:
-    try:
-        _write(path, value)
-    except OSError:
-        return False
-    return True
 
 
 def _number(path: Path, key: bytes) -> int:
@@ -90,29 +82,63 @@ def _whole_pages(size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Version:
+    """What the files of a version of control groups are called."""
+
+    kind: str
+    entrance: str
+    """What a process writes 0 to that moves itself."""
+    memory_events: str
+    required: Callable[[Limits], list[Setting]]
+    """What must be written, and be there when it is read again."""
+    optional: Callable[[Limits], list[Setting]]
+    """No swap, for which a kernel without has no file; and the kernel ends one process that uses too much, not all."""
+    freezer: tuple[str, str, str, str]
+    """A controller, a file, and what is written to it to stop and to continue everything inside."""
+    frozen: tuple[str, str]
+    """A file, and its line when everything has stopped."""
+
+
+# In version 1 whoever moves itself by the file that takes one thread is in at once; moving any other process has the
+# kernel wait for all processors, which takes longer than all else about a start.
+V1 = Version(
+    kind="cgroup v1",
+    entrance="tasks",
+    memory_events="memory.oom_control",
+    required=lambda limits: [
+        ("memory", "memory.limit_in_bytes", limits.memory),
+        ("pids", "pids.max", limits.processes),
+        ("cpu", "cpu.cfs_period_us", _PERIOD),
+        ("cpu", "cpu.cfs_quota_us", int(limits.cpus * _PERIOD)),
+    ],
+    optional=lambda limits: [
+        ("memory", "memory.memsw.limit_in_bytes", limits.memory),
+        ("memory", "memory.swappiness", 0),
+    ],
+    freezer=("freezer", "freezer.state", "FROZEN", "THAWED"),
+    frozen=("freezer.state", "FROZEN"),
+)
+V2 = Version(
+    kind="cgroup v2",
+    entrance="cgroup.procs",
+    memory_events="memory.events",
+    required=lambda limits: [
+        ("memory", "memory.max", limits.memory),
+        ("pids", "pids.max", limits.processes),
+        ("cpu", "cpu.max", f"{int(limits.cpus * _PERIOD)} {_PERIOD}"),
+    ],
+    optional=lambda limits: [("memory", "memory.swap.max", 0), ("memory", "memory.oom.group", 0)],
+    freezer=("pids", "cgroup.freeze", "1", "0"),
+    frozen=("cgroup.events", "frozen 1"),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """The control groups of one session: a directory for each controller, which is the same for all in version 2."""
 
+    version: Version
     places: dict[str, Path]
-    kind: ClassVar[str]
-    entrance: ClassVar[str]
-    memory_events: ClassVar[str]
-
-    def required(self, limits: Limits) -> list[Setting]:
-        """What must be written, and be there when it is read again."""
-        raise NotImplementedError
-
-    def optional(self, limits: Limits) -> list[Setting]:
-        """What not every kernel has: one without swap has no file for it."""
-        raise NotImplementedError
-
-    def freeze(self, frozen: bool) -> bool:
-        """Have everything inside stop or continue at once; False when that is not possible."""
-        raise NotImplementedError
-
-    def frozen(self) -> bool:
-        """Whether everything has stopped."""
-        raise NotImplementedError
 
     def directories(self) -> list[Path]:
         """Each once."""
@@ -120,9 +146,9 @@ class Group:
 
     def limit(self, limits: Limits) -> None:
         """Set its limits."""
-        for controller, file, value in self.required(limits):
+        for controller, file, value in self.version.required(limits):
             _write(f"{self.places[controller]}/{file}", value)
-        for controller, file, value in self.optional(limits):
+        for controller, file, value in self.version.optional(limits):
             with contextlib.suppress(OSError):
                 _write(f"{self.places[controller]}/{file}", value)
 
@@ -132,7 +158,7 @@ class Group:
         found: list[int] = []
         try:
             for place in self.directories():
-                found.append(os.open(place / self.entrance, os.O_WRONLY | os.O_CLOEXEC))
+                found.append(os.open(place / self.version.entrance, os.O_WRONLY | os.O_CLOEXEC))
         except OSError:
             for fd in found:
                 os.close(fd)
@@ -143,14 +169,14 @@ class Group:
         """How often limits were hit."""
         return Pressure(
             processes=_number(self.places["pids"] / "pids.events", b"max"),
-            memory=_number(self.places["memory"] / self.memory_events, b"oom_kill"),
+            memory=_number(self.places["memory"] / self.version.memory_events, b"oom_kill"),
         )
 
     def shortfall(self, pid: int, limits: Limits) -> str:
         """Why a process is not under these limits, by the kernel's own account; nothing when it is."""
         try:
             found = [_outside(place, pid) for place in self.directories()]
-            for controller, file, value in self.required(limits):
+            for controller, file, value in self.version.required(limits):
                 wanted = _whole_pages(limits.memory) if controller == "memory" else value
                 found.append(_other(self.places[controller] / file, wanted))
         except OSError as error:
@@ -172,74 +198,29 @@ class Group:
                     break
                 time.sleep(0.002 * (attempt + 1))
 
-
-class GroupV1(Group):
-    """One directory in each of several hierarchies."""
-
-    kind = "cgroup v1"
-    entrance = "tasks"
-    """The file that takes one thread, for whoever moves itself that way is in at once; moving any other process has
-    the kernel wait for all processors, which takes longer than all else about a start."""
-    memory_events = "memory.oom_control"
-
-    def required(self, limits: Limits) -> list[Setting]:
-        """The period goes before the quota."""
-        return [
-            ("memory", "memory.limit_in_bytes", limits.memory),
-            ("pids", "pids.max", limits.processes),
-            ("cpu", "cpu.cfs_period_us", _PERIOD),
-            ("cpu", "cpu.cfs_quota_us", int(limits.cpus * _PERIOD)),
-        ]
-
-    def optional(self, limits: Limits) -> list[Setting]:
-        """Memory and swap together: none of the latter."""
-        return [("memory", "memory.memsw.limit_in_bytes", limits.memory), ("memory", "memory.swappiness", 0)]
-
     def freeze(self, frozen: bool) -> bool:
-        """Through the freezer hierarchy, where there is one."""
-        place = self.places.get("freezer")
-        return place is not None and _written(place / "freezer.state", "FROZEN" if frozen else "THAWED")
+        """Have everything inside stop or continue at once; False when that is not possible, as without a freezer
+        hierarchy in version 1."""
+        controller, file, stop, go = self.version.freezer
+        try:
+            _write(self.places[controller] / file, stop if frozen else go)
+        except (KeyError, OSError):
+            return False
+        return True
 
     def frozen(self) -> bool:
-        """By the freezer's own account."""
-        place = self.places.get("freezer")
-        return place is not None and (place / "freezer.state").read_text().strip() == "FROZEN"
-
-
-class GroupV2(Group):
-    """One directory in the unified hierarchy."""
-
-    kind = "cgroup v2"
-    entrance = "cgroup.procs"
-    memory_events = "memory.events"
-
-    def required(self, limits: Limits) -> list[Setting]:
-        """One file for each controller."""
-        return [
-            ("memory", "memory.max", limits.memory),
-            ("pids", "pids.max", limits.processes),
-            ("cpu", "cpu.max", f"{int(limits.cpus * _PERIOD)} {_PERIOD}"),
-        ]
-
-    def optional(self, limits: Limits) -> list[Setting]:
-        """No swap; and the kernel ends one process that uses too much, not all."""
-        return [("memory", "memory.swap.max", 0), ("memory", "memory.oom.group", 0)]
-
-    def freeze(self, frozen: bool) -> bool:
-        """Ask the kernel to stop or continue the group."""
-        return _written(self.places["pids"] / "cgroup.freeze", int(frozen))
-
-    def frozen(self) -> bool:
-        """From the group's events."""
-        return _number(self.places["pids"] / "cgroup.events", b"frozen") == 1
+        """Whether everything has stopped."""
+        file, line = self.version.frozen
+        place = self.places.get(self.version.freezer[0])
+        return place is not None and line in (place / file).read_text().splitlines()
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
     """Where groups can be made: below our own place in each hierarchy."""
 
+    version: Version
     parents: dict[str, Path]
-    version: type[Group]
     mounted: Path | None = None
     """Where the unified hierarchy is; None with version 1."""
 
@@ -252,7 +233,7 @@ class Groups:
 
     def open(self, name: str) -> Group:
         """A group that was made earlier."""
-        return self.version({one: parent / (PREFIX + name) for one, parent in self.parents.items()})
+        return Group(self.version, {one: parent / (PREFIX + name) for one, parent in self.parents.items()})
 
     def resume(self, name: str, pid: int, limits: Limits) -> Group:
         """The group of a process that another server started, wherever it is: in another unit maybe. Limits of version
@@ -264,7 +245,7 @@ class Groups:
         with contextlib.suppress(OSError):
             own = _memberships(Path(f"/proc/{pid}/cgroup").read_text()).get("", "")
             if own.endswith(f"/{PREFIX}{name}"):
-                group = self.version(dict.fromkeys(self.parents, self.mounted / own.lstrip("/")))
+                group = Group(self.version, dict.fromkeys(self.parents, self.mounted / own.lstrip("/")))
             group.limit(limits)
         return group
 
@@ -302,7 +283,7 @@ def _version_1(root: Path, memberships: dict[str, str]) -> Groups | str:
                 continue
             return f"there is no {controller} hierarchy of version 1"
         parents[controller] = _below(mounted, memberships.get(controller, "/"))
-    return Groups(parents, GroupV1)
+    return Groups(V1, parents)
 
 
 def _version_2(root: Path, memberships: dict[str, str]) -> Groups | str:
@@ -320,7 +301,7 @@ def _version_2(root: Path, memberships: dict[str, str]) -> Groups | str:
         return f"the unified hierarchy gives us no {', '.join(sorted(missing))} controller"
     try:
         _enable(parent, _in_the_way(parent, mounted))
-        return Groups(dict.fromkeys(("memory", "pids", "cpu"), parent), GroupV2, mounted)
+        return Groups(V2, dict.fromkeys(("memory", "pids", "cpu"), parent), mounted)
     except OSError as error:
         if error.errno == errno.EBUSY and (others := beside_us(parent)):
             return f"in our control group are others, too ({', '.join(others)}); we have to be alone there"

@@ -126,15 +126,6 @@ def _isolation(tried: trial.Trial) -> list[Feature]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """A message, what it is about, and what to do given the path of bwrap."""
-
-    pattern: str
-    feature: str
-    fix: Callable[[Path], str]
-
-
 def _apparmor(bwrap: Path) -> str:
     profile = (
         f"abi <abi/4.0>,\\ninclude <tunables/global>\\nprofile gofer-bwrap {bwrap} "
@@ -165,25 +156,27 @@ def _setting(name: str) -> str:
     return ""
 
 
-_CAUSES = (
-    Cause(r"No permissions to creat(e|ing) (a )?new namespace", "namespaces", _namespaces),
-    Cause(r"reating new namespace failed: .*(No space|resource)", "namespaces", lambda _: _MORE_NAMESPACES),
-    Cause(r"reating new namespace failed", "namespaces", _namespaces),
-    Cause(r"setting up uid map: Permission denied", "user namespaces", _apparmor),
-    Cause(r"setting up [ug]id map", "user namespaces", lambda _: _CONTAINER_SECCOMP),
-    Cause(r"Can't mount proc|max_user_namespaces: Read-only", "a fresh /proc", lambda _: _CONTAINER_PROC),
-    Cause(r"make / slave|pivot_root|bind mount|mount tmpfs", "mounts", lambda _: _CONTAINER_MOUNTS),
-    Cause(r"loopback: |RTM_NEW", "a network of its own", lambda _: _CONTAINER_NETWORK),
-    Cause(r"Unknown option", "bubblewrap", lambda _: binary.INSTALL),
-    Cause(r"seccomp|SECCOMP", "system call filter", lambda _: "the kernel needs CONFIG_SECCOMP_FILTER=y"),
-    Cause(r"execvp bash", "bash", lambda _: "install bash: apt-get install bash, or apk add bash"),
+_Fix = Callable[[Path], str]
+_CAUSES: tuple[tuple[str, str, _Fix], ...] = (
+    (r"No permissions to creat(e|ing) (a )?new namespace", "namespaces", _namespaces),
+    (r"reating new namespace failed: .*(No space|resource)", "namespaces", lambda _: _MORE_NAMESPACES),
+    (r"reating new namespace failed", "namespaces", _namespaces),
+    (r"setting up uid map: Permission denied", "user namespaces", _apparmor),
+    (r"setting up [ug]id map", "user namespaces", lambda _: _CONTAINER_SECCOMP),
+    (r"Can't mount proc|max_user_namespaces: Read-only", "a fresh /proc", lambda _: _CONTAINER_PROC),
+    (r"make / slave|pivot_root|bind mount|mount tmpfs", "mounts", lambda _: _CONTAINER_MOUNTS),
+    (r"loopback: |RTM_NEW", "a network of its own", lambda _: _CONTAINER_NETWORK),
+    (r"Unknown option", "bubblewrap", lambda _: binary.INSTALL),
+    (r"seccomp|SECCOMP", "system call filter", lambda _: "the kernel needs CONFIG_SECCOMP_FILTER=y"),
+    (r"execvp bash", "bash", lambda _: "install bash: apt-get install bash, or apk add bash"),
 )
+"""What bubblewrap says, what that is about, and what to do given the path of bwrap."""
 
 
 def _explain(said: str, bwrap: Path) -> Feature:
     """The feature that failed, with what bubblewrap said and what helps."""
     text = said.strip() or "bwrap said nothing"
-    for cause in _CAUSES:
-        if re.search(cause.pattern, text):
-            return Feature(cause.feature, False, text, cause.fix(bwrap))
+    for pattern, feature, fix in _CAUSES:
+        if re.search(pattern, text):
+            return Feature(feature, False, text, fix(bwrap))
     return Feature("namespaces", False, text, _CONTAINER_SECCOMP)

@@ -1,6 +1,6 @@
 """Files of a live sandbox, reached from outside without a process inside and without leaving it."""
 
-from gofer_sandbox.files.confined import BytesPage, ConfinedFiles, Edited, FileLimits, Written
+from gofer_sandbox.files.confined import BytesPage, ConfinedFiles, Edited, Entry, FileLimits, Listing, Written
 from gofer_sandbox.files.edits import Edit
 from gofer_sandbox.files.errors import (
     BinaryFile,
@@ -14,7 +14,6 @@ from gofer_sandbox.files.errors import (
     NoSpace,
     NotAFile,
 )
-from gofer_sandbox.files.listing import Entry, Listing
 from gofer_sandbox.files.text import PageLimits, TextPage
 
 __all__ = [

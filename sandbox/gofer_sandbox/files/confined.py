@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,10 +22,11 @@ from gofer_sandbox.files.errors import (
     InvalidPath,
     explained,
 )
-from gofer_sandbox.files.listing import Entry, Listing, describe, list_directory
-from gofer_sandbox.files.root import Root, checked, open_root, require_regular, split
+from gofer_sandbox.files.root import Root, checked, kind_of, open_root, require_regular, split
 from gofer_sandbox.files.text import SNIFF, PageLimits, TextPage, is_binary, read_page
 from gofer_sandbox.kernel import acting_as, closing
+
+_MAX_NAMES = 100_000  # a directory beyond this is listed in part, so that time and memory stay bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,27 @@ class Edited:
     path: str
     size: int
     diff: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file, directory, link, pipe, socket or device. `target` is where a link points."""
+
+    name: str
+    kind: str
+    size: int
+    mode: int
+    modified: float
+    target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A directory's entries by name; `more` counts those left out, at least."""
+
+    path: str
+    entries: tuple[Entry, ...]
+    more: int
 
 
 class ConfinedFiles:
@@ -169,8 +192,9 @@ class ConfinedFiles:
         with self._entered(path) as (root, whole):
             flags = os.O_PATH if follow else os.O_PATH | os.O_NOFOLLOW
             with closing(root.open(whole, flags)) as fd:
-                target = os.readlink("", dir_fd=fd) if not follow and _is_link(fd) else None
-                return describe(whole.rstrip("/").rpartition("/")[2] or "/", os.fstat(fd), target)
+                info = os.fstat(fd)
+                target = os.readlink("", dir_fd=fd) if stat.S_ISLNK(info.st_mode) else None
+                return _describe(whole.rstrip("/").rpartition("/")[2] or "/", info, target)
 
     @contextmanager
     def _entered(self, path: str) -> Iterator[tuple[Root, str]]:
@@ -204,10 +228,6 @@ def _read(fd: int, offset: int, want: int) -> bytes:
         offset += len(piece)
         want -= len(piece)
     return b"".join(pieces)
-
-
-def _is_link(fd: int) -> bool:
-    return describe("", os.fstat(fd), None).kind == "link"
 
 
 def _same(one: os.stat_result, other: os.stat_result) -> bool:
@@ -258,3 +278,37 @@ def _replace(parent: int, name: str, data: bytes, before: os.stat_result | None)
     except BaseException:
         os.unlink(temporary, dir_fd=parent)
         raise
+
+
+def _printable(name: str) -> str:
+    """A name that can be shown and stored: bytes that are not UTF-8 become escapes."""
+    return os.fsencode(name).decode(errors="backslashreplace")
+
+
+def _describe(name: str, info: os.stat_result, target: str | None) -> Entry:
+    shown = None if target is None else _printable(target)
+    mode = stat.S_IMODE(info.st_mode)
+    return Entry(_printable(name), kind_of(info.st_mode), info.st_size, mode, info.st_mtime, shown)
+
+
+def list_directory(fd: int, path: str, limit: int) -> Listing:
+    """Names first, since sorting needs them all; details only for those that are answered."""
+    names = []
+    with os.scandir(fd) as found:
+        for entry in found:
+            names.append(entry.name)
+            if len(names) == _MAX_NAMES:
+                break
+    names.sort()
+    entries = [e for e in (_entry(fd, name) for name in names[:limit]) if e is not None]
+    return Listing(path, tuple(entries), len(names) - min(limit, len(names)))
+
+
+def _entry(fd: int, name: str) -> Entry | None:
+    """The entry, or None where it went away while we looked."""
+    try:
+        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        target = os.readlink(name, dir_fd=fd) if stat.S_ISLNK(info.st_mode) else None
+    except OSError:
+        return None
+    return _describe(name, info, target)

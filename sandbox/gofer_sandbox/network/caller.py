@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -82,9 +81,12 @@ def _holders(keeper: int, ends: Ends) -> Iterator[int]:
     wanted = _socket_at(keeper, ends)
     if wanted is None:
         return
-    for count, (pid, target) in enumerate(_open_files(keeper)):
-        if target == wanted:
+    count = 0
+    for pid in processes.descendants(keeper):
+        targets = processes.open_files(pid)
+        if wanted in targets:
             yield pid
+        count += len(targets)
         if count > _MAX_LINKS:
             return
 
@@ -109,16 +111,3 @@ def _as_listed(end: tuple[str, int]) -> str:
     """An address and port as /proc/net/tcp has them: the bytes as the machine reads a number."""
     number = int.from_bytes(socket.inet_aton(end[0]), sys.byteorder)
     return f"{number:08X}:{end[1]:04X}"
-
-
-def _open_files(keeper: int) -> Iterator[tuple[int, str]]:
-    for pid in processes.descendants(keeper):
-        try:
-            names = os.listdir(f"/proc/{pid}/fd")
-        except OSError:
-            continue
-        for name in names:
-            try:
-                yield pid, os.readlink(f"/proc/{pid}/fd/{name}")
-            except OSError:
-                continue

@@ -12,7 +12,7 @@ from gofer_sandbox.errors import InvalidInput
 class Credential:
     """A header with a secret value. It prints as stars and cannot be pickled or copied into a log."""
 
-    __slots__ = ("_secrets", "_value", "header")
+    __slots__ = ("_value", "header", "secrets")
 
     def __init__(self, header: str, value: str, *secrets: str) -> None:
         """`secrets` are the parts of the value that must never come back, if it is more than one secret. Neither
@@ -24,7 +24,8 @@ class Credential:
         self.header = header
         self._value = value
         parts = [part for part in secrets if part] or [value]
-        self._secrets = _shortest([value, *parts, *(form for part in parts for form in encodings(part))])
+        self.secrets = _shortest([value, *parts, *(form for part in parts for form in encodings(part))])
+        """What must be masked wherever it comes back."""
 
     @classmethod
     def bearer(cls, token: str) -> Credential:
@@ -40,11 +41,6 @@ class Credential:
     def reveal(self) -> bytes:
         """The header's value; for the request to the upstream alone."""
         return self._value.encode()
-
-    @property
-    def secrets(self) -> tuple[bytes, ...]:
-        """What must be masked wherever it comes back."""
-        return self._secrets
 
     def __repr__(self) -> str:
         return f"Credential({self.header}: ***)"

@@ -20,6 +20,7 @@ from gofer_sandbox.network.http import (
     end_to_end,
     exchange,
     framing,
+    relay_answer,
     relay_body,
     request_head,
 )
@@ -91,13 +92,7 @@ class ForwardProxy:
             headers = end_to_end(request.headers, b"host") + body
             named = host if port == 80 else f"{host}:{port}"
             head = request_head(request.method, path, named, headers)
-            await exchange(client, upstream, head, lambda: relay_body(client, upstream), _pass_on)
-
-
-async def _pass_on(client: Peer, upstream: Peer, response: h11.Response) -> None:
-    headers = end_to_end(response.headers)
-    await client.send(h11.Response(status_code=response.status_code, headers=headers, reason=response.reason))
-    await relay_body(upstream, client)
+            await exchange(client, upstream, head, lambda: relay_body(client, upstream), relay_answer)
 
 
 def _authority(target: str) -> tuple[str, int]:

@@ -169,6 +169,13 @@ async def relay_body(source: Peer, sink: Peer) -> None:
             raise BodyCutOff
 
 
+async def relay_answer(client: Peer, upstream: Peer, response: h11.Response, *dropped: bytes) -> None:
+    """Pass an upstream's answer on as it comes, without the named headers."""
+    headers = end_to_end(response.headers, *dropped)
+    await client.send(h11.Response(status_code=response.status_code, headers=headers, reason=response.reason))
+    await relay_body(upstream, client)
+
+
 async def read_body(peer: Peer, limit: int) -> bytes:
     """The rest of a body; Refused where it is longer than the limit."""
     body = bytearray()

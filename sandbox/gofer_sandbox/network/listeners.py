@@ -12,6 +12,7 @@ import socket
 import sys
 from pathlib import Path
 
+from gofer_sandbox import processes
 from gofer_sandbox.errors import SandboxGone
 from gofer_sandbox.network.errors import EgressUnavailable, PortTaken
 from gofer_sandbox.record import Reference
@@ -41,7 +42,7 @@ def _network_of(reference: Reference) -> int:
     except OSError:
         raise SandboxGone from None
     try:
-        if reference.start and _start_time(process) != reference.start:
+        if reference.start and processes.start_time(reference.pid) != reference.start:
             raise SandboxGone
         return os.open("ns/net", os.O_RDONLY | os.O_CLOEXEC, dir_fd=process)
     except PermissionError:
@@ -52,11 +53,6 @@ def _network_of(reference: Reference) -> int:
         raise SandboxGone from None
     finally:
         os.close(process)
-
-
-def _start_time(process: int) -> int:
-    with open(os.open("stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=process), "rb") as stat:
-        return int(stat.read().rpartition(b")")[2].split()[19])
 
 
 async def _run_helper(namespace: int, channel: int, ports: tuple[int, ...]) -> None:

@@ -27,6 +27,7 @@ from gofer_sandbox.network.http import (
     framing,
     read_body,
     receive_head,
+    relay_answer,
     relay_body,
     request_head,
 )
@@ -248,9 +249,7 @@ class ReverseProxy:
 async def _pass_object(client: Peer, upstream: Peer, response: h11.Response) -> None:
     if 300 <= response.status_code < 400:
         raise Refused("an LFS object is sent for elsewhere", status=502)
-    headers = end_to_end(response.headers, *_NOT_RETURNED)
-    await client.send(h11.Response(status_code=response.status_code, headers=headers, reason=response.reason))
-    await relay_body(upstream, client)
+    await relay_answer(client, upstream, response, *_NOT_RETURNED)
 
 
 class MaskedAnswer:
