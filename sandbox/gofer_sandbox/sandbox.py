@@ -18,7 +18,8 @@ from typing import TypeVar
 from gofer_sandbox import processes, records, tree
 from gofer_sandbox.bubblewrap import Bubblewrap
 from gofer_sandbox.errors import GateBlocked, InvalidInput, IsolationUnavailable, SandboxClosed, SandboxGone
-from gofer_sandbox.files import BytesPage, ConfinedFiles, Edit, Edited, Listing, TextPage, Written
+from gofer_sandbox.files import BytesPage, Edit, Edited, Listing, TextPage, Written
+from gofer_sandbox.files import ConfinedFiles as Files
 from gofer_sandbox.journal import Journal, Live
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
@@ -423,7 +424,7 @@ class Sandbox:
         _whole(limit=limit)
         return await self._files(lambda files: files.list(path, limit=limit))
 
-    async def _files(self, work: Callable[[ConfinedFiles], T]) -> T:
+    async def _files(self, work: Callable[[Files], T]) -> T:
         box = self._alive().box
 
         def do() -> T:
