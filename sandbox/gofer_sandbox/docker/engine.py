@@ -7,7 +7,6 @@ a real engine yet.
 from __future__ import annotations
 
 import json
-import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -36,23 +35,21 @@ class EngineError(SandboxError):
 class Engine:
     """One engine. Connections are made for each call: calls are rare, and nothing has to be closed."""
 
-    def __init__(self, address: str = DEFAULT, tls: ssl.SSLContext | None = None) -> None:
-        """`address` is `unix:///path` or `tcp://host:port`; with `tls`, TCP is spoken encrypted."""
+    def __init__(self, address: str = DEFAULT) -> None:
+        """`address` is `unix:///path` or `tcp://host:port`, of this machine."""
         parts = urlsplit(address)
         if parts.scheme not in ("unix", "tcp") or not (parts.path if parts.scheme == "unix" else parts.port):
             raise InvalidInput(f"{address!r} is not an engine's address: unix:///path or tcp://host:port")
         self.address = address
         self._socket = parts.path if parts.scheme == "unix" else None
-        self._tls = tls
-        scheme = "https" if tls else "http"
-        self._base = "http://docker" if self._socket else f"{scheme}://{parts.netloc}"
+        self._base = "http://docker" if self._socket else f"http://{parts.netloc}"
         self._version: str | None = None
 
     @asynccontextmanager
     async def _client(self, timeout: float) -> AsyncIterator[httpx2.AsyncClient]:
         import httpx2  # here, because only users of this provider should pay for it
 
-        transport = httpx2.AsyncHTTPTransport(uds=self._socket, verify=self._tls or False)
+        transport = httpx2.AsyncHTTPTransport(uds=self._socket, verify=False)
         bound = httpx2.Timeout(timeout, connect=10)
         async with httpx2.AsyncClient(transport=transport, base_url=self._base, timeout=bound) as client:
             try:

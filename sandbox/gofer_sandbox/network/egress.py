@@ -19,10 +19,11 @@ from gofer_sandbox.network.errors import Refused
 from gofer_sandbox.network.forward import ForwardProxy
 from gofer_sandbox.network.http import EgressLimits, Meter, Peer, answer, drain
 from gofer_sandbox.network.listeners import listen_inside
-from gofer_sandbox.network.reverse import ReverseProxy
+from gofer_sandbox.network.reverse import REVERSE_PORT, ReverseProxy, inner_url
 from gofer_sandbox.network.rules import AllowedHost, Rule
 from gofer_sandbox.record import Reference
 
+_FORWARD_PORT = 3128
 _MAX_REFUSALS = 256
 _MAX_TEXT = 200
 _MAX_DISCARDED = 1024 * 1024
@@ -67,12 +68,9 @@ class Egress:
         on_refusal: Callable[[Refusal], None] | None = None,
         resolve: Resolve | None = None,
         tls: ssl.SSLContext | None = None,
-        forward_port: int = 3128,
-        reverse_port: int = 3129,
     ) -> None:
         """`on_refusal` is told of every refusal and must neither raise nor block."""
         self._limits = limits or EgressLimits()
-        self._ports = (forward_port, reverse_port)
         self._on_refusal = on_refusal
         self._latest: deque[Refusal] = deque(maxlen=_MAX_REFUSALS)
         self.refused = 0
@@ -80,14 +78,14 @@ class Egress:
         self._meter = Meter(self._limits.total_bytes)
         dialer = Dialer(resolve or SystemResolver(), self._limits.connect_seconds, tls)
         self._forward = ForwardProxy(_allowed(hosts), dialer)
-        self._reverse = ReverseProxy(dialer, reverse_port)
+        self._reverse = ReverseProxy(dialer)
         self._services: list[_Service] = []
-        self.environment: Mapping[str, str] = _environment(forward_port)
+        self.environment: Mapping[str, str] = _environment()
 
     async def open(self, reference: Reference) -> None:
         """Begin to serve that sandbox. Do this before its first command, or one could take the ports."""
         await self.close()
-        sockets = await listen_inside(reference, self._ports)
+        sockets = await listen_inside(reference, (_FORWARD_PORT, REVERSE_PORT))
         proxies: tuple[ForwardProxy | ReverseProxy, ...] = (self._forward, self._reverse)
         for proxy, listening in zip(proxies, sockets, strict=True):
             service = _Service(proxy, reference.pid, self._limits, self._meter, self._refuse)
@@ -127,7 +125,7 @@ class Egress:
 
     def url(self, rule: Rule, path: str = "/") -> str:
         """Where a program inside finds a path of the rule's upstream."""
-        return f"http://127.0.0.1:{self._ports[1]}/{rule.name}{path}"
+        return inner_url(rule, path)
 
     def git_settings(self, rule: Rule) -> list[tuple[str, str]]:
         """Git's configuration that sends the rule's repositories through the proxy. No secrets in it."""
@@ -225,9 +223,7 @@ class _Service:
             connection.close()
             raise
         meter = Meter(self._limits.connection_bytes, self._meter)
-        await self._serve(Peer(h11.SERVER, reader, writer, meter, self._limits))
-
-    async def _serve(self, client: Peer) -> None:
+        client = Peer(h11.SERVER, reader, writer, meter, self._limits)
         try:
             async with asyncio.timeout(self._limits.connection_seconds):
                 await self._requests(client)
@@ -284,8 +280,8 @@ def _allowed(hosts: Sequence[AllowedHost | str]) -> list[AllowedHost]:
     return [AllowedHost(host) if isinstance(host, str) else host for host in hosts]
 
 
-def _environment(port: int) -> dict[str, str]:
-    proxy = f"http://127.0.0.1:{port}"
+def _environment() -> dict[str, str]:
+    proxy = f"http://127.0.0.1:{_FORWARD_PORT}"
     near = "127.0.0.1,localhost,::1"
     pairs = {"http_proxy": proxy, "https_proxy": proxy, "all_proxy": proxy, "no_proxy": near}
     return pairs | {name.upper(): value for name, value in pairs.items()}

@@ -113,7 +113,7 @@ class PushHead:
 
 def objections(push: PushHead, access: GitAccess) -> dict[str, str]:
     """Why each ref of the push is not allowed; empty when the whole push is."""
-    if not access.push_options and "push-options" in push.capabilities:
+    if "push-options" in push.capabilities:
         return {update.ref: "push options are not allowed" for update in push.updates}
     found = {update.ref: reason for update in push.updates if (reason := _objection(update, access))}
     if len({update.ref for update in push.updates}) != len(push.updates):

@@ -40,6 +40,7 @@ _NOT_SENT = (
     b"x-method-override",
 )  # fmt: skip
 _NOT_RETURNED = (b"set-cookie", b"www-authenticate", b"authentication-info", b"alt-svc")
+REVERSE_PORT = 3129
 MAX_REPLAYED = 2 * 1024 * 1024
 """Bytes of a body that are kept until its answer has come: git asks with a small one before it sends a bigger."""
 
@@ -96,9 +97,8 @@ class ReverseProxy:
 
     name = "reverse"
 
-    def __init__(self, dialer: Dialer, port: int) -> None:
+    def __init__(self, dialer: Dialer) -> None:
         self._dialer = dialer
-        self._port = port
         self._grants: dict[str, Grant] = {}
 
     @asynccontextmanager
@@ -165,7 +165,7 @@ class ReverseProxy:
 
         async def attempt(rule: Rule) -> None:
             head = request_head(request.method, target, _host(rule), _headers_out(rule, request) + body)
-            await self._exchange(MaskedAnswer(rule, self._port, target, grant, refs), client, head, early)
+            await self._exchange(MaskedAnswer(rule, target, grant, refs), client, head, early)
 
         try:
             await attempt(rule)
@@ -191,8 +191,7 @@ class ReverseProxy:
         if status == 401:
             raise CredentialRefused
         if status == 200:
-            base = f"http://127.0.0.1:{self._port}/{rule.name}"
-            told = lfs.taken_apart(told, base, grant.transfers)
+            told = lfs.taken_apart(told, inner_url(rule), grant.transfers)
         mask = Mask(rule.credential.secrets if rule.credential else ())
         await answer(client, status, mask.feed(told) + mask.rest(), lfs.MEDIA_TYPE)
 
@@ -255,13 +254,10 @@ async def _pass_object(client: Peer, upstream: Peer, response: h11.Response) -> 
 class MaskedAnswer:
     """Brings an upstream's answer back without its credential, cookies or ways to other hosts."""
 
-    def __init__(
-        self, rule: Rule, port: int, target: str, grant: Grant, refs: git.RefFilter | None = None
-    ) -> None:
+    def __init__(self, rule: Rule, target: str, grant: Grant, refs: git.RefFilter | None = None) -> None:
         self.rule = rule
         self._refs = refs
         self._grant = grant
-        self._port = port
         self._target = target
         self._secrets = rule.credential.secrets if rule.credential else ()
 
@@ -317,11 +313,16 @@ class MaskedAnswer:
         if not self.rule.permits(path) and not (await self._grant.look_again()).permits(path):
             raise Refused("the upstream redirects to a path that is not allowed", status=502)
         query = f"?{goal.query}" if goal.query else ""
-        return f"http://127.0.0.1:{self._port}/{self.rule.name}{goal.path or '/'}{query}".encode()
+        return inner_url(self.rule, f"{goal.path or '/'}{query}").encode()
 
     def _masked(self, value: bytes) -> bytes:
         mask = Mask(self._secrets)
         return mask.feed(value) + mask.rest()
+
+
+def inner_url(rule: Rule, path: str = "") -> str:
+    """Where a program inside finds a path of the rule's upstream."""
+    return f"http://127.0.0.1:{REVERSE_PORT}/{rule.name}{path}"
 
 
 def _checked(rule: Rule, method: str, path: str, query: str) -> str | None:

@@ -72,7 +72,6 @@ class GitAccess:
     push: tuple[str, ...] = ()
     deletes: bool = False
     tags: bool = False
-    push_options: bool = False
     objections: Callable[[Sequence[str]], Awaitable[Mapping[str, str]]] | None = None
     commit_objections: Callable[[Sequence[str]], Awaitable[Mapping[str, str]]] | None = None
 
