@@ -62,13 +62,12 @@ class Report:
     @property
     def words(self) -> str:
         """The same, then whatever failed with its fix."""
-        lines = [self.summary]
-        for feature in self.features:
-            if not feature.ok:
-                lines.append(
-                    f"- {feature.name}: {feature.detail}" + (f"\n  {feature.fix}" if feature.fix else "")
-                )
-        return "\n".join(lines)
+        failed = [
+            f"- {feature.name}: {feature.detail}" + (f"\n  {feature.fix}" if feature.fix else "")
+            for feature in self.features
+            if not feature.ok
+        ]
+        return "\n".join([self.summary, *failed])
 
     def require(self, minimum: Level) -> None:
         """Raise IsolationUnavailable, with what to do about it, below that level; and always without isolation."""

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gofer_sandbox import processes
@@ -68,17 +68,6 @@ def _gone(place: Path) -> bool:
 def _outside(place: Path, pid: int) -> str:
     """That a process is not in a group, if so."""
     return "" if str(pid) in (place / "cgroup.procs").read_text().split() else f"it is not in {place}"
-
-
-def _other(file: Path, wanted: object) -> str:
-    """That a limit is not what was asked for, if so."""
-    found = file.read_text().strip()
-    return "" if found == str(wanted) else f"{file.name} is {found}, not {wanted}"
-
-
-def _whole_pages(size: int) -> int:
-    """What the kernel makes of a size of memory."""
-    return size - size % os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +165,11 @@ class Group:
         """Why a process is not under these limits, by the kernel's own account; nothing when it is."""
         try:
             found = [_outside(place, pid) for place in self.directories()]
-            for controller, file, value in self.version.required(limits):
-                wanted = _whole_pages(limits.memory) if controller == "memory" else value
-                found.append(_other(self.places[controller] / file, wanted))
+            # What the kernel makes of a size of memory is whole pages.
+            memory = limits.memory - limits.memory % os.sysconf("SC_PAGE_SIZE")
+            for controller, file, value in self.version.required(replace(limits, memory=memory)):
+                now = (self.places[controller] / file).read_text().strip()
+                found.append("" if now == str(value) else f"{file} is {now}, not {value}")
         except OSError as error:
             return str(error)
         return "; ".join(filter(None, found))

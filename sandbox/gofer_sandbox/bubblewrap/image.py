@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -33,15 +32,14 @@ def shortfall(place: Path) -> str:
     """Why images cannot be used where that directory is; nothing when they can. Tried for real."""
     if os.geteuid() != 0:
         return "the server is not root"
-    trial = Path(tempfile.mkdtemp(prefix=".image-", dir=place))
     try:
-        (trial / "workspace").mkdir()
-        mount(trial, Limits(disk=4 * MIB))
-        unmount(trial / "workspace")
+        with tempfile.TemporaryDirectory(prefix=".image-", dir=place, ignore_cleanup_errors=True) as trial:
+            workspace = Path(trial, "workspace")
+            workspace.mkdir()
+            mount(workspace.parent, Limits(disk=4 * MIB))
+            unmount(workspace)
     except (ImageFailed, OSError) as error:
         return str(error)
-    finally:
-        shutil.rmtree(trial, ignore_errors=True)
     return ""
 
 

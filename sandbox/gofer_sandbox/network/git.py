@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gofer_sandbox.network.errors import Refused, Unanswered
-from gofer_sandbox.network.rules import GitAccess
+from gofer_sandbox.network.rules import GitAccess, Objections
 
 _MAX_HEAD = 256 * 1024
 _MAX_UPDATES = 256
@@ -69,29 +69,16 @@ class PushHead:
     def feed(self, data: bytes) -> None:
         """Take more of the request; Refused where it is not a push this proxy understands."""
         self.data += data
-        while not self.complete and (packet := self._next_packet()) is not None:
-            if packet == b"":
+        for mark, content, end in _packets(self.data, self._read, "push"):
+            self._read = end
+            if mark == b"0000":
                 self.complete = True
-            else:
-                self._take(packet)
-        if not self.complete and len(self.data) > _MAX_HEAD:
+                return
+            if not content:
+                raise _malformed("a packet kind that a push does not have", "push")
+            self._take(content)
+        if len(self.data) > _MAX_HEAD:
             raise _malformed("its list of refs is too long", "push")
-
-    def _next_packet(self) -> bytes | None:
-        """The next packet's content, b"" for a flush, None when it is not there yet."""
-        prefix = self.data[self._read : self._read + 4]
-        if len(prefix) < 4:
-            return None
-        length = _length(prefix, "push")
-        if length == 0:
-            self._read += 4
-            return b""
-        if length < 5:
-            raise _malformed("a packet kind that a push does not have", "push")
-        if len(self.data) < self._read + length:
-            return None
-        start, self._read = self._read + 4, self._read + length
-        return self.data[start : self._read]
 
     def _take(self, packet: bytes) -> None:
         line, _, capabilities = packet.removesuffix(b"\n").partition(b"\0")
@@ -161,11 +148,26 @@ def _malformed(what: str, request: str = "fetch") -> Refused:
     return Refused(f"the {request} was not understood: {what}", status=400)
 
 
-def _length(prefix: bytes, request: str = "fetch") -> int:
-    """How long a packet is with the four digits that say so."""
-    if not re.fullmatch(rb"[0-9a-f]{4}", prefix):
-        raise _malformed("a packet's length is not four lower-case hex digits", request)
-    return int(prefix, 16)
+def _packets(data: bytes, at: int = 0, request: str = "fetch") -> Iterator[tuple[bytes, bytes, int]]:
+    """The packets that are there whole: the four digits each begins with, its content, and where it ends. Those below
+    0004, such as a flush, have none."""
+    while len(mark := data[at : at + 4]) == 4:
+        if not re.fullmatch(rb"[0-9a-f]{4}", mark):
+            raise _malformed("a packet's length is not four lower-case hex digits", request)
+        end = at + max(4, int(mark, 16))
+        if len(data) < end:
+            return
+        yield mark, data[at + 4 : end], end
+        at = end
+
+
+async def ask_objections(ask: Objections, names: Sequence[str]) -> dict[str, str]:
+    """What whoever made the rule knows about these refs or objects; while they do not say, none is allowed."""
+    try:
+        found = await ask(names)
+    except Unanswered as silence:
+        found = dict.fromkeys(names, str(silence))
+    return {name: " ".join(reason.split()) for name, reason in found.items()}
 
 
 @dataclass(eq=False, slots=True)
@@ -194,12 +196,8 @@ class RefFilter:
         """What can be passed on; Refused where it is no list of refs."""
         self._held += data
         passed, at = [], 0
-        while len(prefix := self._held[at : at + 4]) == 4:
-            length = _length(prefix)
-            end = at + max(4, length)
-            if len(self._held) < end:
-                break
-            passed.append(self._flushed(prefix) if length < 4 else self._line(self._held[at + 4 : end]))
+        for mark, content, end in _packets(self._held):
+            passed.append(self._flushed(mark) if mark < b"0004" else self._line(content))
             at = end
         self._held = self._held[at:]
         return b"".join(passed)
@@ -272,14 +270,11 @@ async def check_fetch(asked: FetchRequest, access: GitAccess, known: Known) -> N
     unnamed = [name.decode() for name in dict.fromkeys(asked.wants) if name not in known.objects]
     if not unnamed:
         return
-    reasons: Mapping[str, str] = dict.fromkeys(unnamed, "no branch or tag names it")
+    reasons = dict.fromkeys(unnamed, "no branch or tag names it")
     if access.commit_objections is not None:
-        try:
-            reasons = await access.commit_objections(unnamed)
-        except Unanswered as silence:
-            reasons = dict.fromkeys(unnamed, str(silence))
+        reasons = await ask_objections(access.commit_objections, unnamed)
     for name, reason in reasons.items():
-        raise _refused(f"{name} may not be fetched: {' '.join(reason.split())}")
+        raise _refused(f"{name} may not be fetched: {reason}")
 
 
 def unpacked(body: bytes, encoding: bytes) -> bytes:
@@ -300,14 +295,14 @@ def unpacked(body: bytes, encoding: bytes) -> bytes:
 
 def _lines(data: bytes) -> list[bytes]:
     lines, at = [], 0
-    while at < len(data):
-        length = _length(data[at : at + 4])
-        end = at + max(4, length)
-        if end > len(data) or length == 3:
-            raise _malformed("a packet that is cut off")
-        if length >= 4:
-            lines.append(data[at + 4 : end].removesuffix(b"\n"))
+    for mark, content, end in _packets(data):
+        if mark == b"0003":
+            raise _malformed("a packet kind that a fetch does not have")
+        if mark >= b"0004":
+            lines.append(content.removesuffix(b"\n"))
         at = end
+    if at < len(data):
+        raise _malformed("a packet that is cut off")
     return lines
 
 

@@ -31,7 +31,7 @@ from gofer_sandbox.network.http import (
     relay_body,
     request_head,
 )
-from gofer_sandbox.network.rules import GitAccess, Rule, decoded, split_target
+from gofer_sandbox.network.rules import Rule, decoded, split_target
 
 # What a sandbox must not tell the upstream: who it is, or another method than the one that was checked.
 _NOT_SENT = (
@@ -155,7 +155,10 @@ class ReverseProxy:
             refs = git.RefFilter(grant.known) if asked.lists_refs else None
         if service == "git-receive-pack" and request.method == b"POST" and rule.git is not None:
             push = await _push_head(client, request)
-            reasons = git.objections(push, rule.git) or await _more_objections(push, rule.git)
+            reasons = git.objections(push, rule.git)
+            if not reasons and rule.git.objections is not None:
+                refs_named = [update.ref for update in push.updates]
+                reasons = await git.ask_objections(rule.git.objections, refs_named)
             if reasons:
                 told = "; ".join(f"push to {ref}: {reason}" for ref, reason in reasons.items())
                 raise Refused(told, report=git.rejection(push, reasons))
@@ -251,15 +254,18 @@ async def _pass_object(client: Peer, upstream: Peer, response: h11.Response) -> 
     await relay_answer(client, upstream, response, *_NOT_RETURNED)
 
 
+@dataclass(slots=True)
 class MaskedAnswer:
     """Brings an upstream's answer back without its credential, cookies or ways to other hosts."""
 
-    def __init__(self, rule: Rule, target: str, grant: Grant, refs: git.RefFilter | None = None) -> None:
-        self.rule = rule
-        self._refs = refs
-        self._grant = grant
-        self._target = target
-        self._secrets = rule.credential.secrets if rule.credential else ()
+    rule: Rule
+    target: str
+    grant: Grant
+    refs: git.RefFilter | None
+
+    @property
+    def _secrets(self) -> tuple[bytes, ...]:
+        return self.rule.credential.secrets if self.rule.credential else ()
 
     async def pass_on(self, client: Peer, upstream: Peer, response: h11.Response) -> None:
         """Send status, headers and body on, masked."""
@@ -267,8 +273,8 @@ class MaskedAnswer:
             raise CredentialRefused
         headers = await self._headers(response)
         if response.status_code != 200:
-            self._refs = None
-        if self._refs is not None:
+            self.refs = None
+        if self.refs is not None:
             headers = [(name, value) for name, value in headers if name != b"content-length"]
         await client.send(
             h11.Response(
@@ -280,12 +286,12 @@ class MaskedAnswer:
     async def _body(self, client: Peer, upstream: Peer) -> None:
         mask = Mask(self._secrets)
         while isinstance(event := await upstream.receive(), h11.Data):
-            data = bytes(event.data) if self._refs is None else self._refs.feed(bytes(event.data))
+            data = bytes(event.data) if self.refs is None else self.refs.feed(bytes(event.data))
             if safe := mask.feed(data):
                 await client.send(h11.Data(data=safe))
         if not isinstance(event, h11.EndOfMessage):
             raise BodyCutOff
-        if rest := mask.feed(self._refs.rest() if self._refs is not None else b"") + mask.rest():
+        if rest := mask.feed(self.refs.rest() if self.refs is not None else b"") + mask.rest():
             await client.send(h11.Data(data=rest))
         await client.send(h11.EndOfMessage())
 
@@ -302,7 +308,7 @@ class MaskedAnswer:
     async def _location(self, value: bytes) -> bytes:
         """A redirect within the rule, as an address of this proxy; any other is refused."""
         try:
-            goal = urlsplit(urljoin(self.rule.upstream + self._target, value.decode("ascii")))
+            goal = urlsplit(urljoin(self.rule.upstream + self.target, value.decode("ascii")))
             port = goal.port or (443 if goal.scheme == "https" else 80)
         except ValueError:
             raise Refused("the upstream redirects to something unreadable", status=502) from None
@@ -310,7 +316,7 @@ class MaskedAnswer:
         if not same or goal.hostname != self.rule.host:
             raise Refused(f"the upstream redirects to another host: {goal.hostname}", status=502)
         path = decoded(goal.path or "/")
-        if not self.rule.permits(path) and not (await self._grant.look_again()).permits(path):
+        if not self.rule.permits(path) and not (await self.grant.look_again()).permits(path):
             raise Refused("the upstream redirects to a path that is not allowed", status=502)
         query = f"?{goal.query}" if goal.query else ""
         return inner_url(self.rule, f"{goal.path or '/'}{query}").encode()
@@ -356,18 +362,6 @@ def _headers_out(rule: Rule, request: h11.Request) -> Headers:
     if credential is not None:
         headers.append((credential.header.encode(), credential.reveal()))
     return headers
-
-
-async def _more_objections(push: git.PushHead, access: GitAccess) -> dict[str, str]:
-    """What whoever made the rule knows about these refs; while they do not say, none may be changed."""
-    if access.objections is None:
-        return {}
-    refs = [update.ref for update in push.updates]
-    try:
-        found = await access.objections(refs)
-    except Unanswered as silence:
-        found = dict.fromkeys(refs, str(silence))
-    return {ref: " ".join(reason.split()) for ref, reason in found.items()}
 
 
 async def _push_head(client: Peer, request: h11.Request) -> git.PushHead:

@@ -21,6 +21,10 @@ _RAW = re.compile(r"/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*")
 _SERVICES = ("git-upload-pack", "git-receive-pack")
 
 
+Objections = Callable[[Sequence[str]], Awaitable[Mapping[str, str]]]
+"""Says of refs or objects why each that is not allowed is not; may raise Unanswered."""
+
+
 def host_name(text: str) -> str | None:
     """The name in its one spelling, or None where it is not a host's name or an IPv4 address."""
     lower = text.lower()
@@ -48,12 +52,9 @@ class AllowedHost:
 
     def matches(self, host: str, port: int) -> bool:
         """Whether a name in its one spelling, at that port, is meant."""
-        return port in self.ports and self._names(host)
-
-    def _names(self, host: str) -> bool:
         if self.pattern.startswith("*."):
-            return host.endswith(self.pattern[1:]) and host != self.pattern[2:]
-        return self.pattern in ("*", host)
+            return port in self.ports and host.endswith(self.pattern[1:])
+        return port in self.ports and self.pattern in ("*", host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class GitAccess:
     push: tuple[str, ...] = ()
     deletes: bool = False
     tags: bool = False
-    objections: Callable[[Sequence[str]], Awaitable[Mapping[str, str]]] | None = None
-    commit_objections: Callable[[Sequence[str]], Awaitable[Mapping[str, str]]] | None = None
+    objections: Objections | None = None
+    commit_objections: Objections | None = None
 
     def __post_init__(self) -> None:
         for pattern in self.push:
