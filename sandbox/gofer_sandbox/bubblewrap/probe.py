@@ -70,7 +70,7 @@ class Probe:
             return cls._nothing(Feature("bubblewrap", False, str(error), binary.INSTALL))
         shared = arguments.make_etc(base)
         groups, why = cgroups.find() if use_cgroups else (None, "not to be used")
-        trial.forget(base, groups)
+        trial.remove_leftovers(base, groups)
         return cls._judged(base, found, shared, groups, why)
 
     @classmethod

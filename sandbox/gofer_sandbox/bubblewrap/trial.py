@@ -109,7 +109,7 @@ def run(base: Path, bwrap: Path, etc: Path, groups: cgroups.Groups | None) -> Tr
     return trial
 
 
-def forget(base: Path, groups: cgroups.Groups | None) -> None:
+def remove_leftovers(base: Path, groups: cgroups.Groups | None) -> None:
     """Remove what servers left that died while they probed."""
     for record in (base / _PROBES).glob("probe-*-*-*"):
         _, pid, start, _ = record.name.split("-")

@@ -22,7 +22,7 @@ from gofer_sandbox.files.errors import (
     InvalidPath,
     explained,
 )
-from gofer_sandbox.files.root import Root, checked, kind_of, open_root, require_regular, split
+from gofer_sandbox.files.root import Root, absolute_path, kind_of, open_root, require_regular, split
 from gofer_sandbox.files.text import SNIFF, PageLimits, TextPage, is_binary, read_page
 from gofer_sandbox.kernel import acting_as, closing
 
@@ -113,7 +113,7 @@ class ConfinedFiles:
         except (FileNotFoundError, ProcessLookupError):
             raise SandboxGone from None
         self._uid, self._gid = uid, gid
-        self._base = checked(base)
+        self._base = absolute_path(base)
         self._private = tuple(private)
         self._limits = limits or FileLimits()
 
@@ -199,7 +199,7 @@ class ConfinedFiles:
     @contextmanager
     def _entered(self, path: str) -> Iterator[tuple[Root, str]]:
         """Open the root with the server's rights, then act as the session, with errors in plain words."""
-        whole = checked(path, self._base)
+        whole = absolute_path(path, self._base)
         try:
             with explained(whole), closing(open_root(self._process)) as fd, acting_as(self._uid, self._gid):
                 yield Root(fd, self._private), whole

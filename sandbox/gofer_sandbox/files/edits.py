@@ -10,10 +10,10 @@ from itertools import pairwise
 
 from gofer_sandbox.files.errors import EditRefused
 
-_PLACES_NAMED = 5
-_PLACES_COUNTED = 100
+_MAX_NAMED = 5
+_MAX_COUNTED = 100
 _CONTEXT = 3
-_COMPARED = 2000
+_MAX_COMPARED = 2000
 _HUNK = re.compile(r"^@@ -(\d+)(,\d+|) \+(\d+)(,\d+|) @@")
 
 
@@ -26,7 +26,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Span:
+class Replacement:
     """A place in the content and what comes there instead."""
 
     start: int
@@ -34,7 +34,7 @@ class Span:
     new: bytes
 
 
-def find(path: str, data: bytes, edits: Sequence[Edit]) -> list[Span]:
+def find(path: str, data: bytes, edits: Sequence[Edit]) -> list[Replacement]:
     """Where the edits apply, in the file's order; each is matched against the content as it was."""
     if not edits:
         raise EditRefused(path, "no edits were given")
@@ -45,12 +45,12 @@ def find(path: str, data: bytes, edits: Sequence[Edit]) -> list[Span]:
     return spans
 
 
-def apply(data: bytes, spans: Sequence[Span]) -> bytes:
+def apply(data: bytes, spans: Sequence[Replacement]) -> bytes:
     """The edited content."""
     return _between(data, spans, 0, len(data))
 
 
-def unified_diff(path: str, data: bytes, spans: Sequence[Span]) -> str:
+def unified_diff(path: str, data: bytes, spans: Sequence[Replacement]) -> str:
     """What changed, as `diff -u` shows it.
 
     Only the lines around each span are compared: comparing whole files takes the square of their length, which
@@ -70,7 +70,7 @@ def unified_diff(path: str, data: bytes, spans: Sequence[Span]) -> str:
     )
 
 
-def _between(data: bytes, spans: Sequence[Span], start: int, end: int) -> bytes:
+def _between(data: bytes, spans: Sequence[Replacement], start: int, end: int) -> bytes:
     """A part of the content with the spans in it applied."""
     pieces, position = [], start
     for span in spans:
@@ -79,9 +79,9 @@ def _between(data: bytes, spans: Sequence[Span], start: int, end: int) -> bytes:
     return b"".join([*pieces, data[position:end]])
 
 
-def _regions(data: bytes, spans: Sequence[Span]) -> Iterator[tuple[int, int, list[Span]]]:
+def _regions(data: bytes, spans: Sequence[Replacement]) -> Iterator[tuple[int, int, list[Replacement]]]:
     """Whole lines with the spans in them and those around, joined where they meet."""
-    start, end, inside = -1, -1, list[Span]()
+    start, end, inside = -1, -1, list[Replacement]()
     for span in spans:
         first, last = _lines_before(data, span.start), _lines_after(data, span.end)
         if inside and first <= end:
@@ -118,7 +118,7 @@ def _lines(data: bytes) -> list[str]:
 
 def _hunks(old: list[str], new: list[str], old_line: int, new_line: int) -> list[str]:
     """The differences between two runs of lines that begin after those many lines."""
-    if len(old) + len(new) > _COMPARED:
+    if len(old) + len(new) > _MAX_COMPARED:
         sizes = f"-{old_line + 1},{len(old)} +{new_line + 1},{len(new)}"
         return [f"@@ {sizes} @@\n", *(f"-{line}" for line in old), *(f"+{line}" for line in new)]
     found = list(difflib.unified_diff(old, new, n=_CONTEXT))[2:]
@@ -134,7 +134,7 @@ def _label(number: int, edits: Sequence[Edit]) -> str:
     return "the old text" if len(edits) == 1 else f"the old text of edit {number}"
 
 
-def _span(path: str, data: bytes, edit: Edit, label: str) -> Span:
+def _span(path: str, data: bytes, edit: Edit, label: str) -> Replacement:
     old, new = _encoded(path, edit.old), _encoded(path, edit.new)
     if not old:
         raise EditRefused(path, f"{label} is empty; use write to make a new file")
@@ -147,7 +147,7 @@ def _span(path: str, data: bytes, edit: Edit, label: str) -> Span:
     if data.find(old, start + 1) >= 0:
         places = _line_numbers(data, old)
         raise EditRefused(path, f"{label} is in the file {places}; add lines around it until it is unique")
-    return Span(start, start + len(old), new)
+    return Replacement(start, start + len(old), new)
 
 
 def _encoded(path: str, text: str) -> bytes:
@@ -160,11 +160,11 @@ def _encoded(path: str, text: str) -> bytes:
 def _line_numbers(data: bytes, old: bytes) -> str:
     """How often and where, overlapping matches included; not without end, for each takes as long as the text."""
     starts, at = list[int](), data.find(old)
-    while at >= 0 and len(starts) < _PLACES_COUNTED:
+    while at >= 0 and len(starts) < _MAX_COUNTED:
         starts.append(at)
         at = data.find(old, at + 1)
-    lines = ", ".join(str(data.count(b"\n", 0, start) + 1) for start in starts[:_PLACES_NAMED])
-    more = ", …" if len(starts) > _PLACES_NAMED else ""
+    lines = ", ".join(str(data.count(b"\n", 0, start) + 1) for start in starts[:_MAX_NAMED])
+    more = ", …" if len(starts) > _MAX_NAMED else ""
     return f"{'more than ' if at >= 0 else ''}{len(starts)} times (lines {lines}{more})"
 
 

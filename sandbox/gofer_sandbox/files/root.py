@@ -152,7 +152,7 @@ def _link_target(parent: int, name: str) -> str | None:
         raise
 
 
-def checked(path: object, base: str = "/") -> str:
+def absolute_path(path: object, base: str = "/") -> str:
     """The absolute path inside the sandbox, or InvalidPath saying why it cannot be one.
 
     `..` and links are left for the kernel to resolve: doing it here by text would be wrong behind a link.

@@ -277,7 +277,7 @@ async def check_fetch(asked: FetchRequest, access: GitAccess, known: Known) -> N
         raise _refused(f"{name} may not be fetched: {reason}")
 
 
-def unpacked(body: bytes, encoding: bytes) -> bytes:
+def decompress(body: bytes, encoding: bytes) -> bytes:
     """A request's body as git reads it; Refused for what cannot be read in one way only."""
     if encoding in (b"", b"identity"):
         return body

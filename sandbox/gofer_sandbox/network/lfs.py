@@ -51,7 +51,7 @@ def check_batch(body: bytes, access: GitAccess) -> None:
         raise Refused("fetching is closed")
 
 
-def taken_apart(answer: bytes, base: str, transfers: dict[str, Transfer]) -> bytes:
+def rewrite_answer(answer: bytes, base: str, transfers: dict[str, Transfer]) -> bytes:
     """A batch's answer with addresses of this proxy; the real ones are kept in `transfers`."""
     try:
         found = json.loads(answer)

@@ -31,7 +31,7 @@ from gofer_sandbox.network.http import (
     relay_body,
     request_head,
 )
-from gofer_sandbox.network.rules import Rule, decoded, split_target
+from gofer_sandbox.network.rules import Rule, decode_path, split_target
 
 # What a sandbox must not tell the upstream: who it is, or another method than the one that was checked.
 _NOT_SENT = (
@@ -138,10 +138,10 @@ class ReverseProxy:
             await self._transfer(grant, client, request, path.removeprefix(lfs.PLACE))
             return
         rule = await grant.as_of_now()
-        if rule.git is not None and (rest := rule.lfs_path(decoded(path))):
+        if rule.git is not None and (rest := rule.lfs_path(decode_path(path))):
             await self._lfs(grant, rule, client, request, path, rest)
             return
-        service = _checked(rule, request.method.decode(), decoded(path), query)
+        service = _checked(rule, request.method.decode(), decode_path(path), query)
         body = framing(request)
         early = b""
         refs = None
@@ -194,7 +194,7 @@ class ReverseProxy:
         if status == 401:
             raise CredentialRefused
         if status == 200:
-            told = lfs.taken_apart(told, inner_url(rule), grant.transfers)
+            told = lfs.rewrite_answer(told, inner_url(rule), grant.transfers)
         mask = Mask(rule.credential.secrets if rule.credential else ())
         await answer(client, status, mask.feed(told) + mask.rest(), lfs.MEDIA_TYPE)
 
@@ -315,7 +315,7 @@ class MaskedAnswer:
         same = (goal.scheme == "https") == self.rule.secure and port == self.rule.port
         if not same or goal.hostname != self.rule.host:
             raise Refused(f"the upstream redirects to another host: {goal.hostname}", status=502)
-        path = decoded(goal.path or "/")
+        path = decode_path(goal.path or "/")
         if not self.rule.permits(path) and not (await self.grant.look_again()).permits(path):
             raise Refused("the upstream redirects to a path that is not allowed", status=502)
         query = f"?{goal.query}" if goal.query else ""
@@ -395,5 +395,5 @@ async def _fetch_request(client: Peer, request: h11.Request) -> tuple[bytes, git
     encodings = [value.strip().lower() for name, value in request.headers if name == b"content-encoding"]
     if len(encodings) > 1:
         raise Refused("a fetch in two compressions cannot be checked", status=415)
-    data = await asyncio.to_thread(git.unpacked, body, *encodings or [b""])
+    data = await asyncio.to_thread(git.decompress, body, *encodings or [b""])
     return body, await asyncio.to_thread(git.FetchRequest.parse, data)

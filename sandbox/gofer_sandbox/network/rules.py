@@ -172,17 +172,17 @@ def split_target(target: str) -> tuple[str, str, str]:
     return name, f"/{rest}", query
 
 
-def decoded(path: str) -> str:
+def decode_path(path: str) -> str:
     """The path without escapes; Refused where it could be read in two ways."""
     if not _RAW.fullmatch(path):
         raise Refused("the path has characters that are not allowed", status=400, path=path)
-    parts = [_decoded_part(part, path) for part in path.split("/")[1:]]
+    parts = [_decode_part(part, path) for part in path.split("/")[1:]]
     if "" in parts[:-1]:
         raise Refused("the path has an empty part", status=400, path=path)
     return "/" + "/".join(parts)
 
 
-def _decoded_part(part: str, path: str) -> str:
+def _decode_part(part: str, path: str) -> str:
     try:
         plain = unquote_to_bytes(part).decode()
     except UnicodeDecodeError:
