@@ -10,7 +10,7 @@ else
 INSTALL := sh scripts/install $(BIN)/python
 endif
 
-.PHONY: run demo test check collected format bench chaos peers lock release clean help
+.PHONY: run demo test check collected format bench chaos peers docs lock release clean help
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -39,11 +39,12 @@ run: $(VENV)/.runtime ## install, show the path of one message, then serve
 demo: $(VENV)/.runtime ## a throw-away instance: signed webhooks in, delivered replies out
 	@$(BIN)/gofer demo
 
-check: $(VENV)/.dev ## ruff, mypy strict, import contracts
+check: $(VENV)/.dev ## ruff, mypy strict, import contracts, names
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python scripts/check-names
 
 test: $(VENV)/.dev ## everything CI runs
 	@$(MAKE) --no-print-directory -j2 check collected
@@ -70,6 +71,9 @@ peers: $(VENV)/.dev ## try it against other people's programs, which are install
 bench: $(VENV)/.dev ## every figure beside its floor or peer
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+docs: $(VENV)/.dev ## build the documentation site into .site; a warning is an error
+	@$(BIN)/zensical build --clean --strict
+
 lock: $(VENV)/.dev ## renew the pinned requirements (needs uv)
 	@sh scripts/lock
 
@@ -77,5 +81,5 @@ release: $(VENV)/.dev ## build the packages and the list of what is in them, int
 	@PYTHON=$(PYTHON) sh scripts/release $(BIN)
 
 clean: ## remove the environment and caches
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .bench .release .artefacts dist
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .bench .release .artefacts .site .cache dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

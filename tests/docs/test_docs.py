@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,12 @@ def test_the_map_of_folders_is_that_of_the_platform() -> None:
     assert drawn == there
 
 
+def test_the_import_graph_is_that_of_the_code() -> None:
+    check = [sys.executable, str(ROOT / "scripts" / "import-graph"), "--check"]
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("name", sorted(Registry.installed().integrations))
 def test_every_integration_has_a_page_with_its_settings_and_secrets(name: str) -> None:
     integration = Registry.installed().integrations[name]
@@ -72,11 +80,23 @@ def test_every_decision_is_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix()
+    "page",
+    sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")]),
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def test_contributing_names_what_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for path in re.findall(
+        r"`((?:platform|integrations|sandbox|tests|docs|scripts|benchmarks)(?:/[a-z_/.]+)?)`", text
+    ):
+        assert (ROOT / path).exists(), path
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z]+)`", text)) <= targets
 
 
 def test_platform_does_not_shadow_the_standard_library() -> None:

@@ -42,13 +42,16 @@ class Instance:
 
 @contextlib.asynccontextmanager
 async def throw_away(**settings: str) -> AsyncIterator[Instance]:
-    """Start `gofer serve` on embedded defaults and a free port; end it and remove its data afterwards."""
+    """Start `gofer serve` on embedded defaults and a free port; end it and remove its data afterwards.
+
+    `port=…` takes a port of one's own, for whoever has to know the address before.
+    """
     with tempfile.TemporaryDirectory(prefix="gofer-demo-") as folder:
         data = Path(folder)
         with (data / "log").open("wb") as output:
             begun = asyncio.get_running_loop().time()
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gofer", "serve", "--host", "127.0.0.1", "--port", "0"),
+                *(sys.executable, "-m", "gofer", "serve"),
                 env=_environment(data, settings),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
@@ -70,7 +73,13 @@ def _environment(data: Path, settings: dict[str, str]) -> dict[str, str]:
     # Nothing of the real installation may reach it: not its database, not its key.
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GOFER_")}
     given = {f"GOFER_{name.upper()}": value for name, value in settings.items()}
-    kept = {"GOFER_DATA_DIR": str(data), "GOFER_LOG_FORMAT": "json", "GOFER_KEEP_SHELLS": "false"}
+    kept = {
+        "GOFER_DATA_DIR": str(data),
+        "GOFER_HOST": "127.0.0.1",
+        "GOFER_PORT": "0",
+        "GOFER_LOG_FORMAT": "json",
+        "GOFER_KEEP_SHELLS": "false",
+    }
     return {**clean, **kept, **given}
 
 
