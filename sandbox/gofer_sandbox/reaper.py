@@ -1,4 +1,4 @@
-"""Removing what a crash left, and only that."""
+"""Ends and removes what a crash left, and only that."""
 
 from __future__ import annotations
 

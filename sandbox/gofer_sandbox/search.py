@@ -1,4 +1,4 @@
-"""Looking for files and text, by the sandbox's own `find` and `grep`, so that every limit applies to them."""
+"""Commands that search for files and text by the sandbox's own `find` and `grep`, so that every limit applies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 from gofer_sandbox.errors import InvalidInput
 
 _CUT_SHORT = 141
-"""How bash tells of a program that had nobody to write to any more."""
+"""The exit code of a program that ended because nobody read its output any more."""
 _SKIPPED = (".git", "node_modules", "__pycache__", ".venv")
 
 
@@ -36,8 +36,8 @@ def grep_command(home: str, pattern: str, path: str, limit: int, ignore_case: bo
 
 
 def _at(home: str, command: str) -> str:
-    """Where all files' paths begin, wherever the shell stands, which stays there. The exit code is that of the first
-    program, but when it was cut short because there is enough."""
+    """Run a pipeline in the workspace; the shell stays where it is. The exit code is the first program's, or 0 when it
+    was cut short because there is enough."""
     return (
         f"(\\builtin set +e +o pipefail; \\builtin cd -- {shlex.quote(home)} || \\builtin exit; {command}\n"
         f"\\builtin set -- ${{PIPESTATUS[0]}}; \\builtin exit $(($1 == {_CUT_SHORT} ? 0 : $1)))"

@@ -1,4 +1,4 @@
-"""Going through a directory tree that somebody hostile made: of any depth, with one descriptor, and never
+"""Walks and removes directory trees that somebody hostile made: of any depth, with one descriptor, and never
 through a link.
 
 `os.fwalk` and `shutil.rmtree` recurse and hold a descriptor for each level, so that a tree some thousand

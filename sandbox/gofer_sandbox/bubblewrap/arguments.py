@@ -65,8 +65,8 @@ ENVIRONMENT = {
 }
 
 LOCALE = {"LC_CTYPE": "C.UTF-8"}
-"""For the shell alone, which the keeper gives it. How text is encoded is all that matters: with the whole of a
-locale each program that starts inside would look for a dozen files more, to find what it has without."""
+"""The keeper gives this to the shell alone. It sets only how text is encoded: with a whole locale each program inside
+would open a dozen more files, to find what it has without."""
 
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
@@ -134,7 +134,7 @@ def session(
 
 @cache
 def keeper() -> Sequence[str]:
-    """The command that is PID 1 inside; bash by its place, as on the host, for the caller may give any PATH."""
+    """The command that is PID 1 inside. bash is named by its full path, because the caller may set any PATH."""
     bash = shutil.which("bash", path=ENVIRONMENT["PATH"]) or "bash"
     return [bash, *scripts.KEEPER_OPTIONS, f"{scripts.INSIDE}/keeper"]
 

@@ -34,7 +34,7 @@ Setting = tuple[str, str, object]
 
 
 def _write(path: Path | str, value: object) -> None:
-    """Files of the kernel's are not made by writing them, but a stand-in's are."""
+    """Write a value to a file of the kernel. O_CREAT is for the files of a test's stand-in."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         os.write(fd, str(value).encode())
@@ -326,7 +326,7 @@ def _enable(parent: Path, ours: list[int]) -> None:
 
 
 def _in_the_way(parent: Path, mounted: Path) -> list[int]:
-    """Ourselves; and in a container, all of which is ours, its init."""
+    """The processes to move: this one, or all of them in a container, where every process is ours."""
     if parent != mounted:
         return [os.getpid()]
     return [int(pid) for pid in (parent / "cgroup.procs").read_text().split()]

@@ -100,8 +100,8 @@ _Instruction = tuple[int, int, int, int]
 
 
 def here() -> str:
-    """The machine whose calls programs make here: with a system of 32 bits, as on many a Raspberry Pi, not the
-    kernel's, whose name is all that Python knows."""
+    """The architecture of this system's programs. Python only knows the kernel's, which is another one where a 64-bit
+    kernel runs 32-bit programs, as on many a Raspberry Pi."""
     return platform.machine() if sys.maxsize > 1 << 32 else f"{platform.machine()} with 32-bit programs"
 
 

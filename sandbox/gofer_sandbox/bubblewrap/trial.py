@@ -19,6 +19,7 @@ from pathlib import Path
 from gofer_sandbox import processes
 from gofer_sandbox.bubblewrap import arguments, cgroups, seccomp, spawn
 from gofer_sandbox.errors import StartFailed
+from gofer_sandbox.kernel import closing
 from gofer_sandbox.limits import KIB, MIB, Limits
 from gofer_sandbox.shell import scripts
 
@@ -124,30 +125,23 @@ def remove_leftovers(base: Path, groups: cgroups.Groups | None) -> None:
 def _run(bwrap: Path, etc: Path, group: cgroups.Group | None, port: int, trial: Trial) -> None:
     inside, said = os.pipe2(os.O_CLOEXEC)
     waits, go = os.pipe2(os.O_CLOEXEC)
-    words = spawn.memory_file("words")
-    entrances = group.entrances() if group else []
-    script = scripts.enter(entrances) + _LOOK
-    look = ["bash", "--noprofile", "--norc", "-c", script, "bash", str(port), _calls()]
-    user = _NOBODY if os.geteuid() == 0 else None
-    try:
-        streams = (waits, said, words)
-        spawned = spawn.spawn(
-            _options(bwrap, etc), look, seccomp.program(), entrances, streams, _CANARY, user
-        )
-        os.close(said)
-        said = -1
-        trial.facts = _facts(inside)
-        trial.complete = ("end", "here") in trial.facts
-        trial.words = spawn.words(words)
-        trial.user = _user(spawned.keeper)
-        trial.unlimited = group.shortfall(spawned.keeper, LIMITS) if group and trial.complete else ""
-        os.close(go)
-        go = -1
+    with closing(inside), closing(spawn.memory_file("words")) as words:
+        with closing(go):  # the script waits until this is closed
+            with closing(said), closing(waits):
+                entrances = group.entrances() if group else []
+                script = scripts.enter(entrances) + _LOOK
+                look = ["bash", "--noprofile", "--norc", "-c", script, "bash", str(port), _calls()]
+                user = _NOBODY if os.geteuid() == 0 else None
+                streams = (waits, said, words)
+                spawned = spawn.spawn(
+                    _options(bwrap, etc), look, seccomp.program(), entrances, streams, _CANARY, user
+                )
+            trial.facts = _facts(inside)
+            trial.complete = ("end", "here") in trial.facts
+            trial.words = spawn.words(words)
+            trial.user = _user(spawned.keeper)
+            trial.unlimited = group.shortfall(spawned.keeper, LIMITS) if group and trial.complete else ""
         os.waitpid(spawned.monitor, 0)
-    finally:
-        for fd in (inside, said, waits, go, words):
-            if fd >= 0:
-                os.close(fd)
 
 
 def _options(bwrap: Path, etc: Path) -> list[str]:

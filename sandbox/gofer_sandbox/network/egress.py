@@ -171,7 +171,7 @@ class _Service:
         self._report = report
         self._connections: set[asyncio.Task[None]] = set()
         self._waiting: set[socket.socket] = set()
-        """Accepted, and not begun with: a task that is cancelled before it has begun closes nothing."""
+        """Accepted connections whose task has not begun: one that is cancelled before it begins closes nothing."""
         self._places = asyncio.Semaphore(limits.connections)
         self._listening: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None

@@ -23,7 +23,7 @@ from gofer_sandbox.network.rules import GitAccess, Objections
 _MAX_HEAD = 256 * 1024
 _MAX_UPDATES = 256
 NOTHING = len(b"0000")
-"""How long a push is that names no ref."""
+"""Length of a push that names no ref."""
 
 _COMMAND = re.compile(rb"([0-9a-f]{40}|[0-9a-f]{64}) ([0-9a-f]{40}|[0-9a-f]{64}) ([\x21-\x7e\x80-\xff]+)")
 _SHALLOW = re.compile(rb"shallow (?:[0-9a-f]{40}|[0-9a-f]{64})")

@@ -178,7 +178,7 @@ class ReverseProxy:
     async def _lfs(
         self, grant: Grant, rule: Rule, client: Peer, request: h11.Request, path: str, rest: str
     ) -> None:
-        """A batch of LFS. Of locks, which git-lfs asks for with every push, it is told that there are none."""
+        """Answer a batch of LFS. git-lfs asks for locks with every push; the answer is that there are none."""
         assert rule.git is not None
         if request.method == b"POST" and rest == lfs.LOCKS:
             await answer(client, 404, b'{"message": "Not Found"}', lfs.MEDIA_TYPE)
