@@ -7,8 +7,8 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 import h11
@@ -88,9 +88,9 @@ class Egress:
         sockets = await listen_inside(reference, (_FORWARD_PORT, REVERSE_PORT))
         proxies: tuple[ForwardProxy | ReverseProxy, ...] = (self._forward, self._reverse)
         for proxy, listening in zip(proxies, sockets, strict=True):
-            service = _Service(proxy, reference.pid, self._limits, self._meter, self._refuse)
-            service.start(listening)
-            self._services.append(service)
+            self._services.append(
+                _Service(proxy, listening, reference.pid, self._limits, self._meter, self._refuse)
+            )
 
     async def close(self) -> None:
         """Serve nothing more and end what is under way."""
@@ -98,12 +98,10 @@ class Egress:
         for service in services:
             await service.close()
 
-    @asynccontextmanager
-    async def grant(self, rule: Rule, callers: Callers | None = None) -> AsyncIterator[None]:
+    def grant(self, rule: Rule, callers: Callers | None = None) -> AbstractAsyncContextManager[None]:
         """Open a rule for the length of the block, to certain programs if they are given; its end cuts off what is
         under way."""
-        async with self._reverse.grant(rule, callers):
-            yield
+        return self._reverse.grant(rule, callers)
 
     def allow(
         self, hosts: Sequence[AllowedHost | str], callers: Callers | None = None, why: str = ""
@@ -157,14 +155,16 @@ class _Service:
     def __init__(
         self,
         proxy: ForwardProxy | ReverseProxy,
+        listening: socket.socket,
         keeper: int,
         limits: EgressLimits,
         meter: Meter,
         report: Callable[[Refusal], None],
     ) -> None:
-        """`keeper` is the sandbox's first process, below which the connections' programs are found."""
-        self._proxy = proxy
-        self._keeper = keeper
+        """Begin to accept; takes the socket over. `keeper` is the sandbox's first process, below which the connections'
+        programs are found."""
+        listening.setblocking(False)
+        self._proxy, self._listening, self._keeper = proxy, listening, keeper
         self._looking = asyncio.Lock()  # one search at a time: who provokes many waits for his own
         self._limits = limits
         self._meter = meter
@@ -173,34 +173,26 @@ class _Service:
         self._waiting: set[socket.socket] = set()
         """Accepted connections whose task has not begun: one that is cancelled before it begins closes nothing."""
         self._places = asyncio.Semaphore(limits.connections)
-        self._listening: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
-
-    def start(self, listening: socket.socket) -> None:
-        """Begin to accept; takes the socket over."""
-        listening.setblocking(False)
-        self._listening = listening
-        self._accepting = asyncio.create_task(self._accept(listening))
+        self._accepting = asyncio.create_task(self._accept())
 
     async def close(self) -> None:
         """Stop accepting and end every connection."""
-        tasks = [*self._connections, *([self._accepting] if self._accepting else [])]
+        tasks = [*self._connections, self._accepting]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for connection in self._waiting:
             connection.close()
-        if self._listening:
-            self._listening.close()
+        self._listening.close()
 
-    async def _accept(self, listening: socket.socket) -> None:
+    async def _accept(self) -> None:
         """Accept only what there is a place for. The rest waits in the kernel's bounded backlog, where it costs
         this process no descriptor, however many a sandbox opens."""
         while True:
             await self._places.acquire()
             try:
-                await _readable(listening)
-                connection, _ = listening.accept()
+                await _readable(self._listening)
+                connection, _ = self._listening.accept()
             except OSError:  # it went away again, or this process has no descriptor left for now
                 self._places.release()
                 await asyncio.sleep(_RETRY_SECONDS)
