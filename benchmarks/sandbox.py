@@ -6,6 +6,7 @@ Run alone: `python -m benchmarks.sandbox [--quick]`.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import statistics
 import subprocess
@@ -34,7 +35,7 @@ _TURNS = 5
 
 def percentile(times: list[float], share: float) -> float:
     """The value that share of the times do not exceed."""
-    return sorted(times)[min(len(times) - 1, int(len(times) * share))]
+    return sorted(times)[max(0, math.ceil(len(times) * share) - 1)]
 
 
 def pipe_floor(
@@ -275,7 +276,7 @@ async def main(quick: bool = False) -> list[Row]:
     """Every figure of the sandbox."""
     provider = Bubblewrap()
     await provider.probe()
-    rows, command = await commands(100 if quick else 1000, provider)
+    rows, command = await commands(400 if quick else 1000, provider)
     made, create = await creation(5 if quick else 40, provider)
     rows += made
     rows += await recovery(3 if quick else 20, provider)

@@ -87,6 +87,9 @@ class DiskWatch:
         self._full: Callable[[str], None] = lambda _: None
         self._lasting = False
         self._events = 0
+        self._began = 0.0
+        self._quiet: asyncio.Future[None] | None = None
+        """Done when nothing runs any more, while a look waits for that."""
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._allowed: Usage | None = None
@@ -100,6 +103,10 @@ class DiskWatch:
         """Look soon, and go on looking if something lasts. `full` is called with the reason when it is too much."""
         self._full, self._lasting = full, lasting
         self._events += 1
+        if lasting:
+            self._began = time.monotonic()
+        elif self._quiet and not self._quiet.done():
+            self._quiet.set_result(None)
         over = self.usage.size > self._limits.disk or self.usage.files > self._limits.files
         self._allowed = None if over else Usage(self._limits.disk, self._limits.files)
         self._short_since = None
@@ -143,6 +150,8 @@ class DiskWatch:
     async def _watch(self) -> None:
         """Until all is quiet and was looked at since it is, or too much was found."""
         while True:
+            if self._lasting and time.monotonic() - self._began < _FIRST:
+                await self._outlast_short_command()
             began, events = time.monotonic(), self._events
             why = await asyncio.to_thread(self._look)
             if why:
@@ -153,6 +162,11 @@ class DiskWatch:
             if events == self._events and not self._lasting:
                 self._task = None
                 return
+
+    async def _outlast_short_command(self) -> None:
+        """A look takes the interpreter from whoever waits for the command's end."""
+        self._quiet = asyncio.get_running_loop().create_future()
+        await asyncio.wait({self._quiet}, timeout=_FIRST)
 
     def _look(self) -> str:
         """What is wrong, if anything."""

@@ -143,7 +143,10 @@ class Listener(Protocol):
 
     def frame(self, frame: Frame, sender: int) -> None:
         """What the shell or its keeper says. `sender` is the pid that the kernel attests, 0 where it attests none. What
-        must outlive the server is in the journal on return."""
+        must outlive the server is in the journal on return of `commit`."""
+
+    def commit(self) -> None:
+        """Put down in the journal what became of the frames so far: they are about to be taken off the channel."""
 
     def hung_up(self) -> None:
         """Nobody inside can speak any more."""
@@ -192,8 +195,11 @@ class Wire(Protocol):
     def keeps_output(self) -> bool:
         """Whether what the running command prints is kept while no server is there."""
 
-    def finish(self) -> bool:
-        """Deliver the rest of the command's output; True when something still holds it open."""
+    def finish(self) -> None:
+        """Deliver the rest of the command's output."""
+
+    def settle(self) -> None:
+        """Do what was left to do after a command's end, so that its caller need not wait for it."""
 
     def ask_snapshot(self) -> None:
         """Have an idle shell say its state."""

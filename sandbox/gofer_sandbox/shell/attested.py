@@ -24,7 +24,7 @@ from gofer_sandbox.shell.frames import Decoder, Died, Started
 from gofer_sandbox.shell.outputs import Ownership
 
 _CHUNK = 64 * 1024
-_TIME = 0.003
+_TIME = 0.002
 """How long the loop may be kept at a time."""
 _SNAPSHOT_PAUSE = 0.001
 """bash writes each line on its own: most of a snapshot is read at once when it has had time to."""
@@ -65,7 +65,7 @@ class SocketWire(ControlWire):
         self._shell = self._expected = 0
         self._unknown: dict[int, bytes] = {}
         """What others said while a shell was coming up: one of them may turn out to be it."""
-        self._forged = 0
+        self._forged = self._heard_size = 0
         self._paused = False
 
     def open(self, listener: Listener) -> None:
@@ -91,19 +91,21 @@ class SocketWire(ControlWire):
         until = time.monotonic() + _TIME
         while self._take() and time.monotonic() < until:
             pass
+        self.settle()
 
     def _on_readable(self) -> None:
         until = time.monotonic() + _TIME
-        while self._take() and time.monotonic() < until:
-            if self._from_shell.amid_snapshot:
-                self._pause(_SNAPSHOT_PAUSE)
-                return
-        if self._forged > _FORGED_AT_MOST and not self._closed:
+        while (more := self._take()) and time.monotonic() < until and not self._from_shell.amid_snapshot:
+            pass
+        self._loop.call_soon(self.settle)  # after whoever waits for what was heard
+        if more and self._from_shell.amid_snapshot:
+            self._pause(_SNAPSHOT_PAUSE)
+        elif self._forged > _FORGED_AT_MOST and not self._closed:
             self._pause(_PAUSE)
 
     def _take(self) -> bool:
-        """Act on the next piece; False when there is none. What is acted on is in the journal before it is taken off
-        the channel: a server that dies in between leaves it to the next."""
+        """Act on the next piece; False when there is none."""
+        self._take_off()
         if self._closed:
             return False
         try:
@@ -115,10 +117,23 @@ class SocketWire(ControlWire):
         if not data:
             self._over()
             return False
+        self._heard_size = len(data)
         self._heard(data, _sender(ancillary))
-        if not self._closed:
-            self._channel.recv(len(data))
         return len(data) == _CHUNK or self._from_shell.amid_snapshot
+
+    def _take_off(self) -> None:
+        """What was acted on is in the journal before it is taken off the channel: a server that dies in between leaves
+        it to the next."""
+        size, self._heard_size = self._heard_size, 0
+        if size and not self._closed:
+            assert self._listener is not None
+            self._listener.commit()
+            self._channel.recv(size)
+
+    def settle(self) -> None:
+        """Also what was heard and not yet taken off."""
+        self._take_off()
+        super().settle()
 
     def _over(self) -> None:
         """Nobody inside has the other end any more, or somebody closed it for all."""
@@ -174,6 +189,7 @@ class SocketWire(ControlWire):
     def close(self) -> None:
         """The keeper's copy stays."""
         if not self._closed:
+            self._take_off()
             self._loop.remove_reader(self._channel)
             super().close()
             self._channel.close()

@@ -70,6 +70,8 @@ class FifoWire(ControlWire):
             self._count += 1
             if not self._closed:
                 self._listener.frame(frame, 0)
+        self._listener.commit()
+        self._loop.call_soon(self.settle)
         if self._count > _FRAMES_AT_ONCE and not self._closed:
             self._loop.remove_reader(self._status)
             self._loop.call_later(_PAUSE, self._read_on)

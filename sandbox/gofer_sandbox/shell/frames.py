@@ -81,7 +81,13 @@ class Decoder:
         return self._sections is not None and not self._sections[b"U"].startswith(b"e")
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are whole with this."""
+        """The frames that are whole with this. A report comes alone, and is what is waited for."""
+        if data[:2] == b"\0D" and data.find(b"\0", 2) == len(data) - 1 and not self._partial:
+            self._sections = None
+            done = parse(data[1:-1])
+            if done:
+                yield done
+            return
         *whole, rest = data.split(b"\0")
         for piece in whole:
             self._add(piece)

@@ -108,13 +108,16 @@ class Outputs:
         self._slots = slots.Slots(control)
         self._streams: list[Stream] = []
         self._spare: Stream | None = None
-        """The output of the command before, which nothing holds, for the next."""
+        """The output of the command before, for the next."""
+        self._unsettled = False
+        """Whether something may hold it."""
         self._background: set[Stream] = set()
         self._listener: Listener | None = None
         self._closed = False
 
     def begin(self, number: int, separate: bool) -> list[str]:
         """Open what a new command prints to, and say what it is called."""
+        self.settle()
         if self._spare and not separate:
             return self._use_spare(self._spare, number)
         return self._open_streams(number, separate, create=True)
@@ -229,25 +232,37 @@ class Outputs:
         """The keeper holds some FIFOs open; what is in one beside them is lost with its last writer."""
         return self._slots.kept
 
-    def finish(self) -> bool:
+    def finish(self) -> None:
         """Everything the command wrote before its status is in the FIFO by now."""
         streams, self._streams = self._streams, []
-        held = False
+        if len(streams) == 1 and streams[0].heard and slots.kept(streams[0].slot):
+            self._drained(1, streams[0])
+            self._spare, self._unsettled = streams[0], True
+            return
         for index, stream in enumerate(streams, 1):
             stream.release()
             stream.held = not self._drained(index, stream)
-            held = held or stream.held
         for stream in streams:
+            self._ignore(stream)
             if stream.held:
-                self._ignore(stream)
                 self._leave_open(stream)
-            elif len(streams) == 1 and stream.heard and slots.kept(stream.slot):
-                stream.hold = os.open(stream.path, _WRITE)
-                self._spare = stream
             else:
-                self._ignore(stream)
                 stream.close()
-        return held
+
+    def settle(self) -> None:
+        """See whether something that runs on has the last command's output. Its caller need not wait for that, but the
+        next command must."""
+        stream = self._spare
+        if not stream or not self._unsettled or self._closed:
+            return
+        self._unsettled = False
+        stream.release()
+        if self._at_end(stream):
+            stream.hold = os.open(stream.path, _WRITE)
+        else:
+            self._spare = None
+            self._ignore(stream)
+            self._leave_open(stream)
 
     def _drop_spare(self) -> None:
         stream, self._spare = self._spare, None

@@ -83,6 +83,8 @@ class Shell:
         """What was submitted; None when another process did."""
         self._before = 0
         """How the last command ended."""
+        self._unwritten = False
+        """Whether the journal still says that the command runs."""
         self._again = 0
         """How often the command's lines were given."""
         self._refused = False
@@ -163,7 +165,7 @@ class Shell:
     # What comes in
 
     def frame(self, frame: frames.Frame, sender: int) -> None:
-        """Take one frame from the wire. Contract: what must outlive this server is in the journal on return."""
+        """Take one frame from the wire."""
         live = self._journal.live
         if self.closed or (not sender and not self._plausible(frame)):
             return
@@ -363,22 +365,28 @@ class Shell:
     def _end(self) -> None:
         """Take the rest of the output, put down that nothing runs, and wake who waits."""
         live = self._journal.live
-        self._mark_output()
+        if self.spared:
+            self._mark_output()
         with contextlib.suppress(OSError):
             self.wire.finish()
         self._on_output = None
         self._before = self.outcome.exit_code or 0
-        live.running = False
-        self._journal.write()
+        live.running, self._unwritten = False, True
         self.push(ENDED)
         if self._state is State.IDLE:
             self._ask_soon()
 
+    def commit(self) -> None:
+        """Put down that the command has ended."""
+        if self._unwritten:
+            self._unwritten = False
+            self._journal.write()
+
     def _mark_output(self) -> None:
         """Say so when something that ran before the command has its output open, too."""
         names = tuple(f"/{name}" for name in self.wire.current)
-        for pid, _ in sorted(self.spared)[:_LOOKED_AT] if names else ():
-            if any(path.endswith(names) for path in processes.open_files(pid)):
+        for pid, _ in sorted(self.spared)[:_LOOKED_AT]:
+            if any(names and path.endswith(names) for path in processes.open_files(pid)):
                 command = processes.command_line(pid)
                 self.outcome.notes.append(f"something left running has this output open, too: {command}")
 
@@ -489,6 +497,7 @@ class Shell:
     ) -> Outcome:
         """Submit a command and see it through."""
         live = self._journal.live
+        self.wire.settle()
         live.number += 1
         self.captures = []
         self.outcome = Outcome(live.number)
@@ -563,6 +572,7 @@ class Shell:
                     self.wire.go(live.deaths)  # does nothing: an interrupt that comes late ends this line
                 if live.running:
                     self._end()
+                    self.commit()
                     self._state = State.STARTING
         return outcome
 

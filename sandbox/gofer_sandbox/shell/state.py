@@ -1,8 +1,8 @@
 """From a snapshot the shell left to the state the next shell begins with.
 
 A snapshot was written inside, so it may hold anything: it is only ever taken apart here, and only evaluated
-inside again. It is bounded before it is looked at, so that no snapshot takes the server longer than a few
-milliseconds.
+inside again. How much of it is looked at is bounded, in bytes and in variables, so that no snapshot holds the server's
+loop for more than 5 ms.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _DECLARATION = re.compile(rb"declare -(\S+) (\w+)(?:=" + _VALUE + rb")?\n", re.S
 
 _ALL_FUNCTIONS, _MORE_VARIABLES = "functions", "further variables"
 _NAMED = 10
-_DECLARATIONS = 2000
+_DECLARATIONS = 1000
+"""Variables that are looked at: a shell has about a hundred, and each costs the server's loop two microseconds."""
 _ODD = 4
 """Lines that are no declaration: bash writes none."""
 
