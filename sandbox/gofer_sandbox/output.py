@@ -108,16 +108,16 @@ class Capture:
         self._room = 0
 
     def close(self) -> Path | None:
-        """Stop writing; the file is kept only when the text does not say everything."""
-        if not self.total:
-            return None
+        """Stop writing; where the whole is, when the text does not say everything."""
         self.release()
-        if self.dropped:
-            return Path(self.path)
-        if self._written:
+        return Path(self.path) if self.dropped else None
+
+    def discard(self) -> None:
+        """Remove the file if the text says everything. Until the journal says that the command has ended, a server that
+        takes over needs it."""
+        if self._written and not self.dropped:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path)
-        return None
 
 
 class BackgroundLog:

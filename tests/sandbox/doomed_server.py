@@ -32,7 +32,7 @@ def die_before_recording(running: bool) -> None:
         nonlocal submitted
         if submitted and journal.live.running is running:
             os.kill(os.getpid(), signal.SIGKILL)
-        submitted = True
+        submitted = submitted or journal.live.running
         write(journal)
 
     Journal.write = write_or_die  # type: ignore[assignment, method-assign]

@@ -21,9 +21,11 @@ CHANNEL = "for f in 10 11 12; do [ -S /dev/fd/$f ] && c=$f; done"
 """Where bash keeps the shell's channel while a command runs; a subshell inherits it."""
 
 
-def left_running(python: str) -> str:
-    """A command that leaves a process that has a copy of the channel as its standard input."""
-    return f"{CHANNEL}; cat >/tmp/left.py <<'END'\n{python}\nEND\npython3 /tmp/left.py <&$c >/dev/null 2>&1 &"
+def left_running(python: str, fifo: str = "st") -> str:
+    """A command that leaves a process that has a copy of the channel as its standard input; or the FIFO, where the
+    shell had one with a name before it had a socket."""
+    named = f"[ ${{c-}} ] || {{ exec 20<>/run/s/{fifo}; c=20; }}"
+    return f"{CHANNEL}; {named}; cat >/tmp/left.py <<'END'\n{python}\nEND\npython3 /tmp/left.py <&$c >/dev/null 2>&1 &"
 
 
 FORGES_ENDS = """
@@ -122,7 +124,7 @@ async def test_what_is_taken_from_the_shell_is_noticed_and_nothing_runs_twice(
             "#!/bin/sh\nBASH_C=/workspace/evil; echo evil >>/workspace/evil.log\n"
         )
         Path(sandbox.workspace, name).chmod(0o755)
-    await sandbox.run(left_running(taker))
+    await sandbox.run(left_running(taker, "in"))
     for number in range(5):
         result = await sandbox.run(f"echo {number} >>log; (exit 3)", timeout=patience(20))
         assert result.exit_code == 3 or (result.exit_code is None and result.notes), result

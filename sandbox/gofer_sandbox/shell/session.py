@@ -357,6 +357,7 @@ class Shell:
         self.wire.finish()
         for capture in self.captures:
             capture.close()
+            capture.discard()
         self.captures = []
         self._journal.write()
         self._submit()
@@ -381,6 +382,8 @@ class Shell:
         if self._unwritten:
             self._unwritten = False
             self._journal.write()
+            for capture in self.captures:
+                capture.discard()
 
     def _mark_output(self) -> None:
         """Say so when something that ran before the command has its output open, too."""
