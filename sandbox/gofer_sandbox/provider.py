@@ -168,7 +168,7 @@ class Wire(Protocol):
     def open(self, listener: Listener) -> None:
         """Begin to deliver."""
 
-    def hear(self) -> None:
+    def hear(self) -> object:
         """Deliver the frames that are there already."""
 
     def trust(self, shell: int, expected: int) -> None:

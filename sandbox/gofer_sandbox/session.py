@@ -17,6 +17,7 @@ from gofer_sandbox.disk import DiskWatch
 from gofer_sandbox.errors import SandboxClosed, StartFailed
 from gofer_sandbox.files.errors import NoSpace
 from gofer_sandbox.journal import Journal
+from gofer_sandbox.output import prune
 from gofer_sandbox.provider import Box, Gate, Pressure, Process, Provider, Spec
 from gofer_sandbox.result import Result
 from gofer_sandbox.shell.command import Outcome
@@ -210,7 +211,7 @@ class Session:
             if outcome.exit_code or self.background:
                 await self._relieve()
         if full:
-            self.shell.prune_outputs()
+            prune(self._spec.directory / "output", self._spec.limits.spools)
         self._watch_idle(told=outcome.stopped)
         news, self.news = self.news, News()
         return Result(

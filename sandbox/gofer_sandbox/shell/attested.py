@@ -86,17 +86,18 @@ class SocketWire(ControlWire):
 
     # What comes in
 
-    def hear(self) -> None:
-        """As when the loop tells of it, until there is no more."""
+    def hear(self, wait: bool = True) -> bool:
+        """Until there is no more, or for as long as the loop may be kept; or only until a snapshot has begun."""
         until = time.monotonic() + _TIME
-        while self._take() and time.monotonic() < until:
-            pass
-        self.settle()
+        while (more := self._take()) and time.monotonic() < until:
+            if not wait and self._from_shell.amid_snapshot:
+                break
+        if wait:
+            self.settle()
+        return more
 
     def _on_readable(self) -> None:
-        until = time.monotonic() + _TIME
-        while (more := self._take()) and time.monotonic() < until and not self._from_shell.amid_snapshot:
-            pass
+        more = self.hear(wait=False)
         self._loop.call_soon(self.settle)  # after whoever waits for what was heard
         if more and self._from_shell.amid_snapshot:
             self._pause(_SNAPSHOT_PAUSE)
@@ -126,7 +127,6 @@ class SocketWire(ControlWire):
         it to the next."""
         size, self._heard_size = self._heard_size, 0
         if size and not self._closed:
-            assert self._listener is not None
             self._listener.commit()
             self._channel.recv(size)
 
@@ -137,12 +137,10 @@ class SocketWire(ControlWire):
 
     def _over(self) -> None:
         """Nobody inside has the other end any more, or somebody closed it for all."""
-        assert self._listener is not None
         self._loop.remove_reader(self._channel)
         self._listener.hung_up()
 
     def _heard(self, data: bytes, sender: int) -> None:
-        assert self._listener is not None
         if sender == self._keeper:
             for frame in self._from_keeper.feed(data):
                 if isinstance(frame, (Started, Died)):  # whoever was the shell is no more

@@ -7,10 +7,13 @@ import contextlib
 import signal
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Protocol
+from enum import Enum, auto
+from typing import TYPE_CHECKING
 
-from gofer_sandbox.provider import Box, Process, Wire
 from gofer_sandbox.shell.ladder import GRACE, Ladder, Step
+
+if TYPE_CHECKING:
+    from gofer_sandbox.shell.session import Shell
 
 _SNAPSHOT_PATIENCE = 2.0
 _TICK = 0.2
@@ -27,29 +30,20 @@ class Stop:
     step: Step = Step.ASK
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class News(Enum):
+    """What whoever waits has to act on."""
+
+    TICK = auto()
     """Time to look: is the deadline past, and can the shell still report?"""
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
+    BEGUN = auto()
     """The shell is done with the snapshot that it owed before the command."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
+    ENDED = auto()
     """The outcome is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
+    LOST = auto()
     """PID 1 inside has ended."""
 
 
-TICK, BEGUN, ENDED, LOST = Tick(), Begun(), Ended(), Lost()
-
-Event = Stop | Tick | Begun | Ended | Lost
+Event = Stop | News
 
 
 @dataclass(slots=True)
@@ -73,32 +67,16 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
 
-class Speaker(Protocol):
-    """What seeing a command through needs of its shell."""
-
-    box: Box
-    wire: Wire
-    owes_snapshot: bool
-    outcome: Outcome
-
-    @property
-    def process(self) -> Process | None: ...
-    def push(self, event: Event) -> None: ...
-    async def next(self) -> Event: ...
-    def submit_again(self) -> None: ...
-    def end_takers(self) -> list[Process]: ...
-
-
 class Run:
     """Acts on events until its command has ended one way or another."""
 
-    def __init__(self, shell: Speaker, ladder: Ladder, timeout: float) -> None:
+    def __init__(self, shell: Shell, ladder: Ladder, timeout: float) -> None:
         self._shell, self._ladder, self._outcome = shell, ladder, shell.outcome
         self._loop = asyncio.get_running_loop()
         self._timeout = timeout
         self._deadline = self._loop.time() + timeout
         self._behind = self._was_behind = shell.owes_snapshot
-        self._timer = self._loop.call_later(min(_TICK, timeout), shell.push, TICK)
+        self._timer = self._loop.call_later(min(_TICK, timeout), shell.push, News.TICK)
         self._silent = 0
 
     async def until_end(self) -> None:
@@ -123,20 +101,17 @@ class Run:
         """Whether the command has ended."""
         outcome = self._outcome
         match event:
-            case Ended():
-                return True
-            case Begun():
+            case News.BEGUN:
                 self._on_begun()
-            case Lost():
-                outcome.lost = True
-                return True
+                return False
+            case News.TICK:
+                return self._on_tick()
             case Stop():
                 outcome.stopped = True
                 outcome.notes += [event.reason] if event.reason else []
                 return self._climb(event.step)
-            case Tick():
-                return self._on_tick()
-        return False
+        outcome.lost = event is News.LOST
+        return True
 
     def _on_begun(self) -> None:
         """The shell is done with what came before: the command's time counts from here."""
@@ -162,7 +137,7 @@ class Run:
             self._shell.box.rouse()
             self._look_at_shell()
         after = min(_TICK, max(0.0, self._deadline - self._loop.time()))
-        self._timer = self._loop.call_later(after, self._shell.push, TICK)
+        self._timer = self._loop.call_later(after, self._shell.push, News.TICK)
         return ended
 
     def _look_at_shell(self) -> None:

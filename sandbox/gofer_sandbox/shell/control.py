@@ -75,7 +75,7 @@ class ControlWire(Outputs, ABC):
         """Over what was there before, which costs less than to empty the file first."""
         fd, before = self._files.pop(name, (-1, -1))  # not known, should a write fail half-way
         if fd < 0:
-            fd = os.open(self._control / name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = os.open(self._control / name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             written = os.pwrite(fd, data, 0)
             if written < len(data):
@@ -94,7 +94,7 @@ class ControlWire(Outputs, ABC):
         self._lines = scripts.run(tuple(self.current), self._inside) + self._report
 
     @abstractmethod
-    def hear(self) -> None:
+    def hear(self) -> object:
         """Deliver the frames that are there already."""
 
     def _on_output(self, index: int, stream: Stream) -> None:
@@ -115,15 +115,9 @@ class ControlWire(Outputs, ABC):
 
     def keep(self, snapshot: bytes) -> None:
         """Leave it for the server that comes after; one that was killed half-way has left none."""
-        fd, _ = self._files.pop("kept", (-1, 0))
-        if fd < 0:
-            fd = os.open(
-                self._control / "kept", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-            )
-        self._files["kept"] = fd, 0
         with contextlib.suppress(OSError):
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, snapshot, 0)
+            self._put("kept", b"")
+            self._put("kept", snapshot)
 
     def kept(self) -> bytes:
         """What the server before left."""
@@ -150,5 +144,4 @@ class ControlWire(Outputs, ABC):
     def close(self) -> None:
         """Let go of every descriptor; what is inside goes on."""
         if not self._closed:
-            self.rest()
-            self.close_outputs()
+            super().close()

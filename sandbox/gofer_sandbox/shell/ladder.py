@@ -46,32 +46,22 @@ class Ladder:
         """Do the next step and say which it was."""
         following = Step(self.step.value + 1) if self.step else Step.ASK
         self.step = max(following, at_least, key=lambda step: step.value)
+        shell = [found] if (found := self._shell()) else []
         if self.step is Step.ASK:
-            self._ask()
+            self._box.signal(shell, signal.SIGUSR2)
+            self._end(signal.SIGTERM)
+            self._box.signal(shell, signal.SIGCONT)
         elif self.step is Step.FORCE:
             self._force()
         elif self.step is Step.REPLACE:
-            self._replace()
+            self._box.signal(shell or ([found] if (found := self._box.shell()) else []), signal.SIGKILL)
+            self._force()
         return self.step
-
-    def _ask(self) -> None:
-        shell = self._shell()
-        if shell:
-            self._box.signal([shell], signal.SIGUSR2)
-        self._end(signal.SIGTERM)
-        if shell:
-            self._box.signal([shell], signal.SIGCONT)
 
     def _force(self) -> None:
         for _ in range(20):
             if not self._end(signal.SIGKILL):
                 return
-
-    def _replace(self) -> None:
-        shell = self._shell() or self._box.shell()
-        if shell:
-            self._box.signal([shell], signal.SIGKILL)
-        self._force()
 
     def _end(self, number: int) -> bool:
         """Signal everything the command started; False when there is nothing."""
@@ -103,16 +93,12 @@ class Ladder:
         """After the command's end: what it left in the background was asked to end with it, and is made to when
         its grace is over; all at once, for something that forks and ends is gone before it is seen or hit. A shell
         that is coming up has a moment to be heard of: until then it looks like any of them."""
-        await self._gone(GRACE[Step.ASK])
+        await self._until(lambda: not self._started(), GRACE[Step.ASK])
         if self._box.background(self._shell()):
             await self._until(lambda: self._shell() is not None, GRACE[Step.FORCE])
             ended = await self._box.sweep(self._spare())
             self.killed |= {(process.pid, process.start): process.command for process in ended}
-            await self._gone(GRACE[Step.FORCE])
-
-    async def _gone(self, within: float) -> None:
-        """Wait until nothing is seen any more of what the command started."""
-        await self._until(lambda: not self._started(), within)
+            await self._until(lambda: not self._started(), GRACE[Step.FORCE])
 
     async def _until(self, holds: Callable[[], bool], within: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from gofer_sandbox.provider import Listener
-from gofer_sandbox.shell import slots
+from gofer_sandbox.shell import scripts
 
 _CHUNKS_AT_ONCE = 8
 _LOT = 32 * 1024
@@ -71,7 +73,6 @@ class Stream:
     number: int
     reader: int
     hold: int = -1
-    held: bool = False
     wide: bool = False
     heard: bool = False
     """Whether the loop tells us when there is something to read."""
@@ -99,50 +100,122 @@ class Stream:
         os.close(self.reader)
 
 
+class Slots:
+    """Which output FIFOs are in use, in a file for the server that takes over. A slot is a FIFO for output and one for
+    errors kept apart. A command takes the lowest that nothing holds; what runs on after its command goes on holding it.
+    """
+
+    def __init__(self, control: Path) -> None:
+        self._path = control / "slots"
+        self.current = 1
+        """Of the running or last command."""
+        self.held: dict[int, int] = {}
+        """By slot, the number of the command whose processes hold it."""
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            data = json.loads(self._path.read_bytes())
+            self.held = {int(slot): int(number) for slot, number in data["held"].items()}
+            self.current = int(data["current"])
+
+    def take(self) -> None:
+        """Make the lowest that nothing holds the current one."""
+        free = next(slot for slot in range(1, len(self.held) + 2) if slot not in self.held)
+        if free != self.current:
+            self.current = free
+            self._save()
+
+    def hold(self, slot: int, number: int) -> None:
+        """Something that a command started runs on and may print."""
+        self.held[slot] = number
+        self._save()
+
+    def release(self, slot: int) -> None:
+        """Nothing holds it any more."""
+        if self.held.pop(slot, None) is not None:
+            self._save()
+
+    def _save(self) -> None:
+        temporary = self._path.with_suffix(".new")
+        temporary.write_text(json.dumps({"current": self.current, "held": self.held}))
+        os.replace(temporary, self._path)
+
+
+def _kept(slot: int) -> bool:
+    """Whether the keeper holds a slot open, so that nothing is lost when the last writer has gone."""
+    return slot <= scripts.SLOTS
+
+
 class Outputs:
     """The outputs of one session."""
+
+    _listener: Listener
 
     def __init__(self, control: Path, owner: Ownership) -> None:
         self._control, self._owner = control, owner
         self._loop = asyncio.get_running_loop()
-        self._slots = slots.Slots(control)
+        self._slots = Slots(control)
         self._streams: list[Stream] = []
+        self._ended: list[Stream] = []
+        """Of the command before; something that runs on may hold them."""
         self._spare: Stream | None = None
-        """The output of the command before, for the next."""
-        self._unsettled = False
-        """Whether something may hold it."""
+        """The output of the command before, which nothing holds, for the next."""
         self._background: set[Stream] = set()
-        self._listener: Listener | None = None
         self._closed = False
 
     def begin(self, number: int, separate: bool) -> list[str]:
         """Open what a new command prints to, and say what it is called."""
         self.settle()
-        if self._spare and not separate:
-            return self._use_spare(self._spare, number)
-        return self._open_streams(number, separate, create=True)
+        stream, self._spare = self._spare, None
+        if stream and not separate:
+            stream.number, self._streams = number, [stream]
+            self._hear(1, stream)
+        else:
+            self._close([stream] if stream else [])
+            self._slots.take()
+            self._open_streams(number, separate)
+        return self.current
 
     @property
     def current(self) -> list[str]:
         """What the running command prints to."""
         return [os.path.basename(stream.path) for stream in self._streams]
 
+    @property
+    def keeps_output(self) -> bool:
+        """The keeper holds some FIFOs open; what is in one beside them is lost with its last writer."""
+        return _kept(self._slots.current)
+
     def rest(self) -> None:
         """Let go of what only saves time, for a session that is not used."""
-        self._drop_spare()
+        self.settle()
+        stream, self._spare = self._spare, None
+        self._close([stream] if stream else [])
 
-    def close_outputs(self) -> None:
+    def close(self) -> None:
         """Let go of all of them."""
+        self.rest()
         self._closed = True
-        self._drop_spare()
-        for stream in (*self._streams, *self._background):
-            self._loop.remove_reader(stream.reader)
-            stream.close()
+        self._close([*self._streams, *self._background])
         self._streams = []
+
+    def _close(self, streams: Iterable[Stream]) -> None:
+        for stream in streams:
+            self._ignore(stream)
+            stream.close()
 
     def resume(self, number: int, separate: bool) -> None:
         """Read on where another process stopped."""
-        self._open_streams(number, separate, create=False)
+        self._open_streams(number, separate)
+
+    def _open_streams(self, number: int, separate: bool) -> None:
+        slot = self._slots.current
+        for index, kind in enumerate("oe"[: 2 if separate else 1], 1):
+            path = f"{self._control}/{kind}{slot}"
+            if not _kept(slot):
+                with contextlib.suppress(FileExistsError):
+                    self._owner.fifo(path)
+            stream = Stream.open(path, slot, number)
+            self._streams.append(stream)
+            self._hear(index, stream)
 
     def adopt(self, running: bool) -> None:
         """Read on for what earlier commands left running, or it would wait for ever once its FIFO is full, and
@@ -151,138 +224,75 @@ class Outputs:
         held = set()
         for name in os.listdir(self._control):
             slot = int(name[1:]) if re.fullmatch(r"[oe]\d+", name) else 0
-            if slot and not (running and slot == self._slots.current) and self._adopt(name, slot):
-                held.add(slot)
+            if slot and not (running and slot == self._slots.current):
+                stream = Stream.open(f"{self._control}/{name}", slot, self._slots.held.get(slot, _EARLIER))
+                stream.release()  # or an end that came before we opened it would not be told
+                if self._at_end(stream):
+                    self._discard(stream)
+                else:
+                    self._leave_open(stream)
+                    held.add(slot)
         for slot in set(self._slots.held) - held:
             self._slots.release(slot)
-
-    def _adopt(self, name: str, slot: int) -> bool:
-        """Whether somebody holds it."""
-        path = f"{self._control}/{name}"
-        number = self._slots.held.get(slot, _EARLIER)
-        stream = Stream.open(path, slot, number)
-        stream.release()  # or an end that came before we opened it would not be told
-        if self._at_end(stream):
-            self._discard(stream)
-            return False
-        self._leave_open(stream)
-        return True
 
     def _at_end(self, stream: Stream) -> bool:
         """Whether nobody writes to a FIFO any more and nothing is left in it. At most what it can hold is read to find
         out."""
-        assert self._listener is not None
         for _ in range(2 * _PIPE // _BACKGROUND_CHUNK):
             try:
                 if not self._listener.background(stream.number, stream.reader, _BACKGROUND_CHUNK):
                     return True
             except BlockingIOError:
-                return False
+                break
         return False
 
-    def _use_spare(self, stream: Stream, number: int) -> list[str]:
-        self._spare = None
-        stream.number = number
-        self._streams = [stream]
-        if not stream.heard:
-            self._hear(1, stream)
-        return [f"o{stream.slot}"]
-
-    def _open_streams(self, number: int, separate: bool, create: bool) -> list[str]:
-        self._drop_spare()
-        if create:
-            self._slots.settle()
-        slot = self._slots.current
-        names = slots.names(slot)[: 2 if separate else 1]
-        if create and not self._slots.kept:
-            for name in names:
-                with contextlib.suppress(FileExistsError):
-                    self._owner.fifo(self._control / name)
-        self._streams = [Stream.open(f"{self._control}/{name}", slot, number) for name in names]
-        for index, stream in enumerate(self._streams, 1):
-            self._hear(index, stream)
-        return list(names)
-
     def _hear(self, index: int, stream: Stream) -> None:
-        stream.heard = True
-        self._loop.add_reader(stream.reader, self._on_output, index, stream)
+        if not stream.heard:
+            stream.heard = True
+            self._loop.add_reader(stream.reader, self._on_output, index, stream)
 
     def _ignore(self, stream: Stream) -> None:
-        if stream.heard:
-            stream.heard = False
-            self._loop.remove_reader(stream.reader)
+        stream.heard = False
+        self._loop.remove_reader(stream.reader)
 
     def _on_output(self, index: int, stream: Stream) -> None:
-        assert self._listener is not None
-        if stream is self._spare:  # somebody found its name: it waits until the next command
-            self._ignore(stream)
+        if stream not in self._streams:
+            if (
+                stream is self._spare or stream in self._ended
+            ):  # somebody found its name, or runs on: it waits
+                self._ignore(stream)
             return
-        for _ in range(_CHUNKS_AT_ONCE):
-            try:
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(_CHUNKS_AT_ONCE):
                 size = self._listener.output(index, stream.reader, _CHUNK)
-            except BlockingIOError:
-                return
-            if not size:
-                return
-            if size >= _LOT:
-                stream.widen()
-
-    @property
-    def keeps_output(self) -> bool:
-        """The keeper holds some FIFOs open; what is in one beside them is lost with its last writer."""
-        return self._slots.kept
+                if not size:
+                    return
+                if size >= _LOT:
+                    stream.widen()
 
     def finish(self) -> None:
-        """Everything the command wrote before its status is in the FIFO by now."""
-        streams, self._streams = self._streams, []
-        if len(streams) == 1 and streams[0].heard and slots.kept(streams[0].slot):
-            self._drained(1, streams[0])
-            self._spare, self._unsettled = streams[0], True
-            return
-        for index, stream in enumerate(streams, 1):
-            stream.release()
-            stream.held = not self._drained(index, stream)
-        for stream in streams:
-            self._ignore(stream)
-            if stream.held:
-                self._leave_open(stream)
-            else:
-                stream.close()
+        """Everything the command wrote before its status is in the FIFO by now, which holds no more than this."""
+        self._ended, self._streams = self._streams, []
+        for index, stream in enumerate(self._ended, 1):
+            budget = 2 * _PIPE
+            with contextlib.suppress(BlockingIOError):
+                while budget > 0 and (size := self._listener.output(index, stream.reader, _CHUNK)):
+                    budget -= size
 
     def settle(self) -> None:
         """See whether something that runs on has the last command's output. Its caller need not wait for that, but the
         next command must."""
-        stream = self._spare
-        if not stream or not self._unsettled or self._closed:
-            return
-        self._unsettled = False
-        stream.release()
-        if self._at_end(stream):
-            stream.hold = os.open(stream.path, _WRITE)
-        else:
-            self._spare = None
-            self._ignore(stream)
-            self._leave_open(stream)
-
-    def _drop_spare(self) -> None:
-        stream, self._spare = self._spare, None
-        if stream:
-            self._ignore(stream)
-            stream.close()
-
-    def _drained(self, index: int, stream: Stream) -> bool:
-        """Whether the stream came to its end; at most what the FIFO can hold is read to find out."""
-        assert self._listener is not None
-        budget = 2 * _PIPE
-        while budget > 0:
-            try:
-                size = self._listener.output(index, stream.reader, _CHUNK)
-            except BlockingIOError:
-                return False
-            if not size:
-                return True
-            budget -= size
-        return False
+        ended, self._ended = self._ended, []
+        for stream in ended:
+            stream.release()
+            if not self._at_end(stream):
+                self._ignore(stream)
+                self._leave_open(stream)
+            elif len(ended) == 1 and _kept(stream.slot):
+                stream.hold = os.open(stream.path, _WRITE)
+                self._spare = stream
+            else:
+                self._close([stream])
 
     def _leave_open(self, stream: Stream) -> None:
         """Something still running holds it: read on for it, slowly, so that it neither blocks nor floods. Of so many
@@ -292,28 +302,27 @@ class Outputs:
             stream.close()
             return
         self._background.add(stream)
-        self._loop.add_reader(stream.reader, self._on_background, stream)
+        self._read_background(stream)
+
+    def _read_background(self, stream: Stream) -> None:
+        if not self._closed:
+            self._loop.add_reader(stream.reader, self._on_background, stream)
 
     def _on_background(self, stream: Stream) -> None:
-        assert self._listener is not None
         with contextlib.suppress(BlockingIOError):
             more = self._listener.background(stream.number, stream.reader, _BACKGROUND_CHUNK)
             self._loop.remove_reader(stream.reader)
             if more:
-                self._loop.call_later(_PAUSE, self._read_background_again, stream)
+                self._loop.call_later(_PAUSE, self._read_background, stream)
             else:
                 self._background.discard(stream)
                 self._discard(stream)
                 if stream.slot not in {other.slot for other in self._background}:
                     self._slots.release(stream.slot)
 
-    def _read_background_again(self, stream: Stream) -> None:
-        if not self._closed:
-            self._loop.add_reader(stream.reader, self._on_background, stream)
-
     def _discard(self, stream: Stream) -> None:
         """Nobody holds it any more; a FIFO the keeper does not know is made anew when it is needed again."""
         stream.close()
-        if not slots.kept(stream.slot) and stream.slot != self._slots.current:
+        if not _kept(stream.slot) and stream.slot != self._slots.current:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(stream.path)

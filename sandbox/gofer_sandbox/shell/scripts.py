@@ -110,7 +110,7 @@ class Channel:
 
         On a socket only the keeper can say who the shell is: anything inside can look like it. So the shell is started
         in the background, with job control on, or it would ignore interrupts for ever. A signal ends `wait` early; once
-        the shell has ended, `wait` says its status as often as it is asked."""
+        the shell has ended, `wait` says its status as often as it is asked, and is asked where no signal ends it."""
         run = f"{shell} --noprofile --rcfile {self.control}/rc --noediting -i"
         if not self.attested:
             return f"{run} {_STATUS}>&- {closing}\n  status=$?"
@@ -118,7 +118,7 @@ class Channel:
   child=$!
   printf '\\0S%s\\0' "$child" >&0
   while wait $ended "$child"; status=$?; ((status > 128)) && kill -0 "$child"; do :; done
-  wait $ended "$child"; again=$?
+  trap '' $signals; wait $ended "$child"; again=$?; trap : $signals
   ((again == 127)) || status=$again"""
 
 
@@ -166,7 +166,8 @@ exec >/dev/null 2>&1
 {channel._open()}
 {holding}
 {"; ".join(f"ulimit {one}" for one in ulimits)}
-trap : HUP INT QUIT ILL TRAP ABRT BUS FPE USR1 SEGV USR2 PIPE ALRM TERM XCPU XFSZ VTALRM PROF SYS
+signals='HUP INT QUIT ILL TRAP ABRT BUS FPE USR1 SEGV USR2 PIPE ALRM TERM XCPU XFSZ VTALRM PROF SYS'
+trap : $signals
 set -m
 ended=; ((BASH_VERSINFO[0] < 5)) || ended=-f
 death=0 status=0 answer= waited=0

@@ -14,10 +14,10 @@ from pathlib import Path
 from gofer_sandbox import processes
 from gofer_sandbox.journal import UNKNOWN, Journal
 from gofer_sandbox.limits import Limits
-from gofer_sandbox.output import BackgroundLog, Capture, prune
+from gofer_sandbox.output import BackgroundLog, Capture
 from gofer_sandbox.provider import Box, Process
 from gofer_sandbox.shell import frames, machine, scripts
-from gofer_sandbox.shell.command import BEGUN, ENDED, LOST, TICK, Event, Lost, Outcome, Run, Stop, Tick
+from gofer_sandbox.shell.command import Event, News, Outcome, Run, Stop
 from gofer_sandbox.shell.ladder import Ladder, Step
 from gofer_sandbox.shell.machine import Action, State
 from gofer_sandbox.shell.state import Snapshot, kept
@@ -30,7 +30,8 @@ _LARGE_SNAPSHOT = 32 * 1024
 _SNAPSHOT_AFTER = 1.0
 _SETTLE_WITHIN = 1.0
 """Seconds that letting go of a shell may wait for the state its last command left."""
-_SAVE_EVERY = 0.2
+_SAVE_EVERY = 1.0
+"""Seconds: the server's loop waits for the disk meanwhile."""
 _REST_AFTER = 1.0
 _AGAIN_AT_MOST = 2
 _LOOKED_AT = 32
@@ -74,7 +75,6 @@ class Shell:
         self.notes: list[str] = []
         """What the next outcome has to say besides."""
         self._home, self._limits, self._journal, self._directory = home, limits, journal, directory
-        self._outputs = f"{directory}/output/"
         self._loop = asyncio.get_running_loop()
         self._state = State.STARTING
         self._events: deque[Event] = deque()
@@ -119,15 +119,21 @@ class Shell:
 
     async def until_ready(self) -> bool:
         """Wait for a shell; False when the box is lost or nothing came up."""
-        timer = self._loop.call_later(_READY_WITHIN, self.push, TICK)
+        if not await self._until(lambda: self._state is State.IDLE):
+            return False
+        self._events.clear()
+        return self.box.alive() and not self.closed
+
+    async def _until(self, holds: Callable[[], bool]) -> bool:
+        """Wait for the shell; False when the box is lost or it takes too long."""
+        timer = self._loop.call_later(_READY_WITHIN, self.push, News.TICK)
         try:
-            while self._state is not State.IDLE:
-                if isinstance(await self.next(), (Lost, Tick)):
+            while not holds():
+                if await self.next() in (News.LOST, News.TICK):
                     return False
         finally:
             timer.cancel()
-        self._events.clear()
-        return self.box.alive() and not self.closed
+        return True
 
     def take_over(self) -> bool:
         """Go on where another process stopped; True when a command is still to be awaited."""
@@ -202,12 +208,12 @@ class Shell:
     def _plausible(self, frame: frames.Frame) -> bool:
         """Where nobody says who speaks, a shell is looked at: it does not report in the middle of a command, nor is one
         dead that lives, nor one there that cannot be seen."""
-        match frame:
-            case frames.Done():
-                return self.process is None or not self.box.busy(self.process)
-            case frames.Died():
-                return self.process is None or not self.box.lives(self.process)
-            case frames.Ready():
+        match frame, self.process:
+            case frames.Done(), Process() as process:
+                return not self.box.busy(process)
+            case frames.Died(), Process() as process:
+                return not self.box.lives(process)
+            case frames.Ready(), _:
                 return self.box.shell(frame.pid) is not None
         return True
 
@@ -229,14 +235,15 @@ class Shell:
                 case Action.END, frames.Done():
                     self._end_by_report(frame)
                 case Action.END_WITH_SHELL, frames.Ready():
-                    self._end_with_shell()
+                    self.outcome.cwd = self.cwd
+                    self._end()
                 case Action.SUBMIT_AGAIN, frames.Ready():
                     self._submit_to_next()
 
     def hung_up(self) -> None:
         """The box is lost, or its channel is closed, which comes to the same."""
         self.box.lost()
-        self.push(LOST)
+        self.push(News.LOST)
 
     def forged(self, sender: int) -> None:
         """Somebody inside writes in the shell's name, again and again."""
@@ -328,7 +335,7 @@ class Shell:
             self.notes.append(f"limits set with ulimit are not brought back: {', '.join(names[:10])}")
             self.snapshot = replace(self.snapshot, limits=b"")
         if not live.running:
-            self.push(BEGUN)
+            self.push(News.BEGUN)
 
     def _end_by_report(self, done: frames.Done) -> None:
         outcome = self.outcome
@@ -340,10 +347,6 @@ class Shell:
             outcome.notes.append(_UNKNOWN_END)
         self._end()
 
-    def _end_with_shell(self) -> None:
-        self.outcome.cwd = self.cwd
-        self._end()
-
     def _submit_to_next(self) -> None:
         """The command never began, so another shell can have it, unless nobody wants it any more or it was another
         process that had it."""
@@ -351,8 +354,8 @@ class Shell:
         outcome.exit_code = None
         if self._command is None or outcome.timed_out or outcome.stopped:
             outcome.notes.append(_UNBEGUN)
-            self._state = State.IDLE
-            self._end_with_shell()
+            outcome.cwd, self._state = self.cwd, State.IDLE
+            self._end()
             return
         self.wire.finish()
         for capture in self.captures:
@@ -373,7 +376,7 @@ class Shell:
         self._on_output = None
         self._before = self.outcome.exit_code or 0
         live.running, self._unwritten = False, True
-        self.push(ENDED)
+        self.push(News.ENDED)
         if self._state is State.IDLE:
             self._ask_soon()
 
@@ -412,7 +415,7 @@ class Shell:
             self._left_at_exit |= frame.at_exit
             after = live.number - (amid and not frame.at_exit)
             self._keep(replace(found, after=after))
-        self.push(BEGUN)
+        self.push(News.BEGUN)
 
     def _keep(self, snapshot: Snapshot) -> None:
         """For the server that comes after at once, and on disk, for a reboot, now and then."""
@@ -466,13 +469,7 @@ class Shell:
         self._events.clear()
         self._cancel_asking()
         self._ask_snapshot()
-        timer = self._loop.call_later(_READY_WITHIN, self.push, TICK)
-        try:
-            while self._snapshots == seen:
-                if isinstance(await self.next(), (Lost, Tick)):
-                    break
-        finally:
-            timer.cancel()
+        await self._until(lambda: self._snapshots > seen)
         return self.snapshot.data() if self.snapshot else None
 
     async def settle(self) -> None:
@@ -601,22 +598,18 @@ class Shell:
         live = self._journal.live
         names = [f"{live.number}.out", f"{live.number}.err"][: 2 if live.separate else 1]
         cap, spool = self._limits.output // len(names), self._limits.spool // len(names)
-        self.captures = [Capture(self._outputs + name, cap, spool) for name in names]
+        self.captures = [Capture(f"{self._directory}/output/{name}", cap, spool) for name in names]
 
     def moved(self, directory: Path) -> None:
         """What is kept on disk is at another place now."""
-        self._directory, self._outputs = directory, f"{directory}/output/"
+        self._directory = directory
         self.background_log = BackgroundLog(directory / "output", self._limits.spool, self._limits.spools)
-
-    def prune_outputs(self) -> None:
-        """Hold what is kept on disk to its bound."""
-        prune(self._directory / "output", self._limits.spools)
 
     def close(self) -> None:
         """Let go of the wire and the files; who waits for a command learns that it is out of our hands."""
         self.closed = True
         self._events.clear()  # nothing more can be done about them
-        self.push(LOST)
+        self.push(News.LOST)
         self._cancel_asking()
         for timer in (self._saving, self._resting):
             if timer:
