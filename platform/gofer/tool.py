@@ -211,7 +211,7 @@ class Tool(Generic[A]):
     """Asking again with the same arguments is what it is for."""
     reach: Reach = "own"
     strict: bool = False
-    """Hold the model to the schema while it writes the arguments, where its provider can. Such a schema has no
-    optional fields: providers refuse it otherwise."""
+    """Hold the model to the schema while it writes the arguments, where its provider can. The model then gives a value
+    for every field; let it be None where a field may be left out."""
     timeout_of: Callable[[A], float] | None = None
     """When the arguments choose the time-out."""

@@ -143,7 +143,8 @@ async def test_a_pdf_that_the_provider_refuses_is_left_out_once(rehearse: Make) 
 def test_thinking_has_levels(given: object, effort: str) -> None:
     spec = AgentSpec.model_validate({"name": "gofer", "thinking": given})
     assert spec.effort == effort
-    tool = ToolSpec("x", "y", {"type": "object"}, strict=True)
+    schema = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+    tool = ToolSpec("x", "y", schema, strict=True)
     request = Request("s", (tool,), ({"role": "user", "content": [{"type": "text", "text": "Hi"}]},), 100)
     body = parameters(request, "claude-sonnet-5-5", effort=spec.effort)
     assert body.get("output_config") == ({"effort": effort} if effort else None)

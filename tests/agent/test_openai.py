@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from pydantic import Field
 
 from agent.pictures import PNG
 from agent.ports import LocalShell, World, ada
@@ -157,7 +158,7 @@ async def test_a_pdf_is_sent_as_a_file_where_it_is_taken(local: Make) -> None:
 
 class Amount(Arguments):
     text: str
-    size: int
+    size: int = Field(default=0, ge=0)
 
 
 async def produce(arguments: Amount, context: ToolContext) -> ToolResult:
@@ -344,6 +345,8 @@ async def test_what_a_server_does_not_know_is_called_otherwise_or_left_out(local
     assert ("max_completion_tokens" in first) == (refuses == ("max_tokens",))
     assert ("reasoning_effort" in first) == (refuses != ("reasoning_effort", "strict"))
     assert len(service.received) == 2, "what it has refused once it is not given again"
+    assert ("strict" in first["tools"][0]["function"]) == ("strict" not in refuses)
+    assert service.refused == [], "a strict schema is as strict as OpenAI wants it"
 
 
 def _one_call(body: Any) -> tuple[tuple[str, Any], ...]:

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import pytest
@@ -365,3 +365,45 @@ def test_who_watches_a_flood_sees_some_of_it_and_no_secret_that_begins_in_what_i
     assert "".join(left_out) == ""
     assert "and then\nmore" in rest
     assert "battery" not in rest
+
+
+class Place(Arguments):
+    name: str = Field(min_length=1, description="As on a map.")
+    floor: int = Field(default=0, ge=-3, le=90)
+
+
+class Booking(Arguments):
+    places: list[Place] = Field(max_length=9)
+    how: Literal["train", "bus"] = "train"
+    until: float | None = Field(default=None, gt=0)
+
+
+class Anything(Arguments):
+    fields: dict[str, int]
+
+
+async def book(arguments: Booking, context: ToolContext) -> ToolResult:
+    return ToolResult(f"{arguments.places[0].name} by {arguments.how}")
+
+
+async def test_a_strict_tool_of_an_integration_is_offered_as_providers_take_it(direct: Make) -> None:
+    """Neither takes bounds, defaults or optional fields there: one such field, and every request is refused."""
+    tools = [Tool("book", "Books.", Booking, book, Tier.READ, strict=True)]
+    tools += [Tool("any", "Takes all.", Anything, book, Tier.READ, strict=True)]  # type: ignore[list-item]
+    place = {"name": "Bern", "floor": 91}
+    given = {"places": [place], "how": "bus", "until": None}
+    world, service = direct(
+        calls(call("book", **given)),
+        calls(call("book", **{**given, "places": [{**place, "floor": 2}]})),
+        say("Booked."),
+        tools=tools,
+    )
+    assert await world.run() == Answered("Booked.", included_to=1)
+    assert service.refused == []
+    free, strict = service.received[0]["tools"]
+    assert strict["strict"] is True
+    assert "strict" not in free, "what cannot be strict is offered all the same"
+    assert "maximum: 90" in str(strict["input_schema"]), "the model is told, and held to it by us"
+    results = [str(request["messages"][-1]) for request in service.received[1:]]
+    assert "less than or equal to 90" in results[0]
+    assert "Bern by bus" in results[1]

@@ -15,6 +15,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from gofer.rehearsal.strict_schemas import strict_problems
+
 MOST_MARKS = 4
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 UNWANTED = {"temperature", "top_p", "top_k"}
@@ -44,6 +46,9 @@ def _params(request: Mapping[str, Any]) -> Iterator[str]:
     for name in ("model", "max_tokens", "messages"):
         if name not in request:
             yield f"{name}: required"
+    for tool in request.get("tools", ()):
+        if tool.get("strict"):
+            yield from strict_problems(tool["input_schema"], f"tools.{tool['name']}.input_schema")
     if UNWANTED & set(request):
         yield "sampling parameters are not taken"
     if not isinstance(request.get("max_tokens", 1), int) or request.get("max_tokens", 1) < 1:

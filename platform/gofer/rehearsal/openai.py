@@ -18,6 +18,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from gofer.rehearsal.strict_schemas import strict_problems
+
 Fault = Literal[
     "", "cut", "length_in_call", "rate_limit", "server_error", "bad_gateway", "auth", "too_long", "silent",
 ]  # fmt: skip
@@ -118,9 +120,9 @@ class OpenAI:
                 return {"models": running if self.loaded else []}
             case "ollama", "/api/generate":
                 return {"done": True}
-            case "lm studio", _ if path.startswith("/api/v0/models/"):
+            case "lm studio", "/api/v0/models":
                 sizes = {"max_context_length": 131_072, "loaded_context_length": self.window}
-                return {"id": self.models[0], "type": "llm", **sizes}
+                return {"data": [{"id": self.models[0], "type": "llm", "state": "loaded", **sizes}]}
         return None
 
     async def _complete(self, request: Request) -> Response:
@@ -266,6 +268,9 @@ def _messages() -> dict[str, TypeAdapter[Any]]:
 
 def problems(body: Mapping[str, Any]) -> Iterator[str]:
     """What a server would refuse."""
+    for tool in body.get("tools") or ():
+        if tool["function"].get("strict"):
+            yield from strict_problems(tool["function"]["parameters"], tool["function"]["name"])
     waiting: list[str] = []
     asked: set[str] = set()
     for index, message in enumerate(body.get("messages") or [{}]):

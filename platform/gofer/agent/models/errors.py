@@ -66,6 +66,7 @@ _NO_IMAGES = re.compile(
     r"|(?:not support|no endpoints found that support)\w*\b.{0,40}\b(?:image|vision|pdf|file|multimodal)",
     re.I,
 )
+_NO_SUCH_PATH = re.compile(r"unexpected endpoint or method", re.I)  # LM Studio's 404, with status 200
 _FLAGGED = re.compile(r"\bflagged\b|moderation|content.?polic", re.I)
 _NO_MONEY = re.compile(r"insufficient_quota|insufficient (?:credits?|balance|funds)|billing", re.I)
 _SECRET = re.compile(r"(?:sk-|key-|Bearer\s+)[\w.-]{6,}", re.I)
@@ -161,6 +162,8 @@ def _kind(status: int, kind: str, text: str) -> ErrorKind:
     if status < 400:
         if too_long:
             return "context"
+        if _NO_SUCH_PATH.search(text):
+            return "invalid"
         return "retryable" if not kind or kind in RETRYABLE_TYPES else "invalid"
     if status == 413 or (status in (400, 422, 500) and too_long):
         return "context"

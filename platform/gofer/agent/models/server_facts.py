@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 import httpx2
 
@@ -50,7 +49,7 @@ class Server:
         self._model = model
 
     async def facts(self, load_timeout: float) -> ServerFacts | None:
-        """What it tells; None when nobody answers there. Ollama may have to load the model for it first."""
+        """What it tells; None when nobody answers there. Ollama and LM Studio may have to load the model first."""
         listed = await self._get(f"{self._base}/models")
         if listed is None:
             return None
@@ -58,18 +57,17 @@ class Server:
         if entry.get("owned_by") == "llamacpp":  # its /props knows the share of one slot
             return await self._llama_cpp() or _listed(entry)
         found = _listed(entry)
+        if found.window is None:  # vLLM tells it of a model, not of the LoRA adapters to that model
+            found = _listed(_find(listed, entry.get("parent")))
         if found.window is not None:
             return found
-        return await self._llama_cpp() or await self._ollama(load_timeout) or await self._lm_studio() or found
+        local = await self._llama_cpp() or await self._ollama(load_timeout)
+        return local or await self._lm_studio(load_timeout) or found
 
     def _entry(self, listed: Mapping[str, Any]) -> dict[str, Any]:
-        entries = listed.get("data")
-        models = [one for one in entries if isinstance(one, dict)] if isinstance(entries, list) else []
-        named = [one for one in models if self._model in (one.get("id"), *_list(one.get("aliases")))]
-        if named:
-            return named[0]
+        models = _list(listed.get("data"))
         # A server with one model answers whatever name it is asked by.
-        return models[0] if len(models) == 1 else {}
+        return _find(listed, self._model) or (_dict(models[0]) if len(models) == 1 else {})
 
     async def _llama_cpp(self) -> ServerFacts | None:
         props = await self._get(f"{self._root}/props")
@@ -107,12 +105,18 @@ class Server:
         ]
         return _number(loaded[0].get("context_length")) if loaded else None
 
-    async def _lm_studio(self) -> ServerFacts | None:
-        told = _dict(await self._get(f"{self._root}/api/v0/models/{quote(self._model, safe='')}"))
-        found = _listed(told)
-        if found.window is None:
+    async def _lm_studio(self, load_timeout: float) -> ServerFacts | None:
+        path = "/api/v0/models"
+        told = _find(_dict(await self._get(f"{self._root}{path}")), self._model)
+        if told.get("state") == "not-loaded":
+            # As with Ollama: until it is loaded the server tells only what the model could take at most.
+            hello = {"model": self._model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+            await self._post("/api/v0/chat/completions", hello, timeout=load_timeout)
+            told = _find(_dict(await self._get(f"{self._root}{path}")), self._model) or told
+        window = _listed(told).window
+        if window is None:
             return None
-        return ServerFacts(found.window, images=told.get("type") == "vlm" if told.get("type") else None)
+        return ServerFacts(window, images=told.get("type") == "vlm" if told.get("type") else None)
 
     async def _get(self, url: str) -> dict[str, Any] | None:
         return await self._ask("GET", url, None, ASK_TIMEOUT)
@@ -134,6 +138,12 @@ class Server:
         except (TimeoutError, httpx2.HTTPError, httpx2.InvalidURL, ValueError):
             return None
         return told if isinstance(told, dict) else {"data": told}
+
+
+def _find(listed: Mapping[str, Any], name: object) -> dict[str, Any]:
+    """The entry of a list of models that has this name."""
+    entries = [_dict(one) for one in _list(listed.get("data"))]
+    return next((one for one in entries if name and name in (one.get("id"), *_list(one.get("aliases")))), {})
 
 
 def _listed(entry: Mapping[str, Any]) -> ServerFacts:

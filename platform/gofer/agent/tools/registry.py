@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -48,10 +49,17 @@ class Registry:
     def offered(self, policy: Policy) -> list[ToolSpec]:
         """What a model is told of, in a stable order. It stays the same for the whole run."""
         return [
-            ToolSpec(tool.name, tool.description, small_schema(tool), tool.strict)
+            _spec(tool)
             for tool in sorted(self._tools.values(), key=lambda tool: tool.name)
             if policy.refuses(tool, narrowed=False) is None
         ]
+
+
+def _spec(tool: Tool[Any]) -> ToolSpec:
+    strict = _strict_schema(tool.arguments) if tool.strict else None
+    if strict is None:
+        return ToolSpec(tool.name, tool.description, small_schema(tool))
+    return ToolSpec(tool.name, tool.description, strict, strict=True)
 
 
 def small_schema(tool: Tool[Any]) -> dict[str, Any]:
@@ -82,6 +90,56 @@ def _without_titles(schema: dict[str, Any]) -> dict[str, Any]:
     if small.get("type") == "object":
         small.pop("description", None)
     return small
+
+
+KEPT = ("type", "enum", "const", "description", "$ref")
+"""What providers take in a strict schema, beside what nests."""
+
+
+@lru_cache(maxsize=1000)
+def _strict_schema(arguments: type[BaseModel]) -> dict[str, Any] | None:
+    """The schema as Anthropic and OpenAI take it for strict tools; None if they take no such schema.
+
+    Every field is required, and an object has no others. Bounds and defaults are refused by both, so the model reads
+    them in the description; the runner holds it to them."""
+    try:
+        return _strict(_schema(arguments))
+    except ValueError:
+        return None
+
+
+def _strict(schema: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" in schema:
+        return {"$ref": schema["$ref"]}
+    strict = {key: value for key, value in schema.items() if key in KEPT}
+    if schema.get("type") == "object":
+        if schema.get("additionalProperties"):
+            raise ValueError("an object of any fields cannot be strict")
+        fields = {name: _strict(inner) for name, inner in schema.get("properties", {}).items()}
+        strict |= {"properties": fields, "required": list(fields), "additionalProperties": False}
+    if "items" in schema:
+        strict["items"] = _strict(schema["items"])
+    if variants := schema.get("anyOf") or schema.get("oneOf"):
+        strict["anyOf"] = [_strict(one) for one in variants]
+    if "$defs" in schema:
+        strict["$defs"] = {name: _strict(inner) for name, inner in schema["$defs"].items()}
+    if not strict.keys() & {"type", "enum", "const", "anyOf"}:
+        raise ValueError("a value of any type cannot be strict")
+    nested = {
+        "properties",
+        "required",
+        "additionalProperties",
+        "items",
+        "anyOf",
+        "oneOf",
+        "$defs",
+        "discriminator",
+    }
+    rest = {key: value for key, value in schema.items() if key not in nested and key not in KEPT}
+    if rest:
+        bounds = ", ".join(f"{key}: {json.dumps(value)}" for key, value in rest.items())
+        strict["description"] = f"{schema.get('description', '')} ({bounds})".strip()
+    return strict
 
 
 def _usable(tools: Iterable[Any]) -> list[Tool[Any]]:
