@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from agent.pictures import PDF
 from gofer.errors import Permanent
 from gofer.integration import Outgoing
 from gofer.jobs.steer import redrive
@@ -270,10 +271,10 @@ def _sent_files(telegram: Telegram, chat: Chat) -> list[list[str]]:
     return list(albums.values())
 
 
-async def test_the_picture_one_replies_to_reaches_the_model(
+async def test_a_pdf_and_the_picture_one_replies_to_reach_the_model(
     telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Anthropic([say("A picture."), say("A file.")])
+    model = Anthropic([say("A picture."), say("A file."), say("A contract.")])
     async with loopback(model.app) as url:
         monkeypatch.setenv("GOFER_ANTHROPIC_KEY", model.key)
         monkeypatch.setenv("GOFER_ANTHROPIC_BASE_URL", url)
@@ -281,7 +282,7 @@ async def test_the_picture_one_replies_to_reaches_the_model(
         async with open_house(
             telegram, tmp_path / "data", sandbox="unconfined", groups={str(group.id): {}}
         ) as house:
-            ann, _ = await house.owner()
+            ann, chat = await house.owner()
             bob = telegram.world.add_person("Bob")
             picture = telegram.phones.send_photo(bob, group, "look")
             name = f"@{telegram.bot.username}"
@@ -294,6 +295,13 @@ async def test_the_picture_one_replies_to_reaches_the_model(
             telegram.phones.say(ann, group, f"{name} and this?", reply_to=file)
             await house.answers(group, 2)
             assert "notes.txt" in str(model.received[1]["messages"][-1]["content"])
+            telegram.phones.send_document(ann, chat, "deed.pdf", PDF, "application/pdf", caption="And this?")
+            await house.answers(chat, 1)
+            blocks = model.received[2]["messages"][-1]["content"]
+            (shown,) = [block for block in blocks if block["type"] == "document"]
+            assert base64.b64decode(shown["source"]["data"]) == PDF
+            assert shown["title"] == "deed.pdf"
+            assert "1-deed.pdf" in str(blocks), "and it is in the shell"
     assert model.refused == []
 
 

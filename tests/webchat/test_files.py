@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.pictures import PNG
+from agent.pictures import PDF, PNG
+from gofer.rehearsal.anthropic import Anthropic, call, calls, say
+from gofer.rehearsal.loopback import serve
 from gofer.web.chat import files
 from web_house import House
 from webchat.visiting import Visit
@@ -81,3 +86,29 @@ def test_a_file_is_its_rooms_alone(house: House, visit: Visit) -> None:
     other = Visit(house, house.member("olga", "operator", password=""))
     assert other.browser.get(f"/chat/{visit.room}/files/{kept['hash']}").status_code == 404
     assert other.browser.get(f"/chat/{other.room}/files/{kept['hash']}").status_code == 404
+
+
+async def test_a_pdf_reaches_the_model_and_the_shell(tmp_path: Path) -> None:
+    model = Anthropic([calls(call("bash", command="head -c 5 inbox/1-1-*")), say("A contract.")])
+    (tmp_path / "data").mkdir(mode=0o700)
+    async with serve(model.app) as url:
+        given = {"anthropic_key": model.key, "anthropic_base_url": url, "sandbox": "unconfined"}
+        house = await asyncio.to_thread(House, tmp_path / "data", **given)
+        try:
+            await asyncio.to_thread(_ask_about_a_pdf, house)
+        finally:
+            await asyncio.to_thread(house.close)
+    assert model.refused == []
+    for request in (model.received[0], model.received[1]):
+        (shown,) = [block for block in request["messages"][0]["content"] if block["type"] == "document"]
+        assert base64.b64decode(shown["source"]["data"]) == PDF
+        assert shown["title"] == "contract.pdf"
+    assert "%PDF-" in str(model.received[1]["messages"][-1])
+
+
+def _ask_about_a_pdf(house: House) -> None:
+    visit = Visit(house, house.owner())
+    (kept,) = put(visit, ("contract.pdf", PDF, "application/octet-stream")).json()["files"]
+    with visit.line() as line:
+        line.say("What is this?", files=[{"hash": kept["hash"], "name": kept["name"]}])
+        assert "A contract." in line.answers()[0]

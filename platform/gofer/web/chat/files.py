@@ -104,8 +104,8 @@ def _get(connection: Connection, platform: Platform, room: Room, digest: str) ->
 
 
 def media_type_of(content: bytes, declared: str) -> str:
-    """What it is: pictures by their first bytes, everything else as its sender says, unless that makes no sense."""
-    found = picture_type(content)
+    """What it is: pictures and PDFs by their first bytes, else as its sender says, unless that makes no sense."""
+    found = picture_type(content) or ("application/pdf" if content.startswith(b"%PDF-") else "")
     declared = declared.partition(";")[0].strip().lower()
     if found:
         return found
