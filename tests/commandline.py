@@ -62,13 +62,15 @@ def gofer(
 class Process:
     """A running `gofer serve` (or web, or worker)."""
 
+    PROGRAM: tuple[str, ...] = ("-m", "gofer")
+
     def __init__(self, data_dir: Path, *arguments: str, **settings: str) -> None:
         self.data_dir = data_dir
         self._output = (data_dir.parent / f"log-{time.monotonic_ns()}").open("w+b")
         command = arguments or ("serve",)
         port = () if command[0] == "worker" else ("--port", "0")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gofer", *command, *port],
+            [sys.executable, *self.PROGRAM, *command, *port],
             env=environment(data_dir, **settings),
             stdin=subprocess.DEVNULL,
             stdout=self._output,

@@ -70,8 +70,14 @@ async def _say(text: str, conversation: str, agent: str, *, wait: bool) -> dict[
             return taken
         talk = _Talk(api, conversation)
         taken = await talk.send(text, agent)
-        async for _ in talk.until_quiet():
-            pass
+        async for frame in talk.until_quiet():
+            # Who waits for the answer alone should know, too, that the model has not begun yet.
+            if (
+                frame["type"] == "item"
+                and frame["item"]["id"].startswith("slow-")
+                and talk.is_new(frame["item"])
+            ):
+                print(harmless(frame["item"]["text"]), file=sys.stderr, flush=True)
         answer = "\n\n".join(item["text"] for item in talk.replies)
         failed = not answer or any(item["error"] for item in talk.replies)
         return {**taken, "answer": answer, "questions": talk.open_questions(), "failed": failed}
@@ -109,6 +115,7 @@ class _Talk:
         self._after = ""
         self.replies: list[dict[str, Any]] = []
         """What was answered since the last message."""
+        self._seen: set[str] = set()
 
     async def send(self, text: str, agent: str = "") -> dict[str, Any]:
         """Say something. What happens from here on is told by `until_quiet`."""
@@ -124,6 +131,12 @@ class _Talk:
         """Answer a question that a run waits with."""
         await self._api.ask("POST", f"/questions/{question_id}/answer", json={"text": text})
         self.replies = []
+
+    def is_new(self, item: dict[str, Any]) -> bool:
+        """Whether this item has not been looked at before: each comes again when anything about its run changes."""
+        new = item["id"] not in self._seen
+        self._seen.add(item["id"])
+        return new
 
     def open_questions(self) -> list[dict[str, Any]]:
         """What a run waits for."""
@@ -142,9 +155,9 @@ class _Talk:
         raise Failed("The server ended the stream again and again. Run: gofer status", TRY_LATER)
 
     def _is_quiet(self, state: str) -> bool:
-        return bool(self.replies) and (
-            state == "idle" or (state == "waiting" and bool(self.open_questions()))
-        )
+        # A question that was answered comes again, and is not the answer that is waited for.
+        answered = [item for item in self.replies if not item["question"] or item["open"]]
+        return bool(answered) and (state == "idle" or (state == "waiting" and bool(self.open_questions())))
 
     def _keep(self, item: dict[str, Any]) -> None:
         """A reply comes again when its question was answered."""
@@ -217,30 +230,24 @@ def _chosen(item: dict[str, Any], line: str) -> str:
 async def _show(talk: _Talk) -> None:
     """Print what happens until it is the person's turn."""
     streamed: dict[int, str] = {}
-    shown: set[str] = set()
     async for frame in talk.until_quiet():
         if frame["type"] == "text":
             before = streamed.get(frame["job"], "")
             streamed[frame["job"]] = frame["text"] if frame["whole"] else before + frame["text"]
             _write(harmless(unprinted(before, streamed[frame["job"]])))
-        elif frame["type"] == "item":
-            _show_item(frame["item"], streamed, shown)
+        elif frame["type"] == "item" and talk.is_new(frame["item"]):
+            _show_item(frame["item"], streamed)
 
 
-def _show_item(item: dict[str, Any], streamed: dict[int, str], shown: set[str]) -> None:
-    state = f"{item['id']} {item.get('status', '')}"
-    if item["kind"] == "said" or state in shown:
-        return
-    shown.add(state)
-    if item["kind"] == "step" and item["id"] not in shown:
-        shown.add(item["id"])
+def _show_item(item: dict[str, Any], streamed: dict[int, str]) -> None:
+    if item["kind"] == "step":
         _end_line(streamed, item["job"])
         _write(f"· {harmless(str(item.get('title') or item.get('name') or item.get('tool', 'tool')))}\n")
     elif item["kind"] == "aside":
         before = streamed.pop(item["job"], "")
         _write("\n" if before else f"{harmless(item['text'])}\n")
     elif item["kind"] == "reply":
-        _write(harmless(unprinted(streamed.pop(item["job"], "").rstrip(), item["text"])) + "\n")
+        _write(harmless(unprinted(streamed.pop(item["job"], ""), item["text"])) + "\n")
         for number, choice in enumerate(item["choices"] if item["open"] else (), 1):
             _write(f"  {number}. {harmless(choice)}\n")
 
@@ -253,6 +260,8 @@ def unprinted(before: str, text: str) -> str:
     named = _NAMED.match(text)
     if named and text[named.end() :].startswith(before):
         return f"{text[named.end() :].removeprefix(before)}\n({named[1]})"
+    if before != before.rstrip():  # an answer does not end with the white space that the model ended with
+        return unprinted(before.rstrip(), text)
     return f"\n{text}"
 
 

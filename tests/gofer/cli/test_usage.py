@@ -237,7 +237,10 @@ def test_words_of_strangers_cannot_steer_the_terminal(capsys: pytest.CaptureFixt
     [
         ("", "All is well.", "All is well."),
         ("All is", "All is well.", " well."),
+        ("All is ", "All is well.", "well."),
         ("All is well.", "All is well.", ""),
+        ("All is well.\n", "All is well.", ""),
+        ("All is ", "**scribe**\n\nAll is well.", "well.\n(scribe)"),
         ("All is", "**scribe**\n\nAll is well.", " well.\n(scribe)"),
         ("", "**scribe**\n\nAll is well.", "**scribe**\n\nAll is well."),
         ("Let me look.", "All is well.", "\nAll is well."),
