@@ -11,7 +11,22 @@ import gguf
 import numpy as np
 import xllamacpp
 
-TEMPLATE = "{% for m in messages %}<|{{m.role}}|>{{m.content}}\n{% endfor %}<|assistant|>"
+TEMPLATE = """{%- if tools %}<|im_start|>system
+Call a tool with <tool_call>{"name": ..., "arguments": ...}</tool_call>. The tools:
+<tools>{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}</tools><|im_end|>
+{% endif %}{% for m in messages %}{% if m.role == "tool" %}<|im_start|>user
+<tool_response>
+{{ m.content }}
+</tool_response><|im_end|>
+{% else %}<|im_start|>{{ m.role }}
+{{ m.content or "" }}{% for call in m.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""As Qwen and Hermes have it: the server then knows how its models call tools."""
 WIDTH, LAYERS, HEADS, INNER = 64, 2, 4, 128
 
 
@@ -31,6 +46,7 @@ def make(path: Path, window: int) -> None:
     tokens = [("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)]
     tokens += [(f"<0x{byte:02X}>", kinds.BYTE) for byte in range(256)]
     tokens += [(chr(code), kinds.NORMAL) for code in range(33, 127)]
+    tokens += [("<tool_call>\n", kinds.NORMAL)]  # in one piece chance finds it, and the grammar does the rest
     file.add_tokenizer_model("llama")
     file.add_token_list([text.encode() for text, _ in tokens])
     file.add_token_scores([0.0] * len(tokens))
@@ -38,6 +54,7 @@ def make(path: Path, window: int) -> None:
     file.add_bos_token_id(1)
     file.add_eos_token_id(2)
     file.add_unk_token_id(0)
+    file.add_add_space_prefix(False)
     file.add_chat_template(TEMPLATE)
 
     def tensor(name: str, *shape: int) -> None:

@@ -1,23 +1,37 @@
-"""The real llama.cpp server, with a model of random weights: how it tells its window, streams, counts and refuses."""
+"""The real llama.cpp server, with a model of random weights: how it tells its window, streams, counts and refuses,
+and whole runs in which it calls tools. Its grammar makes the calls valid, however little the model knows."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 import httpx2
 import pytest
 from benchmarks.peers import Peer
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
 
+from agent.ports import LocalShell, World
 from e2e.process import free_port
+from gofer.agent.agents import AgentSpec
+from gofer.agent.limits import LimitSettings
 from gofer.agent.model import Block, Model, ModelError, Request, Turn
 from gofer.agent.models.catalogue import Catalogue, Provider
 from gofer.agent.models.providers import ModelSettings
+from gofer.agent.outcome import Answered
+from gofer.rehearsal.loopback import serve
+from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from support.patience import patiently
 
 pytestmark = pytest.mark.peer
-WINDOW = 2048
+WINDOW = 32_768
 LLAMA_CPP = Peer("llama.cpp", ("xllamacpp==2026.10.11549", "gguf==0.19.0"), "")
 
 
@@ -74,10 +88,94 @@ async def test_it_tells_its_window_streams_counts_and_refuses_as_we_expect(serve
 
         guess = {"*": ModelSettings(window=128_000)}
         unknown = Catalogue({"local": Provider(base_url=server, models=guess)}, http=http).model("local/tiny")
-        error = await refused(unknown, asking({"type": "text", "text": "word " * 3000}))
+        error = await refused(unknown, asking({"type": "text", "text": "word " * 8000}))
         assert (error.kind, error.window) == ("context", WINDOW)
         assert unknown.context_window == WINDOW, "learnt from the refusal"
 
         source = {"type": "base64", "media_type": "image/png", "data": "aaaa"}
         error = await refused(unknown, asking({"type": "image", "source": source}))
         assert error.kind == "image"
+
+
+class Door(Arguments):
+    colour: Literal["red", "blue"]
+
+
+async def paint(arguments: Door, context: ToolContext) -> ToolResult:
+    return ToolResult(f"{arguments.colour}\nIt dries.", progress=True)
+
+
+async def paint_much(arguments: Door, context: ToolContext) -> ToolResult:
+    return ToolResult(f"{arguments.colour}\n" + "It dries.\n" * 800, progress=True)
+
+
+FREE = AgentSpec(name="gofer", limits=LimitSettings(job_dollars=0, day_dollars=0, output_tokens=2000))
+
+
+BRIEFLY = [[2, 8], [353, 6]]
+"""The tokens that end an answer and begin a call, made likely: chance would take its time."""
+
+
+@dataclass
+class Between:
+    """Stands between Gofer and the server, and has it call a tool in the first turns: a model that knows nothing does
+    not think of that itself. The server's answers pass as they are, but for the words of a refusal if so wished."""
+
+    server: str
+    turns: int
+    reword: bool = False
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    statuses: list[int] = field(default_factory=list)
+
+    @property
+    def app(self) -> Starlette:
+        return Starlette(routes=[Route("/v1/{path:path}", self._pass, methods=["GET", "POST"])])
+
+    async def _pass(self, request: HttpRequest) -> Response:
+        body = await request.body()
+        if body:
+            asked = json.loads(body)
+            with_tools = sum(bool(one.get("tools")) for one in self.asked)
+            self.asked.append(asked)
+            forced = "required" if with_tools < self.turns else "none"
+            forcing = {"tool_choice": forced} if asked.get("tools") else {}
+            body = json.dumps({**asked, "seed": 7, "logit_bias": BRIEFLY, **forcing}).encode()
+        async with httpx2.AsyncClient(timeout=60) as http:
+            place = f"{self.server}/{request.path_params['path']}"
+            answer = await http.request(request.method, place, content=body)
+        if request.method == "POST":
+            self.statuses.append(answer.status_code)
+        text = b"Something is not right with this." if self.reword and answer.is_error else answer.content
+        return Response(text, answer.status_code, media_type=answer.headers["content-type"])
+
+
+async def run(
+    between: Between, tmp_path: Path, settings: ModelSettings, work: Any = paint
+) -> tuple[World, Any]:
+    tools = [Tool("paint", "Paints the door.", Door, work, Tier.READ, strict=True)]
+    async with serve(between.app) as url, httpx2.AsyncClient() as http:
+        provider = Provider(base_url=f"{url}/v1", models={"*": settings})
+        model = await Catalogue({"local": provider}, http=http).ready("local/tiny")
+        world = World(model=model, shell=LocalShell(tmp_path), tools=tools, spec=FREE)
+        return world, await world.run()
+
+
+async def test_it_calls_tools_and_takes_their_results_back(server: str, tmp_path: Path) -> None:
+    between = Between(server, turns=2)
+    world, outcome = await run(between, tmp_path, ModelSettings())
+    assert isinstance(outcome, Answered), outcome
+    assert set(between.statuses) == {200}, "every request was valid to it"
+    assert between.asked[0]["tools"][0]["function"]["strict"] is True
+    results = [one["content"] for one in between.asked[-1]["messages"] if one["role"] == "tool"]
+    assert len(results) >= 2
+    assert all(text.startswith(("red\n", "blue\n")) for text in results)
+    assert not any(finished["malformed"] for finished in world.journal.all("turn.finished"))
+
+
+async def test_a_refusal_in_unknown_words_is_answered_by_shortening_once(server: str, tmp_path: Path) -> None:
+    between = Between(server, turns=5, reword=True)
+    world, outcome = await run(between, tmp_path, ModelSettings(window=400_000), paint_much)
+    assert isinstance(outcome, Answered), outcome
+    assert 400 in between.statuses, "it was too long for the real server"
+    assert between.statuses[-1] == 200
+    assert world.journal.all("context.checkpoint")

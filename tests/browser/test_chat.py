@@ -256,7 +256,7 @@ def test_nothing_that_is_said_or_printed_acts(chat: Page) -> None:
 
 def test_it_reads_well_in_both_themes_and_on_a_phone(chat: Page) -> None:
     assert objections(chat) == []
-    say(chat, '$ printf "%s" "some **output**"\n$tool write {"path": "a.py", "content": "x = 1\\n"}')
+    say(chat, '$ printf "%s" "some   **output**"\n$tool write {"path": "a.py", "content": "x = 1\\n"}')
     answered(chat)
     for theme in ("light", "dark"):
         chat.emulate_media(color_scheme=theme)
@@ -267,6 +267,8 @@ def test_it_reads_well_in_both_themes_and_on_a_phone(chat: Page) -> None:
     answered(chat, 2)
     helped = chat.locator(".item.reply[id]", has_text="/status")
     assert helped.locator("br").count() > 3, "each command of /help stands on a line of its own"
+    shown = chat.locator(".item.reply .words code", has_text="printf").first.inner_text()
+    assert "some   **output**" in shown, "nor does code within a line lose any"
     assert chat.evaluate(SPACES) == "inline", "what Pygments calls w is white space, also on a phone"
     assert chat.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
     expect(chat.get_by_role("button", name="Send")).to_be_in_viewport()

@@ -92,7 +92,11 @@ async def test_a_pdf_reaches_the_model_and_the_shell(tmp_path: Path) -> None:
     model = Anthropic([calls(call("bash", command="head -c 5 inbox/1-1-*")), say("A contract.")])
     (tmp_path / "data").mkdir(mode=0o700)
     async with serve(model.app) as url:
-        given = {"anthropic_key": model.key, "anthropic_base_url": url, "sandbox": "unconfined"}
+        given: dict[str, Any] = {
+            "anthropic_key": model.key,
+            "anthropic_base_url": url,
+            "sandbox": "unconfined",
+        }
         house = await asyncio.to_thread(House, tmp_path / "data", **given)
         try:
             await asyncio.to_thread(_ask_about_a_pdf, house)

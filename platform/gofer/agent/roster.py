@@ -98,7 +98,7 @@ def sync_agents(connection: Connection, workspace_id: str, specs: Sequence[Agent
             "kind": "also" if route.also else "route",
         }
         for spec, route in wanted
-        for connection_id in _connections(connection, workspace_id, route.connection)
+        for connection_id in meant_connections(connection, workspace_id, route.connection)
     ]
     catch_all = {"event": "*", "trigger": "any", "priority": 0, "kind": "default"}
     of_connections = [
@@ -158,7 +158,7 @@ def _every_connection(connection: Connection) -> list[tuple[str, str | None]]:
     return [(row.id, row.agent) for row in connection.execute(query)]
 
 
-def _connections(connection: Connection, workspace_id: str, wanted: str) -> list[str | None]:
+def meant_connections(connection: Connection, workspace_id: str, wanted: str) -> list[str | None]:
     """The connections a route means: all (None), or those with that id, name or integration."""
     if wanted == "*":
         return [None]

@@ -43,7 +43,12 @@ def _work(schedule: dict[str, Any]) -> str:
 @app.command()
 def add(
     name: Annotated[str, typer.Argument(help="What to call it.", show_default=False)],
-    cron: Annotated[str, typer.Argument(help="When: minute hour day month weekday.", show_default=False)],
+    cron: Annotated[
+        str,
+        typer.Argument(
+            help="When: minute hour day month weekday, or @hourly, @daily, @weekly …", show_default=False
+        ),
+    ],
     say: Annotated[str, typer.Option(help="What to say to an agent.")] = "",
     agent: Annotated[str, typer.Option(help="The agent to say it to.")] = "",
     conversation: Annotated[

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+
+from sqlalchemy import Connection
 
 from gofer.agent.agents import NAME, Agents, AgentSpec, RouteSettings, default_agent, in_force
 from gofer.agent.models.catalogue import Catalogue
+from gofer.agent.roster import meant_connections
 from gofer.doctor.finding import Finding, Severity
 from gofer.doctor.model import keys_of
 from gofer.errors import ConfigError
@@ -27,6 +31,7 @@ async def look_at_agents(platform: Platform) -> list[Finding]:
     ]
     specs = in_force(seen)
     found += _contested(specs)
+    found += await platform.database.read(partial(_deaf, specs=specs))
     if found:
         return found
     default = default_agent(specs)
@@ -52,6 +57,22 @@ def _contested(specs: Sequence[AgentSpec]) -> list[Finding]:
                 fix = f"Give {spec.name} other routes, or `also = true` to have both answer"
                 found.append(Finding(f"routes of {spec.name}", "warning", what, fix, "agents.md"))
     return found
+
+
+def _deaf(connection: Connection, specs: Sequence[AgentSpec]) -> list[Finding]:
+    """Routes that hear nothing, since there is no such connection."""
+    return [
+        Finding(
+            f"routes of {spec.name}",
+            "warning",
+            f"{spec.name} has a route for {route.connection}, and no connection has that id, name or integration.",
+            f"gofer connections list shows what there is; then: gofer agents put {spec.name} FILE",
+            "agents.md",
+        )
+        for spec in specs
+        for route in spec.routes
+        if not meant_connections(connection, FIRST_WORKSPACE, route.connection)
+    ]
 
 
 def _broken(directory: Path, name: str, spec: AgentSpec | None, problem: str) -> Finding:

@@ -80,6 +80,7 @@ def test_agents_files_that_make_no_sense_and_models_without_a_key(terminal: Term
     for name, text in {
         "fine.toml": "[[routes]]\n",
         "plain.toml": "",
+        "deaf.toml": '[[routes]]\nconnection = "nowhere"\n',
         "gofer.toml": "model = \n",
         "never.toml": "\nmodel = 3\n",
         "orphan.md": "",
@@ -88,12 +89,18 @@ def test_agents_files_that_make_no_sense_and_models_without_a_key(terminal: Term
         (folder / name).write_text(text)
     terminal("agents", "list")
     found = findings(terminal, fails=1)
-    said = {name: each["severity"] for name, each in found.items() if "keyless" in name or "agent" in name}
+    said = {
+        name: each["severity"]
+        for name, each in found.items()
+        if name.startswith(("agent", "model of", "routes"))
+    }
     assert said == {
         "agent gofer": "warning", "agent never": "error", "agent file orphan.md": "warning",
         "model of keyless": "error", "routes of keyless": "warning",
+        "routes of deaf": "warning",
     }  # fmt: skip
     assert "fine and keyless have the same route" in found["routes of keyless"]["line"]
+    assert "deaf has a route for nowhere" in found["routes of deaf"]["line"]
     assert "never.toml: line 2: model" in found["agent never"]["line"]
     assert found["agent never"]["docs"] == "agents.md"
     assert "gofer agents put never" in found["agent never"]["fix"]

@@ -56,7 +56,8 @@ class Registry:
 
 
 def _spec(tool: Tool[Any]) -> ToolSpec:
-    strict = _strict_schema(tool.arguments) if tool.strict else None
+    arguments: type[BaseModel] = tool.arguments
+    strict = _strict_schema(arguments) if tool.strict else None
     if strict is None:
         return ToolSpec(tool.name, tool.description, small_schema(tool))
     return ToolSpec(tool.name, tool.description, strict, strict=True)
