@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -207,6 +208,41 @@ def test_a_second_agent_leaves_the_chat_to_the_first_until_somebody_chooses(
         assert "with scribe" in visit.shown()
     finally:
         api.delete("/agents/scribe")
+
+
+def test_a_message_that_nobody_hears_is_said_there_and_on_the_overview(house: House, visit: Visit) -> None:
+    api = house.api(house.token(house.owner()))
+    made = api.put("/agents/gofer", json={"toml": "default = false\n"})
+    assert made.status_code == 200, made.text
+    try:
+        with visit.line() as line:
+            line.say("Anybody there?")
+            (told,) = line.answers()
+        assert "No agent answers messages here" in told
+        assert f'Nobody answered in <a href="/conversations/{visit.room}"' in visit.browser.get("/").text
+    finally:
+        api.delete("/agents/gofer")
+
+
+def test_a_run_that_a_limit_ended_is_called_stopped_in_every_list(house: House, visit: Visit) -> None:
+    api = house.api(house.token(house.owner()))
+    made = api.put("/agents/gofer", json={"toml": "[limits]\nsteps = 1\n"})
+    assert made.status_code == 200, made.text
+    try:
+        with visit.line() as line:
+            line.say("$ echo one")
+            line.answers()
+    finally:
+        api.delete("/agents/gofer")
+    (job,) = api.get("/jobs", params={"conversation": visit.room, "kind": "answer"}).json()["jobs"]
+    assert (job["state"], bool(job["reason"])) == ("done", True)
+    for path in ("/runs", f"/conversations/{visit.room}"):
+        page = visit.browser.get(path).text
+        row = re.search(rf'href="/runs/{job["id"]}".*?class="state ([^"]*)"[^>]*>([^<]*)<', page, re.S)
+        assert row, path
+        assert (row[1].strip(), row[2]) == ("warn", "stopped"), path
+    failed = visit.browser.get("/").text.partition("Failed lately")[2]
+    assert f'href="/runs/{job["id"]}"' in failed
 
 
 def test_no_agent_is_made_up_from_the_address(visit: Visit) -> None:

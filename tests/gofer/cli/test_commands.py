@@ -43,7 +43,7 @@ def test_the_life_of_a_connection_and_its_messages(
     assert "signing_key" in terminal("connections", "show", id_)
     assert terminal.json("connections", "test", id_)["health"]["ok"]
     terminal("connections", "set", id_, f"reply_url={hello.service.url}?v=2")
-    assert "?v=2" in terminal("connections", "show", id_)
+    assert "?v=2" in terminal("connections", "show", "kitchen")
     terminal("connections", "disable", id_)
     assert "off" in terminal("connections", "list")
     terminal("connections", "enable", id_)

@@ -86,12 +86,21 @@ def test_shells_that_live_on_are_named_at_the_end(start: Start, data_dir: Path) 
     there = json.loads(gofer(data_dir, "say", "--json", "$ echo x").stdout)["conversation_id"]
     assert first.stop() == 0
     assert f"Shells that live on until then: {there}." in first.text()
-    second = serve()  # which has no use for it
+    second = start("serve", "--demo", log_to="file", sandbox="unconfined")  # which has no use for it
+    shown = until(lambda: "makes another" in second.text() and second.text()).strip().splitlines()
+    assert "demo" not in "".join(shown), "it is played on a new instance alone"
+    assert shown[-2].startswith(f"Open {ready_at(shown)}/link/"), "the link comes last"
+    assert max(map(len, shown)) < 200
     assert second.stop() == 0
     assert there in second.text()
     last = serve(keep_shells="false")
     assert last.stop() == 0
     assert there not in last.text()
+
+
+def ready_at(shown: list[str]) -> str:
+    """The address that a server says it is ready at."""
+    return next(line.rpartition(" ")[2] for line in shown if "is ready at" in line)
 
 
 def test_a_second_signal_ends_it_at_once(start: Start, connect: Callable[[], str], hello: Hello) -> None:

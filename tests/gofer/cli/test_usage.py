@@ -277,3 +277,11 @@ def test_a_server_that_hangs_is_not_running(
         frozen.bind(name)
         frozen.listen()
         assert "did not answer in time" in terminal("status", "--running", fails=1)
+
+
+def test_a_shell_completes_commands() -> None:
+    asked = {"_GOFER_COMPLETE": "complete_bash", "COMP_WORDS": "gofer jobs red", "COMP_CWORD": "2"}
+    told = subprocess.run(
+        [Path(sys.executable).with_name("gofer")], env=os.environ | asked, capture_output=True, text=True
+    )
+    assert told.stdout.split() == ["redrive"]
