@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 UV     := $(shell command -v uv 2>/dev/null)
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 4 --dist worksteal
 
 ifdef UV
 INSTALL := VIRTUAL_ENV=$(abspath $(VENV)) uv pip install --quiet --compile-bytecode
@@ -10,11 +11,11 @@ else
 INSTALL := sh scripts/install $(BIN)/python
 endif
 
-.PHONY: run demo test check collected format bench chaos peers docs lock release clean help
+.PHONY: run demo test test-slow check collected format bench chaos peers docs lock release clean help
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Gofer needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
@@ -46,10 +47,13 @@ check: $(VENV)/.dev ## ruff, mypy strict, import contracts, names
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python scripts/check-names
 
-test: $(VENV)/.dev ## everything CI runs
+test: $(VENV)/.dev ## checks, and every test that is not slow by nature
 	@$(MAKE) --no-print-directory -j2 check collected
+	@$(PYTEST) -m "not slow and not chaos and not peer" $(ARGS)
+
+test-slow: $(VENV)/.dev ## the slow tests, which tests/README.md names with reasons
 	@sh scripts/browser >/dev/null || true
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 4 --dist worksteal -m "not chaos and not peer" $(ARGS)
+	@$(PYTEST) -m "slow and not chaos and not peer" $(ARGS)
 
 # Have pytest write what it makes of the tests' code while mypy is at work: each of its four processes would, else.
 collected: $(VENV)/.dev

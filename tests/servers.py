@@ -179,7 +179,7 @@ def _prepare_postgres(folder: Path) -> tuple[list[str], dict[str, Any]]:
         )
     settings = (
         *("fsync=off", "full_page_writes=off", "wal_level=minimal", "max_wal_senders=0", "autovacuum=off"),
-        *("max_connections=300", "listen_addresses="),
+        *("jit=off", "max_connections=300", "listen_addresses="),
     )
     given = [part for setting in settings for part in ("-c", setting)]
     return [str(binaries / "postgres"), "-D", f"{folder}/data", "-k", str(folder), *given], as_user

@@ -59,17 +59,24 @@ class World:
     @classmethod
     async def made(cls, database: Database, vault: Vault) -> World:
         world = cls(database, vault)
-        await database.write(seed_workspace)
-        await database.write(partial(check_canary, vault=vault))
-        await database.write(partial(start, vault=vault, recorded=None))
-        await database.write(seed_agent)
-        await world.connect(CONNECTION)
+        await database.write(world._furnish)
         return world
 
     # Furniture.
 
+    def _furnish(self, connection: Connection) -> None:
+        seed_workspace(connection)
+        check_canary(connection, self.vault)
+        start(connection, self.vault, recorded=None)
+        seed_agent(connection)
+        self._connect(connection, CONNECTION)
+
     async def connect(self, id_: str, **values: Any) -> str:
         """Another connection."""
+        await self.run(lambda c: self._connect(c, id_, **values))
+        return id_
+
+    def _connect(self, connection: Connection, id_: str, **values: Any) -> None:
         row = {
             "id": id_,
             "workspace_id": FIRST_WORKSPACE,
@@ -79,8 +86,7 @@ class World:
             "settings": {"reply_url": "http://127.0.0.1:1/"},
             **values,
         }
-        await self.run(lambda c: signed.insert(c, connections, {"created_at": now(), **row}))
-        return id_
+        signed.insert(connection, connections, {"created_at": now(), **row})
 
     async def agent(
         self, name: str, *, trigger: str = "any", event: str = "*", kind: str = "also", **values: Any

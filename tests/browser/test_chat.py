@@ -15,6 +15,8 @@ from web_house import House
 from .furnishing import RECITED
 from .looking import DESK, PHONE, SHOTS, objections
 
+pytestmark = pytest.mark.slow
+
 SLOW = 20_000
 GONE = "No connection, trying again"
 

@@ -14,6 +14,8 @@ from web_house import PASSWORD, House
 
 from .looking import DESK, PHONE, SHOTS, objections
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from support.patience import until
 
 from .furnishing import Lived
+
+pytestmark = pytest.mark.slow
 
 
 def answers(lived: Lived) -> list[int]:

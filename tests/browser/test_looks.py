@@ -14,6 +14,8 @@ from .furnishing import Lived
 from .looking import DESK, PHONE
 from .places import places
 
+pytestmark = pytest.mark.slow
+
 AXE = Path(__file__).parent / "axe-4.14.0.min.js"
 AXE_SHA256 = "20c09fe157a8a34a30e241aaa1fcdade657734f08ab379ecfbeb7d45cc46e878"
 SHOTS = Path(__file__).parents[2] / ".artefacts" / "screenshots"

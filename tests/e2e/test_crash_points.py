@@ -33,10 +33,27 @@ MORE = (
     + [("hello", f"journal.appended:{number}") for number in (3, 4, 5, 6)]
     + [("probe", point) for point in sorted(OUTBOX)]
 )
-CRASHES = [pytest.param(*crash, id="-".join(crash)) for crash in ONCE_EACH] + [
-    # Too many for every run of the tests; `make chaos` has them.
-    pytest.param(*crash, id="-".join(crash), marks=pytest.mark.chaos)
+QUICK = {
+    ("sqlite", "intake.committed"),
+    ("postgresql", "journal.appended"),
+    ("sqlite", "outbox.completed_outside"),
+    ("postgresql", "job.concluding"),
+}
+"""One of each part of a message's way, in every run of the tests; the others are slow."""
+CRASHES = [
+    pytest.param(
+        *crash,
+        database,
+        id="-".join((database, *crash)),
+        marks=() if (database, crash[1]) in QUICK else pytest.mark.slow,
+    )
+    for crash in ONCE_EACH
+    for database in ("sqlite", "postgresql")
+] + [
+    # Too many even for CI; `make chaos` has them.
+    pytest.param(*crash, database, id="-".join((database, *crash)), marks=pytest.mark.chaos)
     for crash in MORE
+    for database in ("sqlite", "postgresql")
 ]
 
 
@@ -47,7 +64,7 @@ def test_every_point_in_the_code_is_listed_and_every_listed_one_is_in_the_code()
     assert called == POINTS
 
 
-@pytest.mark.parametrize(("integration", "crash_at"), CRASHES)
+@pytest.mark.parametrize(("integration", "crash_at", "database_url"), CRASHES, indirect=["database_url"])
 async def test_nothing_is_lost_or_doubled_by_dying_at(
     integration: str, crash_at: str, database_url: str, data_dir: Path
 ) -> None:

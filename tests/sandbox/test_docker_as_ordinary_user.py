@@ -1,8 +1,11 @@
 """The docker tests that see a difference, once more without root."""
 
+import pytest
+
 from sandbox.ordinary_user import rerun
 
 
+@pytest.mark.slow
 def test_docker_as_ordinary_user() -> None:
     rerun(
         "test_docker.py",

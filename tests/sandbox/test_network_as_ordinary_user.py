@@ -5,6 +5,7 @@ import pytest
 from sandbox.ordinary_user import rerun
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "only"),
     [
