@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,12 @@ from cleaning import Broom
 from elsewhere import Elsewhere
 from gofer.settings import Settings
 from gofer.store.database import Database
-from gofer.store.open import database_for, migrate
+from gofer.store.open import database_for
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 from lasting import collect_seldom, log_plainly, new_loop, share_compiled_statements, share_tls_defaults
 from servers import Server, shared, turn
+from support.migrated import bring_up_to_date, with_tables
 from support.patience import eventually
 from world import World
 
@@ -43,13 +43,6 @@ def pytest_collection_finish() -> None:
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The loop that `gofer serve` has."""
     return {"as served": new_loop}
-
-
-async def _migrated(url: str, data_dir: Path) -> None:
-    database = database_for(Settings(data_dir=data_dir, database_url=url))
-    await database.start()
-    await migrate(database, backup_to=None)
-    await database.close()
 
 
 async def _on_server(server: Server, name: str, *statements: str) -> None:
@@ -81,7 +74,7 @@ def postgres(run_dir: Path, elsewhere: Elsewhere) -> Iterator[Server]:
         server, fresh = shared("postgres", run_dir)
         if fresh:
             elsewhere.run(_on_server(server, "postgres", f"CREATE DATABASE {TEMPLATE}"))
-            elsewhere.run(_migrated(server.postgres_url(TEMPLATE), run_dir))
+            elsewhere.run(bring_up_to_date(server.postgres_url(TEMPLATE), run_dir))
     yield server
     server.leave()
 
@@ -114,13 +107,6 @@ def blank_postgres_url(postgres: Server, postgres_url: str, elsewhere: Elsewhere
     elsewhere.run(_on_server(postgres, "postgres", f"DROP DATABASE {name} WITH (FORCE)"))
 
 
-@pytest.fixture(scope="session")
-def _sqlite_template(tmp_path_factory: pytest.TempPathFactory, elsewhere: Elsewhere) -> Path:
-    folder = tmp_path_factory.mktemp("template")
-    elsewhere.run(_migrated(f"sqlite:///{folder}/gofer.db", folder))
-    return folder / "gofer.db"
-
-
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
     """A data directory as Gofer would make it."""
@@ -130,10 +116,9 @@ def data_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def sqlite_url(_sqlite_template: Path, data_dir: Path) -> str:
+def sqlite_url(data_dir: Path) -> str:
     """A SQLite file with all tables and no rows."""
-    shutil.copy(_sqlite_template, data_dir / "gofer.db")
-    return f"sqlite:///{data_dir}/gofer.db"
+    return f"sqlite:///{with_tables(Settings(data_dir=data_dir)).sqlite_path}"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -32,6 +32,7 @@ from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import make_server
 from gofer_github import integration
+from support.migrated import with_tables
 from support.patience import patiently
 
 SECRET = "the-webhook-secret-of-the-app"
@@ -199,7 +200,7 @@ async def gofer(
         "sandbox": "off",
         **given,
     }
-    async with open_platform(Settings(**values), roles=frozenset({"web", "worker"})) as platform:
+    async with open_platform(with_tables(Settings(**values)), roles=frozenset({"web", "worker"})) as platform:
         connection_id = connection_id or await platform.database.write(
             partial(
                 add_connection,

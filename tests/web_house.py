@@ -31,6 +31,7 @@ from gofer.web.connection_limit import limit_for
 from gofer.web.request_log import RequestLog
 from gofer.web.server import listening
 from lasting import new_loop
+from support.migrated import with_tables
 from support.patience import patience
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ class House:
     ) -> None:
         self._roles = frozenset(roles)
         given = {"sandbox": "off", "poll_interval": 0.1, **settings}
-        self.settings = Settings(data_dir=data_dir, port=0, **given)
+        self.settings = with_tables(Settings(data_dir=data_dir, port=0, **given))
         self.platform: Platform
         self.app: Starlette
         self.url = ""

@@ -25,6 +25,7 @@ from gofer.store.tables import conversations, deliveries, events, jobs, messages
 from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import make_server
+from support.migrated import with_tables
 from support.patience import patience
 
 SIGNATURE = "x-hello-signature"
@@ -138,7 +139,7 @@ async def open_door(
     **serving: Any,
 ) -> AsyncIterator[Door]:
     """Serve on a free port of the loopback, with one connection, which is made unless it is named."""
-    async with open_platform(settings, roles=frozenset(roles)) as platform:
+    async with open_platform(with_tables(settings), roles=frozenset(roles)) as platform:
         connection_id = connection_id or await platform.database.write(
             partial(
                 add_connection,

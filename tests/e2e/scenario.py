@@ -30,6 +30,7 @@ from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.postgres import PostgresDatabase
 from gofer.vault.secret import Secret
 from gofer.vault.stored import put_secret
+from support.migrated import with_tables
 from support.patience import Deadline, patience
 
 T = TypeVar("T")
@@ -160,7 +161,7 @@ def _reader(path: Path) -> Engine:
 
 
 async def _connect(data_dir: Path, database_url: str, integration: str, url: str, canary: str) -> str:
-    settings = Settings(data_dir=data_dir, database_url=database_url)
+    settings = with_tables(Settings(data_dir=data_dir, database_url=database_url))
     async with open_platform(settings, roles=frozenset()) as platform:
         if canary:
             put = partial(put_secret, workspace_id=FIRST_WORKSPACE, name="canary", value=Secret(canary))

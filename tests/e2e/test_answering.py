@@ -29,6 +29,7 @@ from gofer.store import signed
 from gofer.store.clock import now
 from gofer.store.tables import SCHEDULE, attempts, connections, conversations, jobs, messages, replies, spends
 from gofer_hello import Hello
+from support.migrated import with_tables
 from world import World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -91,7 +92,7 @@ async def opened(data_dir: Path, url: str, people: HelloService, model: Gated) -
             sandbox="off",
             poll_interval=0.05,
         )
-        async with open_platform(settings, roles=frozenset({"worker"})) as platform:
+        async with open_platform(with_tables(settings), roles=frozenset({"worker"})) as platform:
             world = World(platform.database, platform.vault)
             with contextlib.suppress(IntegrityError):  # there already, after a restart
                 await world.connect(CONNECTION, settings={"reply_url": people.url})

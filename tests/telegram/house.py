@@ -28,6 +28,7 @@ from gofer.store.tables import IS_UNSENT, LIVE, deliveries, in_state, jobs, repl
 from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import listening as serving
+from support.migrated import with_tables
 from support.patience import patiently
 
 OWNERS = range(5_000_000_001, 5_000_000_021)
@@ -152,7 +153,7 @@ async def open_house(
     public = f"http://127.0.0.1:{listening.getsockname()[1]}" if webhook else ""
     kept = {"database_url": database_url} if database_url else {}
     wanted: dict[str, Any] = {"data_dir": data_dir, "public_url": public, "sandbox": sandbox, **kept}
-    given = Settings(poll_interval=0.3, lease=2, **wanted)
+    given = with_tables(Settings(poll_interval=0.3, lease=2, **wanted))
     try:
         async with open_platform(given, roles=frozenset({"web", "worker"})) as platform:
             house = House(telegram, platform, await connect(platform, telegram, **settings))

@@ -11,6 +11,7 @@ import pytest
 from gofer.assembly import open_platform
 from gofer.platform import Platform
 from gofer.settings import Settings
+from support.migrated import with_tables
 from web_house import REAL_COST, House, cheap_passwords
 
 
@@ -33,5 +34,5 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 @pytest.fixture
 async def platform(data_dir: Path) -> AsyncIterator[Platform]:
-    async with open_platform(Settings(data_dir=data_dir), roles=frozenset({"web"})) as platform:
+    async with open_platform(with_tables(Settings(data_dir=data_dir)), roles=frozenset({"web"})) as platform:
         yield platform
