@@ -15,8 +15,17 @@ from gofer.settings import Settings
 
 _numbers = itertools.count(1)
 
+BOTH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)]
+"""What a flow does to each database, the tests of `gofer/` try; that the whole goes together, one of them shows."""
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+
+@pytest.fixture(params=BOTH)
+def database_url(request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+    return url
+
+
+@pytest.fixture(scope="module", params=BOTH)
 def own_url(request: pytest.FixtureRequest, run_dir: Path) -> Iterator[str]:
     """A database for one file of tests: `GOFER_DATABASE_URL`, empty for SQLite in the data directory."""
     if request.param == "sqlite":

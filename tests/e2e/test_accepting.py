@@ -18,7 +18,10 @@ from gofer.vault.secret import Secret
 from gofer.vault.stored import put_secret
 from gofer.web.control.deliveries import kept_content
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.parametrize("own_url", ["sqlite", "postgresql"], indirect=True, scope="module"),
+]
 
 
 async def gained(door: Door, before: dict[str, int]) -> dict[str, int]:

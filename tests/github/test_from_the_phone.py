@@ -10,6 +10,7 @@ from sqlalchemy import select
 from github_scene import Running, Scene, gofer, tool
 from gofer.rehearsal.telegram import Chat, Person, Telegram
 from gofer.store.tables import identities
+from support.patience import eventually
 from telegram.house import House, connect
 
 ASK = tool("github_ask", repository="acme/widgets", title="Say hello", text="Greet people, please.")
@@ -42,7 +43,7 @@ async def test_a_linked_owner_has_work_done_in_a_repository(scene: Scene, tmp_pa
         assert len(scene.ours(known.number)) == 1, "a used code is worth nothing"
         telegram.phones.say(ann, chat, ASK)
         said = (await house.answers(chat, 3))[2]
-        await telegram.until(lambda: scene.ours(2))
+        await eventually(lambda: scene.ours(2))
         await running.quiet()
     issue = scene.repository.issues[2]
     assert f"{scene.github.url}/acme/widgets/issues/2" in said

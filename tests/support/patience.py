@@ -66,7 +66,7 @@ async def _end(limit: asyncio.Timeout, deadline: Deadline) -> None:
     limit.reschedule(asyncio.get_running_loop().time())
 
 
-async def eventually(condition: Callable[[], Any], within: float = 20) -> Any:
+async def eventually(condition: Callable[[], Any], within: float = 60) -> Any:
     """Wait until a condition (async or not) holds; fails after a while. Never assert how long it took."""
     async with patiently(within):
         while True:

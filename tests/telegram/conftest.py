@@ -24,7 +24,7 @@ async def house(telegram: Telegram, tmp_path: Path) -> AsyncIterator[House]:
         yield house
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 async def either(request: pytest.FixtureRequest, telegram: Telegram, tmp_path: Path) -> AsyncIterator[House]:
     """The same on each database."""
     url = "" if request.param == "sqlite" else request.getfixturevalue("postgres_url")

@@ -29,7 +29,7 @@ from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import listening as serving
 from support.migrated import with_tables
-from support.patience import patiently
+from support.patience import eventually, patiently
 
 OWNERS = range(5_000_000_001, 5_000_000_021)
 """The first twenty people of the stand-in, whom Gofer in a process of its own knows."""
@@ -93,7 +93,7 @@ class House:
             said = self.telegram.said(chat)
             return len(said) >= count and not any(text.endswith(" …") for text in said)
 
-        await self.telegram.until(complete, within=within)
+        await eventually(complete, within=within)
         return self.telegram.said(chat)
 
     async def took_in(self, count: int, *, within: float = 60) -> None:

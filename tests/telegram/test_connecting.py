@@ -28,6 +28,7 @@ from gofer_telegram import connecting
 from gofer_telegram.client import CONFLICT
 from gofer_telegram.settings import Settings as TelegramSettings
 from gofer_telegram.updates import WANTED
+from support.patience import eventually
 from telegram.house import House, open_house
 from telegram.proxies import LOGIN, HttpProxy, SocksProxy
 from telegram.proxies import serving as proxying
@@ -75,7 +76,7 @@ async def test_a_bot_is_added_on_the_dashboard(telegram: Telegram, tmp_path: Pat
             ann = telegram.world.add_person("Ann")
             chat = telegram.world.private(ann)
             telegram.phones.say(ann, chat, f"/start {code}")
-            await telegram.until(lambda: any("You are paired" in text for text in telegram.said(chat)))
+            await eventually(lambda: any("You are paired" in text for text in telegram.said(chat)))
 
 
 def _add_in_a_browser(here: str, link: str, telegram: Telegram) -> str:
@@ -115,7 +116,7 @@ async def test_a_rotated_token_is_used_from_the_next_call_and_nothing_is_lost(ho
     telegram.token = f"{telegram.token.partition(':')[0]}:another-token-for-rehearsals-only-000"
     telegram.updates.interrupt()
     telegram.phones.say(ann, chat, "meanwhile")
-    await telegram.until(lambda: any(call.status == 401 for call in telegram.calls("getUpdates")))
+    await eventually(lambda: any(call.status == 401 for call in telegram.calls("getUpdates")))
     refused = await health_of(platform, house.connection_id)
     assert "Telegram refuses the bot token" in refused.line
     assert refused.fix == f"gofer secrets put token --owner {house.connection_id}"
@@ -136,9 +137,9 @@ async def test_a_rotated_token_is_used_from_the_next_call_and_nothing_is_lost(ho
 
 async def test_two_readers_of_one_token_are_explained_where_the_operator_looks(house: House) -> None:
     telegram = house.telegram
-    await telegram.until(lambda: telegram.updates._poller is not None)
+    await eventually(lambda: telegram.updates._poller is not None)
     await telegram.updates.get(timeout=0)
-    await telegram.until(lambda: any(call.status == 409 for call in telegram.calls("getUpdates")))
+    await eventually(lambda: any(call.status == 409 for call in telegram.calls("getUpdates")))
     await house.until_health("409", ok=False)
     told = await health_of(house.platform, house.connection_id)
     assert CONFLICT in told.line
@@ -170,7 +171,7 @@ async def test_what_telegram_complains_about_is_watched_and_told(telegram: Teleg
         with capture_logs() as lines:
             watching = asyncio.create_task(watch(house.platform, every=0.05))
             telegram.phones.say(ann, chat, "hello")
-            await telegram.until(lambda: any(line["event"] == "connection.unwell" for line in lines))
+            await eventually(lambda: any(line["event"] == "connection.unwell" for line in lines))
             watching.cancel()
         told = await health_of(house.platform, house.connection_id)
         assert "1 waiting; Telegram's last error: Wrong response from the webhook: 401" in told.line
@@ -278,7 +279,7 @@ async def test_a_server_that_answers_polls_at_once_is_asked_less_and_less_often(
     telegram.phones.say(ann, chat, "hello")
     await house.answers(chat, 1)
     before = len(telegram.calls("getUpdates"))
-    await telegram.until(lambda: len(telegram.calls("getUpdates")) >= before + 6)
+    await eventually(lambda: len(telegram.calls("getUpdates")) >= before + 6)
     at = [call.at for call in telegram.calls("getUpdates")[-6:]]
     assert at[-1] - at[-2] > 3 * (at[1] - at[0])
     telegram.phones.say(ann, chat, "and again")

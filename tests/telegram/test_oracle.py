@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from gofer_telegram.client import Client
+from support.patience import eventually
 from telegram.captured import UPDATES
 from telegram.house import House
 
@@ -63,6 +64,7 @@ def judged(asked: list[dict[str, Any]]) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 async def test_aiogram_agrees_with_our_updates_requests_and_answers(house: House) -> None:
     made = asyncio.create_task(asyncio.to_thread(make_environment))
     await use_everything(house)
@@ -110,11 +112,9 @@ async def use_everything(house: House) -> None:
     await house.answers(chat, 2)
     bob = telegram.world.add_person("Bob")
     telegram.phones.say(bob, telegram.world.private(bob), "hi")
-    question = (
-        await telegram.until(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m])
-    )[0]
+    question = (await eventually(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m]))[0]
     telegram.phones.press(ann, question, "Yes")
-    await telegram.until(lambda: "→" in str(question.get("text")))
+    await eventually(lambda: "→" in str(question.get("text")))
     connected = await house.platform.accounts.get(house.connection_id)
     integration, account = connected.integration, connected.account
     shown = await integration.show_progress(str(chat.id), Progress(99, 2, "bash"), "", account)

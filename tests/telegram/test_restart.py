@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gofer.rehearsal.telegram import Chat, Limits, Message, Person, Telegram
+from support.patience import eventually
 from telegram.house import OWNERS, Process
 
 
@@ -131,7 +132,7 @@ class Everything:
         self.write(self.asks, '$tool ask_user {"question": "Tea or coffee?", "choices": ["Tea", "Coffee"]}')
         self.write(self.stops, "$ sleep 30")
         self.write(self.gets, "$ echo words > words.txt")
-        await self.telegram.until(
+        await eventually(
             lambda: (
                 self.button(self.asks, "Coffee")
                 and self.watch.books("SELECT job_id FROM showing WHERE ref = ?", self.stops.ref)
@@ -174,6 +175,7 @@ class Everything:
             assert sum(text.endswith(" …") for text in self.telegram.said(talk.chat)) <= kills
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("webhook", "points"),
     [
@@ -207,12 +209,12 @@ async def test_a_restart_in_the_middle_of_everything_neither_loses_nor_doubles_a
             await gofer.start(GOFER_CRASH_AT=point)
             for talk in watch.talks:
                 watch.say(talk)
-            await telegram.until(lambda: gofer.died, within=120)
+            await eventually(lambda: gofer.died, within=120)
             await gofer.kill()
         await gofer.start()
-        await telegram.until(watch.all_answered, within=120)
+        await eventually(watch.all_answered, within=120)
         rest.write(rest.gives, "$ cat inbox/*notes.txt")
-        await telegram.until(lambda: len(watch.said(rest.gives)) == 2 and watch.all_answered(), within=120)
+        await eventually(lambda: len(watch.said(rest.gives)) == 2 and watch.all_answered(), within=120)
         await gofer.kill(signal.SIGTERM)
     watch.check()
     rest.check(kills=len(points) + 1)
@@ -238,7 +240,7 @@ async def test_chaos(tmp_path: Path, webhook: bool) -> None:
                     await gofer.kill(chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]))
                     kills += 1
                     await gofer.start()
-            await telegram.until(watch.all_answered, within=300)
+            await eventually(watch.all_answered, within=300)
             await asyncio.sleep(1)
             await gofer.kill(signal.SIGTERM)
         watch.check()

@@ -11,6 +11,7 @@ from gofer.rehearsal.anthropic import Anthropic, say
 from gofer.rehearsal.loopback import serve as loopback
 from gofer.rehearsal.telegram import Telegram
 from gofer.store.tables import agents, conversations, deliveries, messages, participants
+from support.patience import eventually
 from telegram.house import House, open_house
 
 
@@ -73,23 +74,21 @@ async def test_a_stranger_hears_one_line_and_the_owner_lets_them_in_with_a_butto
         telegram.phones.say(bob, his, text)
     (line,) = await either.answers(his, 1)
     assert "do not know you" in line
-    question = (
-        await telegram.until(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m])
-    )[0]
+    question = (await eventually(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m]))[0]
     assert "Bob" in question["text"]
     await either.settled()
     assert telegram.said(his) == [line]
     refused = telegram.phones.press(bob, question, "Yes")
-    await telegram.until(lambda: refused in telegram.methods.answered)
+    await eventually(lambda: refused in telegram.methods.answered)
     assert "not for you" in telegram.methods.answered[refused]
     pressed = telegram.phones.press(ann, question, "Yes")
-    await telegram.until(lambda: pressed in telegram.methods.answered)
+    await eventually(lambda: pressed in telegram.methods.answered)
     assert "may talk" in (await either.answers(his, 2))[1]
     no = _keyboard(telegram)["inline_keyboard"][0][1]["callback_data"]
     again = telegram.phones.press_data(ann, question, no)
-    await telegram.until(lambda: again in telegram.methods.answered)
+    await eventually(lambda: again in telegram.methods.answered)
     assert telegram.methods.answered[again] != "No"
-    await telegram.until(lambda: "reply_markup" not in chat.messages[question["message_id"]])
+    await eventually(lambda: "reply_markup" not in chat.messages[question["message_id"]])
     telegram.phones.say(bob, his, "now?")
     assert len(await either.answers(his, 3)) == 3
 
@@ -110,9 +109,9 @@ async def test_a_group_is_heard_only_once_its_owner_allows_it(house: House) -> N
     await house.settled()
     assert telegram.said(group) == []
     telegram.phones.change_bot(ann, group, "member")
-    question = (
-        await telegram.until(lambda: [m for m in group.by_bot(telegram.bot.id) if "reply_markup" in m])
-    )[0]
+    question = (await eventually(lambda: [m for m in group.by_bot(telegram.bot.id) if "reply_markup" in m]))[
+        0
+    ]
     telegram.phones.press(ann, question, "Yes")
     assert "listening" in (await house.answers(group, 2))[1]
     asked = telegram.phones.say(ann, group, f"{name} what is this?")
@@ -164,7 +163,7 @@ async def test_a_photo_that_comes_after_its_album_was_read_belongs_to_it(
         waiting = tmp_path / "waiting"
         photos = telegram.phones.send_album(ann, chat, [f"$ until [ -e {waiting} ]; do sleep 0.05; done", ""])
         album = photos[0]["media_group_id"]
-        await telegram.until(lambda: chat.reactions)
+        await eventually(lambda: chat.reactions)
         telegram.phones.send_photo(ann, chat, media_group_id=album)
         await house.took_in(3)
         waiting.touch()
@@ -320,11 +319,11 @@ async def test_an_owner_chooses_agent_and_model_by_a_button_and_nobody_else_does
         await house.settled()
         (asked,) = group.by_bot(telegram.bot.id)
         query = telegram.phones.press(bob, asked, "sailor")
-        await telegram.until(lambda: "Only an owner" in telegram.methods.answered.get(query, ""))
+        await eventually(lambda: "Only an owner" in telegram.methods.answered.get(query, ""))
         assert "reply_markup" in asked, "it is still there for an owner"
         query = telegram.phones.press(ann, asked, "sailor")
-        await telegram.until(lambda: "sailor hears" in telegram.methods.answered.get(query, ""))
-        await telegram.until(lambda: asked["text"].endswith("→ From now on sailor hears this conversation."))
+        await eventually(lambda: "sailor hears" in telegram.methods.answered.get(query, ""))
+        await eventually(lambda: asked["text"].endswith("→ From now on sailor hears this conversation."))
         telegram.phones.say(ann, group, f"@{telegram.bot.username} hello")
         assert "sailor" in (await house.answers(group, 2))[-1]
         telegram.phones.say(ann, group, f"/model@{telegram.bot.username}")
@@ -332,7 +331,7 @@ async def test_an_owner_chooses_agent_and_model_by_a_button_and_nobody_else_does
         await house.settled()
         asked = group.by_bot(telegram.bot.id)[-1]
         query = telegram.phones.press(ann, asked, "default")
-        await telegram.until(lambda: "own model answers here" in telegram.methods.answered.get(query, ""))
+        await eventually(lambda: "own model answers here" in telegram.methods.answered.get(query, ""))
         monkeypatch.setenv("GOFER_ANTHROPIC_KEY", "a-key-that-is-never-used")
     async with open_house(telegram, tmp_path / "data") as house:
         telegram.phones.say(ann, group, f"/model@{telegram.bot.username}")

@@ -19,6 +19,7 @@ from gofer.store.tables import conversations, jobs, questions
 from gofer_telegram.content import DOWNLOAD_LIMIT
 from gofer_telegram.receiving import trust_of
 from gofer_telegram.settings import Group, Settings
+from support.patience import eventually
 from telegram.house import House, open_house
 
 OPEN, CLOSED = -1001, -1002
@@ -128,7 +129,7 @@ async def test_an_edit_replaces_what_nobody_has_read_and_wakes_nobody_afterwards
         first = telegram.phones.say(
             ann, chat, f"$ touch {begun}; until [ -e {waiting} ]; do sleep 0.05; done"
         )
-        await telegram.until(begun.exists)  # from here on the run reads nothing until the command has ended
+        await eventually(begun.exists)  # from here on the run reads nothing until the command has ended
         second = telegram.phones.say(ann, chat, "the blue one")
         telegram.phones.edit(second, "the green one")
         await house.took_in(3)
@@ -174,16 +175,14 @@ async def test_a_button_that_is_too_old_or_foreign_does_nothing_and_says_so(hous
     telegram = house.telegram
     ann, chat = await house.owner()
     telegram.phones.say(ann, chat, '$tool ask_user {"question": "Which?", "choices": ["A", "B"]}')
-    asked = (await telegram.until(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m]))[
-        0
-    ]
+    asked = (await eventually(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m]))[0]
     button = asked["reply_markup"]["inline_keyboard"][0][0]["callback_data"]
     foreign = [
         telegram.phones.press_data(ann, asked, data)
         for data in ("?", "q:nothing:0", button.rpartition(":")[0] + ":77")
     ]
     for query in foreign:
-        await telegram.until(lambda: query in telegram.methods.answered)  # noqa: B023
+        await eventually(lambda: query in telegram.methods.answered)  # noqa: B023
     assert [telegram.methods.answered[query] for query in foreign] == [
         "That button does nothing any more.",
         "That button does nothing any more.",
@@ -193,7 +192,7 @@ async def test_a_button_that_is_too_old_or_foreign_does_nothing_and_says_so(hous
         lambda connection: signed.update(connection, questions, true(), {"expires_at": now() - 1})
     )
     late = telegram.phones.press_data(ann, asked, button)
-    await telegram.until(lambda: late in telegram.methods.answered)
+    await eventually(lambda: late in telegram.methods.answered)
     assert telegram.methods.answered[late] == "That was answered already, or it is too late."
     assert await house.count(conversations) == 1
 

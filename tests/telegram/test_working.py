@@ -31,6 +31,7 @@ from gofer.vault.secret import Secret
 from gofer.vault.stored import put_secret
 from gofer_telegram import integration, showing
 from gofer_telegram.text import render
+from support.patience import eventually
 from telegram.contract import serve
 from telegram.house import House, open_house
 
@@ -39,17 +40,15 @@ async def test_a_long_run_shows_progress_and_its_stop_button_stops_it(either: Ho
     telegram = either.telegram
     ann, chat = await either.owner()
     telegram.phones.say(ann, chat, "$ sleep 60")
-    shown = (await telegram.until(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m]))[
-        0
-    ]
+    shown = (await eventually(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m]))[0]
     assert "Working" in shown["text"]
     assert shown["message_id"] in chat.silent
     telegram.phones.say(ann, chat, "/status")
-    await telegram.until(lambda: any("working" in text for text in telegram.said(chat)))
+    await eventually(lambda: any("working" in text for text in telegram.said(chat)))
     pressed = telegram.phones.press(ann, shown, "Stop")
-    await telegram.until(lambda: pressed in telegram.methods.answered)
-    await telegram.until(lambda: any("Stopped" in text for text in telegram.said(chat)))
-    await telegram.until(lambda: shown["message_id"] not in chat.messages)
+    await eventually(lambda: pressed in telegram.methods.answered)
+    await eventually(lambda: any("Stopped" in text for text in telegram.said(chat)))
+    await eventually(lambda: shown["message_id"] not in chat.messages)
     await either.settled()
     assert not any("Working" in text for text in telegram.said(chat))
 
@@ -65,7 +64,7 @@ async def test_typing_or_drafts_that_fail_take_neither_progress_nor_its_stop_but
         telegram.fail("sendMessageDraft", status=400, description=no_drafts, times=99)
         telegram.fail("sendChatAction", status=400, description="Bad Request: no typing here", times=99)
         telegram.phones.say(ann, chat, "$ sleep 60")
-        await telegram.until(lambda: any("reply_markup" in m for m in chat.by_bot(telegram.bot.id)))
+        await eventually(lambda: any("reply_markup" in m for m in chat.by_bot(telegram.bot.id)))
         telegram.phones.say(ann, chat, "/stop")
         await house.settled()
 
@@ -78,9 +77,9 @@ async def test_work_is_shown_as_a_draft_where_that_is_wanted_and_its_stop_button
     ) as house:
         ann, chat = await house.owner()
         telegram.phones.say(ann, chat, "$ sleep 60")
-        await telegram.until(lambda: chat.drafts)
+        await eventually(lambda: chat.drafts)
         telegram.phones.stop_draft(chat)
-        await telegram.until(lambda: any("Stopped" in text for text in telegram.said(chat)))
+        await eventually(lambda: any("Stopped" in text for text in telegram.said(chat)))
         await house.settled()
         assert "Working" in chat.drafts[0]
         assert not any("Working" in text for text in telegram.said(chat))
@@ -107,16 +106,16 @@ async def test_the_words_of_an_answer_are_shown_as_they_come_and_the_answer_come
                 await house.change(groups={str(chat.id): {}})
             telegram.phones.say(ann, chat, f"@{telegram.bot.username} hello")
             if where == "private":
-                await telegram.until(lambda: any("first of the" in draft for draft in chat.drafts))
+                await eventually(lambda: any("first of the" in draft for draft in chat.drafts))
                 telegram_words = chat.drafts
             else:
-                await telegram.until(lambda: any("first of the" in said for said in telegram.said(chat)))
+                await eventually(lambda: any("first of the" in said for said in telegram.said(chat)))
                 telegram_words = telegram.said(chat)
                 assert "reply_markup" in chat.by_bot(telegram.bot.id)[0], "with a Stop button"
             assert not any("**" in words for words in telegram_words)
             assert not any("@all" in words for words in telegram_words), "nothing in it acts yet"
             await house.settled()
-            await telegram.until(lambda: len(telegram.said(chat)) == 1)
+            await eventually(lambda: len(telegram.said(chat)) == 1)
             assert telegram.said(chat)[0] == render(text).text
             assert telegram.said(chat)[0].count("first") == 4
     assert model.refused == []
@@ -128,17 +127,15 @@ async def test_a_question_is_asked_with_buttons_and_a_press_answers_it(house: Ho
     telegram.phones.say(
         ann, chat, '$tool ask_user {"question": "Tea or coffee?", "choices": ["Tea", "Coffee"]}'
     )
-    asked = (await telegram.until(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m]))[
-        0
-    ]
+    asked = (await eventually(lambda: [m for m in chat.by_bot(telegram.bot.id) if "reply_markup" in m]))[0]
     assert "Tea or coffee?" in asked["text"]
     query = telegram.phones.press(ann, asked, "Coffee")
-    await telegram.until(lambda: telegram.methods.answered.get(query) == "Coffee")
+    await eventually(lambda: telegram.methods.answered.get(query) == "Coffee")
     answer = (await house.answers(chat, 2))[-1]
     assert "Coffee" in answer
     assert "Ann, owner, answered" in answer, "the model is told a name"
     assert str(ann.id) not in answer
-    await telegram.until(lambda: asked["text"].endswith("→ Coffee"))
+    await eventually(lambda: asked["text"].endswith("→ Coffee"))
     assert asked["text"].startswith("Tea or coffee?")
     chosen = {"type": "bold", "offset": len(asked["text"]) - 6, "length": 6}
     assert asked["entities"][-1] == chosen
@@ -156,11 +153,11 @@ async def test_a_question_answered_in_words_or_stopped_loses_its_buttons_and_is_
 
     for said, (words, answer) in enumerate((("Coffee", "Coffee"), ("/stop", "Stopped"))):
         telegram.phones.say(ann, chat, '$tool ask_user {"question": "Which?", "choices": ["Tea", "Coffee"]}')
-        await telegram.until(lambda: buttons() == 1)
+        await eventually(lambda: buttons() == 1)
         await house.sent()
         telegram.phones.say(ann, chat, words)
         assert answer in (await house.answers(chat, 2 * said + 2))[-1]
-        await telegram.until(lambda: buttons() == 0)
+        await eventually(lambda: buttons() == 0)
         assert await house.count(questions, questions.c.answered_at.is_(None)) == 0
 
 
@@ -191,7 +188,7 @@ async def test_who_has_to_wait_for_the_model_is_told_so_once_and_answered_after_
                 await house.platform.database.write(
                     lambda c: c.execute(update(jobs).where(jobs.c.kind == "answer").values(run_at=now()))
                 )
-                await telegram.until(partial(_received, model, turns))
+                await eventually(partial(_received, model, turns))
                 await house.jobs_in("scheduled" if turns == 2 else "done")
             assert await house.answers(chat, 2) == [told, "Here it is."]
             await house.settled()
@@ -247,11 +244,11 @@ async def test_files_are_sent_as_what_they_are_and_several_as_an_album(
              '{"paths": ["a.png", "c.txt"]}', '{"path": "a.png", "as_document": true}')
         ):  # fmt: skip
             telegram.phones.say(ann, chat, f"$tool send_file {arguments}")
-            await telegram.until(partial(_has_sent, telegram, chat, number + 1))
+            await eventually(partial(_has_sent, telegram, chat, number + 1))
             await house.settled()
         telegram.fail("sendPhoto", status=400, description="Bad Request: PHOTO_INVALID_DIMENSIONS")
         telegram.phones.say(ann, chat, '$tool send_file {"path": "a.png"}')
-        await telegram.until(lambda: len(_sent_files(telegram, chat)) == 6)
+        await eventually(lambda: len(_sent_files(telegram, chat)) == 6)
         assert _sent_files(telegram, chat) == [
             ["photo"], ["voice"], ["photo", "photo"], ["document", "document"], ["document"], ["document"],
         ]  # fmt: skip
@@ -377,11 +374,11 @@ async def test_the_eyes_become_a_thumb_when_the_run_has_ended(telegram: Telegram
     async with open_house(telegram, tmp_path / "data", sandbox="unconfined") as house:
         ann, chat = await house.owner()
         well = telegram.phones.say(ann, chat, "hello")
-        await telegram.until(lambda: chat.reactions.get(well["message_id"]) == ["👍"])
+        await eventually(lambda: chat.reactions.get(well["message_id"]) == ["👍"])
         stopped = telegram.phones.say(ann, chat, "$ sleep 60")
-        await telegram.until(lambda: chat.reactions.get(stopped["message_id"]) == ["👀"])
+        await eventually(lambda: chat.reactions.get(stopped["message_id"]) == ["👀"])
         telegram.phones.say(ann, chat, "/stop")
-        await telegram.until(lambda: chat.reactions.get(stopped["message_id"]) == ["👎"])
+        await eventually(lambda: chat.reactions.get(stopped["message_id"]) == ["👎"])
         await house.settled()
 
 
@@ -443,7 +440,7 @@ async def test_an_answer_that_was_sent_unheard_leaves_an_opening_at_worst(house:
     ann, chat = await house.owner()
     telegram.fail("sendMessage", drop=True)
     telegram.phones.say(ann, chat, "hello")
-    await telegram.until(lambda: len(telegram.said(chat)) == 2 and not telegram.said(chat)[1].endswith(" …"))
+    await eventually(lambda: len(telegram.said(chat)) == 2 and not telegram.said(chat)[1].endswith(" …"))
     orphan, answer = telegram.said(chat)
     assert orphan.endswith(" …")
     assert len(orphan.split()) - 1 <= len(answer.split()) / 2, "an orphan is never an answer"
@@ -457,7 +454,7 @@ async def test_a_chat_that_is_gone_ends_the_reply_and_its_job_with_a_reason(hous
     telegram.phones.say(bob, his, "hello")
     hers.bot_is = "blocked"
     bob.deleted = True
-    await telegram.until(lambda: len(telegram.calls("sendMessage")) >= 2)
+    await eventually(lambda: len(telegram.calls("sendMessage")) >= 2)
     await house.settled()
     rows = await house.rows(replies.select().where(replies.c.kind == "final"))
     assert {row.state for row in rows} == {ReplyState.FAILED}
@@ -507,7 +504,7 @@ async def test_an_answer_whose_topic_or_opening_was_deleted_comes_to_the_chat(ho
     assert len(await house.answers(forum, 1)) == 1
     telegram.fail("editMessageText", status=400, description="Bad Request: message to edit not found")
     telegram.phones.say(ann, chat, "hello")
-    await telegram.until(lambda: len(telegram.said(chat)) == 2)
+    await eventually(lambda: len(telegram.said(chat)) == 2)
     await house.settled()
     assert [text.endswith(" …") for text in telegram.said(chat)] == [True, False]
     assert {row.state for row in await house.rows(replies.select())} == {ReplyState.SENT}
