@@ -20,8 +20,8 @@ from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 from lasting import collect_seldom, log_plainly, new_loop, share_compiled_statements, share_tls_defaults
 from servers import Server, shared, turn
-from support.migrated import bring_up_to_date, with_tables
 from support.patience import eventually
+from support.sqlite_template import bring_up_to_date, with_tables
 from world import World
 
 TEMPLATE = "gofer_template"

@@ -32,8 +32,8 @@ from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import make_server
 from gofer_github import integration
-from support.migrated import with_tables
 from support.patience import patiently
+from support.sqlite_template import with_tables
 
 SECRET = "the-webhook-secret-of-the-app"
 README = "# Widgets\n"

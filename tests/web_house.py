@@ -31,8 +31,8 @@ from gofer.web.connection_limit import limit_for
 from gofer.web.request_log import RequestLog
 from gofer.web.server import listening
 from lasting import new_loop
-from support.migrated import with_tables
 from support.patience import patience
+from support.sqlite_template import with_tables
 
 T = TypeVar("T")
 

@@ -25,8 +25,8 @@ from gofer.store.tables import conversations, deliveries, events, jobs, messages
 from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import make_server
-from support.migrated import with_tables
 from support.patience import patience
+from support.sqlite_template import with_tables
 
 SIGNATURE = "x-hello-signature"
 KEY = "the-signing-key-of-the-hello-connection"

@@ -30,8 +30,8 @@ from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.postgres import PostgresDatabase
 from gofer.vault.secret import Secret
 from gofer.vault.stored import put_secret
-from support.migrated import with_tables
 from support.patience import Deadline, patience
+from support.sqlite_template import with_tables
 
 T = TypeVar("T")
 

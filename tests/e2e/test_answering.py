@@ -29,7 +29,7 @@ from gofer.store import signed
 from gofer.store.clock import now
 from gofer.store.tables import SCHEDULE, attempts, connections, conversations, jobs, messages, replies, spends
 from gofer_hello import Hello
-from support.migrated import with_tables
+from support.sqlite_template import with_tables
 from world import World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

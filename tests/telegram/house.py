@@ -28,8 +28,8 @@ from gofer.store.tables import IS_UNSENT, LIVE, deliveries, in_state, jobs, repl
 from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import listening as serving
-from support.migrated import with_tables
 from support.patience import eventually, patiently
+from support.sqlite_template import with_tables
 
 OWNERS = range(5_000_000_001, 5_000_000_021)
 """The first twenty people of the stand-in, whom Gofer in a process of its own knows."""

@@ -11,7 +11,7 @@ import pytest
 from gofer.assembly import open_platform
 from gofer.platform import Platform
 from gofer.settings import Settings
-from support.migrated import with_tables
+from support.sqlite_template import with_tables
 from web_house import REAL_COST, House, cheap_passwords
 
 
