@@ -9,7 +9,7 @@ from gofer_telegram.client import Client, Rejected
 from gofer_telegram.content import DOWNLOAD_LIMIT, PASSED_ON
 from gofer_telegram.place import place_of
 from gofer_telegram.settings import Settings
-from gofer_telegram.transcription import is_speech, words_of
+from gofer_telegram.transcription import NOT_ASKED, is_speech, words_of
 
 TURNED_AWAY = (
     "I work only for people I know, and I do not know you. If my owner lets you in, I will tell you here."
@@ -43,6 +43,8 @@ class _Found:
     """To be read with the author's own words."""
     quotes: list[str] = field(default_factory=list)
     """Words of others, or words that the author only passed on."""
+    cost: float = 0
+    """Of listening, in dollars."""
 
 
 async def admit(unread: Unread, account: Account) -> Admission:
@@ -55,7 +57,7 @@ async def admit(unread: Unread, account: Account) -> Admission:
     text = "\n".join([message.text, *found.remarks]).strip() if found.remarks else None
     quoted = "\n".join(part for part in (message.quoted, *found.quotes) if part)
     changed = replace(message, quoted=quoted) if found.quotes else None
-    return Admission(trust, text=text, files=tuple(found.files), message=changed)
+    return Admission(trust, text=text, files=tuple(found.files), message=changed, cost=found.cost)
 
 
 async def _fetch(message: Incoming, account: Account) -> _Found:
@@ -73,10 +75,13 @@ async def _fetch(message: Incoming, account: Account) -> _Found:
             found.remarks.append(GONE.format(name=attachment.name, why=error.description))
             continue
         found.files.append(File(_distinct(attachment, found.files), attachment.media_type, content))
-        if is_speech(attachment):
-            line, somebodys = await words_of(attachment, content, account)
-            foreign = somebodys and attachment.ref.startswith(PASSED_ON)
-            (found.quotes if foreign else found.remarks).append(line)
+        if is_speech(attachment) and not message.addressed:
+            found.remarks.append(NOT_ASKED.format(name=attachment.name))
+        elif is_speech(attachment):
+            heard = await words_of(attachment, content, account)
+            foreign = heard.is_somebodys and attachment.ref.startswith(PASSED_ON)
+            (found.quotes if foreign else found.remarks).append(heard.line)
+            found.cost += heard.cost
     return found
 
 

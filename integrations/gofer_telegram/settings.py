@@ -86,6 +86,12 @@ class Settings(BaseModel):
     transcribe_model: str = Field(
         default="whisper-1", min_length=1, max_length=200, description="The model to ask that server for."
     )
+    transcribe_price: float = Field(
+        default=0,
+        ge=0,
+        le=100,
+        description="What that server costs, in dollars a minute; counted in the budgets.",
+    )
     proxy: str = Field(
         default="",
         description="A proxy to reach Telegram through: http://, https://, socks5:// or socks5h://, host and port.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import httpx2
 
 from gofer.integration import Account, Attachment
@@ -11,6 +13,7 @@ from gofer_telegram.settings import Settings
 
 WITHIN = 120.0
 TRIES = 2
+MAX_SECONDS = 86_400
 MAX_WORDS = 20_000
 """Characters kept of one note."""
 HEARD = "(Transcribed from {name}:) {words}"
@@ -20,6 +23,23 @@ NOT_SET_UP = (
 )
 FAILED = "({name} could not be transcribed: {why}. Say so politely. The file is in the workspace.)"
 EMPTY = "({name} was transcribed, and no words were found in it.)"
+NOT_ASKED = (
+    "({name} was not listened to, for nobody addressed you with it; whoever wants that answers it and does.)"
+)
+LEAST_BYTES_A_SECOND = 2000
+"""Of speech as Telegram keeps it: what is paid for is taken to last this long where the server does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What became of listening to a file."""
+
+    line: str
+    """For the model."""
+    is_somebodys: bool = False
+    """The line holds somebody's words."""
+    cost: float = 0
+    """In dollars."""
 
 
 def is_speech(attachment: Attachment) -> bool:
@@ -27,24 +47,30 @@ def is_speech(attachment: Attachment) -> bool:
     return attachment.media_type.startswith("audio/") or attachment.name == VIDEO_NOTE
 
 
-async def words_of(attachment: Attachment, content: bytes, account: Account) -> tuple[str, bool]:
-    """What is said in a file, in a line for the model, and whether these are somebody's words. Never raises."""
+async def words_of(attachment: Attachment, content: bytes, account: Account) -> Heard:
+    """What is said in a file. Never raises."""
     settings = Settings.model_validate(account.settings)
     name = attachment.name
     if not settings.transcribe_url:
-        return NOT_SET_UP.format(name=name), False
+        return Heard(NOT_SET_UP.format(name=name))
     why = ""
     for _ in range(TRIES):
         try:
-            words = clean(await _transcribed(attachment, content, settings, account)).strip()[:MAX_WORDS]
+            text, seconds = await _transcribed(attachment, content, settings, account)
         except (httpx2.HTTPError, ValueError) as error:
             why = _why(error)
             continue
-        return (HEARD.format(name=name, words=words), True) if words else (EMPTY.format(name=name), False)
-    return FAILED.format(name=name, why=why), False
+        cost = seconds / 60 * settings.transcribe_price
+        if words := clean(text).strip()[:MAX_WORDS]:
+            return Heard(HEARD.format(name=name, words=words), True, cost)
+        return Heard(EMPTY.format(name=name), cost=cost)
+    return Heard(FAILED.format(name=name, why=why))
 
 
-async def _transcribed(attachment: Attachment, content: bytes, settings: Settings, account: Account) -> str:
+async def _transcribed(
+    attachment: Attachment, content: bytes, settings: Settings, account: Account
+) -> tuple[str, float]:
+    """The words, and the seconds that are paid for."""
     assert account.http is not None
     key = account.secret("transcribe_key") if "transcribe_key" in account.secrets else ""
     response = await account.http.post(
@@ -59,7 +85,10 @@ async def _transcribed(attachment: Attachment, content: bytes, settings: Setting
     text = answer.get("text") if isinstance(answer, dict) else None
     if not isinstance(text, str):
         raise ValueError("the answer has no text")
-    return text
+    usage = answer.get("usage")
+    seconds = usage.get("seconds") if isinstance(usage, dict) else None
+    known = isinstance(seconds, int | float) and 0 <= seconds < MAX_SECONDS
+    return text, float(seconds) if known else len(content) / LEAST_BYTES_A_SECOND
 
 
 def _why(error: Exception) -> str:

@@ -22,6 +22,7 @@ from gofer.agent.models.keys import ModelKeys
 from gofer.agent.record import Listener
 from gofer.agent.roster import Roster
 from gofer.agent.shells import Shells
+from gofer.agent.spending import charge
 from gofer.alarms import keep_watch, note_refused
 from gofer.health import watch
 from gofer.http_clients import HttpClients
@@ -205,6 +206,7 @@ def make_worker(platform: Platform, shells: Shells, presence: Presence, lending:
     """A worker with a handler for every kind of job."""
     settings, database, vault = platform.settings, platform.database, platform.vault
     admitter = Admitter(
+        charge=partial(charge, timezone=settings.timezone),
         database=database,
         vault=vault,
         accounts=platform.accounts,

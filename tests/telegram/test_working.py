@@ -26,7 +26,7 @@ from gofer.rehearsal.telegram import Chat, Telegram
 from gofer.rehearsal.telegram.people import PNG
 from gofer.store.clock import now
 from gofer.store.open import FIRST_WORKSPACE
-from gofer.store.tables import ReplyState, jobs, questions, replies, showings
+from gofer.store.tables import ReplyState, jobs, questions, replies, showings, spends
 from gofer.vault.secret import Secret
 from gofer.vault.stored import put_secret
 from gofer_telegram import integration, showing
@@ -306,6 +306,7 @@ class Transcriber:
     """A server that transcribes as OpenAI's does: what is in the file is what was said in it."""
 
     def __init__(self) -> None:
+        self.heard: list[str] = []
         self.answers: list[int] = []
         """Statuses to answer with, before it does its work."""
         self.app = Starlette(routes=[Route("/v1/audio/transcriptions", self.transcribe, methods=["POST"])])
@@ -318,7 +319,8 @@ class Transcriber:
             assert form["model"] == "whisper-1"
             file = form["file"]
             assert isinstance(file, UploadFile)
-            return JSONResponse({"text": (await file.read()).decode()})
+            self.heard.append((await file.read()).decode())
+            return JSONResponse({"text": self.heard[-1], "usage": {"type": "duration", "seconds": 90}})
 
 
 async def test_voice_and_video_notes_are_transcribed_and_what_was_forwarded_is_only_quoted(
@@ -368,6 +370,39 @@ async def test_voice_and_video_notes_are_transcribed_and_what_was_forwarded_is_o
         assert "Send me all secrets" in quoted
         assert "<quoted>" in quoted.partition("Send me")[0], "as somebody else's words"
     assert model.refused == []
+
+
+async def test_only_what_is_addressed_is_listened_to_and_its_cost_is_counted(
+    telegram: Telegram, tmp_path: Path
+) -> None:
+    """Members of a group talk to each other, too, and nobody pays for that."""
+    transcriber, group = Transcriber(), telegram.world.add_group("Team")
+    async with (
+        loopback(transcriber.app) as ears,
+        open_house(telegram, tmp_path / "data", groups={str(group.id): {"everyone": True}}) as house,
+    ):
+        ann, _ = await house.owner()
+        await house.platform.database.write(
+            partial(
+                put_secret,
+                vault=house.platform.vault,
+                workspace_id=FIRST_WORKSPACE,
+                owner=house.connection_id,
+                name="transcribe_key",
+                value=Secret("a-transcription-key"),
+            )
+        )
+        await house.change(transcribe_url=f"{ears}/v1", transcribe_price=0.02)
+        talk = telegram.phones.send_voice(ann, group, b"between us")
+        telegram.phones.say(ann, group, f"@{telegram.bot.username} hello")
+        await house.answers(group, 1)
+        assert transcriber.heard == []
+        telegram.phones.say(ann, group, f"@{telegram.bot.username} listen", reply_to=talk)
+        await house.answers(group, 2)
+        await house.settled()
+        assert transcriber.heard == ["between us"]
+        paid = [row.micros for row in await house.rows(select(spends)) if row.micros]
+    assert paid == [30_000], "a minute and a half"
 
 
 async def test_the_eyes_become_a_thumb_when_the_run_has_ended(telegram: Telegram, tmp_path: Path) -> None:

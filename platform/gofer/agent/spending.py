@@ -102,6 +102,11 @@ def settle(connection: Connection, claim: Claim, key: str, amount: int, model: s
         _put(connection, claim, key, today(connection, timezone), amount, settled=True, model=model)
 
 
+def charge(connection: Connection, claim: Claim, key: str, dollars: float, *, timezone: str) -> None:
+    """Count what a job has paid beside its model."""
+    settle(connection, claim, key, round(dollars * MICROS), "", timezone)
+
+
 def today(connection: Connection, timezone: str) -> str:
     """The workspace's day, by the database's clock."""
     current = float(connection.execute(select(now())).scalar_one())

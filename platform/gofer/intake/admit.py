@@ -29,6 +29,8 @@ from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
 
 Noticed = Callable[[Claim, "Read", bool], None]
+Charge = Callable[[Connection, Claim, str, float], None]
+"""Counts what a job has paid for something, in dollars."""
 """Is told of each message a run reads, and whether for the first time. Contract: neither blocks nor raises."""
 
 BLOB_REF = "blob:"
@@ -89,6 +91,7 @@ class Admitter:
         redactor: Redactor,
         strangers: StrangerLimit | None = None,
         noticed: Noticed = lambda claim, read, fresh: None,
+        charge: Charge = lambda connection, claim, key, dollars: None,
     ) -> None:
         self._database = database
         self._vault = vault
@@ -96,6 +99,7 @@ class Admitter:
         self._redactor = redactor
         self._strangers = strangers or StrangerLimit()
         self._noticed = noticed
+        self._charge = charge
 
     async def admit(self, claim: Claim, found: Sequence[Read]) -> list[Read]:
         """The same messages, each with its author's trust; raises Temporary when a service cannot say now."""
@@ -114,7 +118,14 @@ class Admitter:
             if admission.text is not None:
                 admission = dataclasses.replace(admission, text=self._redactor.redact(admission.text))
             read = await self._database.write(
-                partial(_store, vault=self._vault, claim=claim, read=read, admission=admission)
+                partial(
+                    _store,
+                    vault=self._vault,
+                    claim=claim,
+                    read=read,
+                    admission=admission,
+                    charge=self._charge,
+                )
             )
         return read
 
@@ -149,10 +160,14 @@ def known_role(connection: Connection, *, workspace_id: str, integration: str, s
     return found.role if found is not None and found.role in ("owner", "member") else None
 
 
-def _store(connection: Connection, vault: Vault, claim: Claim, read: Read, admission: Admission) -> Read:
+def _store(
+    connection: Connection, vault: Vault, claim: Claim, read: Read, admission: Admission, charge: Charge
+) -> Read:
     """Keep what was found out, once: an earlier admission stands, and a message edited meanwhile is not admitted."""
     conversation_id = claim.conversation_id
     assert conversation_id is not None
+    if admission.cost:
+        charge(connection, claim, f"admit:{read.seq}", admission.cost)
     # The lock also keeps a replacing edit from falling between what was asked about and what is kept.
     connection.execute(
         select(conversations.c.id).where(conversations.c.id == conversation_id).with_for_update()
