@@ -363,6 +363,25 @@ async def test_each_run_of_a_day_that_ends_with_its_budget_says_so_and_schedules
     await office.world.run(lambda c: c.execute(delete(spends).where(spends.c.key == "elsewhere")))
 
 
+async def test_what_is_for_a_connection_whose_row_is_refused_waits_until_it_is_right(
+    office: Office, eventually: Eventually
+) -> None:
+    """Somebody else than Gofer wrote it: that costs neither the question nor the answer."""
+    settings = {"reply_url": office.people.url}
+    changed = await office.world.connect("hello_changed", settings=settings)
+    here = connections.c.id == changed
+    await office.world.run(lambda c: c.execute(update(connections).where(here).values(max_running=7)))
+    office.play(say("Here I am."))
+    office.people.rooms.add("changed")
+    await office.world.say("Are you there?", room="changed", title="changed", connection_id=changed)
+    await eventually(lambda: _in_state(office, "changed", "scheduled"))
+    job = await office.job("changed")
+    assert (job.reason, job.attempts) == ("row.refused", 0)
+    await office.world.run(lambda c: c.execute(update(connections).where(here).values(max_running=None)))
+    await _at_once(office, job)
+    await eventually(lambda: office.told("changed"))
+
+
 async def test_what_is_for_an_integration_that_did_not_load_waits_until_it_is_back(
     office: Office, eventually: Eventually
 ) -> None:

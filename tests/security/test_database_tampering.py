@@ -396,6 +396,20 @@ def test_a_connection_that_was_changed_takes_nothing_until_it_is_accepted(
     assert "Somebody else than Gofer" not in browser.get("/").text
 
 
+def test_a_list_says_which_member_and_which_token_it_refuses(house: House, eve: str, admin: Any) -> None:
+    house.token(eve, "read")
+    raw(house, update(members).where(members.c.id == eve).values(role="owner"))
+    raw(house, update(api_tokens).where(api_tokens.c.member_id == eve).values(scope="admin"))
+    refused = {each["name"] for each in admin.get("/members").json()["members"] if each["refused"]}
+    assert refused == {"eve"}
+    tokens = admin.get("/tokens").json()["tokens"]
+    assert {each["member"] for each in tokens if each["refused"]} == {"eve"}
+    assert not any("mac" in each or "digest" in each for each in tokens)
+    browser = house.browser()
+    browser.follow(house.link(house.owner()))
+    assert 'eve <span class="small">refused' in browser.get("/members").text
+
+
 def test_a_schedule_or_question_that_was_changed_is_not_acted_on(
     house: House, admin: Any, connection: str
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 from gofer.cli.calling import call
 from gofer.cli.exits import USAGE, Failed
 from gofer.cli.reading import confirm, may_prompt, prompt_secret, read_secret
-from gofer.cli.showing import AsJson, ago, show, table
+from gofer.cli.showing import AsJson, ago, refusable, show, table
 
 app = typer.Typer(help="Members: who may sign in.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -29,13 +29,14 @@ def list_members(as_json: AsJson = False) -> None:
     rows = [
         (
             each["name"],
-            each["role"],
+            refusable(each["role"], each),
             "password" if each["has_password"] else "link",
             ago(each["signed_in_at"]) if each["signed_in_at"] else "never",
         )
         for each in found["members"]
     ]
-    show(found, as_json, lambda: table(("member", "role", "signs in by", "last"), rows, empty="Nobody yet."))
+    titles = ("member", "role", "signs in by", "last")
+    show(found, as_json, lambda: table(titles, rows, empty="Nobody yet."))
 
 
 @app.command()

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -58,6 +58,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str =
     for row in rows:
         drawn.add_row(*(Text(plain(value), style=COLOURS.get(str(value), "")) for value in row))
     Console(width=None if sys.stdout.isatty() else 1000, highlight=False).print(drawn)
+
+
+def refusable(value: str, row: Mapping[str, Any]) -> str:
+    """A value of a row, with a word where Gofer does not act on the row because somebody else wrote it."""
+    return f"{value} (refused: see gofer rows list)" if row.get("refused") else value
 
 
 def facts(pairs: Sequence[tuple[str, Any]]) -> None:

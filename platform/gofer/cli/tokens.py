@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gofer.cli.calling import call
-from gofer.cli.showing import AsJson, ago, show, table
+from gofer.cli.showing import AsJson, ago, refusable, show, table
 
 app = typer.Typer(help="Tokens for programs that use the API.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -22,7 +22,7 @@ def list_tokens(as_json: AsJson = False) -> None:
     found = call("GET", "/tokens")
     rows = [
         (
-            each["id"],
+            refusable(each["id"], each),
             each["name"],
             each["member"],
             " ".join(each["scopes"]) or each["scope"],

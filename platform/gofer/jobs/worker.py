@@ -26,6 +26,7 @@ from gofer.jobs.outcome import OUTAGE, STOPPED, Cancel, Dead, Draft, Outcome, Re
 from gofer.jobs.queue import Claim
 from gofer.jobs.signals import EVENTS, JOBS, Signals
 from gofer.jobs.steer import expire_questions
+from gofer.store import signed
 from gofer.store.database import Database
 from gofer.vault.canary import open_canary
 from gofer.vault.envelope import Vault
@@ -63,6 +64,8 @@ TRIES_TO_END = 5
 """Failures of the store after which a run's end is written in short: that the job is to be taken up again."""
 ENDERS = 2
 """Such transactions at once, so that on Postgres one is prepared while the other commits."""
+REFUSED_WAIT = 60
+"""Seconds until a job whose connection or agent has a refused row is tried again."""
 TIDY_EVERY = 15
 """Poll intervals between two rounds of tidying."""
 
@@ -286,6 +289,10 @@ class Worker:
             return Retry("interrupted"), self._apology
         except (Fenced, StoreError):
             raise
+        except signed.RowRefused as error:
+            # It goes on by itself once somebody has accepted the row, or put it right.
+            log.warning("job.waits", error=str(error))
+            return Snooze(REFUSED_WAIT, error.code), None
         except Exception as error:
             if isinstance(error, KeyMissing):
                 await self._look_at_key()

@@ -30,6 +30,7 @@ from gofer.outbox.failure_notices import FailureNotices
 from gofer.outbox.ledger import INTERRUPTED, Before, Part
 from gofer.outbox.telling import Telling
 from gofer.store.database import Database
+from gofer.store.signed import RowRefused
 from gofer.store.tables import ReplyState
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
@@ -106,7 +107,7 @@ class Outbox:
             return None
         except (Permanent, NotFound, Refused) as error:
             await self._give_up(run, part, f"{getattr(error, 'reason', error.code)}: {error}")
-        except (Fenced, StoreError):
+        except (Fenced, StoreError, RowRefused):
             raise
         except Exception as error:  # noqa: BLE001
             # A line that broke, or an integration's oversight: worth another try, and seen if none helps.
@@ -233,4 +234,5 @@ class Outbox:
             choices=tuple(self._redactor.redact(choice) for choice in part.choices),
             work=work,
             stopped_by=part.stopped_by,
+            narrowed=part.narrowed,
         )

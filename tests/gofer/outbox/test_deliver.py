@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from gofer.errors import Fenced, Gone, Temporary
 from gofer.integration import Account, Outgoing
@@ -17,7 +17,8 @@ from gofer.jobs.queue import SERVICE, Claim
 from gofer.jobs.worker import Run
 from gofer.outbox import ledger
 from gofer.outbox.deliver import Outbox
-from gofer.store.tables import events, jobs, replies
+from gofer.store.signed import RowRefused
+from gofer.store.tables import connections, events, jobs, replies
 from gofer.vault.secret import Secret
 from gofer_hello import Hello
 from hello_service import HelloService
@@ -74,6 +75,21 @@ async def test_after_a_fault_at_the_service_there_is_one_complete_reply(
     await deliver()
     assert service.texts == ["the answer"]
     assert await states(world) == ["sent"]
+
+
+async def test_a_reply_by_a_refused_connection_waits_and_costs_no_try(
+    world: World, service: HelloService, outbox: Outbox
+) -> None:
+    """Somebody else than Gofer wrote the connection's row: what is to be sent by it waits until that is right."""
+    await answer(world, "the answer")
+    await world.run(lambda c: c.execute(update(connections).values(max_running=7)))
+    claim = await world.claim_one(pool=SERVICE)
+    with pytest.raises(RowRefused):  # for which the worker puts the job off
+        await outbox.handle(Run(claim))
+    assert await states(world) == ["planned"]
+    await world.run(lambda c: c.execute(update(connections).values(max_running=None)))
+    assert await outbox.handle(Run(claim)) == Done()
+    assert service.texts == ["the answer"]
 
 
 class Crash(BaseException):

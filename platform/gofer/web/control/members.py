@@ -11,6 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import Forbidden
+from gofer.store import signed
+from gofer.store.tables import members
 from gofer.vault.secret import Secret
 from gofer.web.access import Role, Visitor, caller_of, note, visitor_of
 from gofer.web.access.confirmation import check_confirmed, check_password, confirm
@@ -124,8 +126,13 @@ def _signed_in(request: Request) -> Visitor:
 async def index(request: Request) -> Response:
     """List members."""
     await _settled(request)
-    found = await platform_of(request).database.read(list_members)
-    return answered(request, {"members": [_told(row) for row in found]})
+    found = await platform_of(request).database.read(_list)
+    return answered(request, {"members": found})
+
+
+def _list(connection: Connection) -> list[dict[str, Any]]:
+    found = list_members(connection)
+    return [{**_told(row), "refused": not signed.fits(connection, members, row)} for row in found]
 
 
 async def _settled(request: Request) -> None:

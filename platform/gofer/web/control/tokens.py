@@ -12,13 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import Forbidden
+from gofer.store import signed
 from gofer.store.tables import api_tokens, members
 from gofer.web.access import Role, Scope, Visitor, note, visitor_of
 from gofer.web.access.confirmation import check_confirmed
 from gofer.web.access.members import find_member, first_owner
 from gofer.web.access.sessions import TOKEN_LIFE, new_token, revoke_token
 from gofer.web.access.visitor import AS_ROLE, NOUNS, ROLES, read_scopes
-from gofer.web.control.asking import WHOLE, Question, answered, asked, platform_of, rows, shown_once
+from gofer.web.control.asking import WHOLE, Question, answered, asked, platform_of, shown_once
 
 DAYS = int(TOKEN_LIFE / 86400)
 
@@ -57,15 +58,20 @@ def _manager(request: Request) -> Visitor:
 
 
 def _list(connection: Connection, visitor: Visitor) -> list[dict[str, Any]]:
-    columns = [column for column in api_tokens.columns if column.name != "digest"]
     query = (
-        select(*columns, members.c.name.label("member"))
+        select(api_tokens, members.c.name.label("member"))
         .join(members, members.c.id == api_tokens.c.member_id)
         .order_by(api_tokens.c.created_at.desc(), api_tokens.c.id)
     )
     if visitor.role != "owner":
         query = query.where(api_tokens.c.member_id == visitor.member_id)
-    return [{**row, "scopes": _words(row["scopes"])} for row in rows(connection, query)]
+    return [_told(connection, row) for row in connection.execute(query)]
+
+
+def _told(connection: Connection, row: Any) -> dict[str, Any]:
+    shown = {name: value for name, value in row._mapping.items() if name not in ("digest", "mac")}
+    refused = not signed.fits(connection, api_tokens, row)
+    return {**shown, "scopes": _words(row.scopes), "refused": refused}
 
 
 async def add(request: Request) -> Response:

@@ -10,10 +10,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import Malformed
+from gofer.store import signed
 from gofer.store.tables import api_tokens, members, web_sessions
 from gofer.web.access import caller_of, note, visitor_of
 from gofer.web.access.confirmation import check_confirmed
-from gofer.web.access.members import add_member, change_member, digest, find_member, new_link, remove_member
+from gofer.web.access.members import (
+    add_member,
+    change_member,
+    digest,
+    find_member,
+    list_members,
+    new_link,
+    remove_member,
+)
 from gofer.web.access.sessions import SHOWN, end_sessions, new_token, revoke_token
 from gofer.web.access.visitor import NOUNS, ROLES, SCOPES, Role, read_scopes
 from gofer.web.pages.rendering import go, platform_of, render
@@ -67,9 +76,15 @@ def read(connection: Connection, only: str | None) -> dict[str, Any]:
         tokens, sessions = (query.where(members.c.id == only) for query in (tokens, sessions))
     return {
         "members": rows(connection, people),
+        "refused": _refused(connection),
         "tokens": rows(connection, tokens),
         "sessions": rows(connection, sessions),
     }
+
+
+def _refused(connection: Connection) -> set[str]:
+    """Members whose row somebody else than Gofer wrote: they get in nowhere, whatever it says."""
+    return {row.id for row in list_members(connection) if not signed.fits(connection, members, row)}
 
 
 def _role(text: str) -> Role:
