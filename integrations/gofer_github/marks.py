@@ -12,6 +12,8 @@ import re
 from gofer.integration import Account
 from gofer_github.place import MARK, Place, Repository
 
+NARROWED = "narrowed"
+"""The word of what a run wrote that had read strangers' text."""
 _LINE = re.compile(re.escape(MARK) + r" ([!-~]+(?: [!-~]+)*) mac=([0-9a-f]{32}) -->")
 
 

@@ -65,7 +65,7 @@ def parse(request: Request, account: Account) -> Parsed:
     settings = Settings.model_validate(account.settings)
     wish = _wish(event, payload, account, settings)
     if wish is not None:
-        message: Incoming | str = _errand(payload, settings, wish)
+        message: Incoming | str = _errand(payload, account, wish)
     else:
         message = _message(kind, action, payload, account, delivery)
     if isinstance(message, str):
@@ -120,7 +120,7 @@ def _message(kind: str, action: str, payload: Node, account: Account, delivery: 
         return "our own words"
     if said.trigger == rules.TRIGGER and (told := _no_rule(payload, settings, said, login)):
         return told
-    return _incoming(kind, payload, settings, repository, said)
+    return _incoming(kind, payload, account, repository, said)
 
 
 def _no_rule(payload: Node, settings: Settings, said: _Said, login: str) -> str:
@@ -135,10 +135,15 @@ def _no_rule(payload: Node, settings: Settings, said: _Said, login: str) -> str:
 
 def _is_ours(account: Account, payload: Node, repository: str, text: str) -> bool:
     """Whether a text is our own: its last line says so, made for this place or for one that had no number yet."""
+    return bool(_marked(account, payload, repository, text))
+
+
+def _marked(account: Account, payload: Node, repository: str, text: str) -> tuple[str, ...]:
+    """What the last line of a text of ours says."""
     told = payload.node("repository")
     known = Repository(repository, told.node("owner").number("id"), told.number("id"))
     here = Place(known, _subject(payload).number("number"))
-    return any(marks.words(account, place, text) for place in (here, marks.elsewhere(known)))
+    return marks.words(account, here, text) or marks.words(account, marks.elsewhere(known), text)
 
 
 def _wish(event: str, payload: Node, account: Account, settings: Settings) -> errands.Wish | None:
@@ -152,13 +157,13 @@ def _wish(event: str, payload: Node, account: Account, settings: Settings) -> er
     return errands.asked_by(account, repository, issue.text("title"), issue.text("body"))
 
 
-def _errand(payload: Node, settings: Settings, wish: errands.Wish) -> Incoming:
+def _errand(payload: Node, account: Account, wish: errands.Wish) -> Incoming:
     """The request of whoever asked."""
     issue = {**payload.node("issue").value, "body": marks.without(payload.node("issue").text("body"))}
     person = {"id": wish.subject, "login": wish.login, "type": "User"}
     theirs = Node({**payload.value, "issue": issue, "sender": person})
     said = replace(_opened(Node(issue)), trigger="errand")
-    return _incoming("issues", theirs, settings, payload.node("repository").must_text("full_name"), said)
+    return _incoming("issues", theirs, account, payload.node("repository").must_text("full_name"), said)
 
 
 def _is_bot(sender: Node) -> bool:
@@ -275,7 +280,8 @@ def _as_seen(title: str, body: str) -> str:
     return _titled(cleaning.line(title, _LONGEST_TITLE), cleaning.clean(body))
 
 
-def _incoming(kind: str, payload: Node, settings: Settings, repository: str, said: _Said) -> Incoming:
+def _incoming(kind: str, payload: Node, account: Account, repository: str, said: _Said) -> Incoming:
+    settings = Settings.model_validate(account.settings)
     subject = _subject(payload)
     number = subject.must_number("number")
     sender = payload.node("sender")
@@ -301,7 +307,8 @@ def _incoming(kind: str, payload: Node, settings: Settings, repository: str, sai
             filter(None, (said.place, _quoted(subject, said) if trigger and not ruled else ""))
         ),
         joins=said.joins,
-        quoted_here=_by_us_or(sender, subject.node("user"), settings),
+        quoted_here=_by_us_or(sender, subject.node("user"), settings)
+        and marks.NARROWED not in _marked(account, payload, repository, subject.text("body")),
         facts={
             **_facts(payload, subject, repository),
             "word": words.command,

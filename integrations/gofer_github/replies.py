@@ -14,7 +14,7 @@ from gofer_github.client import AGAIN_AFTER, GIVE_UP_AFTER, Client, is_missing, 
 from gofer_github.place import Place
 from gofer_github.settings import Settings
 from gofer_github.triggers import COMMAND
-from gofer_github.workspace import unmerged
+from gofer_github.workspace import acting_commits, unmerged
 
 LIMIT = 65_536
 ROOM = 8_000
@@ -26,6 +26,7 @@ LOOK_BACK = 20
 """Pages of comments, from the newest on, in which a mark is looked for."""
 WORKING = "is-working"
 CHECK_NAME = "Gofer"
+ACTING = "Messages of commits mention people, command bots or close issues: look at them before you merge"
 CANCELLED = "cancelled"
 """What `Outgoing.stopped_by` says of a run that a person stopped; also GitHub's word for such a check."""
 
@@ -48,7 +49,8 @@ def body_of(outgoing: Outgoing, mark: str) -> str:
 def mark_of(outgoing: Outgoing, account: Account, place: Place, check: str = "") -> str:
     """The mark of a reply, by which it is found again."""
     trigger = "check" if outgoing.reply_to.startswith(("check_suite-", "status-")) else "request"
-    return marks.line(account, place, outgoing.id, f"trigger={trigger}", check and f"check={check}")
+    narrowed = marks.NARROWED if outgoing.narrowed else ""
+    return marks.line(account, place, outgoing.id, f"trigger={trigger}", check and f"check={check}", narrowed)
 
 
 def _approval(outgoing: Outgoing) -> list[str]:
@@ -272,11 +274,14 @@ class Replies:
             query = {"head": f"{place.repository.partition('/')[0]}:{head}", "state": "open"}
             pulls = await reading.get(f"/repos/{place.repository}/pulls", **query)
             if pulls:
-                await self._check_once(account, place, pulls[0]["head"]["sha"], outgoing)
+                acting = await _acting(reading, place, pulls[0], outgoing) if outgoing.narrowed else []
+                await self._check_once(account, place, pulls[0]["head"]["sha"], outgoing, acting)
         except Permanent:
             return  # decoration: the answer stands without it
 
-    async def _check_once(self, account: Account, place: Place, sha: str, outgoing: Outgoing) -> None:
+    async def _check_once(
+        self, account: Account, place: Place, sha: str, outgoing: Outgoing, acting: list[str]
+    ) -> None:
         client = await self._access.to(account, place.repository, CHECKS)
         base = f"/repos/{place.repository}"
         known = await client.pages(
@@ -286,6 +291,8 @@ class Replies:
             return
         link = {"details_url": outgoing.work.url} if outgoing.work and outgoing.work.url else {}
         new = {"name": CHECK_NAME, "head_sha": sha, "external_id": outgoing.id, **link, **_settled(outgoing)}
+        if acting:
+            new |= {"conclusion": "failure", "output": {"title": ACTING, "summary": ", ".join(acting)}}
         await client.post(f"{base}/check-runs", new)
 
 
@@ -311,6 +318,11 @@ def saying_if_gone(place: str) -> Iterator[None]:
 
 _MAY_PASS = frozenset({"github.forbidden", "github.credentials", "credentials"})
 """A lock may be opened, a permission be accepted and a key be replaced."""
+
+
+async def _acting(client: Client, place: Place, pull: dict[str, Any], outgoing: Outgoing) -> list[str]:
+    people = (str(outgoing.facts.get("login", "")),)
+    return await acting_commits(client, place, pull["base"]["ref"], pull["head"]["ref"], people)
 
 
 def _settled(outgoing: Outgoing) -> dict[str, Any]:

@@ -41,12 +41,18 @@ class Scope:
 
     def mark(self, context: ToolContext, number: int | None = None) -> str:
         """The hidden line of what a call writes, here or on another issue, by which it is known again."""
-        return marks.line(self.account, self._at(number), _call(context))
+        narrowed = marks.NARROWED if context.narrowed else ""
+        return marks.line(self.account, self._at(number), _call(context), narrowed)
 
     def has_written(self, one: dict[str, Any], context: ToolContext, number: int | None = None) -> bool:
         """Whether a comment or review is what this call wrote when it was made before."""
         ours = self.settings.wrote(login_of(one))
         return ours and _call(context) in marks.words(self.account, self._at(number), one.get("body"))
+
+    def has_strangers_words(self, one: dict[str, Any], number: int) -> bool:
+        """Whether an entry of ours on an issue was written by a run that had read strangers' text."""
+        at = (self._at(number), marks.elsewhere(self.place.repository))
+        return any(marks.NARROWED in marks.words(self.account, place, one.get("body")) for place in at)
 
     def _at(self, number: int | None) -> Place:
         return self.place if number is None else replace(self.place, number=number)

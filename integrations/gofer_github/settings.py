@@ -43,6 +43,12 @@ class Settings(BaseModel):
     label: str = Field(default="gofer", max_length=50)
     plan_label: str = Field(default="gofer-plan", max_length=50)
     """The label that asks for a plan first."""
+    narrowed_labels: tuple[str, ...] = (
+        "bug", "documentation", "duplicate", "enhancement", "good first issue", "help wanted", "invalid", "question",
+        "wontfix",
+    )  # fmt: skip
+    """Labels that a run may put on an issue although it has read strangers' text. Others may be what a workflow or a
+    bot waits for."""
     branch_prefix: str = Field(default="gofer/", pattern=r"^[a-z0-9][a-z0-9._-]{0,30}/$")
     triggers: tuple[Trigger, ...] = TRIGGERS
     repositories: tuple[str, ...] = ()

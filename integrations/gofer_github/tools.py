@@ -36,7 +36,7 @@ from gofer_github.wishes import (
     Words,
 )
 from gofer_github.workflows import chosen
-from gofer_github.workspace import RULE, branches
+from gofer_github.workspace import RULE, acting_commits, branches
 
 DRAFT = "draft"
 """The label of a pull request where drafts are not supported."""
@@ -66,7 +66,7 @@ class Work(Scope):
         labels = ", ".join(label["name"] for label in issue["labels"])
         said = await asyncio.to_thread(lambda: [self._said(one) for one in [issue, *comments]])
         text = "\n\n".join([head, f"Labels: {labels or 'none'}", *said])
-        return ToolResult(text, untrusted=self._others([issue, *comments]))
+        return ToolResult(text, untrusted=self._others([issue, *comments], number))
 
     def _title(self, issue: dict[str, Any]) -> str:
         """An issue's title; of the request's own, the one that it had then."""
@@ -103,8 +103,10 @@ class Work(Scope):
     def _ours(self, one: dict[str, Any]) -> bool:
         return bool(one.get("user")) and self.settings.wrote(one["user"]["login"])
 
-    def _others(self, entries: Sequence[dict[str, Any]]) -> bool:
-        """Whether anybody but the requester and us wrote something of it."""
+    def _others(self, entries: Sequence[dict[str, Any]], number: int) -> bool:
+        """Whether anybody but the requester and us wrote something of it, or strangers may speak through our words."""
+        if any(self._ours(one) and self.has_strangers_words(one, number) for one in entries):
+            return True
         requester = str(self.message.facts.get("login", "")).lower()
         logins = {str((one.get("user") or {}).get("login", "")).lower() for one in entries}
         # Who has no login any more is nobody's requester, least of all a rule's, which has none either.
@@ -189,6 +191,12 @@ class Work(Scope):
         if not labels:
             told = f"With the label {wanted.labels[0]} people ask for work, so it is not put on."
             return ToolResult(told, is_error=True)
+        known = {name.lower() for name in self.settings.narrowed_labels}
+        if context.narrowed and (others := [name for name in labels if name.lower() not in known]):
+            told = f"This run has read text by strangers, so it may not put on: {', '.join(others)}. It may put on: "
+            return ToolResult(
+                told + (", ".join(self.settings.narrowed_labels) or "none") + ".", is_error=True
+            )
         await client.post(self.path(f"issues/{self.place.number}/labels"), {"labels": labels})
         return ToolResult(f"Put on: {', '.join(labels)}.", progress=True)
 
@@ -232,6 +240,8 @@ class Work(Scope):
         if not found.may_push_to(branch):
             told = f"The branches of this conversation are {' and '.join(found.allowed)}."
             return ToolResult(told, is_error=True)
+        if (acting := await self._acting(context, found.base, branch)) is not None:
+            return acting
         client = await self.access.to(self.account, self.place.repository, OPEN_PULL)
         owner = self.place.repository.partition("/")[0]
         there = await client.get(self.path("pulls"), head=f"{owner}:{branch}", state="open")
@@ -251,6 +261,21 @@ class Work(Scope):
             return await self._open_ordinary(client, new)
         told = f"Opened the draft {made['html_url']} (#{made['number']})."
         return ToolResult(f"{told}{await self._ask_asker(made)}", progress=True)
+
+    async def _acting(self, context: ToolContext, base: str, branch: str) -> ToolResult | None:
+        """The refusal of commits whose messages would act, where a run of this conversation has read strangers' text:
+        what they say would be done by whoever merges them."""
+        client = await self.access.to(self.account, self.place.repository, READ)
+        if not context.narrowed:
+            ours = await client.pages(self.path(f"issues/{self.place.number}/comments"), most=3)
+            if not any(self._ours(one) and self.has_strangers_words(one, self.place.number) for one in ours):
+                return None
+        people = (str(self.message.facts.get("login", "")),)
+        found = await acting_commits(client, self.place, base, branch, people)
+        if not found:
+            return None
+        told = "A run here has read text by strangers, and these commits mention people, command bots or close issues: "
+        return ToolResult(f"{told}{', '.join(found)}. Reword their messages, and push again.", is_error=True)
 
     async def _ask_asker(self, pull: dict[str, Any]) -> str:
         """Request a review of whoever asked for the work; decoration, since not everybody can be asked."""
@@ -284,7 +309,8 @@ class Work(Scope):
         parts = {"Why": wanted.why, "Tested": wanted.tested, "Uncertain": wanted.uncertain}
         body = "\n\n".join([wanted.changed, *(f"**{title}:** {text}" for title, text in parts.items())])
         body = self.outgoing(context, body)
-        mark = marks.line(self.account, marks.elsewhere(self.place.repository), "pull")
+        told = ("pull", marks.NARROWED if context.narrowed else "")
+        mark = marks.line(self.account, marks.elsewhere(self.place.repository), *told)
         return f"{body}{closes}{asked}\n\n{mark}"
 
     async def _own_pull(self) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlsplit
 
 from gofer.errors import Permanent
 from gofer.integration import Account, EgressRule, Equipment, Incoming
+from gofer.sanitize import defuse
 from gofer_github.access import GIT, GIT_READ, READ, Access
 from gofer_github.client import Client, is_missing
 from gofer_github.people import is_fork
@@ -56,6 +57,10 @@ _SETUP = (
 _CO_AUTHOR = """#!/bin/sh
 exec git interpret-trailers --in-place --if-exists addIfDifferent --trailer "Co-authored-by: {name} <{email}>" "$1"
 """
+
+
+# People named at the end of a message, with addresses that look like mentions or HTML.
+_SIGNED_OFF = re.compile(r"^[A-Za-z-]{1,40}-by: [^<>\n]{1,200}<[^<>\s]{1,200}>$", re.M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,22 @@ async def unmerged(client: Client, repository: str, branch: str, base: str) -> t
         note = f"{name} was merged (#{merged[0]['number']}), so the work begins anew from {base}."
         name = f"{branch}-{number}"
     return name, note
+
+
+async def acting_commits(
+    client: Client, place: Place, base: str, branch: str, people: Sequence[str]
+) -> list[str]:
+    """The commits of a branch whose messages do something where they are merged, by their short numbers."""
+    path = f"/repos/{place.repository}/compare/{quote(base)}...{quote(branch)}"
+    try:
+        found = (await client.get(path))["commits"]
+    except Permanent as error:
+        if is_missing(error):
+            return []  # nothing was pushed
+        raise
+    here = f"{place.repository}#{place.number}"
+    messages = {str(one["sha"])[:10]: _SIGNED_OFF.sub("", one["commit"]["message"]) for one in found}
+    return [sha for sha, text in messages.items() if defuse(text, here=here, people=people) != text]
 
 
 async def equip(access: Access, account: Account, message: Incoming) -> Equipment:

@@ -306,6 +306,8 @@ class Admission:
     """For the event log: why."""
     turn_away: str = ""
     """What to tell a stranger, at most once a day; their wish to be let in is put to an owner, if one is near."""
+    cost: float = 0
+    """What looking closer cost, in dollars: counted with what the run spends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +369,9 @@ class Outgoing:
     stopped_by: str = ""
     """Why the run ended before its work was done: `cancelled` when a person stopped it, else the code of a limit
     or guard. Empty for an answer."""
+    narrowed: bool = False
+    """The run had read strangers' text, which may speak through its words. Where they are read again from the service,
+    they are strangers' words."""
 
 
 Password: TypeAlias = str | Callable[[str], Awaitable[str]]

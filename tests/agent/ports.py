@@ -104,6 +104,10 @@ class ListHistory:
     async def between(self, after: int, to: int, *, newest: int) -> Sequence[Said]:
         return [said for said in self.messages if after < said.seq <= to][-newest:]
 
+    async def answer(self, number: int) -> str | None:
+        found = (said.text for said in self.messages if said.by_us and said.number == number)
+        return next(found, None)
+
 
 @dataclass
 class Answers:

@@ -237,7 +237,7 @@ async def test_a_tool_not_on_the_agents_list_is_refused_when_called_all_the_same
     spec = AgentSpec(name="gofer", tools=("read", "ls"))
     world, service = direct(calls(call("bash", command="echo hi")), say("Oh."), spec=spec)
     assert isinstance(await world.run(), Answered)
-    assert [tool["name"] for tool in service.received[0]["tools"]] == ["ls", "read"]
+    assert [tool["name"] for tool in service.received[0]["tools"]] == ["earlier_answer", "ls", "read"]
     assert "not on this agent's list" in str(service.received[1]["messages"][-1])
     assert world.shell.commands == []
 

@@ -269,3 +269,55 @@ async def test_in_a_run_without_strangers_words_text_stays_as_it_is(scene: Scene
         await running.quiet()
     (pull,) = [one for one in repository.issues.values() if one.head]
     assert "cc @rita, closes #9" in pull.body
+
+
+async def test_a_narrowed_run_puts_on_no_label_that_something_may_wait_for(
+    scene: Scene, tmp_path: Path
+) -> None:
+    repository = scene.repository
+    async with gofer(scene, tmp_path / "data") as running:
+        issue = await scene.github.open_issue("mallory", repository, "Broken", "Do as I say.")
+        both = [tool("github_label", labels=[name]) for name in ("deploy", "bug")]
+        await scene.github.comment("ada", repository, issue.number, "\n".join(["@gofer triage this", *both]))
+        own = await scene.github.open_issue("ada", repository, "Ours", f"@gofer go on\n{both[0]}")
+        await running.quiet()
+    assert repository.issues[issue.number].labels == ["bug"]
+    assert repository.issues[own.number].labels == ["deploy"]
+
+
+ACTING_COMMIT = "Change it\n\nCloses other/repo#1\n\nCo-authored-by: Ada <ada@example.org>"
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["in the run itself", "in a run before"])
+async def test_commits_whose_messages_act_become_no_pull_request_of_a_narrowed_run(
+    scene: Scene, tmp_path: Path, earlier: bool
+) -> None:
+    repository = scene.repository
+    strange = await scene.github.open_issue("mallory", repository, "Broken", "Do as I say.")
+    read = tool("github_read", number=strange.number)
+    propose = tool("github_open_pull", title="Fix", changed="x", why="y", tested="No", uncertain="No")
+    async with gofer(scene, tmp_path / "data") as running:
+        issue = await scene.github.open_issue("ada", repository, "Ours", "Let us see.")
+        branch = f"gofer/{issue.number}"
+        git.commit(repository.path, {"a.txt": "a"}, branch, ACTING_COMMIT)
+        if earlier:
+            await scene.github.comment("ada", repository, issue.number, f"@gofer look\n{read}")
+            await running.quiet()
+        wish = propose if earlier else f"{read}\n{propose}"
+        await scene.github.comment("ada", repository, issue.number, f"@gofer propose\n{wish}")
+        await running.quiet()
+        assert not [one for one in repository.issues.values() if one.head]
+        assert "Reword their messages" in scene.ours(issue.number)[-1].body
+        git.run(repository.path, "update-ref", "-d", f"refs/heads/{branch}")
+        git.commit(
+            repository.path, {"a.txt": "a"}, branch, ACTING_COMMIT.replace("Closes other/repo#1", "So.")
+        )
+        await scene.github.comment("ada", repository, issue.number, f"@gofer again\n{read}\n{propose}")
+        await running.quiet()
+        (pull,) = [one for one in repository.issues.values() if one.head]
+        # What is pushed to it later is marked where whoever merges it looks.
+        git.commit(repository.path, {"b.txt": "b"}, branch, ACTING_COMMIT)
+        await scene.github.comment("ada", repository, issue.number, f"@gofer and on\n{read}")
+        await running.quiet()
+    found = [one for one in repository.check_runs.values() if one.conclusion == "failure"]
+    assert len(found) == 1, pull

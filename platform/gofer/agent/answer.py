@@ -263,14 +263,14 @@ class Answerer:
         cost = await self._cost(claim)
         end = await asyncio.to_thread(_defused, end, asker)
         match end:
-            case Answered(text, included_to, warning, _):
+            case Answered(text, included_to, warning, narrowed):
                 warnings = [warning, await self._nearly_used(claim, asker, limits) if cost else ""]
                 whole = "\n\n".join([text, *(f"Note: {one}" for one in warnings if one)])
-                drafts = await self._drafts(claim, asker, whole, "final", said=text)
+                drafts = await self._drafts(claim, asker, whole, "final", said=text, narrowed=narrowed)
                 return Done(drafts, included_to, cost)
-            case Asked(call_id, question, _, seen_to, _):
+            case Asked(call_id, question, _, seen_to, narrowed):
                 choices = "".join(f"\n- {choice}" for choice in question.choices)
-                drafts = await self._drafts(claim, asker, question.text + choices, "note")
+                drafts = await self._drafts(claim, asker, question.text + choices, "note", narrowed=narrowed)
                 # Neither a schedule nor a program can be asked: whoever is known there may answer.
                 nobody = asker.message.event == SCHEDULE or asker.message.author.is_bot
                 asked_of = "" if nobody else asker.message.author.id
@@ -302,11 +302,13 @@ class Answerer:
         # Stopped before its first turn it has read nothing; what was asked is dealt with all the same.
         dealt_with = max(end.included_to, asker.seq)
         if end.code == "user.stop":
-            drafts = await self._drafts(claim, asker, end.text, stopped_by=CANCELLED, said=_said(end))
+            drafts = await self._drafts(
+                claim, asker, end.text, stopped_by=CANCELLED, said=_said(end), narrowed=end.narrowed
+            )
             return Cancel(CANCELLED, drafts, dealt_with, cost)
         if end.code in SPANNING and end.text == end.sentence:
             return Done(await self._ran_out(claim, asker, end.text, end.code), dealt_with, cost, end.code)
-        drafts = await self._drafts(claim, asker, end.text, "final", end.code, _said(end))
+        drafts = await self._drafts(claim, asker, end.text, "final", end.code, _said(end), end.narrowed)
         return Done(drafts, dealt_with, cost, end.code)
 
     async def _nearly_used(self, claim: Claim, asker: Read, limits: LimitSettings) -> str:
@@ -350,6 +352,7 @@ class Answerer:
         kind: Any = "error",
         stopped_by: str = "",
         said: str | None = None,
+        narrowed: bool = False,
     ) -> tuple[Draft, ...]:
         """A reply to whoever asked, in parts their service can take. `said` is what of it the model said, where that is
         not all: our own sentences are not kept as its words."""
@@ -364,7 +367,11 @@ class Answerer:
         if asker is None:
             return (Draft(binding, parts, kind, stopped_by=stopped_by, signature=signature, said=said),)
         about = asker.message
-        return (Draft(binding, parts, kind, about.external_id, about.facts, stopped_by, signature, said),)
+        return (
+            Draft(
+                binding, parts, kind, about.external_id, about.facts, stopped_by, signature, said, narrowed
+            ),
+        )
 
     async def _signature(self, claim: Claim) -> str:
         """A first line that names the agent, where there is more than one."""

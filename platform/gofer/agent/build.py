@@ -24,6 +24,7 @@ from gofer.agent.tools.output import MAX_CHARACTERS, Masker, NoMask
 from gofer.agent.tools.policy import Policy
 from gofer.agent.tools.registry import Registry
 from gofer.agent.tools.runner import ToolRunner
+from gofer.agent.tools.talk import EARLIER_ANSWER, earlier_answer_tool
 from gofer.tool import Blobs, Shell, Tool
 
 LEAST_CHARACTERS = 2000
@@ -67,9 +68,9 @@ async def build(
     window = model.context_window
     longest = min(spec.limits.output_tokens, model.features.output_tokens or window, window // 4)
     settings = spec.limits.model_copy(update={"output_tokens": max(LEAST_TOKENS, longest)})
-    policy = Policy(spec.tools, await waking_trust(ports))
+    policy = Policy({*spec.tools, EARLIER_ANSWER}, await waking_trust(ports))
     runner = ToolRunner(
-        Registry(tools),
+        Registry([*tools, earlier_answer_tool(ports.history.answer)]),
         policy,
         shell=ports.shell,
         blobs=ports.blobs,

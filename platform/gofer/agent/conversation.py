@@ -53,6 +53,10 @@ class Said:
     """Who it is at their service, whatever they call themselves."""
     ours: str = ""
     """Words of the platform's own that were sent with this agent's reply, which the model did not say."""
+    number: int = 0
+    """Of this agent's own reply: what `History.answer` knows it by."""
+    withheld: bool = False
+    """This agent's own reply, whose words are left out because strangers' text may speak through them."""
 
     @property
     def has_strangers_words(self) -> bool:
@@ -104,6 +108,10 @@ class History(Protocol):
 
     async def between(self, after: int, to: int, *, newest: int) -> Sequence[Said]:
         """The messages with after < seq <= to, in order, at most the `newest` ones; our own included."""
+        ...
+
+    async def answer(self, number: int) -> str | None:
+        """What this agent said in one of its own replies; None when there is no such reply."""
         ...
 
 

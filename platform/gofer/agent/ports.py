@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, ScalarSelect, select, update
 
 from gofer.agent.conversation import Answer, Picture, Said, StopSignal, Summary
 from gofer.agent.journal import KINDS, Event
@@ -17,7 +17,7 @@ from gofer.agent.models.images import ENOUGH_BYTES, SHOWN
 from gofer.crash import crash_point
 from gofer.errors import NotFound
 from gofer.intake.admit import BLOB_REF, Admitter, Read, unread
-from gofer.integration import Attachment
+from gofer.integration import Attachment, Incoming
 from gofer.jobs.planning import SAID, agent_author
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
@@ -27,7 +27,7 @@ from gofer.store.clock import now
 from gofer.store.content import open_trusted
 from gofer.store.database import Database
 from gofer.store.sealing import conversation_key, seal, unseal
-from gofer.store.tables import ASIDE, SCHEDULE, messages, participants, questions
+from gofer.store.tables import ASIDE, SCHEDULE, messages, participants, questions, replies
 from gofer.vault.envelope import DataKey, Vault
 
 CHECKPOINT = "context.checkpoint"
@@ -124,11 +124,42 @@ class StoreInbox:
         admitted = await self._admitter.admit(
             claim, [read for read in found if read.message.author.id != own]
         )
+        if any(read.message.quoted_here for read in admitted):
+            admitted = await self._database.read(
+                partial(_with_origins, vault=self._vault, claim=claim, admitted=admitted)
+            )
         return [said(read, files=await self._files.place(read)) for read in admitted]
 
     async def stopped(self) -> StopSignal:
         await self._run.cancelled.wait()
         return StopSignal()
+
+
+def _with_origins(connection: Connection, vault: Vault, claim: Claim, admitted: list[Read]) -> list[Read]:
+    """The messages; of those that answer what a narrowed run said, the quoted words are strangers'."""
+    key = conversation_key(connection, vault, _of(claim))
+    return [
+        replace(read, message=replace(read.message, quoted_here=False))
+        if _quotes_narrowed(connection, key, _of(claim), read.message)
+        else read
+        for read in admitted
+    ]
+
+
+def _quotes_narrowed(connection: Connection, key: DataKey, conversation_id: str, message: Incoming) -> bool:
+    """Whether a message answers a reply of ours that strangers may speak through; also when that is not known any
+    more."""
+    if not (message.quoted and message.quoted_here and message.reply_to):
+        return False
+    query = select(replies).where(
+        replies.c.conversation_id == conversation_id, replies.c.external_id == message.reply_to
+    )
+    rows = connection.execute(query).all()
+    return any(
+        row.sealed is None
+        or unseal(key, row.sealed, "reply", row.job_id, row.kind, row.part).get("narrowed", False)
+        for row in rows
+    )
 
 
 class FilesIn:
@@ -228,6 +259,11 @@ class StoreHistory:
             partial(_between, vault=self._vault, claim=self._claim, after=after, to=to, newest=newest)
         )
 
+    async def answer(self, number: int) -> str | None:
+        return await self._database.read(
+            partial(_own_answer, vault=self._vault, claim=self._claim, number=number)
+        )
+
 
 def _summary(connection: Connection, vault: Vault, claim: Claim) -> Summary | None:
     row = connection.execute(
@@ -253,9 +289,7 @@ def _between(
 ) -> list[Said]:
     """The messages up to `to`, and then the agent's own replies to them, which have later numbers."""
     own = agent_author(claim.agent_id or "")
-    epoch = (
-        select(participants.c.epoch_seq).where(participants.c.id == claim.participant_id).scalar_subquery()
-    )
+    epoch = _epoch(claim)
     reply_after = (messages.c.author == own) & (messages.c.event == "reply")
     query = (
         select(messages)
@@ -267,14 +301,35 @@ def _between(
     )
     key = conversation_key(connection, vault, _of(claim))
     rows = list(reversed(connection.execute(query).all()))
-    return [_said_of(key, row, own, to) for row in rows]
+    return [_said_of(connection, key, row, own, to) for row in rows]
 
 
-def _said_of(key: DataKey, row: Any, own: str, to: int) -> Said:
+def _own_answer(connection: Connection, vault: Vault, claim: Claim, number: int) -> str | None:
+    own = agent_author(claim.agent_id or "")
+    query = (
+        select(messages)
+        .where(messages.c.conversation_id == claim.conversation_id, messages.c.sealed.is_not(None))
+        .where(messages.c.seq == number, messages.c.seq > _epoch(claim), messages.c.author == own)
+    )
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        return None
+    return _said_of(connection, conversation_key(connection, vault, _of(claim)), row, own, row.seq).text
+
+
+def _epoch(claim: Claim) -> ScalarSelect[int]:
+    """The last message before the participant's conversation began anew."""
+    return select(participants.c.epoch_seq).where(participants.c.id == claim.participant_id).scalar_subquery()
+
+
+def _said_of(connection: Connection, key: DataKey, row: Any, own: str, to: int) -> Said:
     message, trust, came_by = open_trusted(key, row)
+    if _quotes_narrowed(connection, key, row.conversation_id, message):
+        # Later runs do not need it, and would be narrowed by it until a new epoch.
+        message = replace(message, quoted="")
     read = Read(min(row.seq, to), message, trust, came_by)
     by_us = row.author == message.author.id == own
-    one = said(read, by_us=by_us, at=row.created_at)
+    one = replace(said(read, by_us=by_us, at=row.created_at), number=row.seq if by_us else 0)
     if not by_us or SAID not in message.facts:
         return one
     words = str(message.facts[SAID])

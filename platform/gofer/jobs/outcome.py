@@ -28,6 +28,8 @@ class Draft:
     said: str | None = None
     """What of it the model said; the rest is a sentence of ours. None when all of an answer, or nothing of an error, is
     the model's."""
+    narrowed: bool = False
+    """The run had read strangers' text: the conversation keeps its words with a stranger's trust."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ def plan_replies(
             content = {"text": text, "facts": dict(draft.facts), **((asked or {}) if part == total else {})}
             if draft.stopped_by:
                 content["stopped_by"] = draft.stopped_by
+            if draft.narrowed:
+                content["narrowed"] = True
             hot.fetch(
                 connection,
                 _PLAN,
@@ -103,16 +105,17 @@ def _remember(connection: Connection, key: DataKey, claim: Claim, draft: Draft, 
         event=event,
         facts={} if (said := _said(draft)) is None else {SAID: said},
     )
+    trust = Trust.STRANGER if draft.narrowed else Trust.MEMBER
     connection.execute(
         insert(messages).values(
             conversation_id=claim.conversation_id,
             seq=seq,
             author=author.id,
             addressed=False,
-            trust=Trust.MEMBER,
+            trust=trust,
             event=message.event,
             external_id="",
-            sealed=seal_message(key, claim.conversation_id, seq, message, Trust.MEMBER),
+            sealed=seal_message(key, claim.conversation_id, seq, message, trust),
             admitted_at=now(),
             created_at=now(),
         )

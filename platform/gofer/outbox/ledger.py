@@ -64,6 +64,8 @@ class Part:
     """What the place is for ever, where it is known by more than its name."""
     stopped_by: str = ""
     """Why its run ended before the work was done."""
+    narrowed: bool = False
+    """Its run had read strangers' text."""
 
 
 def hold(connection: Connection, claim: Claim) -> None:
@@ -111,6 +113,7 @@ def next_part(connection: Connection, vault: Vault, binding_id: str) -> Part | N
         choices=() if _is_ended(connection, content) else tuple(content.get("choices", ())),
         lasting=row.lasting or "",
         stopped_by=content.get("stopped_by", ""),
+        narrowed=content.get("narrowed", False),
         confirm_in=None if row.confirm_at is None else row.confirm_at - row.current,
         age=row.current - row.created_at,
     )

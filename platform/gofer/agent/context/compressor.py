@@ -253,6 +253,8 @@ def _material(before: Summary | None, old: Sequence[Said], gone: Sequence[Round]
 
 def _said(said: Said, length: int) -> str:
     words = plain(said.text[:length])
+    if said.withheld:
+        return "You answered. (Left out, as you had read strangers' text by then.)"
     if said.by_us:
         return f"You: {words}"
     return f"{name(said.author)}, {said.trust}: {words if said.trust in TRUSTED else quoted(words)}"

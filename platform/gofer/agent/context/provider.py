@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from gofer.agent.conversation import History, Said, Summary
 from gofer.agent.model import Block, Message
 from gofer.agent.state import State
 from gofer.agent.untrusted import note, plain, render
 
+WITHHELD = (
+    "Here you answered. You had read strangers' text by then, so your words are left out and cannot steer you. Where "
+    "the request needs them, read them with earlier_answer, number {number}; from then on this run reaches nothing "
+    "beyond this conversation."
+)
 NEWEST = 500
 """Messages read at most, whatever the conversation's length: the cost of a run must not grow with it."""
 
@@ -30,7 +36,8 @@ class ConversationProvider:
         if self._said is None:
             self._earlier = await self._history.summary()
             after, to = state.history_after, state.history_to
-            self._said = await self._history.between(after, to, newest=NEWEST) if to > after else ()
+            said = await self._history.between(after, to, newest=NEWEST) if to > after else ()
+            self._said = said if _others_narrow(self._earlier, said) else [_withheld(one) for one in said]
         return [said for said in self._said if said.seq > state.history_after]
 
     async def summary(self, state: State) -> Summary | None:
@@ -39,9 +46,7 @@ class ConversationProvider:
 
     async def tainted(self, state: State) -> bool:
         said, summary = await self.history(state), await self.summary(state)
-        return bool(summary and summary.narrowed) or any(
-            one.has_strangers_words and not one.by_us for one in said
-        )
+        return bool(summary and summary.narrowed) or any(one.has_strangers_words for one in said)
 
     async def opening(self, state: State) -> list[Message]:
         said, summary = await self.history(state), await self.summary(state)
@@ -67,7 +72,25 @@ def _summary(summary: Summary | None) -> list[Message]:
     return [{"role": "user", "content": [{"type": "text", "text": text + "</summary>"}]}]
 
 
+def _others_narrow(earlier: Summary | None, said: Sequence[Said]) -> bool:
+    """Whether a run that begins here is narrowed anyhow, so that nothing has to be kept from it."""
+    return bool(earlier and earlier.narrowed) or any(
+        one.has_strangers_words and not one.by_us for one in said
+    )
+
+
+def _withheld(said: Said) -> Said:
+    """An answer of a narrowed run, left out: what strangers had the agent say would speak to this run as its own
+    words. The agent can read it again, which narrows the run."""
+    if not (said.by_us and said.has_strangers_words):
+        return said
+    return replace(said, text="", ours="", trust="member", withheld=True)
+
+
 def _messages(said: Said, state: State) -> Iterator[Message]:
+    if said.withheld:
+        yield {"role": "user", "content": [note(WITHHELD.format(number=said.number))]}
+        return
     if not said.by_us or not (said.text.strip() or said.ours):
         yield _message(said, state)
         return

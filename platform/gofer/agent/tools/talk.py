@@ -1,14 +1,16 @@
-"""`ask_user` and `todo`: a question to a person, and the plan of the run."""
+"""`ask_user`, `todo` and `earlier_answer`: a question to a person, the plan of the run, and what it said before."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gofer.tool import Arguments, Question, Tier, Tool, ToolContext, ToolResult
 
 DAY = 86_400
+EARLIER_ANSWER = "earlier_answer"
 
 
 class AskArguments(Arguments):
@@ -27,6 +29,10 @@ class Item(BaseModel):
 
 class TodoArguments(Arguments):
     items: list[Item] = Field(max_length=100)
+
+
+class EarlierAnswerArguments(Arguments):
+    number: int = Field(description="As the note says that stands in its place.")
 
 
 async def ask_user(arguments: AskArguments, context: ToolContext) -> ToolResult:
@@ -59,3 +65,24 @@ TODO = Tool(
     run=todo,
     tier=Tier.READ,
 )
+
+
+def earlier_answer_tool(answer: Callable[[int], Awaitable[str | None]]) -> Tool[Any]:
+    """Every run has it, whatever the agent's list says: it gives the agent nothing but its own words."""
+
+    async def read(arguments: EarlierAnswerArguments, context: ToolContext) -> ToolResult:
+        text = await answer(arguments.number)
+        if text is None:
+            return ToolResult("You gave no answer with this number in this conversation.", is_error=True)
+        return ToolResult(text, untrusted=True)
+
+    return Tool(
+        name=EARLIER_ANSWER,
+        description=(
+            "Read an answer of yours that is left out of this conversation, because you had read strangers' text when "
+            "you gave it. Only when the request needs it: this run then reaches nothing beyond this conversation."
+        ),
+        arguments=EarlierAnswerArguments,
+        run=read,
+        tier=Tier.READ,
+    )

@@ -394,8 +394,15 @@ async def compare(asked: Asked) -> Response:
     )
     behind, ahead = map(int, counted.split())
     status = ("diverged" if behind else "ahead") if ahead else ("behind" if behind else "identical")
+    told = git.run(
+        asked.of.path, "log", "-z", "--reverse", "--format=%H%n%B", f"refs/heads/{base}..{head}", "--"
+    )
+    commits = [
+        {"sha": sha, "commit": {"message": message.rstrip("\n")}}
+        for sha, _, message in (one.partition("\n") for one in told.split("\0") if one)
+    ]
     return JSONResponse(
-        {"status": status, "ahead_by": ahead, "behind_by": behind, "commits": [], "files": []}
+        {"status": status, "ahead_by": ahead, "behind_by": behind, "commits": commits, "files": []}
     )
 
 
