@@ -87,8 +87,9 @@ async def _transcribed(
         raise ValueError("the answer has no text")
     usage = answer.get("usage")
     seconds = usage.get("seconds") if isinstance(usage, dict) else None
-    known = isinstance(seconds, int | float) and 0 <= seconds < MAX_SECONDS
-    return text, float(seconds) if known else len(content) / LEAST_BYTES_A_SECOND
+    if isinstance(seconds, int | float) and 0 <= seconds < MAX_SECONDS:
+        return text, float(seconds)
+    return text, len(content) / LEAST_BYTES_A_SECOND
 
 
 def _why(error: Exception) -> str:

@@ -130,9 +130,9 @@ async def test_nor_does_an_answer_that_somebody_replies_to(world: World) -> None
     await world.say("hello")
     claim = await world.claim_one()
     binding = await world.database.read(lambda c: binding_of(c, claim, CONNECTION))
-    drafts = tuple(
-        Draft(str(binding), (text,), kind, narrowed=narrowed)
-        for text, kind, narrowed in ((EVIL, "final", True), ("Fine.", "note", False))
+    drafts = (
+        Draft(str(binding), (EVIL,), narrowed=True),
+        Draft(str(binding), ("Fine.",), "note"),
     )
     await world.end(claim, Done(drafts, included_to=1))
     await world.run(lambda c: c.execute(update(replies).values(external_id=replies.c.kind)))

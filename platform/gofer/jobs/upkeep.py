@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, literal, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, literal, select, text, update
 
 from gofer.jobs.conclude import conclude_lost
 from gofer.jobs.ends import Apology
@@ -120,8 +120,9 @@ def _send_unsent(connection: Connection) -> int:
 def prune(connection: Connection, *, older_than: float) -> dict[str, int]:
     """Remove finished jobs past retention with their attempts, events and sent replies, and old deliveries.
 
-    Messages, summaries and costs stay. What came in and needed no answer keeps its content for a few days only:
-    there is much of it, and it is looked at soon or never. In batches: nobody should wait long for the writer.
+    Messages, summaries and costs stay, and so do the digests by which a message that is sent again is known. What
+    came in and needed no answer keeps its content for a few days only: there is much of it, and it is looked at soon
+    or never. In batches: nobody should wait long for the writer.
     """
     before = now() - older_than
     old = (
@@ -136,11 +137,27 @@ def prune(connection: Connection, *, older_than: float) -> dict[str, int]:
     if ids:
         counts["events"] += connection.execute(delete(events).where(events.c.job_id.in_(ids))).rowcount
         counts["jobs"] += connection.execute(delete(jobs).where(jobs.c.id.in_(ids))).rowcount
-    counts["deliveries"] += _prune_by_id(connection, deliveries, deliveries.c.received_at < before)
+    counts["deliveries"] += _prune_deliveries(connection, before)
     counts["events"] += _prune_by_id(connection, events, (events.c.at < before) & events.c.job_id.is_(None))
     _empty_noted(connection)
     counts["workers"] += connection.execute(delete(workers).where(workers.c.seen_at < before)).rowcount
     return counts
+
+
+def _prune_deliveries(connection: Connection, before: ColumnElement[float]) -> int:
+    """Delete old deliveries; of one whose message is to be known again, only what it held."""
+    columns = (deliveries.c.id, deliveries.c.message_digest)
+    query = select(*columns).where(deliveries.c.received_at < before, _HAS_MORE).limit(BATCH)
+    found = connection.execute(query).all()
+    known = [row.id for row in found if row.message_digest is not None]
+    others = [row.id for row in found if row.message_digest is None]
+    connection.execute(update(deliveries).where(deliveries.c.id.in_(known)).values(sealed=None))
+    connection.execute(delete(deliveries).where(deliveries.c.id.in_(others)))
+    return len(found)
+
+
+_HAS_MORE = text("(message_digest IS NULL OR sealed IS NOT NULL)")
+"""As the partial index has it."""
 
 
 def _empty_noted(connection: Connection) -> None:

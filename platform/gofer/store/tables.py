@@ -499,7 +499,7 @@ class Delivery(SQLModel, table=True):
             unique=True,
             **_where("message_digest IS NOT NULL"),
         ),
-        Index("delivery_by_time", "received_at"),
+        Index("delivery_to_prune", "received_at", **_where("message_digest IS NULL OR sealed IS NOT NULL")),
         Index("delivery_of_connection", "connection_id", "id"),
         Index("delivery_noted", "received_at", **_where("conversation_id IS NULL AND sealed IS NOT NULL")),
         _NEVER_REUSE_IDS,
