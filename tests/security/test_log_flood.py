@@ -51,3 +51,21 @@ def test_refused_webhooks_are_told_a_few_times_and_then_counted(
     (summary,) = told_until(capfd, "request.refused_many", 1)
     assert f"count={MANY - told}" in summary
     assert "127.0.0.1" in summary
+
+
+def test_nor_do_pages_that_anybody_may_see_fill_the_log(
+    house: House, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stranger = house.browser().client
+    monkeypatch.setattr(request_log, "WINDOW", 0.0)
+    stranger.get("/login")  # a window of its own
+    monkeypatch.setattr(request_log, "WINDOW", 3600.0)
+    capfd.readouterr()
+    for _ in range(MANY):
+        assert stranger.get("/login").status_code == 200
+    told = len([line for line in lines_of("".join(capfd.readouterr()), "request") if "/login" in line])
+    assert 0 < told <= request_log.MAX_LINES_OF_PATH
+    monkeypatch.setattr(request_log, "WINDOW", 0.0)
+    stranger.get("/login")
+    (summary,) = told_until(capfd, "request.many", 1)
+    assert f"count={MANY - told}" in summary

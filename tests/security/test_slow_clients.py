@@ -64,6 +64,13 @@ class Process:
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self._process.pid}/fd"))
 
+    def sign_in(self) -> str:
+        """The session of the owner, who follows the link that the server printed."""
+        (link,) = re.findall(r"/link/([\w-]+)", self.log.read_text())[:1]
+        made = self.client.post(f"/link/{link}", data={}, headers={"origin": str(self.client.base_url)})
+        assert made.status_code == 303, made.text
+        return str(self.client.cookies.pop("gofer_session"))
+
     def close(self) -> None:
         self.client.close()
         self._process.terminate()
@@ -93,6 +100,13 @@ def slow_clients(port: int, addresses: list[str], opening: bytes = SLOW_FORM) ->
         yield
 
 
+GUESS = b"name=ada&password=" + b"x" * 20
+GUESSING = (
+    b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n"
+    b"Content-Type: application/x-www-form-urlencoded\r\n\r\n" % len(GUESS)
+) + GUESS
+
+
 def fresh(process: Process, path: str, **headers: str) -> httpx2.Response:
     """Over a connection of its own, like a health check."""
     return httpx2.get(f"http://127.0.0.1:{process.port}{path}", headers=headers, timeout=patience(10))
@@ -114,6 +128,15 @@ def test_slow_clients_leave_room_for_everybody(
         if os.geteuid() == 0:  # nobody else may look into the process
             assert process.descriptors() < DESCRIPTORS - 64, "the rest is for shells and services"
         assert fresh(process, "/healthz").status_code == 200
+
+
+def test_people_who_are_signed_in_come_first(process: Process) -> None:
+    """Also when strangers keep the server busy with whole requests, so that nobody can be closed to make room."""
+    cookie = {"cookie": f"gofer_session={process.sign_in()}"}
+    with slow_clients(process.port, [f"127.0.{n % 2}.{n // 2 + 2}" for n in range(400)], GUESSING):
+        assert fresh(process, "/api/v1/me", **cookie).status_code == 200
+        assert fresh(process, "/healthz").status_code == 200
+        assert fresh(process, "/api/v1/me", **cookie).status_code == 200
 
 
 def test_a_server_that_crashes_leaves_no_core(process: Process) -> None:

@@ -22,6 +22,9 @@ MAKING = [
     ("PUT", "/secrets", {"name": "x", "value": "a secret of some length"}),
     ("POST", "/key/rotate", {}),
     ("POST", "/connections", {"integration": "hello", "name": "x"}),
+    ("PATCH", "/connections/x", {"settings": {"members": [666]}}),
+    ("POST", "/connections/x/pair", {"role": "owner"}),
+    ("POST", "/sign-ups", {"integration": "github", "name": "x"}),
 ]
 
 

@@ -20,9 +20,10 @@ log = structlog.get_logger()
 SELDOM_READ = frozenset({"/healthz", "/readyz", "/metrics"})
 """Asked for every few seconds by machines; worth a line only at debug."""
 WINDOW = 60.0
-"""Seconds over which refused requests are counted."""
+"""Seconds over which strangers' requests are counted."""
 MAX_LINES, MAX_LINES_OF_ADDRESS, MAX_LINES_OF_PATH = 300, 30, 10
-"""Lines about strangers' refused requests within them: in all, of one address, and of its requests for one path."""
+"""Lines about strangers' requests within them, of those refused and of those answered: in all, of one address, and of
+its requests for one path."""
 MAX_NAMED = 10
 """Addresses that a summary names."""
 
@@ -32,7 +33,8 @@ class RequestLog:
 
     def __init__(self, app: ASGIApp, peers: Peers | None = None) -> None:
         self._app = app
-        self._refused = RefusedLines(peers)
+        self._refused = StrangersLines(peers, "request.refused_many")
+        self._answered = StrangersLines(peers, "request.many")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Bind the id for every line logged on the way, and give it back in a header."""
@@ -50,24 +52,28 @@ class RequestLog:
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"] if not scope["path"].startswith("/link/") else "/link/…"
-        if status >= 400 and not self._refused.may_tell(scope, path, status):
-            return
         quiet = status == CLIENT_GONE or (path in SELDOM_READ and status < 400)
+        lines = self._refused if status >= 400 else self._answered
+        # What a webhook brought is signed, and each has its line, whoever sends how many.
+        signed = status < 400 and path.startswith("/hooks/")
+        if not (signed or (quiet and status < 400)) and not lines.may_tell(scope, path):
+            return
         say = log.debug if quiet else log.info
         say("request", method=scope["method"], path=path[:200], status=status, ms=round(seconds * 1000, 1))
 
 
-class RefusedLines:
-    """Bounds what strangers can write into the log: beyond a rate their refused requests are counted and summed up."""
+class StrangersLines:
+    """Bounds what strangers can write into the log: beyond a rate their requests are counted and summed up."""
 
-    def __init__(self, peers: Peers | None = None) -> None:
+    def __init__(self, peers: Peers | None, summary: str) -> None:
         self._peers = peers
+        self._summary = summary
         self._told: Counter[tuple[str, ...]] = Counter()
         self._untold: Counter[str] = Counter()
         self._begun = -WINDOW
 
-    def may_tell(self, scope: Scope, path: str, status: int) -> bool:
-        """Whether a refused request gets a line of its own. What signed-in people do always does."""
+    def may_tell(self, scope: Scope, path: str) -> bool:
+        """Whether a request gets a line of its own. What signed-in people do always does."""
         caller = scope.get("gofer.caller")
         if caller is not None and caller.visitor is not None:
             return True
@@ -86,7 +92,7 @@ class RefusedLines:
         """Say how many went untold, and begin anew."""
         if self._untold:
             named = dict(self._untold.most_common(MAX_NAMED))
-            log.warning("request.refused_many", count=self._untold.total(), addresses=named)
+            log.warning(self._summary, count=self._untold.total(), addresses=named)
         self._told.clear()
         self._untold.clear()
 

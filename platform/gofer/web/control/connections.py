@@ -192,6 +192,8 @@ async def change(request: Request) -> Response:
     """Change a connection's settings, or switch it on or off."""
     platform = platform_of(request)
     wish = await asked(request, Change)
+    if wish.settings is not None:
+        check_confirmed(request)  # who is a member, and where its secrets are sent
     row = await _found(request)
     connection_id = row.id
     common = {"connection_id": connection_id, "by": by(request)}

@@ -262,6 +262,7 @@ async def change(request: Request) -> Response:
         there = await _agents_there(platform)
         change_it = partial(choose_connection_agent, agent=text_of(form, "agent"), there=there)
     else:
+        check_confirmed(request)
         row = await platform.database.read(partial(find_connection, connection_id=connection_id))
         integration = platform.registry.get(row.integration)
         change_it = partial(change_settings, integration=integration, settings=given_in(integration, form))
