@@ -408,6 +408,8 @@ def test_a_list_says_which_member_and_which_token_it_refuses(house: House, eve: 
     browser = house.browser()
     browser.follow(house.link(house.owner()))
     assert 'eve <span class="small">refused' in browser.get("/members").text
+    assert admin.post("/members/eve/link").json()["code"] == "row.refused"
+    assert admin.post("/tokens", json={"name": "x", "member": "eve"}).json()["code"] == "row.refused"
 
 
 def test_a_schedule_or_question_that_was_changed_is_not_acted_on(

@@ -145,7 +145,8 @@ def owner_has_password(connection: Connection) -> bool:
 
 
 def new_link(connection: Connection, member_id: str) -> str:
-    """A fresh one-time link's token, for an hour."""
+    """A fresh one-time link's token, for an hour; raises RowRefused for a member who gets in nowhere."""
+    signed.require(connection, members, find_member(connection, member_id))
     connection.execute(delete(sign_in_links).where(sign_in_links.c.expires_at < now()))
     value = new_value()
     times = {"created_at": now(), "expires_at": now() + LINK_LIFE}

@@ -14,7 +14,7 @@ from gofer.store import signed
 from gofer.store.clock import now
 from gofer.store.ids import new_id
 from gofer.store.tables import api_tokens, members, web_sessions
-from gofer.web.access.members import digest, new_value
+from gofer.web.access.members import digest, find_member, new_value
 from gofer.web.access.visitor import AS_ROLE, SCOPES, Scope, Visitor, lesser, read_scopes
 
 LIFE = 30 * 86400.0
@@ -158,7 +158,9 @@ def new_token(
     scopes: Mapping[str, Scope] | None = None,
     life: float | None = TOKEN_LIFE,
 ) -> tuple[str, str]:
-    """A token's id and the token itself, which is shown this once. With `scopes` it is for those nouns only."""
+    """A token's id and the token itself, which is shown this once. With `scopes` it is for those nouns only. Raises
+    RowRefused for a member who gets in nowhere."""
+    signed.require(connection, members, find_member(connection, member_id))
     token_id, value = new_id("token"), TOKEN + new_value()
     row = {
         "id": token_id,
