@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import func, select, update
 
+from github_scene import Scene, gofer
 from gofer.connecting import add_connection
 from gofer.intake.stranger_limit import StrangerLimit
 from gofer.integration import sign_body
@@ -107,3 +109,15 @@ def test_who_is_found_to_be_a_stranger_again_and_again_is_not_looked_up_any_more
     assert not limit.may_look_up("github_1", "eve")
     assert limit.may_look_up("github_1", "ada")
     assert limit.may_look_up("github_2", "eve")
+
+
+async def test_the_service_is_asked_about_a_stranger_a_bounded_number_of_times(
+    scene: Scene, tmp_path: Path
+) -> None:
+    async with gofer(scene, tmp_path / "data", max_from_stranger=MOST) as running:
+        issue = await scene.github.open_issue("ada", scene.repository, "Broken", "It is.")
+        for number in range(MOST * 2):
+            await scene.github.comment("mallory", scene.repository, issue.number, f"@gofer {number}")
+            await running.quiet()
+    asked = [call for call in scene.github.calls if "collaborators/mallory/permission" in call[1]]
+    assert 0 < len(asked) <= MOST

@@ -377,6 +377,7 @@ async def test_only_what_is_addressed_is_listened_to_and_its_cost_is_counted(
 ) -> None:
     """Members of a group talk to each other, too, and nobody pays for that."""
     transcriber, group = Transcriber(), telegram.world.add_group("Team")
+    telegram.methods.privacy = False
     async with (
         loopback(transcriber.app) as ears,
         open_house(telegram, tmp_path / "data", groups={str(group.id): {"everyone": True}}) as house,

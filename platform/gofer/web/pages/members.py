@@ -76,7 +76,7 @@ def read(connection: Connection, only: str | None) -> dict[str, Any]:
         tokens, sessions = (query.where(members.c.id == only) for query in (tokens, sessions))
     return {
         "members": rows(connection, people),
-        "refused": _refused(connection),
+        "refused_members": _refused(connection),
         "tokens": rows(connection, tokens),
         "sessions": rows(connection, sessions),
     }
