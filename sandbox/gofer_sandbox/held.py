@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import ctypes
 import os
 import random
 import re
@@ -20,7 +19,6 @@ from collections.abc import Iterable
 
 from gofer_sandbox import processes
 
-_PIDFD_GETFD = 438
 _BUDGET = 1.0
 """Seconds for one look: whoever holds very much is found over several of them."""
 _MAPS_MAX = 4 << 20
@@ -72,7 +70,7 @@ class _Held:
                     status = entry.stat()
                     self._add(status)
                     if stat.S_ISSOCK(status.st_mode) and _in_flight(pid, entry.name):
-                        self._queued(_copied(pid, int(entry.name)), 0)
+                        self._queued(processes.take_descriptor(pid, int(entry.name)), 0)
 
     def _mapped_files(self, pid: int) -> None:
         with open(f"/proc/{pid}/maps", "rb", 0) as file:
@@ -128,18 +126,3 @@ def _in_flight(pid: int, descriptor: str) -> bool:
     """Whether descriptors wait in a socket's queue; only Unix sockets say so."""
     _, found, rest = processes.read_small(f"/proc/{pid}/fdinfo/{descriptor}").partition(b"scm_fds:")
     return bool(found and int(rest.split(b"\n", 1)[0]))
-
-
-def _copied(pid: int, descriptor: int) -> int:
-    """A process's own descriptor, as one of ours."""
-    handle = os.pidfd_open(pid)
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        copy = int(libc.syscall(_PIDFD_GETFD, handle, descriptor, 0))
-    finally:
-        os.close(handle)
-    if copy < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    os.set_inheritable(copy, False)
-    return copy
