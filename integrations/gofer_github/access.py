@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from gofer.errors import Permanent, ServiceError, Unset
 from gofer.integration import Account, Job
-from gofer_github.client import PATIENCE, Client, RateLimit, is_missing
+from gofer_github.client import PATIENCE, Branches, Client, RateLimit, is_missing
 from gofer_github.place import Repository
 from gofer_github.settings import Settings
 from gofer_github.tokens import Token, Tokens
@@ -79,6 +79,7 @@ class Access:
         self._installations: dict[tuple[str, str], int] = {}
         self._numbers: dict[str, int] = {}
         self._limits: dict[tuple[str, str, str], RateLimit] = {}
+        self._branches: dict[tuple[str, str], Branches] = {}
 
     def as_app(self, account: Account) -> Client:
         """The App itself; it can mint tokens and list deliveries, and touch no repository."""
@@ -117,7 +118,10 @@ class Access:
         limit = self._limit(account, repository.partition("/")[0])
         # A run can wait a moment; whoever else asks is tried again by the job it belongs to.
         patience = PATIENCE if account.job is not None else 0
-        return Client(settings.api_url, TokenAuth(token), renew, limit=limit, patience=patience)
+        branches = self._branches.setdefault((account.id, settings.api_url), {})
+        return Client(
+            settings.api_url, TokenAuth(token), renew, limit=limit, patience=patience, branches=branches
+        )
 
     def _limit(self, account: Account, owner: str = "") -> RateLimit:
         """Of an installation, which there is one of for each owner; of the App itself; of a plain token."""

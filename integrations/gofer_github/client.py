@@ -11,7 +11,7 @@ import base64
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin, urlsplit
@@ -29,6 +29,7 @@ HOPS = 4
 API_VERSION = "2022-11-28"
 """The version of the REST API that every request asks for."""
 JSON = "application/vnd.github+json"
+SHA = "application/vnd.github.sha"
 PATIENCE = 20.0
 """Seconds of a limit that a request of a run waits out by itself; for longer ones the run is put off."""
 LONGEST_WAIT = 3600.0
@@ -39,6 +40,9 @@ GIVE_UP_AFTER = 3 * 86_400.0
 """Seconds for which such a reply is tried."""
 SECONDARY = 60.0
 """Seconds to wait for a secondary limit that does not say how long."""
+MAX_BRANCHES = 200
+MAX_KEPT_FILE = 64_000
+"""Repositories, and characters of a file, that are kept at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,35 @@ class RateLimit:
 ALL = "all"
 
 
+@dataclass(slots=True)
+class DefaultBranch:
+    """A repository's default branch as it is now. Its files are kept, also that one is not there, until it moves."""
+
+    client: Client
+    repository: str
+    head: str
+    files: dict[str, str | Permanent] = field(default_factory=dict)
+
+    async def file(self, path: str) -> str:
+        """A file's text; raises Permanent as `Client.file` does."""
+        if (kept := self.files.get(path)) is None:
+            try:
+                kept = await self.client.file(self.repository, path)
+            except Permanent as error:
+                if not is_missing(error):
+                    raise
+                kept = Permanent(str(error), reason=error.reason)
+            if isinstance(kept, Permanent) or len(kept) <= MAX_KEPT_FILE:
+                self.files[path] = kept
+        if isinstance(kept, Permanent):
+            raise Permanent(str(kept), reason=kept.reason)
+        return kept
+
+
+Branches = dict[str, DefaultBranch]
+"""By repository, the longest unused first."""
+
+
 def _resource(path: str) -> str:
     """Which of GitHub's budgets a request counts against."""
     if path.startswith("/search/"):
@@ -97,14 +130,17 @@ class Client:
         *,
         limit: RateLimit | None = None,
         patience: float = 0,
+        branches: Branches | None = None,
     ) -> None:
         """`renew` gives another credential when GitHub no longer takes this one; `limit` is shared with every other
-        request of the installation, and waited out when less than `patience` is left of it."""
+        request of the installation, and waited out when less than `patience` is left of it. `branches` are shared
+        with every other client of the connection."""
         self._api_url = api_url
         self._auth = auth
         self._renew = renew
         self._limit = limit or RateLimit()
         self._patience = patience
+        self._branches = {} if branches is None else branches
 
     async def get(self, path: str, *, accept: str = "", **parameters: Any) -> Any:
         return await self.request("GET", path, parameters=parameters, accept=accept)
@@ -126,6 +162,28 @@ class Client:
         if not isinstance(answer, dict) or answer.get("encoding") != "base64":
             raise Permanent("That is a directory, or too big to be read this way.", reason="github.not_text")
         return base64.b64decode(answer["content"]).decode("utf-8", "replace")
+
+    async def default_branch(self, repository: str) -> DefaultBranch:
+        """The default branch as it is now. GitHub does not count the question where it has not moved."""
+        kept = self._branches.pop(repository, None)
+        head = await self._head(repository, kept.head if kept else "")
+        files = kept.files if kept is not None and kept.head == head else {}
+        branch = DefaultBranch(self, repository, head, files)
+        if head:
+            self._branches[repository] = branch
+            while len(self._branches) > MAX_BRANCHES:
+                del self._branches[next(iter(self._branches))]
+        return branch
+
+    async def _head(self, repository: str, known: str) -> str:
+        """The commit that the default branch is at; empty when that is not said, as of an empty repository."""
+        headers = {"Accept": SHA, **({"If-None-Match": f'"{known}"'} if known else {})}
+        try:
+            answer = await self._renewing(_Asked("GET", f"/repos/{repository}/commits/HEAD", headers=headers))
+        except Permanent:
+            return ""
+        # Nothing is said of one that has not moved (304); PyGithub wraps what is no JSON.
+        return known if answer is None else str(answer.get("data") or "") if isinstance(answer, dict) else ""
 
     async def location(self, path: str) -> str:
         """Where GitHub sends us for something it keeps elsewhere, such as a log; the address works for a minute."""

@@ -13,7 +13,7 @@ from gofer.errors import Permanent, Temporary
 from gofer.integration import Account, Admission, Incoming, TrustLevel, Unread
 from gofer_github import cleaning, marks, pictures, rules
 from gofer_github.access import READ, Access
-from gofer_github.client import Client, is_missing, login_of
+from gofer_github.client import Client, DefaultBranch, is_missing, login_of
 from gofer_github.place import Place
 from gofer_github.rules import Rule
 from gofer_github.settings import Settings, Trigger
@@ -65,10 +65,11 @@ async def admit(unread: Unread, account: Account, access: Access) -> Admission:
         return Admission("stranger", note=f"permission: {permission}")
     if not message.addressed:
         return Admission(unread.known_as or "member", note=f"permission: {permission}")
-    config = await repository_config(client, place.repository)
+    branch = await client.default_branch(place.repository)
+    config = await repository_config(branch)
     if closed := _closed(config, message):
         return Admission("stranger", note=closed)
-    text = await _instructed(message, client, place, settings, config.instructions)
+    text = await _instructed(message, branch, settings, config.instructions)
     found = await pictures.fetch(message, client, account, place)
     text = "\n\n".join(filter(None, (text, found.note)))
     note = f"permission: {permission}"
@@ -89,7 +90,8 @@ async def _admit_by_rule(
     """Something that nobody asked for in words: a request only if the repository has a rule for it."""
     place = Place.of(message.conversation, message.lasting)
     settings = Settings.model_validate(account.settings)
-    config = await _patiently(repository_config(client, place.repository))
+    branch = await _patiently(client.default_branch(place.repository))
+    config = await _patiently(repository_config(branch))
     known = permission in MEMBERS
     told = _closed(config, message)
     rule = next((one for one in config.rules if one.fits(message) and (known or one.from_anyone)), None)
@@ -112,7 +114,7 @@ async def _admit_by_rule(
             # Nobody who may write to the repository has looked at it: what is pushed may run where secrets are.
             raise Permanent(f"Strangers set nothing off that may push, such as {rule.workflow}.")
         own = "\n".join(filter(None, (config.instructions, rule.instructions)))
-        text = await _instructed(wanted, client, place, settings, own)
+        text = await _instructed(wanted, branch, settings, own)
     except Permanent as error:
         return Admission("stranger", message=replace(message, addressed=False), note=str(error))
     found = await pictures.fetch(wanted, client, account, place)
@@ -154,10 +156,11 @@ async def _admit_check(message: Incoming, client: Client, place: Place, account:
     tried = sum(1 for body in ours if FIXING in marks.words(account, place, body))
     if tried >= settings.fix_tries:
         return Admission("stranger", note=f"tried {tried} times already")
-    config = await repository_config(client, place.repository)
+    branch = await client.default_branch(place.repository)
+    config = await repository_config(branch)
     if closed := _closed(config, message):
         return Admission("stranger", note=closed)
-    text = await _instructed(message, client, place, settings, config.instructions)
+    text = await _instructed(message, branch, settings, config.instructions)
     return Admission("member", text=text, note="checks failed on our own pull request")
 
 
@@ -171,22 +174,22 @@ async def _failing_pull(message: Incoming, client: Client, place: Place) -> dict
     return pulls[0] if pulls and pulls[0]["head"]["sha"] == message.facts["sha"] else None
 
 
-async def _instructed(message: Incoming, client: Client, place: Place, settings: Settings, own: str) -> str:
+async def _instructed(message: Incoming, branch: DefaultBranch, settings: Settings, own: str) -> str:
     """The request with what this sort of request calls for, and what the repository says about itself."""
     workflow = chosen(message, settings)
     parts = [message.text, f"(How to go about it: {' '.join(workflow.instructions.split())})"]
     if own.strip():
         parts.append(f"(About this repository: {own.strip()})")
-    if guide := await _guide(client, place.repository):
+    if guide := await _guide(branch):
         parts.append(guide)
     return "\n\n".join(parts)
 
 
-async def _guide(client: Client, repository: str) -> str:
+async def _guide(branch: DefaultBranch) -> str:
     """What the maintainers tell every agent, in a file of the default branch, quoted as theirs; the first there is."""
     for name in GUIDES:
         try:
-            text = cleaning.plain(await client.file(repository, name)).strip()
+            text = cleaning.plain(await branch.file(name)).strip()
         except Permanent as error:
             if is_missing(error) or error.reason == "github.not_text":
                 continue
@@ -217,11 +220,11 @@ def _closed(config: RepositoryConfig, message: Incoming) -> str:
     return ""
 
 
-async def repository_config(client: Client, repository: str) -> RepositoryConfig:
+async def repository_config(branch: DefaultBranch) -> RepositoryConfig:
     """The repository's own settings; one that makes no sense closes it."""
     try:
-        # Without a ref GitHub answers from the default branch, which a pull request cannot change.
-        text = await client.file(repository, CONFIG)
+        # A pull request cannot change it.
+        text = await branch.file(CONFIG)
     except Permanent as error:
         if is_missing(error):
             return RepositoryConfig()

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from github_scene import FIX, Scene, gofer
+from github_scene import FIX, Scene, gofer, latest
+from gofer.integration import Unread
 from gofer.rehearsal.anthropic import Anthropic, say
 from gofer.rehearsal.github import git
 from gofer.rehearsal.loopback import serve as loopback
 from gofer.store.tables import events
+from gofer_github.access import Access
+from gofer_github.people import admit
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
@@ -157,3 +160,25 @@ async def test_a_labelled_issue_gets_a_plan_which_is_carried_out_once_approved(
     done = scene.ours(issue.number)[-1]
     assert "Opened the draft" in done.body, done.body
     assert "/gofer go" not in done.body.split("Opened the draft")[1]
+
+
+async def test_where_there_is_no_rule_an_event_costs_one_request_of_the_budget(scene: Scene) -> None:
+    """What the default branch says of itself is read once for each of its heads: GitHub does not count being asked
+    whether that moved."""
+    await scene.github.open_issue("ada", scene.repository, "Broken")
+    access = Access()
+
+    async def admitted() -> tuple[str, int]:
+        message = await latest(scene)
+        before = scene.github.limits.requests
+        found = await admit(Unread(message, None), scene.account(), access)
+        return found.note, before - scene.github.limits.requests
+
+    await admitted()
+    assert await admitted() == ("no rule for this; permission: write", 1)
+    git.commit(scene.repository.path, {".gofer.toml": RULES}, "main", "Rules")
+    assert (await admitted())[0] == "a rule: triage", "a change counts at once"
+    git.commit(scene.repository.path, {"AGENTS.md": "Be brief."}, "main", "A guide")
+    message = await latest(scene)
+    found = await admit(Unread(message, None), scene.account(), access)
+    assert "> Be brief." in (found.text or "")

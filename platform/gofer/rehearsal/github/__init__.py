@@ -181,6 +181,8 @@ class GitHubService:
                     self._check_version(request, path)
                     self.limits.count(request.method, request.url.path)
                 response = self._sent_on(request) or await handler(request)
+                if limited and response.status_code == 304:
+                    self.limits.requests += 1  # what has not changed costs nothing
                 response.headers.update(self.limits.headers())
             except Refusal as refusal:
                 response = JSONResponse({"message": str(refusal)}, refusal.status, refusal.headers)

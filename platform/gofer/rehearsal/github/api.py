@@ -82,6 +82,11 @@ def _pull(asked: Asked, one: Issue) -> dict[str, Any]:
     return shapes.pull(one, asked.of, asked.base, git.sha_of(asked.of, one.head))
 
 
+def _pull_in_brief(asked: Asked, one: Issue) -> dict[str, Any]:
+    """As in lists, which do not count its comments."""
+    return {name: value for name, value in _pull(asked, one).items() if name != "comments"}
+
+
 async def get_repository(asked: Asked) -> Response:
     return JSONResponse(shapes.repository(asked.of, asked.base))
 
@@ -216,7 +221,7 @@ async def list_pulls(asked: Asked) -> Response:
         if one.head and (not head or one.head == head) and state in ("all", one.state)
     ]
     rows.sort(key=lambda one: -one.number)
-    return JSONResponse([_pull(asked, one) for one in asked.page(rows)])
+    return JSONResponse([_pull_in_brief(asked, one) for one in asked.page(rows)])
 
 
 async def create_pull(asked: Asked) -> Response:
@@ -367,7 +372,7 @@ async def request_review(asked: Asked) -> Response:
         if ORDER[asked.of.permissions.get(login, "none")] == 0 or login == pull.user.login:
             raise Refusal(422, "Reviews may only be requested from collaborators.")
     pull.reviewers += [login for login in wanted if login not in pull.reviewers]
-    return JSONResponse(_pull(asked, pull), 201)
+    return JSONResponse(_pull_in_brief(asked, pull), 201)
 
 
 async def contents(asked: Asked) -> Response:
@@ -412,6 +417,20 @@ async def list_checks(asked: Asked) -> Response:
     return JSONResponse(
         {"total_count": len(rows), "check_runs": list(map(shapes.check_run, asked.page(rows)))}
     )
+
+
+async def get_commit(asked: Asked) -> Response:
+    """The commit that a name stands for, as its number alone; who has it already is told nothing."""
+    name = asked.request.path_params["ref"]
+    sha = git.sha_of(asked.of, asked.of.default_branch if name == "HEAD" else name)
+    if not sha:
+        raise Refusal(409 if name == "HEAD" else 422, "Git Repository is empty.")
+    if "github.sha" not in asked.request.headers.get("accept", ""):
+        raise Refusal(406, "The stand-in knows a commit's number alone.")
+    etag = {"etag": f'"{sha}"'}
+    if asked.request.headers.get("if-none-match") == etag["etag"]:
+        return Response(status_code=304, headers=etag)
+    return PlainTextResponse(sha, headers=etag, media_type="application/vnd.github.sha")
 
 
 async def combined_status(asked: Asked) -> Response:
@@ -528,6 +547,7 @@ ROUTES: tuple[tuple[str, str, str, str, Handler], ...] = (
     ("GET", f"{R}/contents/{{path:path}}", "contents", "read", contents),
     ("GET", f"{R}/compare/{{both:path}}", "contents", "read", compare),
     ("GET", f"{R}/commits/{{sha}}/check-runs", "checks", "read", list_checks),
+    ("GET", f"{R}/commits/{{ref}}", "contents", "read", get_commit),
     ("GET", f"{R}/commits/{{sha}}/status", "statuses", "read", combined_status),
     ("GET", f"{R}/actions/jobs/{{id:int}}/logs", "actions", "read", job_logs),
     ("POST", f"{R}/check-runs", "checks", "write", create_check),
