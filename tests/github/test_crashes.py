@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import create_engine
@@ -11,10 +15,10 @@ from sqlalchemy.pool import NullPool
 
 from e2e.invariants import settled
 from e2e.process import Gofer, free_port
-from github_scene import FIX, Scene, gofer
+from github_scene import FIX, Scene, gofer, tool
 from gofer.crash import EXIT_CODE
 from gofer.rehearsal.github import git
-from gofer.rehearsal.github.world import Issue
+from gofer.rehearsal.github.world import Comment, Issue
 from gofer_sandbox import Bubblewrap
 from gofer_sandbox.reaper import reap
 from support.patience import patiently
@@ -73,7 +77,8 @@ TALKING = ("intake.recorded", "intake.committed", "outbox.completed_outside")
 async def test_after_a_crash_at_each_step_there_is_exactly_one_of_everything(
     scene: Scene, tmp_path: Path
 ) -> None:
-    issue = await crash_and_recover(scene, Doomed(tmp_path / "data"), WORKING, FIX)
+    begin = partial(scene.github.open_issue, "ada", scene.repository, "Broken", FIX)
+    issue = await crash_and_recover(scene, Doomed(tmp_path / "data"), WORKING, begin)
     (reply,) = scene.ours(issue.number)
     assert "Working on it" not in reply.body
     (pull,) = [one for one in scene.repository.issues.values() if one.head]
@@ -87,28 +92,99 @@ async def test_after_a_crash_at_each_step_there_is_exactly_one_of_everything(
 
 
 async def test_after_a_crash_there_is_exactly_one_answer(scene: Scene, tmp_path: Path) -> None:
-    issue = await crash_and_recover(
-        scene, Doomed(tmp_path / "data", sandbox="off"), TALKING, "@gofer what is this?"
-    )
+    begin = partial(scene.github.open_issue, "ada", scene.repository, "Broken", "@gofer what is this?")
+    issue = await crash_and_recover(scene, Doomed(tmp_path / "data", sandbox="off"), TALKING, begin)
     (reply,) = scene.ours(issue.number)
     assert "offline model" in reply.body
 
 
-async def crash_and_recover(scene: Scene, doomed: Doomed, points: tuple[str, ...], body: str) -> Issue:
+async def test_after_a_crash_each_thread_of_a_review_has_one_answer_and_the_review_is_there_once(
+    scene: Scene, tmp_path: Path
+) -> None:
+    made: list[Comment] = []
+
+    async def begin() -> Issue:
+        git.commit(scene.repository.path, {"a.txt": "a\nb\nc\n"}, "change", "A change")
+        pull = await scene.github.open_pull("olga", scene.repository, "change")
+        remarks = [("a.txt", line, "Why?") for line in (1, 2, 3)]
+        made.extend(await scene.github.review("ada", scene.repository, pull.number, "", comments=remarks))
+        answers = [tool("github_reply", comment=one.id, body=f"To {one.id}.") for one in made]
+        review = tool("github_review", body="Nearly.", comments=[{"path": "a.txt", "line": 2, "body": "Hm."}])
+        wish = "\n".join(["@gofer answer them", *answers, review])
+        await scene.github.comment("ada", scene.repository, pull.number, wish)
+        return pull
+
+    points = ("journal.appended:4", "journal.appended:3", "run.answered")
+    pull = await crash_and_recover(scene, Doomed(tmp_path / "data", sandbox="off"), points, begin)
+    ours = [one for one in scene.repository.review_comments.values() if one.user.login == "gofer[bot]"]
+    answers = [one for one in ours if one.body.startswith("To ")]
+    assert all(one.body.startswith(f"To {one.thread}.") for one in answers), "each in its own thread"
+    assert len({one.thread for one in answers}) == len(answers), "and none twice"
+    reviews = [one for one in scene.repository.reviews.values() if one.body.startswith("Nearly.")]
+    (reply,) = scene.ours(pull.number)
+    # What became of a call whose worker died is said to be unknown, and the call is not repeated.
+    unknown = reply.body.count("Outcome unknown")
+    assert len(answers) + len(reviews) + unknown >= 4, reply.body
+    assert len(reviews) <= 1
+
+
+async def test_a_refused_reply_waits_through_crashes_and_comes_once(scene: Scene, tmp_path: Path) -> None:
+    async def begin() -> Issue:
+        issue = await scene.github.open_issue("ada", scene.repository, "Broken")
+        issue.locked = True
+        await scene.github.comment("ada", scene.repository, issue.number, "@gofer hello")
+        return issue
+
+    async def unlock(doomed: Doomed) -> None:
+        """Once it is refused; then time passes."""
+        waits = "kind = 'deliver' AND state = 'scheduled'"
+        with contextlib.closing(sqlite3.connect(doomed.data_dir / "gofer.db")) as store:
+            async with asyncio.timeout(60):
+                while not store.execute(f"SELECT id FROM job WHERE {waits}").fetchall():
+                    await asyncio.sleep(0.05)
+            scene.repository.issues[1].locked = False
+            doomed.started[-1].kill()
+            with store:
+                store.execute(f"UPDATE job SET run_at = 0 WHERE {waits}")
+        await doomed.start()
+
+    points = ("outbox.begun", "job.concluding")
+    doomed = Doomed(tmp_path / "data", sandbox="off")
+    issue = await crash_and_recover(scene, doomed, points, begin, unlock)
+    (reply,) = scene.ours(issue.number)
+    assert "offline model" in reply.body
+    refused = [
+        one for one in scene.github.calls if one == ("POST", "/repos/acme/widgets/issues/1/comments", 403)
+    ]
+    assert refused
+
+
+async def nothing(_: Doomed) -> None:
+    """What happens before the last process is left to finish."""
+
+
+async def crash_and_recover(
+    scene: Scene,
+    doomed: Doomed,
+    points: tuple[str, ...],
+    begin: Callable[[], Awaitable[Issue]],
+    then: Callable[[Doomed], Awaitable[None]] = nothing,
+) -> Issue:
     """A request during which one process after the other dies, and a last that is left to finish it."""
     async with gofer(scene, doomed.data_dir) as running:
         connection_id = running.connection_id
     async with doomed:
         first = await doomed.start(crash_at=points[0])
         scene.app.hook_url = f"http://127.0.0.1:{doomed.port}/hooks/{connection_id}"
-        issue = await scene.github.open_issue("ada", scene.repository, "Broken", body)
+        issue = await begin()
         await died(scene, first, points[0])
         for point in points[1:]:
             # Whatever was not acknowledged is fetched from the list of deliveries.
             await died(scene, await doomed.start(crash_at=point), point)
-        last = await doomed.start()
+        await doomed.start()
+        await then(doomed)
         await doomed.settle()
-        await asyncio.to_thread(last.stop)
+        await asyncio.to_thread(doomed.started[-1].stop)
     return issue
 
 

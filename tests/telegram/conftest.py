@@ -25,10 +25,22 @@ async def house(telegram: Telegram, tmp_path: Path) -> AsyncIterator[House]:
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
-async def either(request: pytest.FixtureRequest, telegram: Telegram, tmp_path: Path) -> AsyncIterator[House]:
-    """The same on each database."""
-    url = "" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+def database_url(request: pytest.FixtureRequest) -> str:
+    """Each database in turn; empty for the default one."""
+    return "" if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+async def each_house(telegram: Telegram, tmp_path: Path, database_url: str) -> AsyncIterator[House]:
+    """As `house`, on each database."""
+    async with open_house(telegram, tmp_path / "data", database_url=database_url) as made:
+        yield made
+
+
+@pytest.fixture
+async def either(telegram: Telegram, tmp_path: Path, database_url: str) -> AsyncIterator[House]:
+    """On each database, with a shell, and with progress shown at once."""
     async with open_house(
-        telegram, tmp_path / "data", sandbox="unconfined", database_url=url, progress_after=0
+        telegram, tmp_path / "data", sandbox="unconfined", database_url=database_url, progress_after=0
     ) as made:
         yield made

@@ -1,12 +1,20 @@
-"""Proxies on loopback: one that speaks HTTP, one that speaks SOCKS 5, both with a login."""
+"""Proxies on loopback: one that speaks HTTP, one that speaks SOCKS 5, both with a login; and TLS before a server."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import contextlib
+import datetime
+import ipaddress
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 from urllib.parse import urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 LOGIN = "ann:open sesame"
 
@@ -39,7 +47,7 @@ class Proxy:
 
 
 class HttpProxy(Proxy):
-    """Takes requests in absolute form, one to a connection."""
+    """Takes requests in absolute form, one to a connection, and CONNECT."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError):
@@ -50,6 +58,12 @@ class HttpProxy(Proxy):
             if expected not in rest.lower():
                 writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\ncontent-length: 0\r\n\r\n")
                 writer.close()
+                return
+            if verb == b"CONNECT":
+                host, _, port = target.decode().rpartition(":")
+                self.asked.append(f"{host}:{port}")
+                writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                await self.join(reader, writer, host, int(port))
                 return
             url = urlsplit(target.decode())
             assert url.hostname
@@ -89,5 +103,45 @@ async def serving(proxy: HttpProxy | SocksProxy) -> AsyncIterator[int]:
     proxy.port = server.sockets[0].getsockname()[1]
     try:
         yield proxy.port
+    finally:
+        server.close()
+
+
+def certificate(folder: Path) -> Path:
+    """A key and a certificate for 127.0.0.1 that vouches for itself, in one file."""
+    key, today = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(today - datetime.timedelta(days=1))
+        .not_valid_after(today + datetime.timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(names, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "both.pem"
+    path.write_bytes(private + made.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+@contextlib.asynccontextmanager
+async def tls_before(url: str, certificate: Path) -> AsyncIterator[str]:
+    """The same server, reached over HTTPS."""
+    goal = urlsplit(url)
+    assert goal.hostname
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+
+    async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await Proxy().join(reader, writer, str(goal.hostname), goal.port or 80)
+
+    server = await asyncio.start_server(visit, "127.0.0.1", 0, ssl=context)
+    try:
+        yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 import socket
 from functools import partial
 from pathlib import Path
 
+import httpcore2
 import pytest
 from structlog.testing import capture_logs
 
@@ -30,7 +32,7 @@ from gofer_telegram.settings import Settings as TelegramSettings
 from gofer_telegram.updates import WANTED
 from support.patience import eventually
 from telegram.house import House, open_house
-from telegram.proxies import LOGIN, HttpProxy, SocksProxy
+from telegram.proxies import LOGIN, HttpProxy, SocksProxy, certificate, tls_before
 from telegram.proxies import serving as proxying
 from web_house import Browser, csrf_in
 
@@ -306,6 +308,46 @@ async def test_a_bot_is_reached_through_the_proxy_of_its_connection(
         if scheme == "http":  # which passes each request on by itself
             assert len(proxy.asked) >= len({call.method for call in telegram.world.calls[before:]})
         assert set(proxy.asked) == {telegram.url.removeprefix("http://")}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "kind"), [("http", HttpProxy), ("https", HttpProxy), ("socks5", SocksProxy)]
+)
+async def test_https_goes_through_the_proxy_unread_and_is_verified_behind_it(
+    telegram: Telegram,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scheme: str,
+    kind: type[HttpProxy] | type[SocksProxy],
+) -> None:
+    """Through CONNECT or SOCKS, with a certificate that the machine's own store vouches for, and with no other."""
+    ours, others = certificate(tmp_path / "ours"), certificate(tmp_path / "others")
+    monkeypatch.setenv("SSL_CERT_FILE", str(ours))
+    # Not the one that tests share.
+    monkeypatch.setattr(httpcore2, "default_ssl_context", inspect.unwrap(httpcore2.default_ssl_context))
+    proxy = kind()
+    async with (
+        open_house(telegram, tmp_path / "data") as house,
+        proxying(proxy) as port,
+        tls_before(telegram.url, ours) as url,
+        tls_before(telegram.url, others) as untrusted,
+        tls_before(f"http://127.0.0.1:{port}", ours) as secured,
+    ):
+        store = partial(put_secret, vault=house.platform.vault, workspace_id=FIRST_WORKSPACE)
+        await house.platform.database.write(
+            partial(store, owner=house.connection_id, name="proxy_login", value=Secret(LOGIN))
+        )
+        through = secured if scheme == "https" else f"{scheme}://127.0.0.1:{port}"
+        await house.change(proxy=through, api_url=url)
+        telegram.updates.interrupt()
+        ann, chat = await house.owner()
+        telegram.phones.send_document(ann, chat, "notes.txt", b"words")
+        await house.answers(chat, 1)
+        assert (await health_of(house.platform, house.connection_id)).ok
+        assert set(proxy.asked) == {url.removeprefix("https://")}
+        await house.change(api_url=untrusted)
+        told = await health_of(house.platform, house.connection_id)
+        assert (told.ok, "could not be reached" in told.line) == (False, True)
 
 
 def test_a_proxy_has_an_address_and_no_password_in_it() -> None:

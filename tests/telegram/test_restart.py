@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 import signal
 import sqlite3
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gofer.assembly import open_platform
+from gofer.jobs.steer import redrive
+from gofer.rehearsal.anthropic import Anthropic, say
+from gofer.rehearsal.loopback import serve as loopback
 from gofer.rehearsal.telegram import Chat, Limits, Message, Person, Telegram
+from gofer.settings import Settings
 from support.patience import eventually
 from telegram.house import OWNERS, Process
 
@@ -218,6 +225,78 @@ async def test_a_restart_in_the_middle_of_everything_neither_loses_nor_doubles_a
         await gofer.kill(signal.SIGTERM)
     watch.check()
     rest.check(kills=len(points) + 1)
+
+
+ANSWERS = ("Yes.", "No, never", "It was the butler, with the candlestick, in the library, at noon.")
+
+
+async def test_a_kill_right_after_an_opening_leaves_at_most_half_of_an_answer_behind(
+    telegram: Telegram, tmp_path: Path
+) -> None:
+    model = Anthropic(
+        lambda asked: say(ANSWERS[int(re.findall(r"message (\d)", str(asked["messages"]))[0]) - 1])
+    )
+    watch = Watch(telegram, tmp_path / "data", people=len(ANSWERS))
+    async with loopback(model.app) as url, Process(telegram, tmp_path / "data", webhook=False) as gofer:
+        key = {"GOFER_ANTHROPIC_KEY": model.key, "GOFER_ANTHROPIC_BASE_URL": url}
+        for talk in watch.talks:
+            await gofer.start(GOFER_CRASH_AT="outbox.placed_outside", **key)
+            watch.say(talk)
+            await telegram.until(lambda: gofer.died, within=120)
+            await gofer.kill()
+        await gofer.start(**key)
+        await telegram.until(watch.all_answered, within=120)
+        await gofer.kill(signal.SIGTERM)
+    watch.check()
+    for talk, answer in zip(watch.talks, ANSWERS, strict=True):
+        *orphans, whole = telegram.said(talk.chat)
+        assert whole == answer
+        assert all(orphan.endswith(" …") for orphan in orphans)
+        for own in (orphan.removesuffix(" …") for orphan in orphans):
+            assert own == "One moment" or len(own.split()) <= len(answer.split()) / 2
+    assert watch.orphans() == len(ANSWERS)
+
+
+async def test_a_reply_that_failed_is_told_once_and_redriven_once_whatever_is_killed(
+    telegram: Telegram, tmp_path: Path
+) -> None:
+    watch = Watch(telegram, tmp_path / "data", people=1)
+    (talk,) = watch.talks
+    ann, hers = talk.person, talk.chat
+    group = telegram.world.add_group("Team")
+    settings = {"groups": {str(group.id): {}}}
+    dead = "SELECT id, reason FROM job WHERE kind = 'deliver' AND state = 'dead'"
+    async with Process(telegram, tmp_path / "data", webhook=False, **settings) as gofer:
+        await gofer.start()
+        telegram.phones.say(ann, hers, "/help")
+        await telegram.until(lambda: watch.said(talk))
+        await gofer.kill()
+        telegram.phones.say(ann, group, f"@{telegram.bot.username} hello")
+        group.bot_is = "kicked"
+        for point in ("outbox.begun", "job.concluding", "outbox.placed_outside"):
+            await gofer.start(GOFER_CRASH_AT=point)
+            await telegram.until(lambda: gofer.died, within=120)
+            await gofer.kill()
+        await gofer.start()
+        await telegram.until(lambda: watch.books(dead) and watch.all_answered(), within=120)
+        await gofer.kill()
+        ((job, reason),) = watch.books(dead)
+        assert reason == "kicked"
+        (told,) = [text for text in watch.said(talk) if "could not be sent" in text]
+        assert f"gofer jobs redrive {job}" in told
+        group.bot_is = "member"
+        async with open_platform(Settings(data_dir=tmp_path / "data"), roles=frozenset()) as platform:
+            await platform.database.write(partial(redrive, job_id=job, by="test"))
+        for point in ("outbox.placed_outside", "outbox.completed_outside"):
+            await gofer.start(GOFER_CRASH_AT=point)
+            await telegram.until(lambda: gofer.died, within=120)
+            await gofer.kill()
+        await gofer.start()
+        await telegram.until(watch.all_answered, within=120)
+        await gofer.kill(signal.SIGTERM)
+    assert watch.books(dead) == []
+    assert [text.endswith(" …") for text in telegram.said(group)] == [True, False]
+    assert len([text for text in watch.said(talk) if "could not be sent" in text]) == 1
 
 
 @pytest.mark.chaos

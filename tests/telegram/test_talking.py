@@ -279,13 +279,13 @@ async def test_an_owner_chooses_agent_and_model_for_a_conversation_and_it_lasts(
 
 
 async def test_a_reaction_is_kept_as_an_event_and_wants_no_answer(
-    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database_url: str
 ) -> None:
     model = Anthropic([say("Here it is."), say("Glad you like it.")])
     async with loopback(model.app) as url:
         monkeypatch.setenv("GOFER_ANTHROPIC_KEY", model.key)
         monkeypatch.setenv("GOFER_ANTHROPIC_BASE_URL", url)
-        async with open_house(telegram, tmp_path / "data") as house:
+        async with open_house(telegram, tmp_path / "data", database_url=database_url) as house:
             ann, chat = await house.owner()
             telegram.phones.say(ann, chat, "hello")
             await house.answers(chat, 1)
@@ -304,14 +304,16 @@ async def test_a_reaction_is_kept_as_an_event_and_wants_no_answer(
 
 
 async def test_an_owner_chooses_agent_and_model_by_a_button_and_nobody_else_does(
-    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database_url: str
 ) -> None:
     agents_dir = tmp_path / "data" / "agents"
     agents_dir.mkdir(parents=True)
     for name in ("gofer", "sailor"):
         (agents_dir / f"{name}.toml").write_text(f'name = "{name}"\n')
     group = telegram.world.add_group("Team")
-    async with open_house(telegram, tmp_path / "data", groups={str(group.id): {"everyone": True}}) as house:
+    async with open_house(
+        telegram, tmp_path / "data", database_url=database_url, groups={str(group.id): {"everyone": True}}
+    ) as house:
         ann, _ = await house.owner()
         bob = telegram.world.add_person("Bob")
         telegram.phones.say(ann, group, f"/agent@{telegram.bot.username}")
@@ -333,7 +335,7 @@ async def test_an_owner_chooses_agent_and_model_by_a_button_and_nobody_else_does
         query = telegram.phones.press(ann, asked, "default")
         await eventually(lambda: "own model answers here" in telegram.methods.answered.get(query, ""))
         monkeypatch.setenv("GOFER_ANTHROPIC_KEY", "a-key-that-is-never-used")
-    async with open_house(telegram, tmp_path / "data") as house:
+    async with open_house(telegram, tmp_path / "data", database_url=database_url) as house:
         telegram.phones.say(ann, group, f"/model@{telegram.bot.username}")
         await house.answers(group, 4)
         await house.settled()

@@ -198,7 +198,7 @@ async def test_a_button_that_is_too_old_or_foreign_does_nothing_and_says_so(hous
 
 
 async def test_a_group_has_people_a_prompt_and_an_agent_of_its_own(
-    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database_url: str
 ) -> None:
     model = Anthropic([say("As the captain says."), say("As the other says."), say("As ever.")])
     async with loopback(model.app) as url:
@@ -213,7 +213,10 @@ async def test_a_group_has_people_a_prompt_and_an_agent_of_its_own(
         group, elsewhere = telegram.world.add_group("Ship"), telegram.world.add_group("Shore")
         own = {"people": [bob.id], "prompt": "Speak like a sailor.", "agent": "sailor"}
         async with open_house(
-            telegram, tmp_path / "data", groups={str(group.id): own, str(elsewhere.id): {}}
+            telegram,
+            tmp_path / "data",
+            database_url=database_url,
+            groups={str(group.id): own, str(elsewhere.id): {}},
         ) as house:
             name = f"@{telegram.bot.username}"
             ann, hers = await house.owner()

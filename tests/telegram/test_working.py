@@ -406,8 +406,12 @@ async def test_only_what_is_addressed_is_listened_to_and_its_cost_is_counted(
     assert paid == [30_000], "a minute and a half"
 
 
-async def test_the_eyes_become_a_thumb_when_the_run_has_ended(telegram: Telegram, tmp_path: Path) -> None:
-    async with open_house(telegram, tmp_path / "data", sandbox="unconfined") as house:
+async def test_the_eyes_become_a_thumb_when_the_run_has_ended(
+    telegram: Telegram, tmp_path: Path, database_url: str
+) -> None:
+    async with open_house(
+        telegram, tmp_path / "data", sandbox="unconfined", database_url=database_url
+    ) as house:
         ann, chat = await house.owner()
         well = telegram.phones.say(ann, chat, "hello")
         await eventually(lambda: chat.reactions.get(well["message_id"]) == ["👍"])
@@ -500,9 +504,9 @@ async def test_a_chat_that_is_gone_ends_the_reply_and_its_job_with_a_reason(hous
 
 
 async def test_whoever_waits_and_an_owner_are_told_where_they_can_be_of_a_reply_that_failed_and_may_redrive_it(
-    house: House,
+    each_house: House,
 ) -> None:
-    telegram = house.telegram
+    house, telegram = each_house, each_house.telegram
     ann, hers = await house.owner()
     bob = telegram.world.add_person("Bob")
     his = await house.let_in(bob, "member")
@@ -529,8 +533,8 @@ async def test_whoever_waits_and_an_owner_are_told_where_they_can_be_of_a_reply_
     assert len(telegram.said(hers)) == 2
 
 
-async def test_an_answer_whose_topic_or_opening_was_deleted_comes_to_the_chat(house: House) -> None:
-    telegram = house.telegram
+async def test_an_answer_whose_topic_or_opening_was_deleted_comes_to_the_chat(each_house: House) -> None:
+    house, telegram = each_house, each_house.telegram
     ann, chat = await house.owner()
     forum = telegram.world.add_group("Forum", forum=True)
     await house.change(groups={str(forum.id): {}})
