@@ -93,3 +93,27 @@ async def test_a_code_that_others_read_is_of_no_use_to_them(scene: Scene, tmp_pa
         telegram.phones.say(ann, chat, ASK)
         assert "rita may not write to acme/widgets" in (await house.answers(chat, 5))[4]
         assert list(scene.repository.issues) == [1], "who may not write there gets nothing there"
+
+
+async def test_whoever_asked_is_told_on_the_phone_of_a_reply_that_github_never_takes(
+    scene: Scene, tmp_path: Path
+) -> None:
+    async with (
+        Telegram() as telegram,
+        gofer(scene, tmp_path / "data", public_url="", poll_every=0.1) as running,
+    ):
+        house, ann, chat = await paired(telegram, running)
+        known = await scene.github.open_issue("olga", scene.repository, "Hello")
+        code = await link_code(house, ann, chat, "/link @ada", 1)
+        await scene.github.comment("ada", scene.repository, known.number, f"/gofer link {code}")
+        await running.quiet()
+        scene.repository.archived = True
+        await scene.github.comment("ada", scene.repository, known.number, "@gofer hello")
+        told = (await house.answers(chat, 2))[1]
+        await running.quiet()
+        (dead,) = await running.jobs(lambda row: row.kind == "deliver" and row.state == "dead")
+        assert "A reply of mine in “Hello” could not be sent" in told
+        assert "archived" in told
+        assert f"gofer jobs redrive {dead.id}" in told
+        await house.settled()
+        assert len(telegram.said(chat)) == 2, "once"

@@ -143,6 +143,11 @@ async def test_the_label_that_asks_for_work_is_never_put_on(scene: Scene) -> Non
     told = await use(scene, message, "github_label", labels=["Gofer", "Gofer-Plan"])
     assert told.is_error
     assert "is not put on" in told.content
+    assert (await use(scene, message, "github_label", labels=["Gofer"])).is_error
+    asked_for = [
+        path for method, path, _ in scene.github.calls if method == "POST" and path.endswith("/labels")
+    ]
+    assert asked_for == [], "GitHub is sent no empty list"
     assert not (await use(scene, message, "github_label", labels=["Gofer", "bug"])).is_error
     assert scene.repository.issues[1].labels == ["bug"]
 

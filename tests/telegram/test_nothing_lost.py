@@ -32,6 +32,7 @@ REFERENCE = MarkdownIt("commonmark", {"html": False})
         ("<div>\n**bold**\n</div>", "<div>\nbold\n</div>"),
         ("<!-- why -->", "<!-- why -->"),
         ("as said[^1]\n\n[^1]: In the book.", "as said[^1]\n\n[^1]: In the book."),
+        ("as said[^1]\n\n[^1]: Smith2020", "as said^1 (Smith2020)"),
         ("- [ ] todo\n- [x] done", "☐ todo\n☑ done"),
         ("1. [ ] todo", "1. ☐ todo"),
         ("||not hidden|| and a || b || c", "||not hidden|| and a || b || c"),

@@ -343,3 +343,25 @@ async def test_an_owner_chooses_agent_and_model_by_a_button_and_nobody_else_does
         offered = [button["text"] for row in rows for button in row]
         assert any(name.startswith("anthropic/") for name in offered), "what there is a key for"
         assert not any(name.startswith("openai/") for name in offered)
+
+
+async def test_the_model_is_told_names_and_no_ids(
+    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Anthropic([say("Hello, both.")])
+    async with loopback(model.app) as url:
+        monkeypatch.setenv("GOFER_ANTHROPIC_KEY", model.key)
+        monkeypatch.setenv("GOFER_ANTHROPIC_BASE_URL", url)
+        group = telegram.world.add_group("Team")
+        telegram.methods.privacy = False
+        async with open_house(telegram, tmp_path / "data", groups={str(group.id): {}}) as house:
+            ann, _ = await house.owner("Ann")
+            ben = telegram.world.add_person("Ben")
+            telegram.phones.say(ben, group, "I am late")
+            telegram.phones.say(ann, group, f"@{telegram.bot.username} who is late?")
+            await house.answers(group, 1)
+    seen = str(model.received[0])
+    assert "Ann" in seen
+    assert "Ben" in seen
+    assert str(ann.id) not in seen
+    assert str(ben.id) not in seen
