@@ -1,6 +1,6 @@
 """Parsing Markdown: CommonMark with tables, strikethrough and tasks, and without HTML.
 
-What is no Markdown is text, so tags are escaped before the parser sees them. Offsets are characters of what was given.
+What is no Markdown is text, so tags and boxes without a task are escaped before the parser sees them. Offsets are characters of what was given.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 MAX_ROUNDS = 8
 """Parses in search of tags; what is still one then is shown as it stands."""
 _LINE_START = re.compile(r"^[ \t>]*<", re.MULTILINE)
+_EMPTY_TASK = re.compile(r"\[.\][ \t]*$", re.MULTILINE)
 _REMOVED = dict.fromkeys(
     (code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"), None
 )
@@ -63,6 +64,9 @@ def _parse(markdown: str, inserted: list[int]) -> tuple[list[Event], set[int]]:
         elif value == {"Start": "HtmlBlock"}:
             tags.update(found.end() - 1 for found in _LINE_START.finditer(markdown, start, end))
             tags.update([markdown.find("<", start, end)] if "<" in markdown[start:end] else [])
+        elif isinstance(value, dict) and "TaskListMarker" in value and _EMPTY_TASK.match(markdown, start):
+            # No task, since it has no words; the parser would take the next line for the beginning of a paragraph.
+            tags.add(start)
     return events, tags
 
 

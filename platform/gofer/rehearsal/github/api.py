@@ -439,7 +439,8 @@ async def combined_status(asked: Asked) -> Response:
     latest = {one["context"]: one for one in asked.of.statuses if one["sha"] == sha}
     states = {one["state"] for one in latest.values()}
     state = "failure" if states & {"failure", "error"} else "success" if states == {"success"} else "pending"
-    return JSONResponse({"state": state, "sha": sha, "statuses": asked.page(list(latest.values()))})
+    shown = [{name: value for name, value in one.items() if name != "sha"} for one in latest.values()]
+    return JSONResponse({"state": state, "sha": sha, "statuses": asked.page(shown)})
 
 
 async def create_check(asked: Asked) -> Response:
