@@ -1,6 +1,7 @@
 """Parsing Markdown: CommonMark with tables, strikethrough and tasks, and without HTML.
 
-What is no Markdown is text, so tags and boxes without a task are escaped before the parser sees them. Offsets are characters of what was given.
+What is no Markdown is text, so tags and boxes without a task are escaped before the parser sees them. Offsets are
+characters of what was given.
 """
 
 from __future__ import annotations

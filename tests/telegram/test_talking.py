@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select
 
-from gofer.rehearsal.anthropic import Anthropic, say
+from gofer.rehearsal.anthropic import Anthropic, call, calls, say
 from gofer.rehearsal.loopback import serve as loopback
 from gofer.rehearsal.telegram import Telegram
 from gofer.store.tables import agents, conversations, deliveries, messages, participants
@@ -348,20 +349,22 @@ async def test_an_owner_chooses_agent_and_model_by_a_button_and_nobody_else_does
 async def test_the_model_is_told_names_and_no_ids(
     telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = Anthropic([say("Hello, both.")])
+    question: dict[str, Any] = {"question": "Tea or coffee?", "choices": ["Tea", "Coffee"]}
+    model = Anthropic([calls(call("ask_user", **question)), say("Tea for Ann.")])
     async with loopback(model.app) as url:
         monkeypatch.setenv("GOFER_ANTHROPIC_KEY", model.key)
         monkeypatch.setenv("GOFER_ANTHROPIC_BASE_URL", url)
-        group = telegram.world.add_group("Team")
-        telegram.methods.privacy = False
-        async with open_house(telegram, tmp_path / "data", groups={str(group.id): {}}) as house:
-            ann, _ = await house.owner("Ann")
-            ben = telegram.world.add_person("Ben")
-            telegram.phones.say(ben, group, "I am late")
-            telegram.phones.say(ann, group, f"@{telegram.bot.username} who is late?")
-            await house.answers(group, 1)
-    seen = str(model.received[0])
-    assert "Ann" in seen
-    assert "Ben" in seen
+        async with open_house(telegram, tmp_path / "data") as house:
+            ann, chat = await house.owner("Ann")
+            telegram.phones.say(ann, chat, "Something to drink?")
+            (asked,) = await telegram.until(
+                lambda: [
+                    one for one in chat.by_bot(telegram.bot.id) if "Coffee" in str(one.get("reply_markup"))
+                ]
+            )
+            telegram.phones.press(ann, asked, "Tea")
+            await telegram.until(lambda: "Tea for Ann." in telegram.said(chat))
+            await house.settled()
+    seen = str(model.received[-1]["messages"])
+    assert "Ann, owner, answered" in seen
     assert str(ann.id) not in seen
-    assert str(ben.id) not in seen
