@@ -264,9 +264,9 @@ async def test_a_reply_that_failed_is_told_once_and_redriven_once_whatever_is_ki
     (talk,) = watch.talks
     ann, hers = talk.person, talk.chat
     group = telegram.world.add_group("Team")
-    settings = {"groups": {str(group.id): {}}}
+    groups: dict[str, Any] = {str(group.id): {}}
     dead = "SELECT id, reason FROM job WHERE kind = 'deliver' AND state = 'dead'"
-    async with Process(telegram, tmp_path / "data", webhook=False, **settings) as gofer:
+    async with Process(telegram, tmp_path / "data", webhook=False, groups=groups) as gofer:
         await gofer.start()
         telegram.phones.say(ann, hers, "/help")
         await telegram.until(lambda: watch.said(talk))
