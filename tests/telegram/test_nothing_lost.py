@@ -75,7 +75,8 @@ def targets(tokens: list[Token]) -> list[str]:
 
 def squeezed(text: str) -> str:
     """Without spaces, and without what marks tables, tasks and struck-out words, which CommonMark alone shows."""
-    return re.sub(r"[\s|—☐☑~-]|\[[\sxX]\]", "", html.unescape(text))
+    words = re.sub(r"[\s|—☐☑~-]", "", html.unescape(text))
+    return re.sub(r"\[[xX]?\]", "", words)
 
 
 def is_within(wanted: str, text: str) -> bool:
