@@ -339,10 +339,11 @@ async def test_https_goes_through_the_proxy_unread_and_is_verified_behind_it(
         )
         through = secured if scheme == "https" else f"{scheme}://127.0.0.1:{port}"
         await house.change(proxy=through, api_url=url)
-        telegram.updates.interrupt()
         ann, chat = await house.owner()
         telegram.phones.send_document(ann, chat, "notes.txt", b"words")
         await house.answers(chat, 1)
+        telegram.phones.say(ann, chat, "and again")
+        await house.answers(chat, 2)
         assert (await health_of(house.platform, house.connection_id)).ok
         assert set(proxy.asked) == {url.removeprefix("https://")}
         await house.change(api_url=untrusted)
