@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
@@ -98,6 +99,7 @@ async def test_after_a_crash_there_is_exactly_one_answer(scene: Scene, tmp_path:
     assert "offline model" in reply.body
 
 
+@pytest.mark.slow
 async def test_after_a_crash_each_thread_of_a_review_has_one_answer_and_the_review_is_there_once(
     scene: Scene, tmp_path: Path
 ) -> None:
@@ -128,6 +130,7 @@ async def test_after_a_crash_each_thread_of_a_review_has_one_answer_and_the_revi
     assert len(reviews) <= 1
 
 
+@pytest.mark.slow
 async def test_a_refused_reply_waits_through_crashes_and_comes_once(scene: Scene, tmp_path: Path) -> None:
     async def begin() -> Issue:
         issue = await scene.github.open_issue("ada", scene.repository, "Broken")

@@ -230,6 +230,7 @@ async def test_a_restart_in_the_middle_of_everything_neither_loses_nor_doubles_a
 ANSWERS = ("Yes.", "No, never", "It was the butler, with the candlestick, in the library, at noon.")
 
 
+@pytest.mark.slow
 async def test_a_kill_right_after_an_opening_leaves_at_most_half_of_an_answer_behind(
     telegram: Telegram, tmp_path: Path
 ) -> None:
@@ -242,10 +243,10 @@ async def test_a_kill_right_after_an_opening_leaves_at_most_half_of_an_answer_be
         for talk in watch.talks:
             await gofer.start(GOFER_CRASH_AT="outbox.placed_outside", **key)
             watch.say(talk)
-            await telegram.until(lambda: gofer.died, within=120)
+            await eventually(lambda: gofer.died, within=120)
             await gofer.kill()
         await gofer.start(**key)
-        await telegram.until(watch.all_answered, within=120)
+        await eventually(watch.all_answered, within=120)
         await gofer.kill(signal.SIGTERM)
     watch.check()
     for talk, answer in zip(watch.talks, ANSWERS, strict=True):
@@ -257,6 +258,7 @@ async def test_a_kill_right_after_an_opening_leaves_at_most_half_of_an_answer_be
     assert watch.orphans() == len(ANSWERS)
 
 
+@pytest.mark.slow
 async def test_a_reply_that_failed_is_told_once_and_redriven_once_whatever_is_killed(
     telegram: Telegram, tmp_path: Path
 ) -> None:
@@ -269,16 +271,16 @@ async def test_a_reply_that_failed_is_told_once_and_redriven_once_whatever_is_ki
     async with Process(telegram, tmp_path / "data", webhook=False, groups=groups) as gofer:
         await gofer.start()
         telegram.phones.say(ann, hers, "/help")
-        await telegram.until(lambda: watch.said(talk))
+        await eventually(lambda: watch.said(talk))
         await gofer.kill()
         telegram.phones.say(ann, group, f"@{telegram.bot.username} hello")
         group.bot_is = "kicked"
         for point in ("outbox.begun", "job.concluding", "outbox.placed_outside"):
             await gofer.start(GOFER_CRASH_AT=point)
-            await telegram.until(lambda: gofer.died, within=120)
+            await eventually(lambda: gofer.died, within=120)
             await gofer.kill()
         await gofer.start()
-        await telegram.until(lambda: watch.books(dead) and watch.all_answered(), within=120)
+        await eventually(lambda: watch.books(dead) and watch.all_answered(), within=120)
         await gofer.kill()
         ((job, reason),) = watch.books(dead)
         assert reason == "kicked"
@@ -289,10 +291,10 @@ async def test_a_reply_that_failed_is_told_once_and_redriven_once_whatever_is_ki
             await platform.database.write(partial(redrive, job_id=job, by="test"))
         for point in ("outbox.placed_outside", "outbox.completed_outside"):
             await gofer.start(GOFER_CRASH_AT=point)
-            await telegram.until(lambda: gofer.died, within=120)
+            await eventually(lambda: gofer.died, within=120)
             await gofer.kill()
         await gofer.start()
-        await telegram.until(watch.all_answered, within=120)
+        await eventually(watch.all_answered, within=120)
         await gofer.kill(signal.SIGTERM)
     assert watch.books(dead) == []
     assert [text.endswith(" …") for text in telegram.said(group)] == [True, False]
