@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from gofer.agent.agents import NAME, Agents, AgentSpec, RouteSettings, default_agent, in_force
 from gofer.agent.models.catalogue import Catalogue
+from gofer.agent.prices import load_prices
 from gofer.agent.roster import meant_connections
 from gofer.doctor.finding import Finding, Severity
 from gofer.doctor.model import keys_of
@@ -29,6 +30,7 @@ async def look_at_agents(platform: Platform) -> list[Finding]:
         for spec, _ in seen.values()
         if spec and (why := _missing(catalogue, spec))
     ]
+    found += await asyncio.to_thread(_wrong_prices, platform.settings.data_dir / "prices.toml")
     specs = in_force(seen)
     found += _contested(specs)
     found += await platform.database.read(partial(_deaf, specs=specs))
@@ -42,6 +44,15 @@ async def look_at_agents(platform: Platform) -> list[Finding]:
             Finding("agents", "warning", what, "Write `default = true` into an agent's file", "agents.md")
         ]
     return [Finding("agents", "ok", f"{files} {default} answers what fits no route.")]
+
+
+def _wrong_prices(path: Path) -> list[Finding]:
+    """No agent works while nobody knows what a call costs."""
+    try:
+        load_prices(path)
+    except (ConfigError, OSError, ValueError) as error:
+        return [Finding("prices", "error", f"No agent works: {error}", f"Fix {path}", "models.md#prices")]
+    return []
 
 
 def _contested(specs: Sequence[AgentSpec]) -> list[Finding]:

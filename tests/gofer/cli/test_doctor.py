@@ -100,6 +100,10 @@ def test_agents_files_that_make_no_sense_and_models_without_a_key(terminal: Term
         "routes of deaf": "warning",
     }  # fmt: skip
     assert "fine and keyless have the same route" in found["routes of keyless"]["line"]
+    (data_dir / "prices.toml").write_text('[models."x/y"]\ninput = 1\n')
+    priced = findings(terminal, fails=1)["prices"]
+    assert "prices.toml" in priced["line"]
+    assert priced["docs"] == "models.md#prices"
     assert "deaf has a route for nowhere" in found["routes of deaf"]["line"]
     assert "never.toml: line 2: model" in found["agent never"]["line"]
     assert found["agent never"]["docs"] == "agents.md"
