@@ -105,25 +105,20 @@ async def paint(arguments: Door, context: ToolContext) -> ToolResult:
     return ToolResult(f"{arguments.colour}\nIt dries.", progress=True)
 
 
-async def paint_much(arguments: Door, context: ToolContext) -> ToolResult:
-    return ToolResult(f"{arguments.colour}\n" + "It dries.\n" * 800, progress=True)
-
-
 FREE = AgentSpec(name="gofer", limits=LimitSettings(job_dollars=0, day_dollars=0, output_tokens=2000))
 
 
-BRIEFLY = [[2, 8], [353, 6]]
+BRIEFLY = [[2, 4], [353, 6]]
 """The tokens that end an answer and begin a call, made likely: chance would take its time."""
 
 
 @dataclass
 class Between:
     """Stands between Gofer and the server, and has it call a tool in the first turns: a model that knows nothing does
-    not think of that itself. The server's answers pass as they are, but for the words of a refusal if so wished."""
+    not think of that itself. The server's answers pass as they are."""
 
     server: str
     turns: int
-    reword: bool = False
     asked: list[dict[str, Any]] = field(default_factory=list)
     statuses: list[int] = field(default_factory=list)
 
@@ -145,16 +140,13 @@ class Between:
             answer = await http.request(request.method, place, content=body)
         if request.method == "POST":
             self.statuses.append(answer.status_code)
-        text = b"Something is not right with this." if self.reword and answer.is_error else answer.content
-        return Response(text, answer.status_code, media_type=answer.headers["content-type"])
+        return Response(answer.content, answer.status_code, media_type=answer.headers["content-type"])
 
 
-async def run(
-    between: Between, tmp_path: Path, settings: ModelSettings, work: Any = paint
-) -> tuple[World, Any]:
-    tools = [Tool("paint", "Paints the door.", Door, work, Tier.READ, strict=True)]
+async def run(between: Between, tmp_path: Path) -> tuple[World, Any]:
+    tools = [Tool("paint", "Paints the door.", Door, paint, Tier.READ, strict=True)]
     async with serve(between.app) as url, httpx2.AsyncClient() as http:
-        provider = Provider(base_url=f"{url}/v1", models={"*": settings})
+        provider = Provider(base_url=f"{url}/v1")
         model = await Catalogue({"local": provider}, http=http).ready("local/tiny")
         world = World(model=model, shell=LocalShell(tmp_path), tools=tools, spec=FREE)
         return world, await world.run()
@@ -162,7 +154,7 @@ async def run(
 
 async def test_it_calls_tools_and_takes_their_results_back(server: str, tmp_path: Path) -> None:
     between = Between(server, turns=2)
-    world, outcome = await run(between, tmp_path, ModelSettings())
+    world, outcome = await run(between, tmp_path)
     assert isinstance(outcome, Answered), outcome
     assert set(between.statuses) == {200}, "every request was valid to it"
     assert between.asked[0]["tools"][0]["function"]["strict"] is True
@@ -170,12 +162,3 @@ async def test_it_calls_tools_and_takes_their_results_back(server: str, tmp_path
     assert len(results) >= 2
     assert all(text.startswith(("red\n", "blue\n")) for text in results)
     assert not any(finished["malformed"] for finished in world.journal.all("turn.finished"))
-
-
-async def test_a_refusal_in_unknown_words_is_answered_by_shortening_once(server: str, tmp_path: Path) -> None:
-    between = Between(server, turns=5, reword=True)
-    world, outcome = await run(between, tmp_path, ModelSettings(window=400_000), paint_much)
-    assert isinstance(outcome, Answered), outcome
-    assert 400 in between.statuses, "it was too long for the real server"
-    assert between.statuses[-1] == 200
-    assert world.journal.all("context.checkpoint")
