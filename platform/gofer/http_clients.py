@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 import httpx2
 
 from gofer.errors import ConfigError
@@ -14,13 +16,17 @@ class HttpClients:
     def __init__(self, *, timeout: float) -> None:
         self._timeout = timeout
         self._proxied: dict[str, httpx2.AsyncClient] = {}
-        self.shared = httpx2.AsyncClient(timeout=timeout, event_hooks={"request": [only_while_held]})
+        # One for all: a proxy of the environment has a transport of its own, which would read every certificate again.
+        self._verify = httpx2.create_ssl_context()
+        self.shared = httpx2.AsyncClient(
+            timeout=timeout, event_hooks={"request": [only_while_held]}, verify=self._verify
+        )
 
     def through(self, proxy: str) -> httpx2.AsyncClient:
         """The client that goes through a proxy."""
         if proxy not in self._proxied:
             try:
-                transport = _ProxyTransport(proxy)
+                transport = _ProxyTransport(proxy, self._verify)
             except (ValueError, ImportError) as error:
                 raise ConfigError(f"The proxy cannot be used: {error}") from None
             self._proxied[proxy] = httpx2.AsyncClient(
@@ -38,8 +44,8 @@ class _ProxyTransport(httpx2.AsyncBaseTransport):
     """Goes through a proxy. A target that is kept out of the URL, for a token is in it, is meant for the service and
     not for the proxy: it is put in where nothing logs it any more."""
 
-    def __init__(self, proxy: str) -> None:
-        self._inner = httpx2.AsyncHTTPTransport(proxy=proxy)
+    def __init__(self, proxy: str, verify: ssl.SSLContext) -> None:
+        self._inner = httpx2.AsyncHTTPTransport(proxy=proxy, verify=verify)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         target = request.extensions.get("target")

@@ -52,6 +52,8 @@ PR_SET_DUMPABLE = 4
 M_MMAP_THRESHOLD = -3
 """What glibc calls it, in malloc.h."""
 LARGE_BLOCK = 1024 * 1024
+SHORT_COLLECTIONS = (700, 10, 10)
+"""Python's own thresholds, which a command raises while it loads: a server must not pause for long."""
 LOAD_AFTER = 1.0
 """Seconds from being ready to the loading of SDKs."""
 MAX_NAMED = 5
@@ -110,6 +112,7 @@ async def serve(settings: Settings, roles: frozenset[str]) -> None:
             async with _controlled(platform), _public(platform, door):
                 # What start-up made stays for good: no collection need look at it again, and each pauses for less.
                 gc.freeze()
+                gc.set_threshold(*SHORT_COLLECTIONS)
                 _say_ready(platform)
                 if calm:
                     _say_calmly(platform)

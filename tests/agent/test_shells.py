@@ -27,7 +27,8 @@ async def shells(world: World, tmp_path: Path) -> AsyncIterator[Shells]:
     settings = load_settings(data_dir=tmp_path, keep_shells=False)
     shells = Shells(settings=settings, database=world.database)
     await shells.start()
-    if shells.report is None or shells.report.level < Level.ISOLATED:
+    report = await shells.report()
+    if report is None or report.level < Level.ISOLATED:
         pytest.skip("no isolation on this machine")
     yield shells
     await shells.stop()
@@ -111,7 +112,8 @@ async def test_a_new_conversation_gets_a_shell_that_was_made_ahead(
     settings = load_settings(data_dir=tmp_path, keep_shells=True)
     shells = Shells(settings=settings, database=world.database)
     await shells.start()
-    if shells.report is None or shells.report.level < Level.ISOLATED:
+    report = await shells.report()
+    if report is None or report.level < Level.ISOLATED:
         pytest.skip("no isolation on this machine")
     async with patiently(30):
         while not (shells._spares and shells._spares.ready):

@@ -41,7 +41,8 @@ async def opened(world: World, directory: Path, *, keep: bool) -> AsyncIterator[
     )
     shells = Shells(settings=settings, database=world.database)
     await shells.start()
-    if shells.report is None or shells.report.level < Level.ISOLATED:
+    report = await shells.report()
+    if report is None or report.level < Level.ISOLATED:
         pytest.skip("no isolation on this machine")
     try:
         yield shells

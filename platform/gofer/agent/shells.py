@@ -270,8 +270,7 @@ class Shells:
         self._busy: dict[tuple[str, str], asyncio.Lock] = {}
         self._tidying: asyncio.Task[None] | None = None
         self._spares = self._make_spares(settings)
-        self.report: Report | None = None
-        """What the probe found; None when the sandbox is off."""
+        self._probing: asyncio.Task[Report] | None = None
 
     def _make_spares(self, settings: Settings) -> Spares | None:
         """None where shells end with the server: a spare would outlive one that is killed."""
@@ -287,20 +286,30 @@ class Shells:
         )
 
     async def start(self) -> None:
-        """Probe the machine, remove what a crash left behind, and go on tidying."""
+        """Probe the machine, remove what a crash left behind, and go on tidying. Pages are served meanwhile; no run
+        gets a shell before the probe has ended."""
         if self._provider is None:
             log.warning("sandbox.off", meaning="the agent has no shell", fix="unset GOFER_SANDBOX")
             return
-        self.report = await self._provider.probe()
-        log.info("sandbox.probed", isolation=self.report.level.name.lower(), words=self.report.words)
+        self._probing = asyncio.create_task(self._probe(self._provider), name="sandbox-probe")
+
+    async def report(self) -> Report | None:
+        """What the probe found, once it has ended; None when the sandbox is off."""
+        return None if self._probing is None else await asyncio.shield(self._probing)
+
+    async def _probe(self, provider: Provider) -> Report:
+        report = await provider.probe()
+        log.info("sandbox.probed", isolation=report.level.name.lower(), words=report.words)
         self._tidying = asyncio.create_task(self._tidy(), name="shells")
-        if self._spares is not None and self.report.level >= self._minimum:
+        if self._spares is not None and report.level >= self._minimum:
             self._spares.start()
+        return report
 
     async def stop(self) -> None:
         """Let go of every shell, by default without ending it: the next process finds them as they are."""
-        if self._tidying is not None:
-            self._tidying.cancel()
+        for task in (self._probing, self._tidying):
+            if task is not None:
+                task.cancel()
         if self._spares is not None:
             await self._spares.close()
         for key in list(self._open):
@@ -368,7 +377,8 @@ class Shells:
         self, claim: Claim, trust: Trust, equipping: Equipping | None = None
     ) -> AsyncIterator[Shell | None]:
         """The shell, for as long as the run lasts; None where no sandbox can be had."""
-        if self._provider is None or self.report is None or self.report.level < self._minimum:
+        report = await self.report()
+        if report is None or report.level < self._minimum:
             yield None
             return
         key = (str(claim.conversation_id), str(claim.agent_id))

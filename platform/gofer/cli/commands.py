@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -32,16 +32,6 @@ from gofer.cli import (
     tokens,
 )
 
-app = typer.Typer(
-    name="gofer",
-    help="Gofer takes work from where people talk and has an agent do it.",
-    epilog="Begin with `gofer demo`, then `gofer serve`. Settings are GOFER_* variables: docs/operations.md.",
-    no_args_is_help=True,
-    add_completion=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-
 
 def _say_version(asked: bool) -> None:
     if asked:
@@ -49,7 +39,6 @@ def _say_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def gofer(
     version: Annotated[
         bool,
@@ -77,9 +66,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "logs": logs.logs,
     "costs": costs.costs,
 }
-for name, command in COMMANDS.items():
-    app.command(name)(command)
-
 NOUNS = {
     "connections": connections.app,
     "secrets": secrets.app,
@@ -96,5 +82,26 @@ NOUNS = {
     "audit": audit.app,
     "rows": rows.app,
 }
-for name, noun in NOUNS.items():
-    app.add_typer(noun, name=name)
+
+
+def app_for(arguments: Sequence[str]) -> typer.Typer:
+    """The app that understands the arguments of a call: with one command when they name it, or with all of them. To
+    read the signatures of all takes longer than most commands."""
+    app = typer.Typer(
+        name="gofer",
+        help="Gofer takes work from where people talk and has an agent do it.",
+        epilog="Begin with `gofer demo`, then `gofer serve`. Settings are GOFER_* variables: docs/operations.md.",
+        no_args_is_help=True,
+        add_completion=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(gofer)
+    named = arguments[0] if arguments and arguments[0] in {*COMMANDS, *NOUNS} else None
+    for name, command in COMMANDS.items():
+        if named in (None, name):
+            app.command(name)(command)
+    for name, noun in NOUNS.items():
+        if named in (None, name):
+            app.add_typer(noun, name=name)
+    return app

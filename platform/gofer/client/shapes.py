@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 Role = Literal["owner", "operator", "viewer"]
 Scope = Literal["read", "write", "admin"]
 State = Literal["ready", "blocked", "running", "scheduled", "waiting", "done", "dead", "cancelled"]
 
 
-class Problem(BaseModel):
+class Shape(BaseModel):
+    """What each of them is. Its validator is built when it is first needed: a process needs few of them, and a server
+    none before somebody calls."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class Problem(Shape):
     """Why not (RFC 9457)."""
 
     type: str
@@ -21,7 +28,7 @@ class Problem(BaseModel):
     code: str = ""
 
 
-class Job(BaseModel):
+class Job(Shape):
     """A durable promise to do one piece of work."""
 
     id: int
@@ -57,7 +64,7 @@ class JobInFull(Job):
     payload: dict[str, Any]
 
 
-class Jobs(BaseModel):
+class Jobs(Shape):
     """Jobs, newest first."""
 
     jobs: list[Job]
@@ -65,7 +72,7 @@ class Jobs(BaseModel):
     """The cursor of the next page; null at the end."""
 
 
-class Attempt(BaseModel):
+class Attempt(Shape):
     """One try at a job by one worker."""
 
     job_id: int
@@ -79,7 +86,7 @@ class Attempt(BaseModel):
     cost: float
 
 
-class Event(BaseModel):
+class Event(Shape):
     """One row of the log. Its data has the words that belong to it."""
 
     id: int
@@ -98,7 +105,7 @@ class Event(BaseModel):
     at: float
 
 
-class LiveFrame(BaseModel):
+class LiveFrame(Shape):
     """Something that happens in a conversation while it is followed."""
 
     type: Literal["text", "output", "item", "state"]
@@ -114,7 +121,7 @@ class LiveFrame(BaseModel):
     """`state`: idle, queued, working, waiting or retrying."""
 
 
-class Reply(BaseModel):
+class Reply(Shape):
     """One part of something that is sent."""
 
     id: int
@@ -137,7 +144,7 @@ class Reply(BaseModel):
     """The deliver job that gave it up."""
 
 
-class JobStory(BaseModel):
+class JobStory(Shape):
     """A job with its attempts, events and replies."""
 
     job: JobInFull
@@ -146,21 +153,21 @@ class JobStory(BaseModel):
     replies: list[Reply]
 
 
-class Steered(BaseModel):
+class Steered(Shape):
     """What became of a job that was cancelled or redriven."""
 
     id: int
     state: State
 
 
-class SteeredMany(BaseModel):
+class SteeredMany(Shape):
     """What became of several: those done, and why the others were not."""
 
     done: list[Steered]
     refused: dict[str, str]
 
 
-class Delivery(BaseModel):
+class Delivery(Shape):
     """One inbound request."""
 
     id: int
@@ -176,14 +183,14 @@ class Delivery(BaseModel):
     received_at: float
 
 
-class Deliveries(BaseModel):
+class Deliveries(Shape):
     """Deliveries, newest first."""
 
     deliveries: list[Delivery]
     next: str | None
 
 
-class DeliveryInFull(BaseModel):
+class DeliveryInFull(Shape):
     """A delivery with what it said; headers that carry secrets were never kept."""
 
     delivery: Delivery
@@ -191,7 +198,7 @@ class DeliveryInFull(BaseModel):
     body: str | None
 
 
-class TakenIn(BaseModel):
+class TakenIn(Shape):
     """What became of a delivery."""
 
     result: Literal["accepted", "repeat", "redriven", "noted"]
@@ -200,7 +207,7 @@ class TakenIn(BaseModel):
     seq: int | None
 
 
-class Said(BaseModel):
+class Said(Shape):
     """A message that was taken in, and the job that answers it, if one is there already."""
 
     conversation_id: str
@@ -209,7 +216,7 @@ class Said(BaseModel):
     result: Literal["accepted", "repeat", "redriven", "noted"]
 
 
-class Conversation(BaseModel):
+class Conversation(Shape):
     """An ordered list of messages, and where it is held."""
 
     id: str
@@ -227,14 +234,14 @@ class Conversation(BaseModel):
     ref: str | None
 
 
-class Conversations(BaseModel):
+class Conversations(Shape):
     """Conversations, newest first."""
 
     conversations: list[Conversation]
     next: str | None
 
 
-class Message(BaseModel):
+class Message(Shape):
     """One entry in a conversation."""
 
     seq: int
@@ -249,14 +256,14 @@ class Message(BaseModel):
     created_at: float
 
 
-class Messages(BaseModel):
+class Messages(Shape):
     """Messages, newest first."""
 
     messages: list[Message]
     next: str | None
 
 
-class Purged(BaseModel):
+class Purged(Shape):
     """What a purge removed."""
 
     conversation_id: str
@@ -266,7 +273,7 @@ class Purged(BaseModel):
     jobs_ended: int
 
 
-class Health(BaseModel):
+class Health(Shape):
     """How a connection is doing, by its service's word."""
 
     ok: bool
@@ -275,7 +282,7 @@ class Health(BaseModel):
     learned: dict[str, Any]
 
 
-class Connection(BaseModel):
+class Connection(Shape):
     """One configured account of an integration."""
 
     id: str
@@ -292,13 +299,13 @@ class Connection(BaseModel):
     hook_url: str | None
 
 
-class Connections(BaseModel):
+class Connections(Shape):
     """All of them, the oldest first."""
 
     connections: list[Connection]
 
 
-class ConnectionInFull(BaseModel):
+class ConnectionInFull(Shape):
     """One, with the names of its secrets and when it was last heard of."""
 
     connection: Connection
@@ -314,14 +321,14 @@ class ConnectionChanged(ConnectionInFull):
     invitation: str = ""
 
 
-class ConnectionTested(BaseModel):
+class ConnectionTested(Shape):
     """What its service says now."""
 
     id: str
     health: Health
 
 
-class SignUpForm(BaseModel):
+class SignUpForm(Shape):
     """What a browser posts to a service to have an account made."""
 
     url: str
@@ -329,7 +336,7 @@ class SignUpForm(BaseModel):
     asks: dict[str, str] = {}
 
 
-class SignUpBegun(BaseModel):
+class SignUpBegun(Shape):
     """A sign-up on its way."""
 
     connection_id: str
@@ -337,14 +344,14 @@ class SignUpBegun(BaseModel):
     form: SignUpForm
 
 
-class Invitation(BaseModel):
+class Invitation(Shape):
     """Words with a pairing code, for whoever is to use it."""
 
     id: str
     invitation: str
 
 
-class Agent(BaseModel):
+class Agent(Shape):
     """One agent, in short."""
 
     name: str
@@ -357,13 +364,13 @@ class Agent(BaseModel):
     problem: str
 
 
-class Agents(BaseModel):
+class Agents(Shape):
     """All of them, by name."""
 
     agents: list[Agent]
 
 
-class AgentInFull(BaseModel):
+class AgentInFull(Shape):
     """An agent's files, and what they mean."""
 
     name: str
@@ -373,20 +380,20 @@ class AgentInFull(BaseModel):
     problem: str
 
 
-class AgentWritten(BaseModel):
+class AgentWritten(Shape):
     """An agent as it is in force from the next run on."""
 
     name: str
     spec: dict[str, Any]
 
 
-class AgentGone(BaseModel):
+class AgentGone(Shape):
     """An agent that has no files any more."""
 
     name: str
 
 
-class Schedule(BaseModel):
+class Schedule(Shape):
     """A job to make again and again."""
 
     id: str
@@ -415,13 +422,13 @@ class ScheduleInFull(Schedule):
     words: str
 
 
-class Schedules(BaseModel):
+class Schedules(Shape):
     """All of them, by name."""
 
     schedules: list[Schedule]
 
 
-class Secret(BaseModel):
+class Secret(Shape):
     """What may be told of a secret; never its value."""
 
     owner: str
@@ -430,13 +437,13 @@ class Secret(BaseModel):
     used_at: float | None
 
 
-class Secrets(BaseModel):
+class Secrets(Shape):
     """All of them."""
 
     secrets: list[Secret]
 
 
-class SecretKept(BaseModel):
+class SecretKept(Shape):
     """A secret that was put, and what the service of its connection says."""
 
     name: str
@@ -444,14 +451,14 @@ class SecretKept(BaseModel):
     health: Health | None
 
 
-class SecretDeleted(BaseModel):
+class SecretDeleted(Shape):
     """A secret that is gone."""
 
     name: str
     owner: str
 
 
-class Question(BaseModel):
+class Question(Shape):
     """Something a run asks a person."""
 
     id: str
@@ -464,20 +471,20 @@ class Question(BaseModel):
     answered_at: float | None
 
 
-class Questions(BaseModel):
+class Questions(Shape):
     """Oldest first."""
 
     questions: list[Question]
 
 
-class QuestionAnswered(BaseModel):
+class QuestionAnswered(Shape):
     """The job that goes on."""
 
     id: str
     job_id: int
 
 
-class Process(BaseModel):
+class Process(Shape):
     """A process that is there."""
 
     id: str
@@ -489,7 +496,7 @@ class Process(BaseModel):
     seen_at: float
 
 
-class Status(BaseModel):
+class Status(Shape):
     """How the instance is doing, in one look."""
 
     version: str
@@ -510,7 +517,7 @@ class Status(BaseModel):
     processes: list[Process]
 
 
-class Finding(BaseModel):
+class Finding(Shape):
     """One thing that was checked."""
 
     check: str
@@ -520,13 +527,13 @@ class Finding(BaseModel):
     docs: str = ""
 
 
-class Findings(BaseModel):
+class Findings(Shape):
     """Everything that was checked."""
 
     findings: list[Finding]
 
 
-class Refusal(BaseModel):
+class Refusal(Shape):
     """A request that changed nothing."""
 
     at: float
@@ -536,20 +543,20 @@ class Refusal(BaseModel):
     client: str
 
 
-class Refusals(BaseModel):
+class Refusals(Shape):
     """The last hundred."""
 
     refusals: list[Refusal]
 
 
-class Integrations(BaseModel):
+class Integrations(Shape):
     """What is installed, and what could not be loaded."""
 
     integrations: list[dict[str, Any]]
     broken: dict[str, str]
 
 
-class Keys(BaseModel):
+class Keys(Shape):
     """Which master keys there are, by fingerprint."""
 
     in_use: str | None
@@ -557,7 +564,7 @@ class Keys(BaseModel):
     file: str | None
 
 
-class Rotated(BaseModel):
+class Rotated(Shape):
     """What a rotation did."""
 
     key_id: str
@@ -566,7 +573,7 @@ class Rotated(BaseModel):
     retired: list[str]
 
 
-class BackedUp(BaseModel):
+class BackedUp(Shape):
     """Where the copy is."""
 
     path: str
@@ -576,7 +583,7 @@ class BackedUp(BaseModel):
     """Agents, prices and models, and the workspaces of shells if asked for; null when there are none."""
 
 
-class Cost(BaseModel):
+class Cost(Shape):
     """What was paid on one day, to one model's agent, from one source."""
 
     day: str
@@ -587,7 +594,7 @@ class Cost(BaseModel):
     calls: int
 
 
-class Costs(BaseModel):
+class Costs(Shape):
     """What was paid, newest day first. Money set aside for calls under way counts."""
 
     total: float
@@ -595,7 +602,7 @@ class Costs(BaseModel):
     costs: list[Cost]
 
 
-class Shell(BaseModel):
+class Shell(Shape):
     """A sandboxed session."""
 
     conversation_id: str
@@ -616,13 +623,13 @@ class Shell(BaseModel):
     """Whether the last one had not ended when its run did."""
 
 
-class Shells(BaseModel):
+class Shells(Shape):
     """The last used first."""
 
     shells: list[Shell]
 
 
-class ShellUse(BaseModel):
+class ShellUse(Shape):
     """What a shell uses now."""
 
     alive: bool | None
@@ -637,7 +644,7 @@ class ShellUse(BaseModel):
     looked_at: float
 
 
-class ShellFile(BaseModel):
+class ShellFile(Shape):
     """A file, directory, link or the like in a shell's workspace."""
 
     name: str
@@ -648,7 +655,7 @@ class ShellFile(BaseModel):
     """Where a link points to."""
 
 
-class ShellInFull(BaseModel):
+class ShellInFull(Shape):
     """A shell, what it uses, and what a directory of it holds."""
 
     shell: Shell
@@ -661,14 +668,14 @@ class ShellInFull(BaseModel):
     """Files beyond those listed."""
 
 
-class ShellClosed(BaseModel):
+class ShellClosed(Shape):
     """A shell that was closed."""
 
     conversation_id: str
     agent_id: str
 
 
-class Member(BaseModel):
+class Member(Shape):
     """Somebody who may sign in."""
 
     id: str
@@ -679,13 +686,13 @@ class Member(BaseModel):
     signed_in_at: float | None
 
 
-class Members(BaseModel):
+class Members(Shape):
     """The first one first."""
 
     members: list[Member]
 
 
-class Link(BaseModel):
+class Link(Shape):
     """A one-time link, shown this once."""
 
     member: str
@@ -693,7 +700,7 @@ class Link(BaseModel):
     expires_in: float
 
 
-class Me(BaseModel):
+class Me(Shape):
     """Who is asking."""
 
     member_id: str
@@ -705,7 +712,7 @@ class Me(BaseModel):
     )
 
 
-class Session(BaseModel):
+class Session(Shape):
     """A browser in which one is signed in."""
 
     id: str
@@ -717,19 +724,19 @@ class Session(BaseModel):
     current: bool = Field(description="Whether it is the one that asks.")
 
 
-class Sessions(BaseModel):
+class Sessions(Shape):
     """The one seen last first."""
 
     sessions: list[Session]
 
 
-class SessionsEnded(BaseModel):
+class SessionsEnded(Shape):
     """How many sessions were ended."""
 
     ended: int
 
 
-class Token(BaseModel):
+class Token(Shape):
     """A program's way in."""
 
     id: str
@@ -743,13 +750,13 @@ class Token(BaseModel):
     used_at: float | None
 
 
-class Tokens(BaseModel):
+class Tokens(Shape):
     """The newest first."""
 
     tokens: list[Token]
 
 
-class TokenMade(BaseModel):
+class TokenMade(Shape):
     """A new token, shown this once."""
 
     id: str
@@ -759,7 +766,7 @@ class TokenMade(BaseModel):
     expires_at: float | None
 
 
-class AuditEntry(BaseModel):
+class AuditEntry(Shape):
     """A change somebody asked for."""
 
     id: int
@@ -775,21 +782,21 @@ class AuditEntry(BaseModel):
     at: float
 
 
-class Audit(BaseModel):
+class Audit(Shape):
     """Changes, newest first."""
 
     entries: list[AuditEntry]
     next: str | None
 
 
-class AuditHead(BaseModel):
+class AuditHead(Shape):
     """Where the chain of the audit log ends."""
 
     place: int
     link: str
 
 
-class AuditVerdict(BaseModel):
+class AuditVerdict(Shape):
     """Whether the audit log is whole."""
 
     entries: int
@@ -805,21 +812,21 @@ class AuditLink(AuditEntry):
     end_mac: str
 
 
-class AuditExport(BaseModel):
+class AuditExport(Shape):
     """A part of the audit log, oldest first."""
 
     entries: list[AuditLink]
     head: AuditHead | None
 
 
-class AuditAccepted(BaseModel):
+class AuditAccepted(Shape):
     """How many entries were chained anew, and what was wrong before."""
 
     entries: int
     problems: list[str]
 
 
-class RowNamed(BaseModel):
+class RowNamed(Shape):
     """A row by its table and primary key."""
 
     table: str
@@ -832,25 +839,25 @@ class RefusedRow(RowNamed):
     says: dict[str, Any]
 
 
-class RefusedRows(BaseModel):
+class RefusedRows(Shape):
     """Rows that are refused."""
 
     rows: list[RefusedRow]
 
 
-class AcceptedRows(BaseModel):
+class AcceptedRows(Shape):
     """Rows that were accepted as they are."""
 
     accepted: list[RowNamed]
 
 
-class Gone(BaseModel):
+class Gone(Shape):
     """What is no longer there."""
 
     id: str
 
 
-class Named(BaseModel):
+class Named(Shape):
     """What was made or changed."""
 
     id: str

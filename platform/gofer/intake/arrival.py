@@ -10,6 +10,23 @@ from gofer.integration import Parsed
 from gofer.store.tables import Trust
 
 Source = Literal["webhook", "poll", "catchup", "replay", "schedule"]
+Result = Literal["accepted", "repeat", "redriven", "noted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of a delivery."""
+
+    result: Result
+    delivery_id: int | None = None
+    conversation_id: str | None = None
+    seq: int | None = None
+    woke: bool = False
+    """Whether workers should look for a new or changed job."""
+    external_id: str = ""
+    """The service's id of the delivery."""
+    moved: bool = False
+    """Whether the connection's settings are others from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +50,15 @@ class Arrival:
     trust: Trust = Trust.UNKNOWN
     """Of the author, where that is known without asking a service."""
 
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What became of a delivery."""
-
-    result: Literal["accepted", "repeat", "redriven", "noted"]
-    delivery_id: int | None = None
-    conversation_id: str | None = None
-    seq: int | None = None
-    woke: bool = False
-    """Whether workers should look for a new or changed job."""
-    external_id: str = ""
-    """The service's id of the delivery."""
-    moved: bool = False
-    """Whether the connection's settings are others from now on."""
+    def taken(
+        self,
+        result: Result,
+        delivery_id: int | None = None,
+        conversation_id: str | None = None,
+        seq: int | None = None,
+        *,
+        woke: bool = False,
+    ) -> Taken:
+        """What became of it."""
+        moved = self.settings is not None
+        return Taken(result, delivery_id, conversation_id, seq, woke, self.parsed.delivery_id, moved)

@@ -8,7 +8,6 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,18 +83,16 @@ class Gate:
         """Unfinished jobs, as last counted, and those made here since."""
         self.inside = 0
 
-    @contextmanager
-    def passed(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Let a request in until it is recorded; raises TooBusy when no more should come."""
         if self.inside >= self.most_at_once:
             raise TooBusy("Too many requests are being recorded at this moment.", retry_after=1)
         if self.waiting + self.inside >= self.max_waiting:
             raise TooBusy(f"{self.waiting} jobs are waiting already.", retry_after=10)
         self.inside += 1
-        try:
-            yield
-        finally:
-            self.inside -= 1
+
+    def __exit__(self, *_: object) -> None:
+        self.inside -= 1
 
 
 class Intake:
@@ -129,7 +126,7 @@ class Intake:
 
     async def receive(self, connection_id: str, request: Request) -> Taken:
         """A webhook: verified before anything in it is read. Durable when this returns."""
-        with self.gate.passed():
+        with self.gate:
             if not CONNECTION_ID.fullmatch(connection_id):
                 raise NotFound("There is no such connection.")
             connected = await self._accounts.get(connection_id)
@@ -145,11 +142,10 @@ class Intake:
 
         With `again` it counts as new although it came before.
         """
-        async with self._turn(request):
+        if len(request.body) < HUGE:
             return await self._take(connected, request, source, again=again)
-
-    def _turn(self, request: Request) -> AbstractAsyncContextManager[Any]:
-        return self._huge if len(request.body) >= HUGE else nullcontext()
+        async with self._huge:
+            return await self._take(connected, request, source, again=again)
 
     async def _take(self, connected: Connected, request: Request, source: Source, *, again: bool) -> Taken:
         integration = connected.integration
@@ -190,7 +186,7 @@ class Intake:
             self.gate.waiting += 1
             self._signals.wake(JOBS)
         self._signals.wake(EVENTS)
-        return dataclasses.replace(taken, external_id=parsed.delivery_id, moved=arrival.settings is not None)
+        return taken
 
     def _digest(self, connected: Connected, parsed: Parsed) -> str | None:
         if not parsed.message_id:
@@ -242,7 +238,8 @@ class Intake:
             return parsed
         if not _usable(parsed.message.conversation):
             raise Malformed("The message does not say where it was written in a usable way.")
-        return dataclasses.replace(parsed, message=_legible(parsed.message))
+        legible = _legible(parsed.message)
+        return parsed if legible is parsed.message else dataclasses.replace(parsed, message=legible)
 
     async def _tells_a_secret(
         self, body: bytes, headers: tuple[tuple[str, str], ...], message: Incoming | None
@@ -273,11 +270,13 @@ class Intake:
 
 
 def _texts(body: bytes, headers: tuple[tuple[str, str], ...], message: Incoming | None) -> Iterator[str]:
-    """Everything of a request that is kept."""
-    yield body.decode("utf-8", errors="surrogateescape")
+    """Everything of a request that is kept. What a body has word for word between quotes is looked at there."""
+    whole = body.decode("utf-8", errors="surrogateescape")
+    yield whole
     yield from (value for _, value in headers)
     if message is not None:
-        yield from (message.text, message.quoted, message.title, message.author.name)
+        yield from (text for text in (message.text, message.quoted) if f'"{text}"' not in whole)
+        yield from (message.title, message.author.name)
 
 
 def _legible(message: Incoming) -> Incoming:

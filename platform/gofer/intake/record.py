@@ -6,7 +6,6 @@ arrives while the previous job ends would be stored with nobody left to answer i
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import structlog
@@ -21,7 +20,7 @@ from gofer.intake.places import is_settled, move_within, settle
 from gofer.integration import Incoming
 from gofer.jobs.steer import redrive
 from gofer.store import events as log
-from gofer.store import hot, signed
+from gofer.store import hot, json_text, signed
 from gofer.store.clock import now
 from gofer.store.content import seal_message
 from gofer.store.ids import new_id
@@ -66,7 +65,7 @@ def take_in(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
     if delivery_id is None or replaced is not None:
         _give_back_seq(connection, conversation_id)
     if delivery_id is None:
-        return _repeat(connection, arrival) or Taken("repeat")
+        return _repeat(connection, arrival) or arrival.taken("repeat")
     _write_message(connection, key, conversation_id, seq, arrival, message, replace=replaced is not None)
     woke = wake(connection, arrival, message, conversation_id, seq)
     log.record(
@@ -76,7 +75,7 @@ def take_in(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
               "seq": seq, "addressed": message.addressed},
     )  # fmt: skip
     crash_point("intake.recorded")
-    return Taken("accepted", delivery_id, conversation_id, seq, woke)
+    return arrival.taken("accepted", delivery_id, conversation_id, seq, woke=woke)
 
 
 def _note(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
@@ -87,7 +86,7 @@ def _note(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
     delivery_id = _keep(connection, arrival, key, None, None)
     if delivery_id is not None and arrival.parsed.moved is not None:
         _move(connection, arrival, *arrival.parsed.moved)
-    return Taken("noted" if delivery_id is not None else "repeat", delivery_id)
+    return arrival.taken("noted" if delivery_id is not None else "repeat", delivery_id)
 
 
 def _place(connection: Connection, vault: Vault, arrival: Arrival, message: Incoming) -> Any:
@@ -195,14 +194,14 @@ def _repeat(connection: Connection, arrival: Arrival) -> Taken | None:
         return None
     dead = _dead_jobs(connection, earlier.conversation_id, earlier.message_seq)
     if not dead:
-        return Taken("repeat", earlier.id, earlier.conversation_id, earlier.message_seq)
+        return arrival.taken("repeat", earlier.id, earlier.conversation_id, earlier.message_seq)
     for job_id in dead:
         redrive(connection, job_id, by=f"delivery:{arrival.parsed.delivery_id}")
         log.record(
             connection, "delivery.redriven", arrival.workspace_id, conversation_id=earlier.conversation_id,
             delivery_id=earlier.id, data={"job": job_id},
         )  # fmt: skip
-    return Taken("redriven", earlier.id, earlier.conversation_id, earlier.message_seq, woke=True)
+    return arrival.taken("redriven", earlier.id, earlier.conversation_id, earlier.message_seq, woke=True)
 
 
 def _differs(arrival: Arrival, earlier: Any) -> bool:
@@ -366,7 +365,7 @@ def _keep(
     external_id = arrival.parsed.delivery_id
     # Headers first as JSON on a line of their own, then the raw bytes, so that a replay is exact.
     place = aad("delivery", arrival.connection_id, external_id)
-    sealed = key.seal(json.dumps(arrival.headers).encode() + b"\n" + arrival.body, place)
+    sealed = key.seal(json_text.encode(arrival.headers) + b"\n" + arrival.body, place)
     row = hot.first(
         connection,
         _KEEP[connection.dialect.name],

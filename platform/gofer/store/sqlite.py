@@ -190,21 +190,30 @@ def _not_opened(path: Path, error: BaseException) -> BaseException:
     )
 
 
-def _commit_together(connection: Connection, batch: list[_Operation]) -> None:
-    """Run a batch in one transaction, a savepoint each, so that one failure does not spoil the others."""
+def _commit_together(connection: Connection, batch: list[_Operation], *, apart: bool = False) -> None:
+    """Run a batch in one transaction. Most batches have no failure in them, so none is looked for at first: a savepoint
+    each costs more than a short statement. After a failure all of them run again, with savepoints, so that it does not
+    spoil the others."""
     driver = _driver(connection)
     try:
         driver.execute("BEGIN IMMEDIATE")
         for operation in batch:
-            _run_one(connection, driver, operation, alone=len(batch) == 1)
+            if apart:
+                _run_apart(connection, driver, operation)
+            else:
+                operation.result = operation.verb(connection)
         driver.execute("COMMIT")
     except BaseException as error:  # noqa: BLE001 - handed to the caller
         _rollback(connection)
         if len(batch) == 1:
             batch[0].error = error
+        elif not apart:
+            _commit_together(connection, batch, apart=True)
+            return
         else:
             # A full disk or an interrupt has rolled back the whole batch, savepoints or not: rerun them singly.
             for operation in batch:
+                operation.error = None
                 _commit_together(connection, [operation])
             return
     loop = batch[0].loop
@@ -213,13 +222,7 @@ def _commit_together(connection: Connection, batch: list[_Operation]) -> None:
         loop.call_soon_threadsafe(_settle, batch)
 
 
-def _run_one(
-    connection: Connection, driver: sqlite3.Connection, operation: _Operation, *, alone: bool
-) -> None:
-    operation.error = None
-    if alone:
-        operation.result = operation.verb(connection)
-        return
+def _run_apart(connection: Connection, driver: sqlite3.Connection, operation: _Operation) -> None:
     driver.execute("SAVEPOINT one")
     try:
         operation.result = operation.verb(connection)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import structlog
-from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy import Connection
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -11,6 +12,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from gofer import __version__
 from gofer.errors import GoferError, StoreError
@@ -21,14 +23,16 @@ from gofer.vault.errors import KeyRefused, VaultError
 from gofer.web import access, chat, welcome
 from gofer.web.control import api_mount, furnish
 from gofer.web.control.openapi import document_routes
-from gofer.web.hooks import Hooks, HooksFirst
-from gofer.web.metrics import Metrics
+from gofer.web.hooks import Hooks, is_hook
 from gofer.web.pages.checks import Checks
 from gofer.web.pages.refusing import Refusing, crashed
 from gofer.web.pages.rendering import Renderer
 from gofer.web.pages.routes import page_routes
 from gofer.web.problems import on_gofer_error, on_http_exception, problem
 from gofer.web.static_files import StaticFiles
+
+if TYPE_CHECKING:
+    from gofer.web.metrics import Metrics
 
 log = structlog.get_logger()
 
@@ -50,7 +54,22 @@ PUBLIC = frozenset(
 """Routes that anybody may call; every other one must ask who is there. A test walks the table."""
 
 
-def public_app(platform: Platform) -> Starlette:
+class PublicApp(Starlette):
+    """The app for the network. A webhook goes straight to its endpoint, past everything that is there for browsers."""
+
+    def __init__(self, hooks: Hooks, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._hooks = hooks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if is_hook(scope):
+            await self._hooks(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+def public_app(platform: Platform) -> PublicApp:
     """Build it."""
     settings = platform.settings
     hooks = Hooks(
@@ -61,9 +80,10 @@ def public_app(platform: Platform) -> Starlette:
     )
     signs = Signs(platform)
     static = StaticFiles()
-    app = Starlette(
+    app = PublicApp(
+        hooks,
         routes=[
-            Route("/hooks/{connection}", hooks, methods=["POST"]),  # for other methods; see HooksFirst
+            Route("/hooks/{connection}", hooks, methods=["POST"]),  # for other methods: 405
             Route("/healthz", signs.health),
             Route("/readyz", signs.ready),
             Route("/metrics", signs.metrics),
@@ -75,7 +95,6 @@ def public_app(platform: Platform) -> Starlette:
             api_mount(*document_routes()),
         ],
         middleware=[
-            Middleware(HooksFirst, hooks=hooks),
             Middleware(access.SecurityHeaders),
             Middleware(Refusing),
             Middleware(access.Guard, platform=platform),
@@ -97,7 +116,7 @@ class Signs:
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
-        self._metrics = Metrics(platform)
+        self._metrics: Metrics | None = None
 
     async def health(self, request: Request) -> Response:
         """The process is alive."""
@@ -121,4 +140,10 @@ class Signs:
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus."""
-        return Response(await self._metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        if self._metrics is None:
+            from gofer.web.metrics import (
+                Metrics,
+            )  # Prometheus's client, which few installations are asked for
+
+            self._metrics = Metrics(self._platform)
+        return Response(await self._metrics.render(), media_type=self._metrics.content_type)

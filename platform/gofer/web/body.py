@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from starlette.datastructures import FormData
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope
 
 from gofer.errors import GoferError
 from gofer.platform import Platform
@@ -62,23 +64,36 @@ async def read_form(
 
 async def read_body(request: Request, *, at_most: int, within: float) -> bytes:
     """The raw bytes; raises BodyError 408, 413, 415 or 499."""
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        raise BodyError(415, f"Send the body without content-encoding ({encoding[:40]} is not read).")
-    declared = request.headers.get("content-length", "0")
-    if declared.isascii() and declared.isdigit() and int(declared[:20]) > at_most:
-        raise BodyError(413, f"The body may have {at_most} bytes at most.")
+    return await receive_body(request.scope, request.receive, at_most=at_most, within=within)
+
+
+async def receive_body(scope: Scope, receive: Receive, *, at_most: int, within: float) -> bytes:
+    """`read_body` for who has no Request."""
+    _check_headers(scope["headers"], at_most)
     chunks: list[bytes] = []
-    size = 0
+    size, more = 0, True
     try:
         async with asyncio.timeout(within):
-            async for chunk in request.stream():
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                chunk = message.get("body", b"")
                 size += len(chunk)
                 if size > at_most:
                     raise BodyError(413, f"The body may have {at_most} bytes at most.")
                 chunks.append(chunk)
+                more = message.get("more_body", False)
     except TimeoutError:
         raise BodyError(408, f"The body did not arrive within {within:.0f} s.") from None
-    except ClientDisconnect:
-        raise ClientGone from None
     return b"".join(chunks)
+
+
+def _check_headers(headers: Iterable[tuple[bytes, bytes]], at_most: int) -> None:
+    for name, value in headers:
+        if name == b"content-encoding":
+            encoding = value.decode("latin-1").strip().lower()
+            if encoding not in ("", "identity"):
+                raise BodyError(415, f"Send the body without content-encoding ({encoding[:40]} is not read).")
+        elif name == b"content-length" and value.isdigit() and int(value[:20]) > at_most:
+            raise BodyError(413, f"The body may have {at_most} bytes at most.")

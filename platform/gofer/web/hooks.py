@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import structlog
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gofer import integration
 from gofer.errors import GoferError, NotFound, NotInstalled, Refused, TooBusy, Unset
 from gofer.intake.receive import Intake, Refusals
-from gofer.web.body import BodyError, ClientGone, read_body
-from gofer.web.problems import problem, status_of
-
-_ANSWERS = {
-    result: JSONResponse({"result": result}).body for result in ("accepted", "repeat", "redriven", "noted")
-}
+from gofer.web.body import BodyError, ClientGone, receive_body
+from gofer.web.problems import crash, problem, status_of
 
 UNVERIFIED = "The request could not be verified."
 NOT_NOW = "It cannot be taken in now. Please send it again in a moment."
@@ -25,22 +20,24 @@ NOT_NOW = "It cannot be taken in now. Please send it again in a moment."
 PATH = "/hooks/"
 
 
-class HooksFirst:
-    """ASGI middleware: a webhook goes straight to its endpoint, past everything that is there for browsers."""
+def is_hook(scope: Scope) -> bool:
+    """Whether a request is a webhook: POST to a path with one more part, which names the connection."""
+    if scope["type"] != "http" or scope["method"] != "POST":
+        return False
+    path: str = scope["path"]
+    return path.startswith(PATH) and len(path) > len(PATH) and "/" not in path[len(PATH) :]
 
-    def __init__(self, app: ASGIApp, hooks: Hooks) -> None:
-        self._app = app
-        self._hooks = hooks
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take webhooks out of the stream of requests."""
-        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"].startswith(PATH):
-            name = scope["path"][len(PATH) :]
-            if name and "/" not in name:
-                scope["path_params"] = {"connection": name}
-                await self._hooks(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+def _messages(result: str) -> tuple[Message, Message]:
+    """An answer as the server takes it. Nobody changes these on the way: they are the same for every webhook."""
+    answer = JSONResponse({"result": result})
+    return (
+        {"type": "http.response.start", "status": 200, "headers": answer.raw_headers},
+        {"type": "http.response.body", "body": answer.body},
+    )
+
+
+_ANSWERS = {result: _messages(result) for result in ("accepted", "repeat", "redriven", "noted")}
 
 
 class Hooks:
@@ -53,35 +50,41 @@ class Hooks:
         self._body_timeout = body_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The endpoint, as an app of its own: the busiest door does without what pages need."""
-        answer = await self._answer(Request(scope, receive))
-        await answer(scope, receive, send)
-
-    async def _answer(self, request: Request) -> Response:
-        connection_id: str = request.path_params["connection"]
+        """The endpoint as an ASGI app of its own: the busiest door does without what pages need."""
+        connection_id: str = scope["path"][len(PATH) :]
         try:
-            body = await read_body(request, at_most=self._max_body, within=self._body_timeout)
-            headers = tuple((name.decode("latin-1"), value) for name, value in request.headers.raw)
+            body = await receive_body(scope, receive, at_most=self._max_body, within=self._body_timeout)
+            headers = tuple((name.decode("latin-1"), value) for name, value in scope["headers"])
             taken = await self._intake.receive(connection_id, integration.Request(body, headers))
-        except ClientGone as gone:
-            return problem(gone.status, str(gone))
-        except BodyError as error:
-            return self._refuse(request, connection_id, error.status, error, close=True)
-        except (Unset, NotInstalled) as error:
-            return self._refuse(request, connection_id, 503, error)
-        except NotFound:
-            # An unknown door looks the same as a known one with a wrong key.
-            return self._refuse(request, connection_id, 401, Refused(UNVERIFIED))
-        except GoferError as error:
-            return self._refuse(request, connection_id, _status(error), error)
+        except Exception as error:  # noqa: BLE001 - no page of errors stands around this
+            answer = self._refused(scope, connection_id, error)
+            await answer(scope, receive, send)
+            return
         # For the line that is logged when the request is answered.
         structlog.contextvars.bind_contextvars(delivery=taken.delivery_id, result=taken.result)
-        return Response(_ANSWERS[taken.result], media_type="application/json")
+        start, end = _ANSWERS[taken.result]
+        await send(start)
+        await send(end)
+
+    def _refused(self, scope: Scope, connection_id: str, error: Exception) -> Response:
+        match error:
+            case ClientGone():
+                return problem(error.status, str(error))
+            case BodyError():
+                return self._refuse(scope, connection_id, error.status, error, close=True)
+            case Unset() | NotInstalled():
+                return self._refuse(scope, connection_id, 503, error)
+            case NotFound():
+                # An unknown door looks the same as a known one with a wrong key.
+                return self._refuse(scope, connection_id, 401, Refused(UNVERIFIED))
+            case GoferError():
+                return self._refuse(scope, connection_id, _status(error), error)
+        return crash(scope["path"], error)
 
     def _refuse(
-        self, request: Request, connection_id: str, status: int, error: GoferError, *, close: bool = False
+        self, scope: Scope, connection_id: str, status: int, error: GoferError, *, close: bool = False
     ) -> Response:
-        client = request.client.host if request.client else ""
+        client = scope["client"][0] if scope.get("client") else ""
         self._refusals.add(connection_id, status, str(error), client)
         structlog.contextvars.bind_contextvars(refused=str(error)[:200])
         if status == 503:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 
 from gofer.jobs.upkeep import depth, oldest_ready
 from gofer.platform import Platform
@@ -12,6 +12,8 @@ STATES = ("ready", "blocked", "running", "scheduled", "waiting", "dead")
 
 class Metrics:
     """Renders the figures of one process and its store."""
+
+    content_type = CONTENT_TYPE_LATEST
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform

@@ -136,6 +136,11 @@ def _methods(routes: Iterable[BaseRoute], scope: Scope) -> Iterator[str]:
 
 
 async def on_crash(request: Request, error: Exception) -> Response:
-    """Anything else: the log has the traceback, the caller has a number to quote."""
-    log.error("web.crashed", path=request.url.path, exc_info=error)
+    """Starlette's handler for anything else."""
+    return crash(request.url.path, error)
+
+
+def crash(path: str, error: Exception) -> Response:
+    """What nobody meant to raise: the log has the traceback, the caller has a number to quote."""
+    log.error("web.crashed", path=path, exc_info=error)
     return problem(500, "Something went wrong on our side. The log has the details.", code="internal")

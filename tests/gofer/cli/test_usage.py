@@ -17,7 +17,7 @@ import typer.main
 
 from commandline import Terminal, environment, gofer
 from gofer import __version__
-from gofer.cli.commands import COMMANDS, NOUNS, app
+from gofer.cli.commands import COMMANDS, NOUNS, app_for
 from gofer.web.unix_socket import reachable
 from support.patience import patience
 
@@ -34,7 +34,7 @@ def commands() -> Iterator[tuple[str, ...]]:
 def test_every_command_explains_itself_with_an_example(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    app([*command, "--help"], standalone_mode=False)
+    app_for(command)([*command, "--help"], standalone_mode=False)
     text = capsys.readouterr().out
     if command[0] not in ("version",):
         assert f"gofer {' '.join(command)}" in text.partition("Usage:")[2].partition("\n")[2]
@@ -47,6 +47,23 @@ def test_help_imports_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert not loaded & {"sqlalchemy", "httpx2", "starlette", "pydantic", "alembic", "anthropic", "uvicorn"}
+
+
+def test_a_server_loads_nothing_that_it_may_never_need() -> None:
+    code = "import sys, gofer.serve; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    unneeded = {
+        "alembic",
+        "anthropic",
+        "asyncpg",
+        "github",
+        "markdown_it",
+        "PIL",
+        "prometheus_client",
+        "redis",
+    }
+    assert not loaded & unneeded
 
 
 @pytest.mark.parametrize(
@@ -253,7 +270,7 @@ def test_an_answer_that_was_shown_as_it_came_is_printed_once(before: str, text: 
 
 
 def test_the_command_tree_is_whole() -> None:
-    assert typer.main.get_command(app).name == "gofer"
+    assert typer.main.get_command(app_for(())).name == "gofer"
     names = set(COMMANDS) | set(NOUNS)
     assert names >= {
         *("serve", "web", "worker", "demo", "doctor", "status", "key", "secrets", "connections", "jobs"),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import nh3
-from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
 
 MOST_HIGHLIGHTED = 20_000
 """Characters of one code block that are coloured; beyond this it is shown as it is."""
@@ -81,6 +84,9 @@ def words(text: str, *, breaks: bool = True) -> Markup:
 
 @lru_cache(maxsize=2)
 def _markdown(breaks: bool) -> MarkdownIt:
+    # Sixty modules, which the first page does without.
+    from markdown_it import MarkdownIt
+
     options = {"html": False, "linkify": False, "breaks": breaks, "highlight": _coloured}
     return MarkdownIt("commonmark", options).enable(["table", "strikethrough"])
 
