@@ -29,6 +29,7 @@ forks.set_forkserver_preload(
     # What every start imports, at once or a little later.
     [
         "gofer.serve",
+        "gofer.cli.commands",
         "gofer_hello",
         "gofer_telegram",
         "gofer_github",

@@ -75,6 +75,7 @@ TALKING = ("intake.recorded", "intake.committed", "outbox.completed_outside")
 """Where it makes no difference what the work was."""
 
 
+@pytest.mark.slow
 async def test_after_a_crash_at_each_step_there_is_exactly_one_of_everything(
     scene: Scene, tmp_path: Path
 ) -> None:
@@ -92,6 +93,7 @@ async def test_after_a_crash_at_each_step_there_is_exactly_one_of_everything(
     assert [one for one in issue.reactions if one[1] == "eyes"] in ([], [("gofer[bot]", "eyes")])
 
 
+@pytest.mark.slow
 async def test_after_a_crash_there_is_exactly_one_answer(scene: Scene, tmp_path: Path) -> None:
     begin = partial(scene.github.open_issue, "ada", scene.repository, "Broken", "@gofer what is this?")
     issue = await crash_and_recover(scene, Doomed(tmp_path / "data", sandbox="off"), TALKING, begin)

@@ -35,6 +35,7 @@ def provider() -> Iterator[Docker]:
         yield Docker("debian:12", engine=os.environ.get("SANDBOX_TEST_ENGINE") or engine.address)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", [*ROWS[::6], *FIFO_ROWS], ids=lambda row: row.name)
 async def test_row(row: Row, provider: Docker) -> None:
     await test_hostile.test_row(row, provider)  # type: ignore[arg-type]

@@ -64,6 +64,7 @@ def apart(tmp_path: Path, **shared: str) -> Iterator[House]:
         service.close()
 
 
+@pytest.mark.slow
 def test_a_run_in_another_process_is_seen_as_it_goes_and_all_of_it_is_in_the_log(
     tmp_path: Path, postgres_url: str, redis_url: str
 ) -> None:

@@ -76,6 +76,7 @@ def test_work_that_takes_too_long_is_handed_over_and_done_once(
     assert hello.replies_to("m1") == ["m1"]
 
 
+@pytest.mark.slow
 def test_shells_that_live_on_are_named_at_the_end(start: Start, data_dir: Path) -> None:
     def serve(**settings: str) -> Process:
         server = start(log_to="file", sandbox="unconfined", **settings)
@@ -130,6 +131,7 @@ def test_the_socket_is_for_its_user_alone_and_a_stale_one_is_replaced(start: Sta
     assert control(data_dir, "/status")["pid"] == server.process.pid
 
 
+@pytest.mark.slow
 def test_web_and_worker_apart_on_postgres(
     start: Start, hello: Hello, postgres_url: str, data_dir: Path, tmp_path: Path
 ) -> None:
@@ -161,6 +163,7 @@ def test_web_and_worker_apart_on_postgres(
     until(lambda: hello.replies_to("m2"))
 
 
+@pytest.mark.slow
 def test_shells_left_running_are_named_taken_over_and_ended_where_none_are_to_be_kept(
     start: Start, terminal: Terminal
 ) -> None:
@@ -200,7 +203,7 @@ def test_a_long_path_is_no_obstacle_and_systemd_is_told(
         server = start(at=deep)
         assert listener.recv(100) == b"READY=1"
         assert terminal.json("status")["pid"] == server.process.pid
-        server.process.terminate()
+        server.process.send_signal(signal.SIGTERM)
         assert listener.recv(100) == b"STOPPING=1"
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -27,11 +27,7 @@ ASKS = "Which colour?"
 class Impatient(Process):
     """Calls a model slow at once, so that nobody has to wait for it here."""
 
-    PROGRAM = (
-        "-c",
-        "import sys; from gofer.agent import thinking; thinking.SLOW_AFTER = 0.7; from gofer.cli import main;"
-        "sys.exit(main(sys.argv[1:]))",
-    )
+    CONSTANTS: ClassVar = {"gofer.agent.thinking.SLOW_AFTER": 0.7}
 
 
 def script(body: Any) -> Reply:

@@ -250,6 +250,7 @@ def test_on_sqlite(sqlite_url: str) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=12, stateful_step_count=25, **CALM))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_on_postgres(postgres_url: str) -> None:
     machine = type("OnPostgres", (Engine,), {"url": postgres_url})
     run_state_machine_as_test(machine, settings=settings(max_examples=3, stateful_step_count=20, **CALM))  # type: ignore[arg-type]
