@@ -28,13 +28,14 @@ from gofer.vault.keyring import open_ring
 from gofer.vault.rotation import new_conversation_key, rotate_master_key
 from gofer.vault.secret import Secret
 from gofer.vault.stored import all_secrets, put_secret
-from support.patience import patience
 
 FILE_STEPS = {"open", "os.rename", "os.remove"}
 VALUES = {f"s{number}": Secret(f"value {number}") for number in range(3)}
 
 
 def test_a_kill_at_any_step_leaves_every_secret_readable(data_dir: Path) -> None:
+    from support.patience import patience  # this file is also a program, which has no such folder
+
     result = subprocess.run(
         [sys.executable, __file__, str(data_dir)], capture_output=True, text=True, timeout=patience(120)
     )
