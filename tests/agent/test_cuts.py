@@ -202,6 +202,7 @@ async def check_killed(played: Play, cut: int, whole: Answered, *, late: bool) -
     check_effects(played)
 
 
+@pytest.mark.slow
 async def test_a_run_of_everything_killed_at_every_event_is_finished_by_another_worker(direct: Make) -> None:
     played = play(direct, EVERYTHING)
     whole = await played.until_done()

@@ -81,8 +81,8 @@ def loud(request: Any) -> Reply:
     ("name", "code", "cap"),
     [
         ("job_dollars", "budget.job", 0.2),
-        ("day_dollars", "budget.day", 0.26),
-        ("conversation_dollars", "budget.conversation", 0.2),
+        pytest.param("day_dollars", "budget.day", 0.26, marks=pytest.mark.slow),
+        pytest.param("conversation_dollars", "budget.conversation", 0.2, marks=pytest.mark.slow),
     ],
 )
 async def test_there_is_money_for_a_last_answer_whatever_tools_return(

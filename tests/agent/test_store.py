@@ -73,6 +73,7 @@ async def take_over(world: World) -> Claim:
     return await world.claim_one(owner="worker-2")
 
 
+@pytest.mark.slow
 async def test_killed_at_every_event_another_worker_takes_over_and_finishes_once(
     world: World, direct: Make, tmp_path: Path
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from web_house import Browser
 
 from .furnishing import lived_in
@@ -22,6 +24,7 @@ FILTERS = (
 )
 
 
+@pytest.mark.slow
 def test_every_page_is_shown_on_postgres(data_dir: Path, postgres_url: str) -> None:
     with lived_in(data_dir, database_url=postgres_url, sandbox="unconfined") as lived:
         browser: Browser = lived.house.browser()

@@ -49,6 +49,7 @@ async def test_a_persons_push_is_there_in_the_next_run(scene: Scene, tmp_path: P
     assert subjects[:4] == ["Add unpushed", "By a person again", "Add ours", "By a person"]
 
 
+@pytest.mark.slow
 async def test_commits_that_do_not_fit_are_put_aside_and_a_rewritten_branch_is_taken_over(
     scene: Scene, tmp_path: Path
 ) -> None:
@@ -70,6 +71,7 @@ async def test_commits_that_do_not_fit_are_put_aside_and_a_rewritten_branch_is_t
     assert git.run(repository.path, "log", "-1", "--format=%s", "gofer/1") == "By a person"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("squash", "keep"), [(True, True), (False, False)])
 async def test_after_a_merge_the_work_begins_anew(
     scene: Scene, tmp_path: Path, squash: bool, keep: bool

@@ -19,6 +19,7 @@ def pointer(data: bytes) -> str:
     return f"version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize {len(data)}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("git-lfs") is None, reason="git-lfs is not installed")
 async def test_large_files_are_there_after_a_checkout_and_pushed_with_a_push(
     scene: Scene, tmp_path: Path

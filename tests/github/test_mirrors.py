@@ -38,6 +38,7 @@ def packs(data: Path) -> list[Path]:
     return list(data.glob("mirrors/*/*/workspace/mirror.git/objects/pack/*.pack"))
 
 
+@pytest.mark.slow
 async def test_a_repository_is_fetched_once_and_kept_as_it_is_now(scene: Scene, tmp_path: Path) -> None:
     data, repository = tmp_path / "data", scene.repository
     secret = git.commit(repository.path, {"big.txt": BIG}, "main", "Big, and with a secret")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from sqlalchemy import select
 
 from github_scene import FIX, Scene, asked, gofer, tool, use
@@ -46,6 +47,7 @@ def _forced(repository: Repository) -> None:
     )
 
 
+@pytest.mark.slow
 async def test_a_base_that_moved_is_worked_on_where_it_is(scene: Scene, tmp_path: Path) -> None:
     """Two at once: one whose default branch is called otherwise, one whose history is another."""
     github, other = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from sqlalchemy import select, update
 
 from github_scene import FIX, Running, Scene, gofer
@@ -84,6 +85,7 @@ async def refs(running: Running) -> list[str]:
     return sorted(row.ref for row in await running.rows(select(bindings.c.ref)))
 
 
+@pytest.mark.slow
 async def test_a_rename_in_the_middle_of_a_run_is_followed(scene: Scene, tmp_path: Path) -> None:
     """Twice: before the repository is cloned, and between the clone and the push. The second time nobody tells us."""
     github, ours = scene.github, scene.repository

@@ -157,6 +157,7 @@ LOOP = (
 """What a run leaves behind, in the hope of a later one."""
 
 
+@pytest.mark.slow
 async def test_what_an_earlier_run_left_behind_cannot_use_a_later_runs_way_out(
     scene: Scene, tmp_path: Path
 ) -> None:
@@ -182,6 +183,7 @@ async def test_what_an_earlier_run_left_behind_cannot_use_a_later_runs_way_out(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_git_outlives_the_token_it_began_with(
     scene: Scene, tmp_path: Path, eventually: Eventually
 ) -> None:
@@ -207,6 +209,7 @@ async def test_git_outlives_the_token_it_began_with(
     )
 
 
+@pytest.mark.slow
 async def test_a_review_comment_becomes_a_commit_and_a_reply(public_scene: Scene, tmp_path: Path) -> None:
     scene, repository = public_scene, public_scene.repository
     git.commit(repository.path, {"a.txt": "wrong"}, "gofer/9", "A change")
@@ -242,6 +245,7 @@ async def test_a_fork_gets_no_repository(scene: Scene, tmp_path: Path) -> None:
     assert not [one for one in scene.github.world.minted if one.permissions.get("contents") == "write"]
 
 
+@pytest.mark.slow
 async def test_a_workflow_that_only_comments_cannot_push(scene: Scene, tmp_path: Path) -> None:
     strangers = git.commit(scene.repository.path, {"a.txt": "a stranger's"}, "stranger", "Proposed")
     git.run(scene.repository.path, "update-ref", "refs/pull/77/head", strangers)
