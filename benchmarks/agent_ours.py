@@ -26,29 +26,27 @@ import structlog
 import uvloop
 from sqlalchemy import Connection
 
-from gofer.agent.agents import Agents
-from gofer.agent.answer import Answerer, apology
-from gofer.agent.equipping import Equipping
-from gofer.agent.lending import Lending
-from gofer.agent.model import Features, Model, ModelEvent, Request, Turn, Usage
+from gofer.agent.agents import AgentFiles
+from gofer.agent.model import Features, Model, ModelEvent, ModelRequest, Turn, Usage
 from gofer.agent.models.catalogue import AUTO, Catalogue
 from gofer.agent.models.keys import ModelKeys
-from gofer.agent.shells import Shells
-from gofer.assembly import SERVICE_SLOTS, open_platform
-from gofer.connecting import add_connection
+from gofer.app import SERVICE_SLOTS, Platform, open_app
+from gofer.connections.changes import add_connection
 from gofer.intake.admit import Admitter
 from gofer.intake.arrival import Arrival
-from gofer.intake.record import take_in
+from gofer.intake.transaction import take_in
 from gofer.integration import Author, Incoming, Parsed
-from gofer.jobs.conclude import conclude
+from gofer.jobs.finish import conclude
 from gofer.jobs.kinds import ANSWER
+from gofer.jobs.notifications import JOBS
 from gofer.jobs.outcome import Done, Outcome
 from gofer.jobs.queue import AGENT, SERVICE, Claim, claim
-from gofer.jobs.signals import JOBS
 from gofer.jobs.worker import Capacity, Run, Worker
-from gofer.platform import Platform
+from gofer.runs.answer import Answerer, apology
+from gofer.runs.shell_access import Loans, ShellAccessGrants
+from gofer.runs.shells import Shells
 from gofer.settings import Settings
-from gofer.store.open import FIRST_AGENT, FIRST_WORKSPACE
+from gofer.store.bootstrap import FIRST_AGENT, FIRST_WORKSPACE
 from gofer.store.tables import Trust
 from gofer.tool import CommandResult, Entry, Shell
 
@@ -71,7 +69,7 @@ class Scripted:
         self.pause = pause
         self._ids = itertools.count(1)
 
-    async def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         if self.pause:
             await asyncio.sleep(self.pause)
         done = 0
@@ -129,7 +127,7 @@ class _CannedShells(Shells):
 
     @contextlib.asynccontextmanager
     async def lend(
-        self, claim: Claim, trust: Trust, equipping: Equipping | None = None
+        self, claim: Claim, trust: Trust, equipping: ShellAccessGrants | None = None
     ) -> AsyncIterator[Shell | None]:
         yield _Canned(self.output)
 
@@ -166,10 +164,10 @@ class Bench:
             ),
             redactor=platform.redactor,
             shells=self.shells,
-            lending=Lending(),
+            lending=Loans(),
             uses=platform.uses,
             keys=keys,
-            agents=Agents(settings.data_dir / "agents"),
+            agents=AgentFiles(settings.data_dir / "agents"),
         )
 
     async def hear(self, rooms: Sequence[str], text: str = "Do it.", trust: Trust = Trust.UNKNOWN) -> None:
@@ -258,7 +256,7 @@ async def bench(scripted: Model | None, output: bytes = _OUTPUT) -> AsyncIterato
         (agents / f"{FIRST_AGENT}.toml").write_text(
             f'name = "{FIRST_AGENT}"\nmodel = "{model}"\n{_UNLIMITED}'
         )
-        async with open_platform(settings, roles=frozenset()) as platform:
+        async with open_app(settings, roles=frozenset()) as platform:
             connection_id = await platform.database.write(
                 partial(
                     add_connection,

@@ -11,12 +11,12 @@ from sqlalchemy import Connection
 from benchmarks import ours
 from benchmarks.measure import percentile
 from benchmarks.report import Row
-from gofer.agent.ports import StoreJournal
+from gofer.app import Platform
 from gofer.jobs import queue
 from gofer.jobs.outcome import Done, Outcome
 from gofer.jobs.queue import AGENT, Claim
 from gofer.jobs.worker import Run
-from gofer.platform import Platform
+from gofer.runs.store_adapters import StoreJournal
 
 
 async def hot_conversation(group: str, platform: Platform, depth: int, jobs: int) -> Row:

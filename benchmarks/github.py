@@ -21,13 +21,13 @@ from benchmarks import ours
 from benchmarks.node_peers import NODE, NotInstalled, install
 from benchmarks.report import Row
 from benchmarks.webhook import Loaded, load, serving
-from gofer.connecting import add_connection
+from gofer.connections.changes import add_connection
 from gofer.integration import Account, Request
-from gofer.rehearsal.github.apps import new_key
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer_github import integration
+from gofer_standins.github.apps import new_key
 
 GROUP = "github"
 SECRET = "a-secret-of-the-benchmark"

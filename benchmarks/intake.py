@@ -10,13 +10,13 @@ from functools import partial
 
 from benchmarks import ours
 from benchmarks.report import Row
-from gofer.connecting import add_connection
+from gofer.app import Platform
+from gofer.connections.changes import add_connection
 from gofer.intake.arrival import Arrival
-from gofer.intake.record import take_in
+from gofer.intake.transaction import take_in
 from gofer.integration import Author, Incoming, Parsed
-from gofer.jobs.signals import EVENTS, JOBS
-from gofer.platform import Platform
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.jobs.notifications import EVENTS, JOBS
+from gofer.store.bootstrap import FIRST_WORKSPACE
 
 WRITERS = 8
 

@@ -14,19 +14,18 @@ from pathlib import Path
 from sqlalchemy import Connection, delete, insert
 
 from benchmarks.measure import Measured
-from gofer.assembly import SERVICE_SLOTS, open_platform
+from gofer.app import SERVICE_SLOTS, Platform, open_app
+from gofer.jobs.notifications import JOBS
 from gofer.jobs.outcome import Done, Outcome
 from gofer.jobs.queue import AGENT, SERVICE, submit
-from gofer.jobs.signals import JOBS
 from gofer.jobs.worker import Capacity, Handler, Run, Worker
-from gofer.platform import Platform
+from gofer.secrets.rotation import new_conversation_key
 from gofer.settings import load_settings
-from gofer.store.clock import now
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.db_time import now
 from gofer.store.tables import JobState, conversations, in_state
 from gofer.store.tables import jobs as jobs_table
 from gofer.vault.envelope import Vault
-from gofer.vault.rotation import new_conversation_key
 
 SLOTS = 16
 PAYLOAD = "x" * 1000
@@ -38,7 +37,7 @@ async def platform(database_url: str = "", beside: Path | None = None) -> AsyncI
     """An instance without a worker: a fresh one in a directory of its own, or one that shares another's."""
     with tempfile.TemporaryDirectory(prefix="gofer-bench-") as folder:
         settings = load_settings(data_dir=beside or Path(folder), database_url=database_url)
-        async with open_platform(settings, roles=frozenset()) as opened:
+        async with open_app(settings, roles=frozenset()) as opened:
             yield opened
 
 

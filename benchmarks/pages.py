@@ -18,20 +18,19 @@ from sqlalchemy import Connection, insert, text, update
 
 from benchmarks import postgres
 from benchmarks.report import Row
-from gofer.assembly import open_platform
+from gofer.app import Platform, open_app
 from gofer.integration import Author, Incoming
-from gofer.platform import Platform
+from gofer.secrets.rotation import new_conversation_key
 from gofer.settings import load_settings
-from gofer.store.clock import now
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.content import seal_message
-from gofer.store.open import FIRST_WORKSPACE
-from gofer.store.sealing import conversation_key, seal
+from gofer.store.db_time import now
+from gofer.store.encryption import conversation_key, seal
 from gofer.store.tables import conversations, events, jobs, messages
 from gofer.vault.envelope import Vault
-from gofer.vault.rotation import new_conversation_key
-from gofer.web.access.members import first_owner
-from gofer.web.access.sessions import begin_session
 from gofer.web.app import public_app
+from gofer.web.auth.members import first_owner
+from gofer.web.auth.sessions import begin_session
 
 GROUP = "pages"
 LIMIT = 100.0
@@ -137,7 +136,7 @@ async def _best(client: httpx2.AsyncClient, path: str, rounds: int) -> float:
 async def _instance(url: str) -> AsyncIterator[Platform]:
     with tempfile.TemporaryDirectory(prefix="gofer-bench-") as folder:
         settings = load_settings(data_dir=Path(folder), database_url=url)
-        async with open_platform(settings, roles=frozenset()) as platform:
+        async with open_app(settings, roles=frozenset()) as platform:
             yield platform
 
 

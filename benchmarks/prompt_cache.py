@@ -14,16 +14,16 @@ from typing import Any
 
 from benchmarks.agent_ours import bench
 from benchmarks.report import Row
-from gofer.agent import build
 from gofer.agent.context.compressor import PlainCompressor
 from gofer.agent.context.sizes import result_size
-from gofer.agent.model import Features, ModelEvent, Request, Usage
-from gofer.agent.models.anthropic import Answer, parameters
+from gofer.agent.interfaces import Point
+from gofer.agent.model import Features, ModelEvent, ModelRequest, Usage
+from gofer.agent.models.anthropic import StreamedAnswer, parameters
 from gofer.agent.models.catalogue import AUTO
-from gofer.agent.parts import Point
 from gofer.agent.prices import MICROS, load_prices
 from gofer.agent.state import State
-from gofer.rehearsal.anthropic import Anthropic, Reply, call, calls, say
+from gofer.runs import build
+from gofer_standins.anthropic import Anthropic, Reply, call, calls, say
 
 GROUP = "prompt cache"
 TURNS = 60
@@ -49,11 +49,11 @@ class Reader:
         self._done += 1
         return calls(call("bash", command=f"cat {self._done}")) if self._done <= TURNS else say("Done.")
 
-    async def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         body = json.loads(json.dumps(parameters(request, AUTO.partition("/")[2])))
         if found := self.service.check(body):
             raise RuntimeError("; ".join(found))
-        answer = Answer(self.name)
+        answer = StreamedAnswer(self.name)
         for event in self.service.events(body, self.service.next(body)):
             answer.take(event)
         yield answer.turn()

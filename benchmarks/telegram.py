@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.report import Row
-from gofer.rehearsal.telegram import Chat, Telegram
+from gofer_standins.telegram import Chat, Telegram
 
 GROUP = "telegram"
 CHATS = 50

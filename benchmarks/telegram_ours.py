@@ -8,13 +8,12 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from gofer.assembly import open_platform
-from gofer.connecting import add_connection
+from gofer.app import Platform, open_app
+from gofer.connections.changes import add_connection
+from gofer.identity import grant_role
 from gofer.logs import set_up_logs
-from gofer.people import let_in
-from gofer.platform import Platform
 from gofer.settings import Settings
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.vault.secret import Secret
 
 PEOPLE = range(5_000_000_001, 5_000_000_101)
@@ -25,7 +24,7 @@ async def main(token: str, url: str) -> None:
     """Serve a bot until killed; everybody is an owner."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(data_dir=Path(folder) / "data", sandbox="off", log_level="warning")
-        async with open_platform(settings, roles=frozenset({"worker"})) as platform:
+        async with open_app(settings, roles=frozenset({"worker"})) as platform:
             set_up_logs(settings, platform.redactor)
             await _connect(platform, token, url)
             await asyncio.Event().wait()
@@ -49,7 +48,7 @@ async def _connect(platform: Platform, token: str, url: str) -> None:
     for number in PEOPLE:
         await write(
             partial(
-                let_in,
+                grant_role,
                 workspace_id=FIRST_WORKSPACE,
                 integration="telegram",
                 subject=str(number),

@@ -17,13 +17,12 @@ import httpx2
 
 from benchmarks.measure import percentile
 from benchmarks.report import Row
-from gofer.assembly import open_platform
-from gofer.platform import Platform
+from gofer.app import Platform, open_app
 from gofer.serve import _listen
 from gofer.settings import Settings
-from gofer.web.access.members import first_owner
-from gofer.web.access.sessions import new_token
 from gofer.web.app import public_app
+from gofer.web.auth.members import first_owner
+from gofer.web.auth.sessions import new_token
 from gofer.web.server import listening
 
 GROUP = "watching"
@@ -38,7 +37,7 @@ async def main(quick: bool) -> list[Row]:
         door = _listen(settings)
         try:
             async with (
-                open_platform(settings, roles=frozenset({"web", "worker"})) as platform,
+                open_app(settings, roles=frozenset({"web", "worker"})) as platform,
                 listening(public_app(platform), door) as server,
             ):
                 found = await _watched(platform, f"http://127.0.0.1:{server.port}", watchers, runs)

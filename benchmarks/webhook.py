@@ -22,7 +22,7 @@ from starlette.routing import Route
 from benchmarks import intake, ours
 from benchmarks.measure import percentile
 from benchmarks.report import Row
-from gofer.platform import Platform
+from gofer.app import Platform
 from gofer.web.app import public_app
 from gofer.web.server import make_server
 

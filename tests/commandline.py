@@ -24,8 +24,8 @@ import pytest
 
 from e2e.process import become, forks
 from gofer.cli import main
-from gofer.rehearsal.hello import HelloService
 from gofer.web.unix_socket import reachable
+from gofer_standins.hello import HelloService
 from lasting import new_loop
 from support.patience import Deadline, patience
 

@@ -14,8 +14,8 @@ import left_running
 from cleaning import Broom
 from elsewhere import Elsewhere
 from gofer.settings import Settings
+from gofer.store.bootstrap import database_for
 from gofer.store.database import Database
-from gofer.store.open import database_for
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 from lasting import collect_seldom, log_plainly, new_loop, share_compiled_statements, share_tls_defaults

@@ -18,8 +18,8 @@ from urllib.parse import parse_qsl, unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gofer.rehearsal import github
-from gofer.rehearsal.loopback import serve
+from gofer_standins import github
+from gofer_standins.loopback import serve
 
 Schema = dict[str, Any]
 _TYPES: dict[str, type | tuple[type, ...]] = {

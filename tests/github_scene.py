@@ -17,21 +17,20 @@ from typing import Any
 import httpx2
 from sqlalchemy import select
 
-from gofer.assembly import open_platform
-from gofer.connecting import add_connection
+from gofer.app import Platform, open_app
+from gofer.connections.changes import add_connection
 from gofer.integration import Account, Health, Incoming, Request
-from gofer.platform import Platform
-from gofer.rehearsal.github import GitHubService
-from gofer.rehearsal.github.apps import new_key
-from gofer.rehearsal.github.world import App, Comment, Repository
 from gofer.settings import Settings
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import JobState, events, jobs
 from gofer.tool import ToolContext, ToolResult
 from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import make_server
 from gofer_github import integration
+from gofer_standins.github import GitHubService
+from gofer_standins.github.apps import new_key
+from gofer_standins.github.world import App, Comment, Repository
 from support.patience import patiently
 from support.sqlite_template import with_tables
 
@@ -200,7 +199,7 @@ async def gofer(
         "sandbox": "off",
         **given,
     }
-    async with open_platform(with_tables(Settings(**values)), roles=frozenset({"web", "worker"})) as platform:
+    async with open_app(with_tables(Settings(**values)), roles=frozenset({"web", "worker"})) as platform:
         connection_id = connection_id or await platform.database.write(
             partial(
                 add_connection,

@@ -12,7 +12,7 @@ from unittest.mock import patch
 from sqlalchemy import Connection, event
 from sqlalchemy.util import await_only
 
-from gofer.store import hot
+from gofer.store import fast_sql
 from gofer.store.database import Database
 
 Verb = Callable[[Connection], Any]
@@ -37,7 +37,10 @@ def before_each_statement(connection: Connection, step: Callable[[], None]) -> I
         step()
 
     event.listen(connection, "before_cursor_execute", listener)
-    with patch.object(hot, "fetch", stepping(hot.fetch)), patch.object(hot, "many", stepping(hot.many)):
+    with (
+        patch.object(fast_sql, "fetch", stepping(fast_sql.fetch)),
+        patch.object(fast_sql, "many", stepping(fast_sql.many)),
+    ):
         yield
     event.remove(connection, "before_cursor_execute", listener)
 

@@ -16,17 +16,16 @@ import pytest
 from sqlalchemy import select
 from starlette.applications import Starlette
 
-from gofer.assembly import open_platform
-from gofer.platform import Platform
+from gofer.app import Platform, open_app
 from gofer.serve import _listen
 from gofer.settings import Settings
 from gofer.store.tables import agents, routes
-from gofer.web.access import passwords
-from gofer.web.access.members import add_member, first_owner, new_link
-from gofer.web.access.passwords import Passwords
-from gofer.web.access.sessions import new_token
-from gofer.web.access.visitor import Role, Scope
 from gofer.web.app import public_app
+from gofer.web.auth import passwords
+from gofer.web.auth.members import add_member, first_owner, new_link
+from gofer.web.auth.passwords import Passwords
+from gofer.web.auth.principal import Role, Scope
+from gofer.web.auth.sessions import new_token
 from gofer.web.connection_limit import limit_for
 from gofer.web.request_log import RequestLog
 from gofer.web.server import listening
@@ -80,7 +79,7 @@ class House:
         async with contextlib.AsyncExitStack() as stack:
             door = _listen(self.settings)
             stack.callback(door.close)
-            self.platform = await stack.enter_async_context(open_platform(self.settings, roles=self._roles))
+            self.platform = await stack.enter_async_context(open_app(self.settings, roles=self._roles))
             self.app = public_app(self.platform)
             server = await stack.enter_async_context(
                 listening(RequestLog(self.app), door, limit_for(self.settings))

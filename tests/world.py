@@ -11,22 +11,23 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select, true, update
 
-from gofer.agent.answer import apology
 from gofer.intake.arrival import Arrival, Taken
-from gofer.intake.record import take_in
+from gofer.intake.transaction import take_in
 from gofer.integration import Author, Incoming, Parsed
-from gofer.jobs import queue, steer, upkeep
-from gofer.jobs.conclude import Concluded, conclude
+from gofer.jobs import control, maintenance, queue
+from gofer.jobs.finish import Concluded, conclude
+from gofer.jobs.notifications import LocalSignals, Signals
 from gofer.jobs.outcome import Done, Draft, Outcome
 from gofer.jobs.queue import AGENT, SERVICE, Claim
-from gofer.jobs.signals import LocalSignals, Signals
 from gofer.jobs.worker import Capacity, Handler, Worker
-from gofer.signing import start
-from gofer.store import events, signed
-from gofer.store.clock import now
+from gofer.mac_upgrade import start
+from gofer.runs.answer import apology
+from gofer.secrets.key_check import check_canary
+from gofer.store import events, row_macs
+from gofer.store.bootstrap import FIRST_WORKSPACE, seed_agent, seed_workspace
 from gofer.store.database import Database
+from gofer.store.db_time import now
 from gofer.store.ids import new_id
-from gofer.store.open import FIRST_WORKSPACE, seed_agent, seed_workspace
 from gofer.store.tables import (
     JobState,
     agents,
@@ -42,7 +43,6 @@ from gofer.store.tables import (
     routes,
     schedules,
 )
-from gofer.vault.canary import check_canary
 from gofer.vault.envelope import Vault
 
 CONNECTION = "hello_test"
@@ -86,7 +86,7 @@ class World:
             "settings": {"reply_url": "http://127.0.0.1:1/"},
             **values,
         }
-        signed.insert(connection, connections, {"created_at": now(), **row})
+        row_macs.insert(connection, connections, {"created_at": now(), **row})
 
     async def agent(
         self, name: str, *, trigger: str = "any", event: str = "*", kind: str = "also", **values: Any
@@ -102,9 +102,9 @@ class World:
                 "model": "offline",
                 "settings": {},
             }
-            signed.insert(c, agents, {**row, "created_at": now(), **values})
+            row_macs.insert(c, agents, {**row, "created_at": now(), **values})
             route = {"id": new_id("route"), "workspace_id": FIRST_WORKSPACE, "agent_id": id_, "priority": 0}
-            signed.insert(c, routes, {**route, "event": event, "trigger": trigger, "kind": kind, "rank": 1})
+            row_macs.insert(c, routes, {**route, "event": event, "trigger": trigger, "kind": kind, "rank": 1})
 
         await self.run(make)
         return id_
@@ -168,19 +168,19 @@ class World:
         ]
 
     async def cancel(self, job_id: int) -> JobState:
-        state: JobState = await self.run(steer.cancel, job_id=job_id, by="test")
+        state: JobState = await self.run(control.cancel, job_id=job_id, by="test")
         return state
 
     async def redrive(self, job_id: int) -> JobState:
-        state: JobState = await self.run(steer.redrive, job_id=job_id, by="test")
+        state: JobState = await self.run(control.redrive, job_id=job_id, by="test")
         return state
 
     async def sweep(self) -> int:
         """Rescue what is lost and untangle what is stranded; returns how many of both."""
         found = 0
-        for claim in await self.database.read(upkeep.lost_jobs):
-            found += await self.run(upkeep.rescue, vault=self.vault, claim=claim, apology=apology)
-        return found + int(await self.run(upkeep.untangle))
+        for claim in await self.database.read(maintenance.lost_jobs):
+            found += await self.run(maintenance.rescue, vault=self.vault, claim=claim, apology=apology)
+        return found + int(await self.run(maintenance.repair_lanes))
 
     async def pass_time(self, seconds: float) -> None:
         """Let the clock of the database seem to move on, by moving every time it compares with into the past."""
@@ -188,8 +188,8 @@ class World:
         def move(c: Connection) -> None:
             for column in _TIMES:
                 moved = {column.name: column - seconds}
-                if column.table in signed.TABLES:
-                    signed.update(c, column.table, true(), moved)
+                if column.table in row_macs.TABLES:
+                    row_macs.update(c, column.table, true(), moved)
                 else:
                     c.execute(update(column.table).values(moved))
 

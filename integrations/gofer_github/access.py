@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import hashlib
 import math
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from types import MappingProxyType
@@ -19,7 +20,6 @@ from gofer.integration import Account, Job
 from gofer_github.client import PATIENCE, Branches, Client, RateLimit, is_missing
 from gofer_github.place import Repository
 from gofer_github.settings import Settings
-from gofer_github.tokens import Token, Tokens
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
@@ -241,3 +241,56 @@ def moment(text: str) -> float:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     except ValueError:
         return 0.0
+
+
+NEARLY_OVER = 300.0
+"""Seconds before its end from which on a token is not begun with: a clone may take that long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One that GitHub minted, and when it ends by itself."""
+
+    value: str = field(repr=False)
+    until: float = math.inf
+
+
+class Tokens:
+    """Those of one job, or of what is done beside the jobs for a few minutes."""
+
+    def __init__(self) -> None:
+        self._latest: dict[Hashable, asyncio.Task[Token]] = {}
+        self._minted: list[asyncio.Task[Token]] = []
+
+    async def get(
+        self, what: Hashable, mint: Callable[[], Coroutine[Any, Any, Token]], refused: str = ""
+    ) -> str:
+        """The token for this; another than the one that GitHub refused, or that is nearly over."""
+        minting = self._latest.get(what)
+        if minting is None or _is_useless(minting, refused):
+            minting = self._latest[what] = asyncio.create_task(mint())
+            self._minted.append(minting)
+        # A call that is given up must not lose the token that GitHub is about to make.
+        return (await asyncio.shield(minting)).value
+
+    async def end(self, revoke: Callable[[str], Awaitable[None]]) -> None:
+        """Revoke all of them, those that are still being minted too; raises when GitHub would not."""
+        minted = await asyncio.gather(*self._minted, return_exceptions=True)
+        values = [one.value for one in minted if isinstance(one, Token)]
+        for failed in await asyncio.gather(*map(revoke, values), return_exceptions=True):
+            if isinstance(failed, BaseException) and not _is_over(failed):
+                raise failed
+
+
+def _is_useless(minting: asyncio.Task[Token], refused: str) -> bool:
+    if not minting.done():
+        return False
+    if minting.cancelled() or minting.exception() is not None:
+        return True
+    token = minting.result()
+    return token.value == refused or token.until - time.time() < NEARLY_OVER
+
+
+def _is_over(error: BaseException) -> bool:
+    """Whether the token had ended before: GitHub ends them after an hour, and with the installation."""
+    return isinstance(error, Permanent) and error.reason == "github.credentials"

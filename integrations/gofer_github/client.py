@@ -286,7 +286,7 @@ class Client:
 
     def _ask(self, asked: _Asked) -> Any:
         """Ask, also where GitHub sends us within its API: a renamed repository is at its number."""
-        from gofer_github.asking import Moved
+        from gofer_github.redirects import Moved
 
         for _ in range(HOPS):
             try:
@@ -309,9 +309,9 @@ class Client:
         from jwt import PyJWTError
 
         from github import GithubException
-        from gofer_github.asking import Asking
+        from gofer_github.redirects import RedirectRequester
 
-        requester = Asking(
+        requester = RedirectRequester(
             self._auth, self._api_url, TIMEOUT, "Gofer", PER_PAGE, True, None, None,
             seconds_between_requests=0, seconds_between_writes=0,
         )  # fmt: skip

@@ -24,9 +24,9 @@ from gofer.integration import (
     Unread,
 )
 from gofer.tool import Tool
-from gofer_github import catching_up, connecting, people, reading, replies, tools, workflows, workspace
+from gofer_github import people, redelivery, replies, repository_access, setup, tools, webhook, workflows
 from gofer_github.access import Access
-from gofer_github.errands import errand_tool
+from gofer_github.delegated_tools import errand_tool
 from gofer_github.settings import Settings
 
 SIGNATURE = "x-hub-signature-256"
@@ -59,14 +59,14 @@ class GitHub(Integration):
     def __init__(self) -> None:
         self._access = Access()
         self._replies = replies.Replies(self._access)
-        self._missed = catching_up.Missed(self._access)
+        self._missed = redelivery.Missed(self._access)
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     def verify(self, request: Request, account: Account) -> None:
         request.check_hmac(SIGNATURE, account.secret("webhook_secret"), prefix="sha256=")
 
     def parse(self, request: Request, account: Account) -> Parsed:
-        return reading.parse(request, account)
+        return webhook.parse(request, account)
 
     def split(self, text: str) -> Sequence[str]:
         return replies.split(text)
@@ -112,25 +112,25 @@ class GitHub(Integration):
         state: str,
     ) -> SignUp:
         known = Settings.model_validate(settings)
-        wanted = connecting.manifest(name or "gofer", hook_url, back_url, homepage or PROJECT)
-        asks = {f"{what}: {level}": why for what, (level, why) in connecting.PERMISSIONS.items()}
-        asks |= {f"event {kind}": why for kind, why in connecting.EVENTS.items()}
-        page = connecting.manifest_page(known, state, owner)
+        wanted = setup.manifest(name or "gofer", hook_url, back_url, homepage or PROJECT)
+        asks = {f"{what}: {level}": why for what, (level, why) in setup.PERMISSIONS.items()}
+        asks |= {f"event {kind}": why for kind, why in setup.EVENTS.items()}
+        page = setup.manifest_page(known, state, owner)
         return SignUp(page, {"manifest": json.dumps(wanted)}, asks)
 
     async def signed_up(
         self, settings: Mapping[str, Any], code: str
     ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-        return await connecting.convert(Settings.model_validate(settings), code)
+        return await setup.convert(Settings.model_validate(settings), code)
 
     async def set_up(self, account: Account) -> Health:
-        return await connecting.set_up(self._access, account)
+        return await setup.set_up(self._access, account)
 
     async def health(self, account: Account) -> Health:
-        return await connecting.health(self._access, account)
+        return await setup.health(self._access, account)
 
     async def poll(self, account: Account, last: str | None) -> Sequence[Request]:
-        return await catching_up.poll(self._access, account, last)
+        return await redelivery.poll(self._access, account, last)
 
     def catch_up(self, account: Account, since: float) -> AsyncIterator[Request]:
         return self._missed.since(account, since)
@@ -146,7 +146,7 @@ class GitHub(Integration):
         return (errand_tool(self._access, account, subject),)
 
     async def equip(self, message: Incoming, account: Account) -> Equipment:
-        return await workspace.equip(self._access, account, message)
+        return await repository_access.equip(self._access, account, message)
 
     def _turn(self, account: Account, conversation: str) -> asyncio.Lock:
         """One writer of a place's sticky comment at a time, so that late progress never covers an answer."""

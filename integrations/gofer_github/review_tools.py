@@ -11,7 +11,7 @@ from gofer_github import reviews
 from gofer_github.access import READ, RESOLVE, WRITE
 from gofer_github.client import Client, is_missing, login_of
 from gofer_github.scope import Scope
-from gofer_github.wishes import Review, ReviewComment, ThreadOf, ThreadReply
+from gofer_github.tool_arguments import Review, ReviewComment, ThreadOf, ThreadReply
 
 _THREADS = """query($owner: String!, $name: String!, $number: Int!, $before: String) {
   repository(owner: $owner, name: $name) { pullRequest(number: $number) {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gofer_github import cleaning
+from gofer_github import markdown
 
 MAX_HUNK_LINES = 30
 MAX_HUNK = 4_000
@@ -25,7 +25,7 @@ def place_facts(comment: Mapping[str, Any]) -> dict[str, Any]:
     """Where a review comment stands, for whoever answers it."""
     line = number(comment.get("line"))
     return {
-        "path": cleaning.line(str(comment.get("path") or ""), 500),
+        "path": markdown.line(str(comment.get("path") or ""), 500),
         "line": line or number(comment.get("original_line")),
         "start_line": number(comment.get("start_line") if line else comment.get("original_start_line")),
         "side": _SIDES.get(str(comment.get("side")), "new"),
@@ -46,7 +46,7 @@ def place(comment: Mapping[str, Any]) -> str:
 
 def hunk(comment: Mapping[str, Any]) -> str:
     """The end of the diff that a review comment stands below; its last line is the one commented on."""
-    text = cleaning.plain(str(comment.get("diff_hunk") or ""))
+    text = markdown.plain(str(comment.get("diff_hunk") or ""))
     lines = text.split("\n")
     cut = lines if len(lines) <= MAX_HUNK_LINES else ["…", *lines[-MAX_HUNK_LINES:]]
     return "\n".join(cut)[-MAX_HUNK:]

@@ -15,13 +15,13 @@ import httpx2
 from gofer.errors import Permanent, Temporary
 from gofer.integration import Account, Incoming
 from gofer.tool import Arguments, Reach, Tier, Tool, ToolContext, ToolResult
-from gofer_github import cleaning, marks, reviews
+from gofer_github import markdown, marks, reviews
 from gofer_github.access import LOGS, OPEN_PULL, READ, STATUSES, WRITE, Access, moment
 from gofer_github.client import Client, login_of
-from gofer_github.cloning import checkout
+from gofer_github.repository_access import RULE, acting_commits, branches, checkout
 from gofer_github.review_tools import ReviewTools
 from gofer_github.scope import Scope
-from gofer_github.wishes import (
+from gofer_github.tool_arguments import (
     About,
     Checkout,
     Labels,
@@ -36,7 +36,6 @@ from gofer_github.wishes import (
     Words,
 )
 from gofer_github.workflows import chosen
-from gofer_github.workspace import RULE, acting_commits, branches
 
 DRAFT = "draft"
 """The label of a pull request where drafts are not supported."""
@@ -70,7 +69,7 @@ class Work(Scope):
 
     def _title(self, issue: dict[str, Any]) -> str:
         """An issue's title; of the request's own, the one that it had then."""
-        title = cleaning.line(issue["title"])
+        title = markdown.line(issue["title"])
         if issue["number"] != self.place.number:
             return "(changed after the request was made)" if self._late(issue) else title
         then = str(self.message.facts.get("title", title))
@@ -80,12 +79,12 @@ class Work(Scope):
 
     def _said(self, one: dict[str, Any]) -> str:
         """One entry, unless it was changed after the request was made."""
-        who = cleaning.line(one["user"]["login"], 60) if one.get("user") else "somebody"
+        who = markdown.line(one["user"]["login"], 60) if one.get("user") else "somebody"
         where = f", {_review_place(one)}" if one.get("path") or one.get("state") in _REVIEWED else ""
         if self._late(one):
             return f"--- {who}{where}: (changed after the request was made, so it is not shown)"
         code = f"{reviews.hunk(one)}\n" if one.get("path") and not one.get("in_reply_to_id") else ""
-        return f"--- {who}{where}:\n{code}{cleaning.clean(marks.without(one['body']))}"
+        return f"--- {who}{where}:\n{code}{markdown.clean(marks.without(one['body']))}"
 
     def _late(self, one: dict[str, Any]) -> bool:
         """Whether somebody else may have changed it since. Of the request's own issue we know how it was; another
@@ -167,7 +166,7 @@ class Work(Scope):
         shown = "\n".join(_LOG_NOISE.sub("", line) for line in lines[-of.lines :])
         cut = max(0, len(lines) - of.lines)
         more = f"{cut} lines before these were left out; ask for more `lines`." if cut else ""
-        return ToolResult(cleaning.plain(shown), truncated=bool(cut), more=more, untrusted=True)
+        return ToolResult(markdown.plain(shown), truncated=bool(cut), more=more, untrusted=True)
 
     async def search(self, words: Words, context: ToolContext) -> ToolResult:
         client = await self.access.to(self.account, self.place.repository, READ)
@@ -356,23 +355,23 @@ def _by_file(files: list[dict[str, Any]]) -> str:
     lines = [f"The diff is too big for GitHub to show as a whole. {len(files)} files changed:"]
     for one in files:
         lines.append(
-            f"{one['status']} {cleaning.line(one['filename'])} (+{one['additions']} -{one['deletions']})"
+            f"{one['status']} {markdown.line(one['filename'])} (+{one['additions']} -{one['deletions']})"
         )
-    patches = [f"--- {cleaning.line(one['filename'])}\n{one['patch']}" for one in files if one.get("patch")]
+    patches = [f"--- {markdown.line(one['filename'])}\n{one['patch']}" for one in files if one.get("patch")]
     return "\n".join([*lines, *patches])
 
 
 def _check(run: dict[str, Any]) -> str:
     output = run.get("output") or {}
-    summary = cleaning.clean(str(output.get("summary") or ""))[:2000]
-    title = cleaning.line(str(output.get("title") or ""))
+    summary = markdown.clean(str(output.get("summary") or ""))[:2000]
+    title = markdown.line(str(output.get("title") or ""))
     ended = run["conclusion"] or run["status"]
-    return f"{cleaning.line(run['name'])} ({run['id']}): {ended} {title}\n{summary}".strip()
+    return f"{markdown.line(run['name'])} ({run['id']}): {ended} {title}\n{summary}".strip()
 
 
 def _status(one: dict[str, Any]) -> str:
-    more = (cleaning.line(str(one.get(name) or "")) for name in ("description", "target_url"))
-    return " ".join(filter(None, (f"{cleaning.line(one['context'])} (a status): {one['state']}", *more)))
+    more = (markdown.line(str(one.get(name) or "")) for name in ("description", "target_url"))
+    return " ".join(filter(None, (f"{markdown.line(one['context'])} (a status): {one['state']}", *more)))
 
 
 NAMES = frozenset(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gofer_github.parsing import INLINE, found_in
+from gofer_github.markdown import INLINE, found_in
 
 LONGEST = 65_536
 COMMAND = "gofer"

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from gofer.integration import Account
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
+from gofer_telegram.attachments import clean_name
+from gofer_telegram.chat import place_of
 from gofer_telegram.client import Client, Rejected
-from gofer_telegram.content import clean_name
-from gofer_telegram.place import place_of
 
 UPLOAD_LIMIT = 50 * 1024 * 1024
 PHOTO_LIMIT = 10 * 1024 * 1024

@@ -23,10 +23,11 @@ from gofer.integration import (
     Unread,
 )
 from gofer.tool import Tool
-from gofer_telegram import connecting, receiving, sending, showing
+from gofer_telegram import admission, delivery, setup
+from gofer_telegram import delivery as progress_message
+from gofer_telegram.chat import place_of
 from gofer_telegram.client import CONFLICT, Client
 from gofer_telegram.files import send_file_tool
-from gofer_telegram.place import place_of
 from gofer_telegram.settings import Group, Settings
 from gofer_telegram.text import split
 from gofer_telegram.updates import Bot, read_update
@@ -73,7 +74,7 @@ class Telegram(Integration):
         return author_id if author_id.isdigit() else None
 
     def words_every(self, conversation: str, account: Account) -> float:
-        return showing.words_every(place_of(conversation), Settings.model_validate(account.settings))
+        return progress_message.words_every(place_of(conversation), Settings.model_validate(account.settings))
 
     def proxy(self, settings: Mapping[str, Any], secrets: Mapping[str, Secret]) -> str:
         url = str(settings.get("proxy") or "")
@@ -103,46 +104,46 @@ class Telegram(Integration):
         return current.model_copy(update={"groups": groups}).model_dump(mode="json")
 
     async def admit(self, unread: Unread, account: Account) -> Admission:
-        return await receiving.admit(unread, account)
+        return await admission.admit(unread, account)
 
     async def place(self, outgoing: Outgoing, account: Account) -> str:
-        return await sending.place(outgoing, Client(account))
+        return await delivery.place(outgoing, Client(account))
 
     async def complete(self, outgoing: Outgoing, external_id: str, account: Account) -> None:
-        await sending.complete(outgoing, external_id, Client(account))
+        await delivery.complete(outgoing, external_id, Client(account))
 
     async def notice(self, message: Incoming, account: Account) -> None:
-        await showing.notice(message, Client(account))
+        await progress_message.notice(message, Client(account))
 
     async def finish(self, message: Incoming, well: bool, account: Account) -> None:
-        await showing.finish(message, well, Client(account))
+        await progress_message.finish(message, well, Client(account))
 
     async def show_progress(self, conversation: str, progress: Progress, shown: str, account: Account) -> str:
-        return await showing.show_progress(conversation, progress, shown, Client(account))
+        return await progress_message.show_progress(conversation, progress, shown, Client(account))
 
     async def clear_progress(self, conversation: str, shown: str, account: Account) -> None:
-        await showing.clear_progress(shown, Client(account))
+        await progress_message.clear_progress(shown, Client(account))
 
     async def end_question(self, conversation: str, external_id: str, account: Account) -> None:
-        await showing.end_question(external_id, Client(account))
+        await progress_message.end_question(external_id, Client(account))
 
     async def settle(self, message: Incoming, outcome: str, account: Account) -> None:
-        await showing.settle(message, outcome, Client(account))
+        await progress_message.settle(message, outcome, Client(account))
 
     async def set_up(self, account: Account) -> Health:
-        return await connecting.set_up(account)
+        return await setup.set_up(account)
 
     async def tear_down(self, account: Account) -> None:
-        await connecting.tear_down(account)
+        await setup.tear_down(account)
 
     async def health(self, account: Account) -> Health:
-        return await connecting.health(account)
+        return await setup.health(account)
 
     def tools(self, account: Account, message: Incoming) -> Sequence[Tool[Any]]:
         return (send_file_tool(account, message.conversation),)
 
     async def poll(self, account: Account, last: str | None) -> Sequence[Request]:
-        return await connecting.poll(account, last)
+        return await setup.poll(account, last)
 
 
 def _bot(account: Account) -> Bot:

@@ -7,10 +7,10 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
-from gofer_telegram.cutting import Outline, is_too_much
-from gofer_telegram.markdown import clean
-from gofer_telegram.rendering import Entity, Renderer, units
+from gofer_telegram.entities import Entity, Renderer, units
+from gofer_telegram.markdown import clean, name_of, parse
 
 LIMIT = 4096
 PART_LIMIT = 3900
@@ -188,3 +188,188 @@ def _places(window: str) -> Iterator[list[int]]:
     for least in (len(window) // 3, 0):
         for pattern in (r"\n\s*\n", r"\n", r"(?<=[.!?]) ", r"\s"):
             yield [found.end() for found in re.finditer(pattern, window) if found.end() > least]
+
+
+CODE, TABLE, HEADING, ITEM = "CodeBlock", "Table", "Heading", "Item"
+MARKS = {"Strong": 2, "Emphasis": 1, "Strikethrough": 2}
+"""How long the mark is on each side."""
+INLINE = {*MARKS, "Link", "Image", "Code"}
+MAX_MARKS = 1200
+"""Bold words, links and the like in an answer that is shown in messages: what these could have."""
+MAX_EVENTS = 30_000
+"""Steps of the parser for such an answer: with a table, few characters can be many."""
+_MARGIN = re.compile(r"[ >]*")
+_MARKER = re.compile(r"(?:[-+*]|\d{1,9}[.)])(?: {1,4}(?! )| )?")
+_FENCE = re.compile(r"(`{3,}|~{3,})([^\n]*)")
+_TICKS = re.compile(r"`+")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that the parser found."""
+
+    kind: str
+    start: int
+    end: int
+    fenced: bool = False
+
+    def around(self, position: int) -> bool:
+        return self.start < position < self.end
+
+
+class Outline:
+    """What a text consists of, as far as a cut before `end` is concerned."""
+
+    def __init__(self, text: str, end: int) -> None:
+        found = [span for span in _spans(text) if span.start < end]
+        self._text = text
+        self._items = [span for span in found if span.kind == ITEM]
+        self._open: dict[int, list[Span]] = {}
+        self._leaves = [span for span in found if span.kind in (CODE, TABLE, HEADING)]
+        self._inline = [span for span in found if span.kind in INLINE]
+
+    def leaf(self, position: int) -> Span | None:
+        """The code, table or heading that a position is in."""
+        before = bisect_left(self._leaves, position, key=lambda span: span.start)  # none is within another
+        return self._leaves[before - 1] if before and self._leaves[before - 1].around(position) else None
+
+    def may_cut(self, position: int) -> bool:
+        """Whether a cut here spoils nothing."""
+        if any(span.around(position) for span in self._inline):
+            return False
+        leaf = self.leaf(position)
+        if leaf is None:
+            return True
+        lines_before = self._text.count("\n", leaf.start, position)
+        if leaf.kind == HEADING or position != self._line(position):
+            return False
+        if leaf.kind == TABLE:
+            return lines_before > 2  # its head, the line below, and at least one row
+        # Neither right behind the opening fence nor right before the closing one.
+        return lines_before > leaf.fenced and self._text.count("\n", position, leaf.end) >= leaf.fenced
+
+    def before(self, position: int) -> str:
+        """What stands before a cut, with what is open there closed."""
+        head, leaf = self._text[:position], self.leaf(position)
+        if leaf is None:
+            return head.rstrip() + "".join(reversed(marks)) if (marks := self._marks(position)) else head
+        if leaf.kind == CODE and leaf.fenced:
+            mark, _ = self._fence(leaf)
+            return f"{head.rstrip(chr(10))}\n{self._margin(leaf.start)}{mark}\n"
+        return head
+
+    def after(self, position: int) -> str:
+        """What stands behind a cut, with what is open there opened again."""
+        rest, leaf = self._moved_left(position), self.leaf(position)
+        open_here = self._indents(position, position)
+        margin = _moved(self._margin(leaf.start if leaf else position), open_here)
+        within = position != self._line(position)
+        if leaf is None:
+            if self._indented_code_at(position):
+                return rest  # its indentation is what makes it code
+            return (margin + "".join(self._marks(position)) if within else "") + rest.lstrip(" ")
+        if leaf.kind == TABLE:
+            names, line, *_ = self._text[leaf.start : leaf.end].splitlines(keepends=True)
+            return margin + names + _moved(line, open_here) + rest
+        if leaf.kind == CODE and leaf.fenced:
+            return f"{margin}{''.join(self._fence(leaf))}\n{margin if within else ''}{rest}"
+        return rest
+
+    def _indented_code_at(self, position: int) -> bool:
+        """Whether code without a fence begins with the line of a position."""
+        unfenced = (span for span in self._leaves if span.kind == CODE and not span.fenced)
+        return any(self._line(span.start) == position for span in unfenced)
+
+    def _marks(self, position: int) -> list[str]:
+        """The marks of what is bold, italic, struck out or code at a position, from the outside in."""
+        found = []
+        for span in self._inline:
+            if span.around(position) and span.kind in MARKS:
+                found.append(self._text[span.start : span.start + MARKS[span.kind]])
+            elif span.around(position) and (ticks := _TICKS.match(self._text, span.start)):
+                found.append(ticks[0])
+        return found
+
+    def _fence(self, code: Span) -> tuple[str, str]:
+        """By which mark code was opened, and in which language."""
+        found = _FENCE.match(self._text, code.start)
+        return (found[1], found[2]) if found else ("```", "")
+
+    def _line(self, position: int) -> int:
+        """Where the line of a position begins."""
+        return self._text.rfind("\n", 0, position) + 1
+
+    def _margin(self, position: int) -> str:
+        """What another line begins with that stands where a position does: quotes, and the room of items."""
+        line = self._line(position)
+        behind = [self._indent(item)[1] for item in self._items if line <= item.start < position]
+        marks = _MARGIN.match(self._text, line + max(behind, default=0), position)
+        return re.sub("[^>]", " ", self._text[line : marks.end() if marks else line])
+
+    def _moved_left(self, position: int) -> str:
+        """What follows a position, without the indentation of the items that are open there."""
+        end = max((item.end for item in self._open_items(position)), default=position)
+        at, lines = position, []
+        for line in self._text[position:end].splitlines(keepends=True):
+            whole = at > position or at == self._line(at)
+            lines.append(_moved(line, self._indents(position, at)) if whole else line)
+            at += len(line)
+        return "".join(lines) + self._text[end:]
+
+    def _indents(self, position: int, line: int) -> list[tuple[int, int]]:
+        """The columns that belong to the items which hold both a cut and a line."""
+        return [self._indent(item) for item in self._open_items(position) if item.end > line]
+
+    def _open_items(self, position: int) -> list[Span]:
+        """The items that hold a cut: few, of how many there may be, and asked for with each line behind it."""
+        if position not in self._open:
+            self._open[position] = [item for item in self._items if item.around(position)]
+        return self._open[position]
+
+    def _indent(self, item: Span) -> tuple[int, int]:
+        """From which column to which the lines of an item are indented."""
+        before = self._text[self._line(item.start) : item.start]
+        bare = before.rstrip(" ")
+        marker = _MARKER.match(self._text, item.start)
+        width = marker.end() - item.start if marker else 2
+        return min(len(before), len(bare) + bare.endswith(">")), len(before) + width
+
+
+def _moved(line: str, indents: list[tuple[int, int]]) -> str:
+    """A line without what its margin has in some columns."""
+    margin = _MARGIN.match(line)
+    end = margin.end() if margin else 0
+    kept = [
+        character
+        for column, character in enumerate(line[:end])
+        if character == ">" or not any(begin <= column < stop for begin, stop in indents)
+    ]
+    return "".join(kept) + line[end:]
+
+
+def is_too_much(markdown: str, max_words: int) -> bool:
+    """Whether a text has more words, more marks, or more made of them, than the few messages of an answer can show."""
+    words = marks = 0
+    in_table = False
+    for number, event in enumerate(parse(markdown)):
+        name, value = name_of(event.value)
+        words += len(value) if name in ("Text", "Code") else 0
+        if TABLE in (name, _ended(event.value)):
+            in_table = not in_table
+        marks += not in_table and (name in INLINE or name in (CODE, HEADING))
+        if words > max_words or marks > MAX_MARKS or number > MAX_EVENTS:
+            return True
+    return False
+
+
+def _ended(event: Any) -> Any:
+    return event.get("End") if isinstance(event, dict) else None
+
+
+def _spans(markdown: str) -> Iterator[Span]:
+    """Everything that matters for a cut, in the order in which it begins."""
+    for event in parse(markdown):
+        name, value = name_of(event.value)
+        if name in (CODE, TABLE, HEADING, ITEM) or name in INLINE:
+            fenced = name == CODE and value != "Indented"
+            yield Span(name, event.start, event.end, fenced)

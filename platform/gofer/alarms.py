@@ -12,19 +12,22 @@ import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 from sqlalchemy import Connection, select
 
 from gofer.errors import GoferError
-from gofer.platform import Platform
-from gofer.signing import SEEN, place_of
-from gofer.store import audit, signed
+from gofer.mac_upgrade import SEEN, place_of
+from gofer.store import audit, row_macs
 from gofer.store import events as log_of_events
 from gofer.store.audit import Head, Verdict
-from gofer.store.clock import now
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.db_time import now
 from gofer.store.tables import events
+
+if TYPE_CHECKING:
+    from gofer.app import Platform
 
 log = structlog.get_logger()
 
@@ -61,14 +64,14 @@ async def note_refused(platform: Platform) -> None:
     await platform.database.write(partial(log_of_events.record_many, rows=rows))
 
 
-def refused_lately(connection: Connection) -> list[signed.Refused]:
+def refused_lately(connection: Connection) -> list[row_macs.RefusedRow]:
     """Rows that were refused when they were used, and still would be."""
     query = select(events.c.data).where(
         events.c.job_id.is_(None), events.c.at > now() - _LATELY, events.c.kind == REFUSED
     )
     found = connection.execute(query.order_by(events.c.at.desc()).limit(_MAX_SHOWN)).scalars().all()
-    rows = dict.fromkeys(signed.Refused(str(data["table"]), str(data["key"])) for data in found)
-    return signed.still_refused(connection, list(rows))
+    rows = dict.fromkeys(row_macs.RefusedRow(str(data["table"]), str(data["key"])) for data in found)
+    return row_macs.still_refused(connection, list(rows))
 
 
 async def examined(platform: Platform) -> Verdict:

@@ -20,24 +20,22 @@ from pathlib import Path
 import structlog
 
 from gofer import __version__
-from gofer.agent.looking import living
-from gofer.agent.models.loading import load_sdks
-from gofer.assembly import open_platform
+from gofer.agent.models.catalogue import load_sdks
+from gofer.app import Platform, open_app
 from gofer.doctor import LOOPBACK, another_place
 from gofer.doctor.model import keys_of
 from gofer.errors import ConfigError, GoferError, StoreBusy, StoreError
 from gofer.logs import RecentLines, goes_to_file, set_up_logs
-from gofer.platform import Platform
+from gofer.runs.shell_inspection import living
 from gofer.settings import Settings, prepare_data_dir, unknown_variables
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.sqlite import held
 from gofer.vault.redaction import Redactor
-from gofer.web.access.members import first_owner, new_link, owner_has_password, somebody_signed_in
-from gofer.web.access.peer import Peers
-from gofer.web.access.settling import settle_owner
+from gofer.web.api import control_app
 from gofer.web.app import public_app
+from gofer.web.auth.client_address import Peers
+from gofer.web.auth.members import first_owner, new_link, owner_has_password, settle_owner, somebody_signed_in
 from gofer.web.connection_limit import limit_for
-from gofer.web.control import control_app
 from gofer.web.request_log import RequestLog
 from gofer.web.server import listening
 from gofer.web.unix_socket import bind_socket, remove_socket, somebody_listens
@@ -106,7 +104,7 @@ async def serve(settings: Settings, roles: frozenset[str]) -> None:
     door = _listen(settings) if WEB in roles else None
     try:
         await _until_commands_are_done(settings)
-        async with open_platform(settings, roles=roles, redactor=redactor) as platform:
+        async with open_app(settings, roles=roles, redactor=redactor) as platform:
             platform.recent_lines = recent
             link = await _first_link(platform) if door is not None else None
             async with _controlled(platform), _public(platform, door):

@@ -15,8 +15,8 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gofer.errors import ConfigError
-from gofer.misfits import first_misfit
 from gofer.store.address import check_address
+from gofer.validation import first_error
 
 PREFIX = "GOFER_"
 
@@ -314,7 +314,7 @@ def load_settings(**overrides: Any) -> Settings:
     try:
         return Settings(**given)
     except ValidationError as error:
-        place, words = first_misfit(error)
+        place, words = first_error(error)
         name = f"{PREFIX}{'_'.join(place).upper()}" if place else ""
         # Our own messages go on from the variable's name; pydantic's are sentences of their own.
         between = ": " if words[:1].isupper() else " "

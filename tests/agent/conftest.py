@@ -12,14 +12,14 @@ import httpx2
 import pytest
 
 from agent.ports import LocalShell, World
-from gofer.agent.model import Features, Model, ModelError, ModelEvent, Request
-from gofer.agent.models.anthropic import Answer, parameters
+from gofer.agent.model import Features, Model, ModelError, ModelEvent, ModelRequest
 from gofer.agent.models.anthropic import Anthropic as AnthropicModel
+from gofer.agent.models.anthropic import StreamedAnswer, parameters
 from gofer.agent.models.breaker import Breakers
 from gofer.agent.models.providers import ModelSettings
-from gofer.agent.models.steady import Steady
-from gofer.rehearsal.anthropic import Anthropic, Reply, Script
-from gofer.rehearsal.loopback import serve
+from gofer.agent.models.resilient import Steady
+from gofer_standins.anthropic import Anthropic, Reply, Script
+from gofer_standins.loopback import serve
 
 Make = Callable[..., Any]
 
@@ -34,13 +34,13 @@ class Direct:
         self._model = model
         self._service = service
 
-    async def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         body = json.loads(json.dumps(parameters(request, self._model)))
         if found := self._service.check(body):
             raise ModelError("invalid", "; ".join(found), model=self.name)
         reply = self._service.next(body)
         assert reply.fault == "", "faults need the wire"
-        answer = Answer(self.name)
+        answer = StreamedAnswer(self.name)
         for event in self._service.events(body, reply):
             for delta in answer.take(event):
                 yield delta

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from gofer.agent.agents import AgentSpec
-from gofer.agent.build import Ports, build
-from gofer.agent.conversation import Answer, Covers, Said, StopSignal, Summary
-from gofer.agent.journal import Event
+from gofer.agent.conversation import ConversationMessage, Covers, QuestionAnswer, StopSignal, Summary
+from gofer.agent.journal import JournalEvent
 from gofer.agent.limits import Scope, Short
 from gofer.agent.loop import Loop
 from gofer.agent.model import Model
 from gofer.agent.prices import load_prices
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.tools.output import Masker, NoMask
-from gofer.agent.workspace_changes import WorkspaceChanges
 from gofer.errors import Fenced
+from gofer.runs.build import Ports, build
+from gofer.runs.shells import WorkspaceChanges
 from gofer.tool import CommandResult, Entry, Tool
 
 
@@ -37,14 +37,14 @@ class ListJournal:
     """
 
     def __init__(
-        self, events: Iterable[Event] = (), die_after: int | None = None, *, late: bool = False
+        self, events: Iterable[JournalEvent] = (), die_after: int | None = None, *, late: bool = False
     ) -> None:
         self.lines = [self._dump(event) for event in events]
         self.die_after = die_after
         self.late = late
         self.fenced = False
 
-    def _dump(self, event: Event) -> str:
+    def _dump(self, event: JournalEvent) -> str:
         return json.dumps([event.id, event.kind, event.data, event.parent_id], allow_nan=False)
 
     async def append(self, kind: str, data: dict[str, Any], parent_id: int | None = None) -> int:
@@ -52,17 +52,17 @@ class ListJournal:
             raise Fenced
         if self.die_after is not None and len(self.lines) >= self.die_after:
             raise Killed
-        self.lines.append(self._dump(Event(len(self.lines) + 1, kind, data, parent_id)))
+        self.lines.append(self._dump(JournalEvent(len(self.lines) + 1, kind, data, parent_id)))
         if self.die_after is not None and len(self.lines) >= self.die_after and not self.late:
             raise Killed
         return len(self.lines)
 
-    async def load(self) -> Sequence[Event]:
+    async def load(self) -> Sequence[JournalEvent]:
         return self.events
 
     @property
-    def events(self) -> list[Event]:
-        return [Event(*json.loads(line)) for line in self.lines]
+    def events(self) -> list[JournalEvent]:
+        return [JournalEvent(*json.loads(line)) for line in self.lines]
 
     @property
     def kinds(self) -> list[str]:
@@ -76,12 +76,12 @@ class ListJournal:
 
 
 class ListInbox:
-    def __init__(self, *said: Said) -> None:
+    def __init__(self, *said: ConversationMessage) -> None:
         self.messages = list(said)
         self._stop: asyncio.Future[StopSignal] | None = None
         self.wish: StopSignal | None = None
 
-    async def unread(self, after: int) -> Sequence[Said]:
+    async def unread(self, after: int) -> Sequence[ConversationMessage]:
         return [said for said in self.messages if said.seq > after and not said.by_us]
 
     async def stopped(self) -> StopSignal:
@@ -95,13 +95,13 @@ class ListInbox:
 
 @dataclass
 class ListHistory:
-    messages: list[Said] = field(default_factory=list)
+    messages: list[ConversationMessage] = field(default_factory=list)
     last: Summary | None = None
 
     async def summary(self) -> Summary | None:
         return self.last
 
-    async def between(self, after: int, to: int, *, newest: int) -> Sequence[Said]:
+    async def between(self, after: int, to: int, *, newest: int) -> Sequence[ConversationMessage]:
         return [said for said in self.messages if after < said.seq <= to][-newest:]
 
     async def answer(self, number: int) -> str | None:
@@ -111,9 +111,9 @@ class ListHistory:
 
 @dataclass
 class Answers:
-    given: dict[str, Answer] = field(default_factory=dict)
+    given: dict[str, QuestionAnswer] = field(default_factory=dict)
 
-    async def answer(self, call_id: str) -> Answer | None:
+    async def answer(self, call_id: str) -> QuestionAnswer | None:
         return self.given.get(call_id) or self.given.get("*")
 
 
@@ -237,14 +237,14 @@ class LocalShell:
         return ""
 
 
-def ada(text: str, seq: int = 1, **more: Any) -> Said:
+def ada(text: str, seq: int = 1, **more: Any) -> ConversationMessage:
     """The owner says something."""
-    return Said(seq, "Ada", "owner", text, **{"identity": "hello/1", **more})
+    return ConversationMessage(seq, "Ada", "owner", text, **{"identity": "hello/1", **more})
 
 
-def bob(text: str, seq: int = 1, **more: Any) -> Said:
+def bob(text: str, seq: int = 1, **more: Any) -> ConversationMessage:
     """A stranger says something."""
-    return Said(seq, "Bob", "stranger", text, **{"identity": "hello/2", **more})
+    return ConversationMessage(seq, "Bob", "stranger", text, **{"identity": "hello/2", **more})
 
 
 @dataclass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 
-from gofer.agent.journal import Event
-from gofer.agent.model import Delta, Features, ModelError, ModelEvent, Request, Turn, Usage
+from gofer.agent.journal import JournalEvent
+from gofer.agent.model import Delta, Features, ModelError, ModelEvent, ModelRequest, Turn, Usage
 from gofer.agent.state import texts
 
 
@@ -18,9 +18,9 @@ class Replay:
         self.features = Features()
         self._turns = list(turns)
         self._next = 0
-        self.requests: list[Request] = []
+        self.requests: list[ModelRequest] = []
 
-    async def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         self.requests.append(request)
         if self._next >= len(self._turns):
             raise ModelError("invalid", "The record has no further turn.", model=self.name)
@@ -31,7 +31,7 @@ class Replay:
         yield turn
 
 
-def recorded_turns(events: Iterable[Event]) -> list[Turn]:
+def recorded_turns(events: Iterable[JournalEvent]) -> list[Turn]:
     """The turns of a journal."""
     return [
         Turn(

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from gofer.agent.agents import AgentFileError, Agents, AgentSpec, as_toml, remove_agent
+from gofer.agent.agents import AgentFileError, AgentFiles, AgentSpec, as_toml, known_tools, remove_agent
 from gofer.agent.models.keys import ModelKeys
 from gofer.agent.models.providers import BUILT_IN
-from gofer.agent.tools.known import known_tools
 from gofer.errors import NotFound
 from gofer.settings import Settings
 
@@ -41,7 +40,7 @@ def write(path: Path, text: str) -> None:
 def test_a_file_and_its_instructions(tmp_path: Path) -> None:
     (tmp_path / "coder.toml").write_text(FILE)
     (tmp_path / "coder.md").write_text("Write small functions.")
-    spec = Agents(tmp_path).get("coder")
+    spec = AgentFiles(tmp_path).get("coder")
     assert spec.name == "coder"
     assert spec.instructions == "Write small functions."
     assert spec.limits.steps == 40
@@ -51,7 +50,7 @@ def test_a_file_and_its_instructions(tmp_path: Path) -> None:
 
 def test_a_change_needs_no_restart(tmp_path: Path) -> None:
     write(tmp_path / "a.toml", 'instructions = "one"')
-    agents = Agents(tmp_path)
+    agents = AgentFiles(tmp_path)
     assert agents.get("a").instructions == "one"
     write(tmp_path / "a.toml", 'instructions = "two"')
     assert agents.get("a").instructions == "two"
@@ -62,7 +61,7 @@ def test_a_change_needs_no_restart(tmp_path: Path) -> None:
 
 def test_a_change_that_makes_no_sense_leaves_the_last_good_one_in_force(tmp_path: Path) -> None:
     write(tmp_path / "a.toml", 'instructions = "good"')
-    agents = Agents(tmp_path)
+    agents = AgentFiles(tmp_path)
     agents.get("a")
     write(tmp_path / "a.toml", "instructions = 7")
     assert agents.get("a").instructions == "good"
@@ -94,33 +93,33 @@ def test_a_change_that_makes_no_sense_leaves_the_last_good_one_in_force(tmp_path
 def test_an_error_points_at_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:
     (tmp_path / "x.toml").write_text(text)
     with pytest.raises(AgentFileError, match=f"x.toml:{line}: .*{words}") as caught:
-        Agents(tmp_path).get("x")
+        AgentFiles(tmp_path).get("x")
     assert caught.value.line == line
 
 
 def test_the_last_good_version_outlives_the_process(tmp_path: Path) -> None:
     write(tmp_path / "a.toml", 'instructions = "good"')
-    assert Agents(tmp_path).look()["a"][1] == ""
+    assert AgentFiles(tmp_path).look()["a"][1] == ""
     write(tmp_path / "a.toml", "instructions = 7")
-    later = Agents(tmp_path)
+    later = AgentFiles(tmp_path)
     assert later.get("a").instructions == "good"
     assert "the last good version is in force" in later.look()["a"][1]
     remove_agent(tmp_path, "a")
     write(tmp_path / "a.toml", "instructions = 7")
     with pytest.raises(AgentFileError):
-        Agents(tmp_path).get("a")
+        AgentFiles(tmp_path).get("a")
 
 
 def test_the_first_agent_is_built_in_and_so_was_good_before(tmp_path: Path) -> None:
     write(tmp_path / "gofer.toml", "model = \n")
-    assert Agents(tmp_path).get("gofer") == AgentSpec(name="gofer")
+    assert AgentFiles(tmp_path).get("gofer") == AgentSpec(name="gofer")
 
 
 def test_what_is_written_down_of_an_agent_makes_the_same_one(tmp_path: Path) -> None:
     write(tmp_path / "a.toml", FILE)
-    for name, spec in (("gofer", AgentSpec(name="gofer")), ("b", Agents(tmp_path).get("a"))):
+    for name, spec in (("gofer", AgentSpec(name="gofer")), ("b", AgentFiles(tmp_path).get("a"))):
         write(tmp_path / f"{name}.toml", as_toml(spec))
-        assert Agents(tmp_path).get(name) == spec.model_copy(update={"name": name})
+        assert AgentFiles(tmp_path).get(name) == spec.model_copy(update={"name": name})
 
 
 def test_whatever_lies_in_the_directory_costs_only_itself(tmp_path: Path) -> None:
@@ -134,7 +133,7 @@ def test_whatever_lies_in_the_directory_costs_only_itself(tmp_path: Path) -> Non
     (tmp_path / "Bad Name.toml").write_text("")
     (tmp_path / "orphan.md").write_text("")
     write(tmp_path / "deep.toml", "x = " + "[" * 100_000)
-    found = Agents(tmp_path).look()
+    found = AgentFiles(tmp_path).look()
     assert found.pop("good") == (AgentSpec(name="good"), "")
     assert {name: spec for name, (spec, _) in found.items() if spec} == {}
     words = {
@@ -146,13 +145,13 @@ def test_whatever_lies_in_the_directory_costs_only_itself(tmp_path: Path) -> Non
 
 def test_tools_of_integrations_and_plugins_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "a.toml", 'tools = ["bash", "send_file", "github_open_pull", "github_ask"]')
-    assert Agents(tmp_path).look()["a"][1] == ""
+    assert AgentFiles(tmp_path).look()["a"][1] == ""
     write(tmp_path / "b.toml", 'tools = ["example_weather"]')
-    assert "no tool 'example_weather'" in Agents(tmp_path).look()["b"][1]
+    assert "no tool 'example_weather'" in AgentFiles(tmp_path).look()["b"][1]
     _install(tmp_path / "lib", "example_weather", monkeypatch)
     known_tools.cache_clear()
     try:
-        assert Agents(tmp_path).look()["b"][1] == ""
+        assert AgentFiles(tmp_path).look()["b"][1] == ""
     finally:
         known_tools.cache_clear()
 
@@ -164,7 +163,7 @@ def _install(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
     (info / "entry_points.txt").write_text(f"[gofer.tools]\n{name} = {name}:tools\n")
     (folder / f"{name}.py").write_text(
-        "import dataclasses\nfrom gofer.agent.tools.talk import TODO\n"
+        "import dataclasses\nfrom gofer.agent.tools.builtin import TODO\n"
         f"def tools():\n    return [dataclasses.replace(TODO, name={name!r})]\n"
     )
     monkeypatch.syspath_prepend(folder)
@@ -180,7 +179,7 @@ def test_every_provider_that_can_have_a_key_may_be_named() -> None:
 @pytest.mark.parametrize("name", ["", "../etc/passwd", "nobody", "A", "x" * 99])
 def test_names_do_not_leave_the_directory(tmp_path: Path, name: str) -> None:
     with pytest.raises(NotFound):
-        Agents(tmp_path).get(name)
+        AgentFiles(tmp_path).get(name)
 
 
 def test_defaults_are_on() -> None:

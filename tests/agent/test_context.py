@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 from agent.conftest import Make
 from agent.ports import DictLedger, ListHistory, ListInbox, ListJournal, ada, bob
 from gofer.agent.agents import AgentSpec
-from gofer.agent.context.compressor import ContextSettings
-from gofer.agent.context.rules import standing_rules
+from gofer.agent.context.compressor import ContextSettings, standing_rules
 from gofer.agent.context.summariser import fitted
-from gofer.agent.conversation import Covers, Said, Summary
+from gofer.agent.conversation import ConversationMessage, Covers, Summary
 from gofer.agent.limits import LimitSettings
 from gofer.agent.outcome import Answered
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.untrusted import plain, quoted
-from gofer.rehearsal.anthropic import Reply, call, calls, say
 from gofer.sanitize import clean
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
+from gofer_standins.anthropic import Reply, call, calls, say
 
 SUMMARY = "Goal: g\nConstraints: c\nProgress: p\nDecisions: d\nNext steps: n\nFiles: f"
 
@@ -138,7 +137,7 @@ async def test_a_session_of_many_messages_reads_nine_tenths_from_the_cache(direc
         world.journal, world.ledger = ListJournal(), DictLedger()
         answer = (await world.run()).text
         dated = dataclasses.replace(question, at="2026-11-16 09:30 UTC")
-        world.history.messages += [dated, Said(seq + 1, "gofer", "member", answer, by_us=True)]
+        world.history.messages += [dated, ConversationMessage(seq + 1, "gofer", "member", answer, by_us=True)]
     assert len(service.usage) == 60
     assert service.cache_read_share >= 0.9
 
@@ -154,7 +153,10 @@ async def test_a_resumed_run_sends_the_same_prefix(direct: Make) -> None:
     from agent.ports import Killed
 
     world, service = direct(worker(6, 800), tools=TOOLS)
-    world.history.messages = [ada("Earlier.", 1), Said(2, "gofer", "member", "I did it.", by_us=True)]
+    world.history.messages = [
+        ada("Earlier.", 1),
+        ConversationMessage(2, "gofer", "member", "I did it.", by_us=True),
+    ]
     world.inbox = ListInbox(ada("Now this.", 3))
     world.covers = Covers(read_seq=2)
     world.journal = ListJournal(die_after=14)
@@ -267,7 +269,7 @@ async def test_without_money_for_a_summary_a_plain_one_is_made(direct: Make) -> 
 
 async def test_long_history_becomes_a_summary_once_and_is_then_left_alone(direct: Make) -> None:
     history = [
-        Said(
+        ConversationMessage(
             seq,
             "Ada" if seq % 2 else "gofer",
             "owner",

@@ -21,14 +21,14 @@ from agent.conftest import Make
 from agent.ports import DictLedger, Killed, ListInbox, ListJournal, World, ada, bob
 from gofer.agent.agents import AgentSpec
 from gofer.agent.context.compressor import ContextSettings
-from gofer.agent.conversation import Answer
+from gofer.agent.conversation import QuestionAnswer
 from gofer.agent.limits import Go, LimitSettings
 from gofer.agent.models.anthropic import parameters
 from gofer.agent.outcome import Answered, Asked
 from gofer.agent.state import fold
 from gofer.agent.tools.builtin import builtin_tools
-from gofer.rehearsal.anthropic import Anthropic, Reply, call, calls, say, think
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
+from gofer_standins.anthropic import Anthropic, Reply, call, calls, say, think
 
 SMALL = AgentSpec(
     name="gofer",
@@ -127,7 +127,7 @@ def play(direct: Make, plan: Sequence[str]) -> Play:
         Tool("act", "Act.", Step, act, Tier.EXEC),
     ]
     world, service = direct(lambda request: made[0].reply(request), tools=tools, spec=SMALL)
-    world.questions.given["*"] = Answer("Yes.", "Ada", "owner")
+    world.questions.given["*"] = QuestionAnswer("Yes.", "Ada", "owner")
     made.append(Play(plan, world, service))
     made[0].begin_again()
     return made[0]

@@ -14,7 +14,7 @@ from gofer.agent.conversation import Picture
 from gofer.agent.limits import LimitSettings
 from gofer.agent.models.breaker import Breaker, Breakers
 from gofer.agent.outcome import Answered, Failed, Stopped
-from gofer.rehearsal.anthropic import Fault, call, calls, fault, say
+from gofer_standins.anthropic import Fault, call, calls, fault, say
 
 PASSING: list[Fault] = [
     "cut", "reset", "overloaded_midstream", "overloaded", "timeout", "conflict", "server_error", "bad_gateway",

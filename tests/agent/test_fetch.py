@@ -13,12 +13,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from gofer.agent.tools.addresses import Address, resolve
-from gofer.agent.tools.fetch import MAX_BODY, FetchArguments, Fetcher, fetch_tool
-from gofer.agent.tools.page_text import page_text
+from gofer.agent.tools.fetch import MAX_BODY, Address, FetchArguments, Fetcher, fetch_tool, page_text, resolve
 from gofer.errors import GoferError, Permanent
-from gofer.rehearsal.loopback import serve
 from gofer.tool import ToolContext, ToolResult
+from gofer_standins.loopback import serve
 
 PAGE = """<html><head><title>The  Page</title><style>x{}</style></head><body><h1>Hello</h1><!-- hidden -->
 <script>alert(1)</script><p>Some <b>bold</b> text.</p><ul><li>one<li><a href="https://example.org/x">two</a></ul>

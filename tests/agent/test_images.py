@@ -14,13 +14,13 @@ from agent.conftest import Make
 from agent.ports import ada
 from gofer.agent.agents import AgentSpec
 from gofer.agent.conversation import Picture
-from gofer.agent.model import Features, Request, ToolSpec
+from gofer.agent.model import Features, ModelRequest, ToolSpec
 from gofer.agent.models.anthropic import parameters
 from gofer.agent.models.documents import PDF
 from gofer.agent.models.images import ENOUGH_SIDE, problem, smaller
 from gofer.agent.outcome import Answered
-from gofer.rehearsal.anthropic import call, calls, fault, say
-from gofer.rehearsal.anthropic_rules import problems
+from gofer_standins.anthropic import call, calls, fault, say
+from gofer_standins.anthropic_rules import problems
 
 
 def picture(kind: str, size: tuple[int, int], mode: str = "RGB", **how: object) -> bytes:
@@ -145,7 +145,9 @@ def test_thinking_has_levels(given: object, effort: str) -> None:
     assert spec.effort == effort
     schema = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
     tool = ToolSpec("x", "y", schema, strict=True)
-    request = Request("s", (tool,), ({"role": "user", "content": [{"type": "text", "text": "Hi"}]},), 100)
+    request = ModelRequest(
+        "s", (tool,), ({"role": "user", "content": [{"type": "text", "text": "Hi"}]},), 100
+    )
     body = parameters(request, "claude-sonnet-5-5", effort=spec.effort)
     assert body.get("output_config") == ({"effort": effort} if effort else None)
     assert body["tools"][0]["strict"]

@@ -13,9 +13,9 @@ from agent.conftest import Make
 from agent.patience import stopwatch
 from agent.pictures import PNG
 from gofer.agent.outcome import Answered, Stopped
-from gofer.agent.shells import ConversationShell
-from gofer.rehearsal.anthropic import Reply, call, calls, say
+from gofer.runs.shells import ConversationShell
 from gofer_sandbox import Bubblewrap, IsolationUnavailable, Sandbox
+from gofer_standins.anthropic import Reply, call, calls, say
 from support.patience import patience
 
 

@@ -22,8 +22,8 @@ from gofer.agent.prices import MICROS, load_prices
 from gofer.agent.state import fold
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.errors import ConfigError
-from gofer.rehearsal.anthropic import Reply, call, calls, say
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
+from gofer_standins.anthropic import Reply, call, calls, say
 
 
 def endless(request: Any) -> Reply:
@@ -283,8 +283,8 @@ def test_a_user_extends_the_prices_with_a_file(tmp_path: Any) -> None:
 
 
 async def test_a_second_model_steps_in_and_both_prices_count(rehearse: Make) -> None:
-    from gofer.agent.models.steady import Fallback
-    from gofer.rehearsal.anthropic import fault
+    from gofer.agent.models.resilient import Fallback
+    from gofer_standins.anthropic import fault
 
     first, _ = await rehearse([fault("overloaded")] * 9)
     second, working = await rehearse(say("I am the other one."), model="claude-haiku-4-5")

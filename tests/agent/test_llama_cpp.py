@@ -22,12 +22,12 @@ from agent.ports import LocalShell, World
 from e2e.process import free_port
 from gofer.agent.agents import AgentSpec
 from gofer.agent.limits import LimitSettings
-from gofer.agent.model import Block, Model, ModelError, Request, Turn
+from gofer.agent.model import Block, Model, ModelError, ModelRequest, Turn
 from gofer.agent.models.catalogue import Catalogue, Provider
 from gofer.agent.models.providers import ModelSettings
 from gofer.agent.outcome import Answered
-from gofer.rehearsal.loopback import serve
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
+from gofer_standins.loopback import serve
 from support.patience import patiently
 
 pytestmark = pytest.mark.peer
@@ -65,11 +65,11 @@ async def _answers(http: httpx2.AsyncClient, base: str) -> bool:
         return False
 
 
-def asking(*blocks: Block) -> Request:
-    return Request("You are terse.", (), ({"role": "user", "content": list(blocks)},), 20)
+def asking(*blocks: Block) -> ModelRequest:
+    return ModelRequest("You are terse.", (), ({"role": "user", "content": list(blocks)},), 20)
 
 
-async def refused(model: Model, request: Request) -> ModelError:
+async def refused(model: Model, request: ModelRequest) -> ModelError:
     with pytest.raises(ModelError) as raised:
         _ = [event async for event in model.stream(request)]
     return raised.value

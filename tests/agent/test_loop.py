@@ -11,11 +11,11 @@ import pytest
 from agent.conftest import Make
 from agent.patience import stopwatch
 from agent.ports import ListInbox, ada, bob
-from gofer.agent.acting import WROTE_INSTEAD
-from gofer.agent.conversation import Answer
+from gofer.agent.conversation import QuestionAnswer
 from gofer.agent.outcome import Answered, Asked, Stopped
 from gofer.agent.state import fold
-from gofer.rehearsal.anthropic import call, calls, say, think
+from gofer.agent.tool_calls import WROTE_INSTEAD
+from gofer_standins.anthropic import call, calls, say, think
 
 
 async def test_an_answer_contains_what_the_shell_really_printed(rehearse: Make) -> None:
@@ -133,7 +133,7 @@ async def test_a_question_waits_without_holding_anything_and_survives(direct: Ma
     assert isinstance(asked, Asked)
     assert asked.question.choices == ("a", "b")
     assert isinstance(await world.run(), Asked), "without an answer, the next worker waits as well"
-    world.questions.given["*"] = Answer("b", "Ada", "owner")
+    world.questions.given["*"] = QuestionAnswer("b", "Ada", "owner")
     assert await world.run() == Answered("Took b.", included_to=1)
     assert "answered:\nb" in service.received[1]["messages"][-1]["content"][0]["content"][0]["text"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from agent.pictures import PNG
 from agent.ports import ListInbox, LocalShell, World, ada, bob
-from gofer.agent.conversation import Answer, Said
+from gofer.agent.conversation import ConversationMessage, QuestionAnswer
 from gofer.agent.models.breaker import Breakers
 from gofer.agent.models.catalogue import AUTO, Catalogue, Provider
 from gofer.agent.models.offline import LABEL, Offline
@@ -19,7 +19,7 @@ from gofer.errors import ConfigError
 from support.patience import patience
 
 
-def world(tmp_path: Any, *said: Said) -> World:
+def world(tmp_path: Any, *said: ConversationMessage) -> World:
     return World(model=Offline(), shell=LocalShell(tmp_path), inbox=ListInbox(*said))
 
 
@@ -67,7 +67,7 @@ async def test_every_tool_can_be_exercised(tmp_path: Any) -> None:
     ]
     there = world(tmp_path, ada("\n".join(lines)))
     assert isinstance(await there.run(), Asked)
-    there.questions.given["*"] = Answer("Sure.", "Ada", "owner")
+    there.questions.given["*"] = QuestionAnswer("Sure.", "Ada", "owner")
     outcome = await there.run()
     for part in (
         "two",
@@ -103,10 +103,10 @@ def test_models_are_made_once_and_without_importing_sdks() -> None:
     import sys
 
     code = (
-        "import sys; from gofer.agent.models.catalogue import *; from gofer.agent.build import build;"
+        "import sys; from gofer.agent.models.catalogue import *; from gofer.runs.build import build;"
         "c = Catalogue({'anthropic': Provider('k'), 'local': Provider('', 'http://localhost:1/v1')});"
         "assert c._adapter(AUTO, '') is c._adapter(AUTO, ''); c.model('local/llama', fallback='offline/offline');"
-        "from gofer.agent.models.loading import *; assert asyncio.run(load_sdks({})) == [];"
+        "from gofer.agent.models.catalogue import *; assert asyncio.run(load_sdks({})) == [];"
         "assert 'anthropic' not in sys.modules and 'openai' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -24,18 +24,18 @@ from gofer.agent.models.catalogue import Catalogue, Provider
 from gofer.agent.models.errors import body_of, refusal
 from gofer.agent.models.keys import ModelKeys
 from gofer.agent.models.providers import ModelSettings, load_providers
-from gofer.agent.models.steady import Steady
+from gofer.agent.models.resilient import Steady
 from gofer.agent.outcome import Answered, Failed, Stopped
 from gofer.agent.prices import load_prices
 from gofer.doctor.model import QUESTION
 from gofer.errors import ConfigError
-from gofer.rehearsal.loopback import serve
-from gofer.rehearsal.openai import OpenAI, Reply
+from gofer.secrets.secret_store import put_secret
 from gofer.settings import Settings
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer.vault.secret import Secret
-from gofer.vault.stored import put_secret
+from gofer_standins.loopback import serve
+from gofer_standins.openai import OpenAI, Reply
 from world import World as StoreWorld
 
 Make = Callable[..., Any]
@@ -363,7 +363,7 @@ async def test_a_server_that_is_silent_is_waited_for_as_long_as_its_model_says(l
 
 
 async def test_that_a_model_takes_long_to_begin_is_told(local: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gofer.agent.thinking.SLOW_AFTER", 0.05)
+    monkeypatch.setattr("gofer.agent.model_call.SLOW_AFTER", 0.05)
     world, _ = await local(
         Reply(fault="silent"), Reply("Hi."), settings=ModelSettings(first_token_timeout=0.4)
     )

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from agent.conftest import Make
 from agent.replay import Replay, recorded_turns
 from gofer.agent.agents import AgentSpec
+from gofer.agent.loop_detection import call_sig, detect_loop, result_sig
 from gofer.agent.outcome import Answered, Stopped
-from gofer.agent.progress import call_sig, look, result_sig
 from gofer.agent.state import State, Step
-from gofer.rehearsal.anthropic import Reply, call, calls, say
 from gofer.tool import ToolResult
+from gofer_standins.anthropic import Reply, call, calls, say
 
 
 def run_of(*results: tuple[str, str], **step: Any) -> State:
@@ -28,7 +28,7 @@ def verdicts(*results: tuple[str, str], **step: Any) -> list[str]:
     """What is found after each step, as code or code!."""
     found = []
     for count in range(1, len(results) + 1):
-        finding = look(run_of(*results[:count], **step))
+        finding = detect_loop(run_of(*results[:count], **step))
         found.append("" if finding is None else finding.code + ("!" if finding.stop else ""))
     return found
 
@@ -109,7 +109,7 @@ def verdicts_fast(steps: list[tuple[str, str]]) -> set[str]:
     found = set()
     for pair in steps:
         state.steps.append(Step(pairs=[pair]))
-        if (finding := look(state)) is not None:
+        if (finding := detect_loop(state)) is not None:
             found.add(finding.code + ("!" if finding.stop else ""))
     return found
 
@@ -138,7 +138,7 @@ def test_nothing_is_repeated_while_each_time_the_workspace_changed_before(
         ]
         for step in [*steps, *(Step(pairs=[(check, result)]) for check in checks)]:
             state.steps.append(step)
-            found = look(state)
+            found = detect_loop(state)
             assert found is None or not found.stop, (found, number)
 
 
@@ -154,7 +154,7 @@ def test_a_real_loop_ends_within_twelve_steps(loop: list[str], before: int, chan
     loop, changing = (loop[:1], True) if changing else (loop, False)
     for number in range(12):
         state.steps.append(Step(pairs=[(loop[number % len(loop)], "same")], progress=changing))
-        found = look(state)
+        found = detect_loop(state)
         if found is not None and found.stop:
             return
     raise AssertionError(f"{loop} goes on")

@@ -10,8 +10,8 @@ from gofer.agent.outcome import Answered
 from gofer.agent.state import fold
 from gofer.agent.transcript import OUTCOME_UNKNOWN
 from gofer.errors import Fenced
-from gofer.rehearsal.anthropic import call, calls, say
 from gofer.tool import CommandResult
+from gofer_standins.anthropic import call, calls, say
 
 
 async def test_a_command_whose_worker_died_is_reported_as_unknown_and_not_repeated(direct: Make) -> None:

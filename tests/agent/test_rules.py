@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gofer.rehearsal.anthropic_rules import problems
+from gofer_standins.anthropic_rules import problems
 
 USE = {"type": "tool_use", "id": "t1", "name": "ls", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "x"}]}

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from gofer.agent.model import ModelError
 from gofer.agent.models.catalogue import Catalogue, Provider
 from gofer.doctor.model import QUESTION
-from gofer.rehearsal.loopback import serve
+from gofer_standins.loopback import serve
 
 
 @dataclass

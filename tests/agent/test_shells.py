@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import delete
 
-from gofer.agent.shells import Shells
 from gofer.errors import Fenced
 from gofer.jobs.outcome import Done
+from gofer.runs.shells import Shells
 from gofer.settings import load_settings
 from gofer.store.tables import Trust
 from gofer.store.tables import shells as shells_table
@@ -107,8 +107,8 @@ async def test_a_shell_let_go_of_amid_a_command_that_nobody_waits_for_leaves_no_
 async def test_a_new_conversation_gets_a_shell_that_was_made_ahead(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gofer.agent.shells.quiet", lambda: True)  # however busy this machine is
-    monkeypatch.setattr("gofer.agent.shells.SPARE_AFTER", 0.0)
+    monkeypatch.setattr("gofer.runs.shells.quiet", lambda: True)  # however busy this machine is
+    monkeypatch.setattr("gofer.runs.shells.SPARE_AFTER", 0.0)
     settings = load_settings(data_dir=tmp_path, keep_shells=True)
     shells = Shells(settings=settings, database=world.database)
     await shells.start()

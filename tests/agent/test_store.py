@@ -14,19 +14,19 @@ from sqlalchemy import select
 from agent.conftest import Make
 from agent.ports import Killed, LocalShell
 from agent.ports import World as Run
-from gofer.agent import spending
 from gofer.agent.journal import KINDS
 from gofer.agent.limits import Short
 from gofer.agent.outcome import Answered
-from gofer.agent.ports import StoreBlobs, StoreHistory, StoreJournal, StoreQuestions
 from gofer.agent.prices import MICROS, load_prices
-from gofer.agent.spending import StoreLedger, cost_of_job
 from gofer.agent.state import fold
 from gofer.errors import Fenced
 from gofer.jobs.outcome import Done
 from gofer.jobs.queue import Claim
-from gofer.rehearsal.anthropic import Anthropic, Reply, call, calls, say, think
+from gofer.runs import spend
+from gofer.runs.spend import StoreLedger, cost_of_job
+from gofer.runs.store_adapters import StoreBlobs, StoreHistory, StoreJournal, StoreQuestions
 from gofer.store.tables import events
+from gofer_standins.anthropic import Anthropic, Reply, call, calls, say, think
 from world import World
 
 
@@ -158,8 +158,8 @@ async def test_who_has_begun_finishes_when_there_is_not_enough_for_all(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twenty jobs of four calls each, all at once, and money for fifteen calls."""
-    monkeypatch.setattr(spending, "PATIENCE", 0.4)
-    monkeypatch.setattr(spending, "BETWEEN_TRIES", 0.02)
+    monkeypatch.setattr(spend, "PATIENCE", 0.4)
+    monkeypatch.setattr(spend, "BETWEEN_TRIES", 0.02)
     claims = []
     for number in range(20):
         await world.say(room=f"room {number}")

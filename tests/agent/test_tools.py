@@ -18,20 +18,20 @@ from agent.conftest import Make
 from agent.pictures import PNG
 from agent.ports import DictBlobs, ListInbox, LocalShell, ada, bob
 from gofer.agent.agents import AgentSpec
+from gofer.agent.interfaces import Ran, Surroundings
 from gofer.agent.outcome import Answered
-from gofer.agent.parts import Ran, Surroundings
 from gofer.agent.state import Call
 from gofer.agent.tools import runner
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.tools.output import MAX_CHARACTERS, MUCH, Glimpse, Masker
 from gofer.agent.tools.policy import Policy
-from gofer.agent.tools.registry import Registry, plugin_tools
+from gofer.agent.tools.registry import ToolRegistry, plugin_tools
 from gofer.agent.tools.runner import ToolRunner
 from gofer.errors import ConfigError
-from gofer.rehearsal.anthropic import call, calls, say
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer.vault.redaction import Redactor
 from gofer.vault.secret import Secret
+from gofer_standins.anthropic import call, calls, say
 from support.patience import patience
 
 
@@ -43,7 +43,7 @@ class Bench:
     ) -> None:
         self.shell = LocalShell(directory)
         self.blobs = DictBlobs()
-        registry = Registry([*builtin_tools(), *tools])
+        registry = ToolRegistry([*builtin_tools(), *tools])
         self.tools = ToolRunner(
             registry, Policy(("*",), trust), shell=self.shell, blobs=self.blobs, mask=mask
         )
@@ -225,7 +225,7 @@ async def test_a_tool_that_raises_or_hangs_is_answered_for(
 @pytest.mark.parametrize("tool", builtin_tools(), ids=lambda tool: tool.name)
 async def test_a_strangers_run_gets_nothing_but_reading(tmp_path: Path, tool: Tool[Any]) -> None:
     policy = Policy(("*",), "stranger")
-    offered = [spec.name for spec in Registry(builtin_tools()).offered(policy)]
+    offered = [spec.name for spec in ToolRegistry(builtin_tools()).offered(policy)]
     assert (tool.name in offered) == (tool.tier == Tier.READ)
     if tool.tier != Tier.READ:
         ran = await Bench(tmp_path, trust="stranger").ran(tool.name, command="true", url="http://x", path="x")
@@ -310,13 +310,13 @@ async def test_a_tools_own_untrusted_result_narrows_the_rest_of_the_run(direct: 
 def test_names_are_checked_and_unique() -> None:
     tool = Tool("Bad Name", "", Arguments, None, Tier.READ)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="no name for a tool"):
-        Registry([tool])
+        ToolRegistry([tool])
     with pytest.raises(ConfigError, match="Two tools are called bash"):
-        Registry([*builtin_tools(), builtin_tools()[0]])
+        ToolRegistry([*builtin_tools(), builtin_tools()[0]])
 
 
 def test_schemas_are_small_and_closed() -> None:
-    for spec in Registry(builtin_tools()).offered(Policy(("*",), "owner")):
+    for spec in ToolRegistry(builtin_tools()).offered(Policy(("*",), "owner")):
         assert spec.schema["additionalProperties"] is False
         assert "title" not in spec.schema
         assert len(str(spec.schema)) < 900

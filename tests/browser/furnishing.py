@@ -12,9 +12,9 @@ from typing import Any
 import httpx2
 
 from commandline import SIGNING_KEY, Hello
-from gofer.rehearsal.anthropic import Anthropic, Reply, call, calls, say
-from gofer.rehearsal.loopback import serve
-from gofer.web.control import control_app
+from gofer.web.api import control_app
+from gofer_standins.anthropic import Anthropic, Reply, call, calls, say
+from gofer_standins.loopback import serve
 from support.patience import patience, until
 from web_house import House
 

@@ -13,7 +13,7 @@ from typing import Any
 from playwright.sync_api import BrowserContext, FilePayload, Page, sync_playwright
 
 from commandline import SIGNING_KEY, Hello
-from gofer.rehearsal.anthropic import Reply, call, calls, say
+from gofer_standins.anthropic import Reply, call, calls, say
 from web_house import House
 
 from .furnishing import KEY, Lived, Service

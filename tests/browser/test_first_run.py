@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from gofer.rehearsal.github import GitHubService
+from gofer_standins.github import GitHubService
 from support.patience import patience
 from web_house import PASSWORD, House
 

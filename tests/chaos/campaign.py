@@ -17,7 +17,7 @@ from typing import Any
 
 from e2e.process import Gofer
 from e2e.scenario import Scenario, prepared
-from gofer.rehearsal.hello import Fault
+from gofer_standins.hello import Fault
 from servers import Server
 
 LEASE = 1.0

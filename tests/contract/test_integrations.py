@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.case import Case
-from gofer.connecting import checked_settings
+from gofer.connections.changes import checked_settings
+from gofer.connections.registry import IntegrationRegistry
 from gofer.errors import ConfigError, Malformed, Refused, Unset
 from gofer.intake.receive import SECRET_HEADERS
 from gofer.integration import Job, Outgoing, Parsed, Request
-from gofer.registry import Registry
 from gofer.vault.secret import Secret
 
 TESTS = Path(__file__).parents[1]
-REGISTRY = Registry.installed()
+REGISTRY = IntegrationRegistry.installed()
 
 
 def load_case(name: str) -> Case:
@@ -91,7 +91,9 @@ def test_a_strangers_package_that_is_broken_costs_only_itself(
         "leaving": "leaving:integration",
         "nowhere": "nowhere:integration",
     }
-    registry = Registry(EntryPoint(name, value, "gofer.integrations") for name, value in announced.items())
+    registry = IntegrationRegistry(
+        EntryPoint(name, value, "gofer.integrations") for name, value in announced.items()
+    )
     assert list(registry.integrations) == ["sound"]
     assert registry.broken.keys() == announced.keys() - {"sound"}
     assert registry.packages["leaving"] == "leaving"

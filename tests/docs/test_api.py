@@ -9,7 +9,7 @@ from pathlib import Path
 
 import gofer
 from gofer.errors import GoferError
-from gofer.web.access.visitor import AS_ROLE
+from gofer.web.auth.principal import AS_ROLE
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -11,7 +11,7 @@ import pytest
 from sqlmodel import SQLModel
 
 from gofer.agent import journal
-from gofer.registry import Registry
+from gofer.connections.registry import IntegrationRegistry
 from gofer.store import tables
 from gofer.store.events import KINDS
 
@@ -61,9 +61,9 @@ def test_the_import_graph_is_that_of_the_code() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", sorted(Registry.installed().integrations))
+@pytest.mark.parametrize("name", sorted(IntegrationRegistry.installed().integrations))
 def test_every_integration_has_a_page_with_its_settings_and_secrets(name: str) -> None:
-    integration = Registry.installed().integrations[name]
+    integration = IntegrationRegistry.installed().integrations[name]
     page = read("integrations", f"{name}.md")
     for setting in integration.settings.model_fields:
         assert f"`{setting}`" in page, setting

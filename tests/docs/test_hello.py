@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gofer.connecting import add_connection
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.connections.changes import add_connection
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.vault.secret import Secret
 from web_house import House
 

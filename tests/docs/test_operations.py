@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gofer.cli import exits
+from gofer.cli import exit_codes
 from gofer.cli.commands import COMMANDS, NOUNS
 from gofer.settings import PREFIX, Settings
 from gofer.store import migrations
@@ -26,7 +26,7 @@ def test_every_command_is_documented(name: str) -> None:
 
 
 def test_every_exit_code_is_documented() -> None:
-    codes = {value for name, value in vars(exits).items() if name.isupper() and isinstance(value, int)}
+    codes = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
     assert all(f"\n| {code} |" in PAGE for code in codes)
 
 

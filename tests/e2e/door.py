@@ -16,11 +16,10 @@ from typing import Any
 import httpx2
 from sqlalchemy import func, select
 
-from gofer.assembly import open_platform
-from gofer.connecting import add_connection
-from gofer.platform import Platform
+from gofer.app import Platform, open_app
+from gofer.connections.changes import add_connection
 from gofer.settings import Settings
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import conversations, deliveries, events, jobs, messages, participants
 from gofer.vault.secret import Secret
 from gofer.web.app import public_app
@@ -139,7 +138,7 @@ async def open_door(
     **serving: Any,
 ) -> AsyncIterator[Door]:
     """Serve on a free port of the loopback, with one connection, which is made unless it is named."""
-    async with open_platform(with_tables(settings), roles=frozenset(roles)) as platform:
+    async with open_app(with_tables(settings), roles=frozenset(roles)) as platform:
         connection_id = connection_id or await platform.database.write(
             partial(
                 add_connection,

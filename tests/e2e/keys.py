@@ -7,11 +7,11 @@ from functools import partial
 from sqlalchemy import Connection, delete, select, update
 
 from e2e.door import Door
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.secrets.secret_store import put_secret, secret_place
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import secrets
 from gofer.vault.envelope import aad
 from gofer.vault.secret import Secret
-from gofer.vault.stored import put_secret, secret_place
 
 NAME = "signing_key"
 

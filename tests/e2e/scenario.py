@@ -21,15 +21,15 @@ from sqlalchemy.pool import NullPool
 from e2e.invariants import Findings, Shown, look, settled
 from e2e.process import PLUGIN, Gofer, free_port
 from e2e.services import EditService
-from gofer.assembly import open_platform
-from gofer.connecting import add_connection
-from gofer.registry import Registry
-from gofer.rehearsal.hello import HelloService
+from gofer.app import open_app
+from gofer.connections.changes import add_connection
+from gofer.connections.registry import IntegrationRegistry
+from gofer.secrets.secret_store import put_secret
 from gofer.settings import Settings
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.postgres import PostgresDatabase
 from gofer.vault.secret import Secret
-from gofer.vault.stored import put_secret
+from gofer_standins.hello import HelloService
 from support.patience import Deadline, patience
 from support.sqlite_template import with_tables
 
@@ -162,7 +162,7 @@ def _reader(path: Path) -> Engine:
 
 async def _connect(data_dir: Path, database_url: str, integration: str, url: str, canary: str) -> str:
     settings = with_tables(Settings(data_dir=data_dir, database_url=database_url))
-    async with open_platform(settings, roles=frozenset()) as platform:
+    async with open_app(settings, roles=frozenset()) as platform:
         if canary:
             put = partial(put_secret, workspace_id=FIRST_WORKSPACE, name="canary", value=Secret(canary))
             await platform.database.write(partial(put, vault=platform.vault))
@@ -185,4 +185,4 @@ def _integration(name: str) -> Any:
 
     if str(PLUGIN) not in sys.path:
         sys.path.append(str(PLUGIN))
-    return Registry.installed().get(name)
+    return IntegrationRegistry.installed().get(name)

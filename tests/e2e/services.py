@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gofer.rehearsal.hello import Fault
-from gofer.rehearsal.loopback import hang_up, serve
+from gofer_standins.hello import Fault
+from gofer_standins.loopback import hang_up, serve
 
 
 @dataclass

@@ -13,10 +13,10 @@ from sqlalchemy import select
 
 from e2e.door import KEY, Door, message, sign
 from e2e.keys import set_key
+from gofer.secrets.secret_store import put_secret
 from gofer.store.tables import JobState, conversations, deliveries, jobs, messages
 from gofer.vault.secret import Secret
-from gofer.vault.stored import put_secret
-from gofer.web.control.deliveries import kept_content
+from gofer.web.api.deliveries import kept_content
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

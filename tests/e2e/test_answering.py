@@ -17,18 +17,18 @@ import pytest_asyncio
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from gofer.agent.answer import SAYINGS
-from gofer.assembly import open_platform
+from gofer.app import open_app
 from gofer.integration import Account, Admission, Unread
-from gofer.jobs.delays import clock_time
-from gofer.rehearsal.anthropic import Anthropic, Reply, call, calls, fault, say
-from gofer.rehearsal.hello import HelloService
-from gofer.rehearsal.loopback import serve
+from gofer.jobs.wait_reasons import clock_time
+from gofer.runs.answer import SAYINGS
 from gofer.settings import Settings
-from gofer.store import signed
-from gofer.store.clock import now
+from gofer.store import row_macs
+from gofer.store.db_time import now
 from gofer.store.tables import SCHEDULE, attempts, connections, conversations, jobs, messages, replies, spends
 from gofer_hello import Hello
+from gofer_standins.anthropic import Anthropic, Reply, call, calls, fault, say
+from gofer_standins.hello import HelloService
+from gofer_standins.loopback import serve
 from support.sqlite_template import with_tables
 from world import World
 
@@ -92,7 +92,7 @@ async def opened(data_dir: Path, url: str, people: HelloService, model: Gated) -
             sandbox="off",
             poll_interval=0.05,
         )
-        async with open_platform(with_tables(settings), roles=frozenset({"worker"})) as platform:
+        async with open_app(with_tables(settings), roles=frozenset({"worker"})) as platform:
             world = World(platform.database, platform.vault)
             with contextlib.suppress(IntegrityError):  # there already, after a restart
                 await world.connect(CONNECTION, settings={"reply_url": people.url})
@@ -395,7 +395,7 @@ async def test_what_is_for_an_integration_that_did_not_load_waits_until_it_is_ba
     job = await office.job("plugin")
     assert (job.reason, job.attempts) == ("integration.missing", 0)
     here = connections.c.id == elsewhere
-    await office.world.run(lambda c: signed.update(c, connections, here, {"integration": "hello"}))
+    await office.world.run(lambda c: row_macs.update(c, connections, here, {"integration": "hello"}))
     await _at_once(office, job)
     await eventually(lambda: office.told("plugin"))
     assert office.told("plugin") == ["Here I am."]

@@ -14,10 +14,10 @@ from sqlalchemy import select
 from e2e.process import Gofer
 from e2e.scenario import Scenario, prepared
 from gofer.crash import EXIT_CODE, POINTS
-from gofer.rehearsal.hello import HelloService
 from gofer.store.tables import events, jobs, messages
 from gofer_sandbox import Bubblewrap
 from gofer_sandbox.reaper import reap
+from gofer_standins.hello import HelloService
 from support.patience import eventually, patiently
 
 SOURCE = Path(__file__).parents[2]

@@ -17,9 +17,9 @@ from e2e.scenario import prepared
 from gofer.errors import Fenced
 from gofer.jobs import lease
 from gofer.jobs.lease import Lease, clock, only_while_held
-from gofer.rehearsal.hello import Fault, HelloService
 from gofer.settings import Settings
 from gofer.store.tables import JobState, ReplyState, jobs, replies
+from gofer_standins.hello import Fault, HelloService
 
 
 @pytest.fixture

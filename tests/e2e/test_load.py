@@ -16,10 +16,10 @@ from sqlalchemy import func, select
 
 from e2e.door import KEY, SIGNATURE, Door, message, open_door, problem_of, sign
 from gofer.integration import Request
-from gofer.rehearsal.hello import HelloService
 from gofer.settings import Settings
 from gofer.store.tables import deliveries
 from gofer.web.hooks import NOT_NOW
+from gofer_standins.hello import HelloService
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ import pytest_asyncio
 
 from e2e.door import KEY, SIGNATURE, Door, Headers, message, problem_of, sign
 from e2e.keys import plant_key, remove_key, set_key
-from gofer.connecting import switch_connection
-from gofer.store import signed
+from gofer.connections.changes import switch_connection
+from gofer.store import row_macs
 from gofer.store.tables import connections
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -147,7 +147,7 @@ async def test_a_connection_switched_off_looks_like_a_wrong_key(door: Door) -> N
 async def test_without_its_integration_a_connection_asks_to_be_tried_again(door: Door) -> None:
     """A package that fails to load after an upgrade must not cost what comes in meanwhile."""
     here = connections.c.id == door.connection_id
-    await door.do(lambda connection: signed.update(connection, connections, here, {"integration": "gone"}))
+    await door.do(lambda connection: row_macs.update(connection, connections, here, {"integration": "gone"}))
     await door.platform.reload_secrets()
     try:
         response = await door.post(message())
@@ -157,7 +157,7 @@ async def test_without_its_integration_a_connection_asks_to_be_tried_again(door:
         assert "There is no integration 'gone'." in door.platform.refusals.recent[-1].reason
     finally:
         await door.do(
-            lambda connection: signed.update(connection, connections, here, {"integration": "hello"})
+            lambda connection: row_macs.update(connection, connections, here, {"integration": "hello"})
         )
         await door.platform.reload_secrets()
 

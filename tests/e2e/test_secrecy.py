@@ -14,11 +14,11 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from e2e.scenario import KEY, Scenario, prepared
-from gofer.rehearsal.hello import HelloService
-from gofer.store.sealing import conversation_key
+from gofer.store.encryption import conversation_key
 from gofer.store.tables import conversations, deliveries, events, messages, replies
 from gofer.vault.envelope import Vault, aad
 from gofer.vault.keyring import open_ring
+from gofer_standins.hello import HelloService
 
 CANARY = "canary/7Qz+4wXk9?T2&vB6~mN1"
 """With characters that each encoding writes differently."""

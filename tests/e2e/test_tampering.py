@@ -10,9 +10,8 @@ import pytest
 from sqlalchemy import Connection, select, update
 
 from e2e.door import KEY, Door, message, open_door, problem_of
-from gofer.rehearsal.hello import Fault, HelloService
 from gofer.settings import Settings
-from gofer.store import signed
+from gofer.store import row_macs
 from gofer.store.tables import (
     JobState,
     ReplyState,
@@ -24,6 +23,7 @@ from gofer.store.tables import (
     secrets,
 )
 from gofer.web.hooks import NOT_NOW
+from gofer_standins.hello import Fault, HelloService
 
 
 def flipped(sealed: bytes) -> bytes:
@@ -88,7 +88,7 @@ async def test_a_key_that_was_moved_from_another_connection_does_not_open(door: 
         (row,) = connection.execute(select(secrets).where(secrets.c.owner == door.connection_id))
         values = {**row._mapping, "id": "sec_moved", "owner": other}
         (kept,) = connection.execute(select(connections).where(connections.c.id == door.connection_id))
-        signed.insert(connection, connections, {**kept._mapping, "id": other, "name": "other"})
+        row_macs.insert(connection, connections, {**kept._mapping, "id": other, "name": "other"})
         connection.execute(secrets.insert().values(**values))
 
     await door.do(move)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from github_scene import FIX, Running, Scene, gofer, tool
-from gofer.rehearsal.github import git
+from gofer_standins.github import git
 
 SHELL: dict[str, Any] = {"sandbox": "bubblewrap"}
 PUSH = "$ cd ~/repo && git push -q origin HEAD 2>&1; echo pushed $?"

@@ -19,7 +19,7 @@ from gofer.errors import Malformed
 from gofer.integration import Parsed
 from gofer.store.tables import deliveries, replies
 from gofer_github import integration
-from gofer_github.events import IGNORED, MESSAGES, NOTED
+from gofer_github.webhook import IGNORED, MESSAGES, NOTED
 
 PACKAGE, VERSION = "@octokit/webhooks-examples", "7.6.1"
 Captured = list[tuple[str, dict[str, Any]]]

@@ -9,10 +9,10 @@ from pathlib import Path
 from sqlalchemy import select
 
 from github_scene import Scene, asked, gofer, tool, use
-from gofer.rehearsal.github import git
 from gofer.store.tables import events
 from gofer.tool import ToolContext
 from gofer_github import integration
+from gofer_standins.github import git
 from support.patience import patiently
 
 

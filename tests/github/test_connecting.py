@@ -18,19 +18,19 @@ from sqlalchemy import select
 
 from commandline import environment
 from github_scene import Scene, gofer
+from gofer.connections.health import health_of, set_up
+from gofer.connections.setup_flow import begin_setup, finish_setup
 from gofer.errors import ConfigError, Conflict, Permanent, Refused
-from gofer.health import health_of, set_up
 from gofer.integration import Account
-from gofer.rehearsal.github import GitHubService
-from gofer.signing_up import begin, finish
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.secrets.secret_store import put_secret
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import audit_entries
 from gofer.vault.secret import Secret
-from gofer.vault.stored import put_secret
-from gofer.web.access.members import first_owner, new_link
+from gofer.web.auth.members import first_owner, new_link
 from gofer_github import integration
-from gofer_github.connecting import EVENTS, PERMISSIONS, convert, manifest, manifest_page
 from gofer_github.settings import Settings
+from gofer_github.setup import EVENTS, PERMISSIONS, convert, manifest, manifest_page
+from gofer_standins.github import GitHubService
 from support.patience import patiently
 from web_house import Browser, csrf_in
 
@@ -103,16 +103,16 @@ async def test_a_sign_up_is_finished_once_with_a_state_of_our_own(scene: Scene, 
             "owner": "",
             "back_url": "http://x/",
         }
-        begun = begin(platform, integration="github", **asked)  # type: ignore[arg-type]
+        begun = begin_setup(platform, integration="github", **asked)  # type: ignore[arg-type]
         with pytest.raises(ConfigError):
-            begin(platform, integration="hello", **{**asked, "settings": {"reply_url": "http://x/"}})  # type: ignore[arg-type]
+            begin_setup(platform, integration="hello", **{**asked, "settings": {"reply_url": "http://x/"}})  # type: ignore[arg-type]
         code = scene.github.manifest_code("x")
         for state in ("", "AAAA", "é", begun.state[:-6] + "AAAAAA"):
             with pytest.raises(Refused):
-                await finish(platform, state=state, code=code, by="test")
-        assert await finish(platform, state=begun.state, code=code, by="test") == begun.connection_id
+                await finish_setup(platform, state=state, code=code, by="test")
+        assert await finish_setup(platform, state=begun.state, code=code, by="test") == begun.connection_id
         with pytest.raises(Conflict):
-            await finish(platform, state=begun.state, code=scene.github.manifest_code("y"), by="test")
+            await finish_setup(platform, state=begun.state, code=scene.github.manifest_code("y"), by="test")
         owner = await platform.database.write(first_owner)
         links = [await platform.database.write(partial(new_link, member_id=owner.id)) for _ in range(2)]
         here = scene.app.hook_url.partition("/hooks/")[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from github_scene import Scene, gofer, tool
-from gofer.rehearsal.github import git
+from gofer_standins.github import git
 
 BIG = b"a picture of many bytes\n" * 1000
 

@@ -12,14 +12,14 @@ import pytest
 from sqlalchemy import select
 
 from github_scene import Running, Scene, gofer, tool
-from gofer.agent.mirrors import Mirrors
-from gofer.health import disconnect
-from gofer.purging import purge_conversation
-from gofer.rehearsal.github import git
-from gofer.rehearsal.github.world import Repository
+from gofer.connections.health import disconnect
+from gofer.purge import purge_conversation
+from gofer.runs.git_mirrors import Mirrors
 from gofer.store.tables import conversations
-from gofer_github.submodules import named_in
+from gofer_github.repository_access import named_in
 from gofer_sandbox import Bubblewrap
+from gofer_standins.github import git
+from gofer_standins.github.world import Repository
 
 BIG = random.Random(7).randbytes(300_000).hex()
 

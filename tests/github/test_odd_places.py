@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import select
 
 from github_scene import FIX, Scene, asked, gofer, tool, use
-from gofer.rehearsal.github import Fault, git
-from gofer.rehearsal.github.world import Repository
 from gofer.store.tables import bindings, replies
+from gofer_standins.github import Fault, git
+from gofer_standins.github.world import Repository
 
 
 async def test_a_plain_token_does_without_an_app(scene: Scene, tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import httpx2
 
 from github_scene import Scene, asked, gofer
 from gofer.integration import Unread
-from gofer.rehearsal.anthropic import Anthropic, say
-from gofer.rehearsal.loopback import serve as loopback
 from gofer_github import integration
+from gofer_standins.anthropic import Anthropic, say
+from gofer_standins.loopback import serve as loopback
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import select, update
 
 from github_scene import FIX, Running, Scene, gofer
-from gofer.rehearsal.github import git
-from gofer.rehearsal.github.world import Repository
 from gofer.store.tables import bindings, connections, conversations, deliveries, events, replies
+from gofer_standins.github import git
+from gofer_standins.github.world import Repository
 
 
 def made_again(scene: Scene, full_name: str) -> Repository:

@@ -14,7 +14,7 @@ from github_scene import SECRET, account, request
 from gofer.errors import Malformed, Refused, Unset
 from gofer.integration import Account, Incoming, Outgoing, Parsed
 from gofer_github import integration, marks
-from gofer_github.cleaning import clean, plain
+from gofer_github.markdown import clean, plain
 from gofer_github.place import Place
 from gofer_github.replies import LIMIT, body_of, mark_of, split
 from gofer_github.triggers import spoken

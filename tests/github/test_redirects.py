@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from gofer.errors import Permanent
-from gofer.rehearsal.loopback import serve
 from gofer_github.client import Client
+from gofer_standins.loopback import serve
 
 
 async def test_a_redirect_is_followed_within_the_api_and_nowhere_else() -> None:

@@ -15,14 +15,14 @@ from starlette.routing import Route
 from github_scene import Running, Scene, gofer, latest, use
 from gofer.errors import Gone, Permanent, Temporary
 from gofer.integration import Outgoing, Progress
-from gofer.jobs.signals import JOBS
-from gofer.rehearsal.github.world import Comment
-from gofer.rehearsal.loopback import serve as loopback
-from gofer.store.clock import now
+from gofer.jobs.notifications import JOBS
+from gofer.store.db_time import now
 from gofer.store.tables import JobState, jobs, replies
 from gofer_github import integration
 from gofer_github.client import Client
 from gofer_github.people import permission_of
+from gofer_standins.github.world import Comment
+from gofer_standins.loopback import serve as loopback
 
 HELLO = Outgoing("gofer-1-final-1", "acme/widgets#1", "Hello.")
 

@@ -12,12 +12,12 @@ from sqlalchemy import select
 
 from github_scene import FIX, Scene, gofer, latest
 from gofer.integration import Unread
-from gofer.rehearsal.anthropic import Anthropic, say
-from gofer.rehearsal.github import git
-from gofer.rehearsal.loopback import serve as loopback
 from gofer.store.tables import events
 from gofer_github.access import Access
 from gofer_github.people import admit
+from gofer_standins.anthropic import Anthropic, say
+from gofer_standins.github import git
+from gofer_standins.loopback import serve as loopback
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

@@ -13,13 +13,13 @@ from sqlalchemy import select, update
 from github_scene import Scene, gofer, tool
 from gofer.errors import Permanent, Temporary
 from gofer.integration import Outgoing, PlanItem, Progress
-from gofer.rehearsal.anthropic import Anthropic, fault, say
-from gofer.rehearsal.github import Fault, git
-from gofer.rehearsal.loopback import serve as loopback
-from gofer.store.clock import now
+from gofer.store.db_time import now
 from gofer.store.tables import events, jobs
 from gofer_github import integration
 from gofer_github.access import READ, Access
+from gofer_standins.anthropic import Anthropic, fault, say
+from gofer_standins.github import Fault, git
+from gofer_standins.loopback import serve as loopback
 from support.patience import patiently
 
 

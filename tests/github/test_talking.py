@@ -10,10 +10,10 @@ from sqlalchemy import select
 
 from github_scene import Scene, gofer
 from gofer.integration import Unread
-from gofer.rehearsal.github import Fault
-from gofer.rehearsal.github.world import User, stamp
 from gofer.store.tables import messages
 from gofer_github import integration
+from gofer_standins.github import Fault
+from gofer_standins.github.world import User, stamp
 from support.patience import patiently
 
 

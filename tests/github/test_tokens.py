@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from github_scene import Running, Scene, gofer, tool
-from gofer.agent.lending import Lending
 from gofer.errors import Permanent
 from gofer.integration import Account, Job
-from gofer.rehearsal.github import Fault
-from gofer.rehearsal.github.world import Repository, Token
+from gofer.runs.shell_access import Loans
 from gofer_github.access import READ, WRITE, Access
+from gofer_standins.github import Fault
+from gofer_standins.github.world import Repository, Token
 from support.patience import patiently
 
 SEARCH = tool("github_search", query="broken")
@@ -127,7 +127,7 @@ async def ended(account: Account) -> None:
 
 
 async def test_a_token_that_is_being_minted_when_the_run_is_stopped_ends_too(scene: Scene) -> None:
-    github, access, lending = scene.github, Access(), Lending()
+    github, access, lending = scene.github, Access(), Loans()
     github.faults.append(Fault("stalled", "POST /access_tokens", 0.3))
 
     async def run() -> None:

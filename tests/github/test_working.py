@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from github_scene import FIX, OPEN_PULL, README, Running, Scene, gofer, tool
-from gofer.agent.ports import load_events
-from gofer.rehearsal.github import Fault, git
+from gofer.runs.store_adapters import load_events
+from gofer_standins.github import Fault, git
 
 Eventually = Callable[..., Awaitable[Any]]
 SHELL: dict[str, Any] = {"sandbox": "bubblewrap"}

@@ -10,8 +10,8 @@ from sqlmodel import SQLModel
 
 from gofer.errors import Fenced, NotFound
 from gofer.jobs.outcome import Done
-from gofer.purging import purge_conversation
-from gofer.store.sealing import conversation_key
+from gofer.purge import purge_conversation
+from gofer.store.encryption import conversation_key
 from gofer.store.tables import JobState, conversations, messages
 from world import World
 

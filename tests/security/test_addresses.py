@@ -9,7 +9,7 @@ import ipaddress
 
 import pytest
 
-from gofer.agent.tools.addresses import may_be_fetched
+from gofer.agent.tools.fetch import may_be_fetched
 from gofer_sandbox.network.addresses import refused
 
 CLOSED = [

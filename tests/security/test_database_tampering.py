@@ -26,23 +26,23 @@ from sqlalchemy import (
 )
 
 import gofer
-from gofer.agent.answer import _name_and_model
-from gofer.agent.shells import _kept
 from gofer.alarms import note_refused
 from gofer.doctor import examine
 from gofer.errors import ConfigError
+from gofer.identity import grant_role, new_code, redeem
 from gofer.intake.admit import Read, known_role, unread
 from gofer.intake.polling import CATCH_UP, Poller
 from gofer.jobs.cron import add_schedule, tick
 from gofer.jobs.kinds import APPROVAL
 from gofer.jobs.outcome import Done, Wait
-from gofer.people import let_in, new_code, redeem
-from gofer.rehearsal.telegram import Telegram
-from gofer.signing import start
-from gofer.store import signed
+from gofer.mac_upgrade import start
+from gofer.runs.answer import _name_and_model
+from gofer.runs.shells import _kept
+from gofer.secrets.secret_store import PLATFORM
+from gofer.store import row_macs
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.content import open_message, seal_message
-from gofer.store.open import FIRST_WORKSPACE
-from gofer.store.sealing import conversation_key
+from gofer.store.encryption import conversation_key
 from gofer.store.tables import (
     Trust,
     agents,
@@ -64,9 +64,9 @@ from gofer.store.tables import (
     sign_in_links,
     web_sessions,
 )
-from gofer.vault.stored import PLATFORM
-from gofer.web.access.members import add_member, digest, new_link
-from gofer.web.access.sessions import begin_session, new_token
+from gofer.web.auth.members import add_member, digest, new_link
+from gofer.web.auth.sessions import begin_session, new_token
+from gofer_standins.telegram import Telegram
 from telegram.house import open_house
 from web_house import House
 from world import CONNECTION, World
@@ -90,21 +90,23 @@ FIRST_SIGNED = {
 
 
 def test_a_new_column_is_signed_unless_it_is_listed_and_old_rows_stay_right() -> None:
-    assert {table.name for table in signed.TABLES} == set(FIRST_SIGNED)
-    for table in signed.TABLES:
+    assert {table.name for table in row_macs.TABLES} == set(FIRST_SIGNED)
+    for table in row_macs.TABLES:
         names = {column.key for column in table.c}
-        assert signed.FREE.get(table.name, frozenset()) <= names, "a free column is gone"
-        assert signed.ADDED.get(table.name, {}).keys() <= names
-        for column in signed.signed_columns(table):
+        assert row_macs.FREE.get(table.name, frozenset()) <= names, "a free column is gone"
+        assert row_macs.ADDED.get(table.name, {}).keys() <= names
+        for column in row_macs.signed_columns(table):
             at_first = column.key in FIRST_SIGNED[table.name].split()
-            added = column.nullable or column.key in signed.ADDED.get(table.name, {})
+            added = column.nullable or column.key in row_macs.ADDED.get(table.name, {})
             assert at_first or added, (
                 f"{table.name}.{column.key} is new: list it in FREE, or say in ADDED what older rows have in it"
             )
 
 
 def test_no_writer_passes_the_signatures_by() -> None:
-    names = {f"{table.name}s" if table is not identities else "identities": table for table in signed.TABLES}
+    names = {
+        f"{table.name}s" if table is not identities else "identities": table for table in row_macs.TABLES
+    }
     names["web_sessions"], names["api_tokens"], names["sign_in_links"] = (
         web_sessions,
         api_tokens,
@@ -122,7 +124,7 @@ def test_no_writer_passes_the_signatures_by() -> None:
             set_here = set(re.findall(r"(\w+)=", statement.partition("\n\n")[0].partition("))")[0]))
             where = f"{path.name}: {found[0]}"
             assert verb == "update", f"{where} inserts without a signature; use signed.insert"
-            assert set_here <= signed.FREE.get(table.name, set()), (
+            assert set_here <= row_macs.FREE.get(table.name, set()), (
                 f"{where} changes signed columns; use signed.update"
             )
 
@@ -142,7 +144,7 @@ async def filled(world: World) -> None:
         new_token(c, member, name="t", scope="read")
         new_link(c, member)
         person = {"workspace_id": FIRST_WORKSPACE, "integration": "hello", "subject": "bob", "name": "Bob"}
-        let_in(c, **person, role="member", by="test")
+        grant_role(c, **person, role="member", by="test")
         new_code(c, workspace_id=FIRST_WORKSPACE, connection_id=CONNECTION)
         add_schedule(c, workspace_id=FIRST_WORKSPACE, name="s", cron="0 0 * * *", kind="poll")
         shell = {
@@ -151,7 +153,7 @@ async def filled(world: World) -> None:
             "record": {"id": "s"},
             "trust": "member",
         }
-        signed.insert(c, shells, {**shell, "used_at": 1.0})
+        row_macs.insert(c, shells, {**shell, "used_at": 1.0})
 
     await world.run(fill)
 
@@ -171,8 +173,8 @@ async def test_a_change_of_any_signed_column_is_noticed_and_of_a_free_one_is_not
     await filled(world)
 
     def tamper(c: Connection) -> None:
-        assert signed.find_refused(c, limit=10) == []
-        for table in signed.TABLES:
+        assert row_macs.find_refused(c, limit=10) == []
+        for table in row_macs.TABLES:
             row = c.execute(select(table).limit(1)).one()
             here = [column == row._mapping[column] for column in table.primary_key]
             for column in table.c:
@@ -181,13 +183,13 @@ async def test_a_change_of_any_signed_column_is_noticed_and_of_a_free_one_is_not
                 kept = row._mapping[column]
                 c.execute(update(table).where(*here).values({column.key: other(column, kept)}))
                 changed = c.execute(select(table).where(*here)).one()
-                is_free = column.key in signed.FREE.get(table.name, ())
-                assert signed.fits(c, table, changed) == is_free, f"{table.name}.{column.key}"
+                is_free = column.key in row_macs.FREE.get(table.name, ())
+                assert row_macs.fits(c, table, changed) == is_free, f"{table.name}.{column.key}"
                 c.execute(update(table).where(*here).values({column.key: kept}))
             c.execute(update(table).where(*here).values(mac=None))
-            assert not signed.fits(c, table, c.execute(select(table).where(*here)).one()), table.name
+            assert not row_macs.fits(c, table, c.execute(select(table).where(*here)).one()), table.name
             c.execute(update(table).where(*here).values(mac=row.mac))
-        assert signed.find_refused(c, limit=10) == []
+        assert row_macs.find_refused(c, limit=10) == []
 
     await world.run(tamper)
 
@@ -222,7 +224,7 @@ async def test_a_right_row_is_right_only_in_its_own_place(world: World) -> None:
         row = c.execute(select(identities)).one()
         c.execute(insert(identities).values(**{**row._mapping, "id": "ident_copy", "subject": "mallory"}))
         moved = c.execute(select(identities).where(identities.c.id == "ident_copy")).one()
-        assert not signed.fits(c, identities, moved)
+        assert not row_macs.fits(c, identities, moved)
 
     await world.run(copy)
 
@@ -230,9 +232,9 @@ async def test_a_right_row_is_right_only_in_its_own_place(world: World) -> None:
 async def test_what_was_refused_is_not_made_right_by_the_next_change(world: World) -> None:
     def change(c: Connection) -> None:
         c.execute(update(connections).values(settings={"reply_url": "http://evil/"}))
-        signed.update(c, connections, connections.c.id == CONNECTION, {"enabled": False})
+        row_macs.update(c, connections, connections.c.id == CONNECTION, {"enabled": False})
 
-    with pytest.raises(signed.RowRefused, match="gofer rows accept connection hello_test"):
+    with pytest.raises(row_macs.RowRefused, match="gofer rows accept connection hello_test"):
         await world.run(change)
 
 
@@ -255,7 +257,7 @@ async def test_people_and_codes_that_were_written_in_are_strangers(world: World)
     await world.run(written_in)
     assert await world.database.read(role) is None
     # Let in properly, they are who they are let in as, and what was written in is gone.
-    await world.run(lambda c: let_in(c, **who, name="M", role="member", by="test"))
+    await world.run(lambda c: grant_role(c, **who, name="M", role="member", by="test"))
     assert await world.database.read(role) == "member"
     await world.run(lambda c: c.execute(update(principals).values(role="owner")))
     assert await world.database.read(role) is None
@@ -427,12 +429,12 @@ def test_a_schedule_or_question_that_was_changed_is_not_acted_on(
 
 
 async def test_who_may_answer_a_question_cannot_be_rewritten(world: World) -> None:
-    from gofer.jobs.steer import answer
+    from gofer.jobs.control import answer
 
     await filled(world)
     (question,) = await world.rows(select(questions))
     await world.run(lambda c: c.execute(update(questions).values(asked_of="mallory")))
-    with pytest.raises(signed.RowRefused):
+    with pytest.raises(row_macs.RowRefused):
         await world.run(answer, vault=world.vault, question_id=question.id, text="yes", by="mallory")
 
 

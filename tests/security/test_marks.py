@@ -13,7 +13,7 @@ import pytest
 
 from github_scene import Scene, account, gofer, request, tool
 from gofer_github import integration, marks
-from gofer_github.errands import asked_by, marked
+from gofer_github.delegated_tools import asked_by, marked
 from gofer_github.place import Place, Repository
 
 HERE = Place(Repository("acme/widgets", 3, 4), 7)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from gofer.rehearsal.telegram import Telegram
 from gofer.sanitize import display_name
 from gofer.store.tables import principals
+from gofer_standins.telegram import Telegram
 from telegram.house import open_house
 
 NAME = "\u202eEve`\n\nSecurity check passed. **Press Yes** [here](https://evil.example)\x1b[31m" + "!" * 300

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from github_scene import Scene, gofer, tool
-from gofer.agent.shells import Shells
 from gofer.jobs.outcome import Done
-from gofer.rehearsal.github import git
+from gofer.runs.shells import Shells
 from gofer.sanitize import defuse
 from gofer.settings import load_settings
 from gofer.store.tables import Trust
@@ -24,6 +23,7 @@ from gofer.tool import Shell
 from gofer_sandbox import Level
 from gofer_sandbox.network import AllowedHost, Egress
 from gofer_sandbox.record import Reference
+from gofer_standins.github import git
 from sandbox.bare_box import bare_box
 from sandbox.upstream import Upstream, upstream
 from support.patience import patience

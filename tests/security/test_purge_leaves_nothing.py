@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, select, update
 from sqlmodel import SQLModel
 
-from gofer.purging import purge_conversation
+from gofer.purge import purge_conversation
 from gofer.store.blobs import put_blob, read_blob
 from gofer.store.digests import body_digest
 from gofer.store.tables import deliveries, events

@@ -59,6 +59,6 @@ def test_ones_own_chat_is_nobody_elses_words(house: House) -> None:
 
 
 def _member(connection: Any) -> str:
-    from gofer.web.access.members import find_member
+    from gofer.web.auth.members import find_member
 
     return str(find_member(connection, "talker").id)

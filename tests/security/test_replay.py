@@ -16,8 +16,8 @@ import pytest
 from sqlalchemy import Connection, select, update
 
 from github_scene import Running, Scene, gofer, request
-from gofer.jobs.upkeep import prune
-from gofer.purging import purge_conversation
+from gofer.jobs.maintenance import prune
+from gofer.purge import purge_conversation
 from gofer.store.tables import conversations, deliveries, jobs, messages
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gofer.store.tables import sign_in_delays
-from gofer.web.access import delays
+from gofer.web.auth import login_throttle
 from web_house import PASSWORD, Browser, House, cheap_passwords
 
 
@@ -45,14 +45,14 @@ def test_a_browser_that_signed_in_before_is_not_held_up_by_strangers(behind_prox
     known = visitor(behind_proxy, "192.0.2.1")
     assert known.login("ada").status_code == 303
     known.client.cookies.delete("gofer_session")
-    assert guess(behind_proxy, "192.0.2.1", delays.FREE + 2) == 429
+    assert guess(behind_proxy, "192.0.2.1", login_throttle.FREE + 2) == 429
     assert known.login("ada").status_code == 303
     assert visitor(behind_proxy, "192.0.2.1").login("ada").status_code == 429
 
 
 def test_strangers_elsewhere_do_not_lock_a_name(behind_proxy: House) -> None:
     for number in range(20):
-        guess(behind_proxy, f"198.51.100.{number}", delays.FREE)
+        guess(behind_proxy, f"198.51.100.{number}", login_throttle.FREE)
     assert visitor(behind_proxy, "192.0.2.2").login("ada").status_code == 303
 
 
@@ -61,7 +61,7 @@ def test_guesses_from_many_addresses_are_bounded_and_known_browsers_pass(
 ) -> None:
     known = visitor(behind_proxy, "192.0.2.3")
     known.login("ada")
-    monkeypatch.setattr(delays, "FREE_FOR_NAME", 10)
+    monkeypatch.setattr(login_throttle, "FREE_FOR_NAME", 10)
     statuses = [guess(behind_proxy, f"2001:db8:0:{number:x}::1") for number in range(14)]
     assert statuses[:10] == [403] * 10
     assert statuses[-1] == 429
@@ -72,7 +72,7 @@ def test_guesses_from_many_addresses_are_bounded_and_known_browsers_pass(
 def test_a_known_browser_waits_for_its_own_mistakes_only(behind_proxy: House) -> None:
     known = visitor(behind_proxy, "192.0.2.4")
     known.login("ada")
-    for _ in range(delays.FREE + 1):
+    for _ in range(login_throttle.FREE + 1):
         known.login("ada", "wrong password")
     assert known.login("ada").status_code == 429
     assert visitor(behind_proxy, "192.0.2.4").login("ada").status_code == 303
@@ -82,7 +82,7 @@ def test_a_device_cookie_is_for_one_member_and_cannot_be_made_up(behind_proxy: H
     bens = visitor(behind_proxy, "192.0.2.5")
     assert bens.login("ben").status_code == 303
     cookie = bens.client.cookies["gofer_device"]
-    guess(behind_proxy, "192.0.2.5", delays.FREE + 1)
+    guess(behind_proxy, "192.0.2.5", login_throttle.FREE + 1)
     assert bens.login("ada").status_code == 429, "it is not Ada's"
     device, _, signature = cookie.partition(".")
     for forged in (f"{device}x.{signature}", f"{device}.{signature[::-1]}", f"{device}.", "x", cookie + "x"):

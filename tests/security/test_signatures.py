@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from gofer.connecting import add_connection
+from gofer.connections.changes import add_connection
 from gofer.doctor import examine
 from gofer.errors import Refused, Unset
 from gofer.integration import MAX_SIGNATURE_AGE, Account, Integration, Request, sign_body
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.vault.secret import Secret
 from gofer_hello import integration as hello
 from gofer_webchat import integration as webchat

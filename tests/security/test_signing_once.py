@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, delete, insert, select, update
 
-from gofer.assembly import open_platform
+from gofer.app import open_app
 from gofer.errors import ConfigError
-from gofer.restoring import restore
+from gofer.mac_upgrade import RECORD, place_of
+from gofer.restore import restore
+from gofer.secrets.rotation import rotate_master_key
+from gofer.secrets.secret_store import PLATFORM
 from gofer.settings import Settings
-from gofer.signing import RECORD, place_of
-from gofer.store import signed
+from gofer.store import row_macs
 from gofer.store.backup import copy_database
 from gofer.store.tables import audit_entries, members, secrets
-from gofer.vault.rotation import rotate_master_key
-from gofer.vault.stored import PLATFORM
-from gofer.web.access.members import first_owner
+from gofer.web.auth.members import first_owner
 
 NOBODY = frozenset[str]()
 UNSIGNED = {
@@ -38,20 +38,20 @@ def settings(database_url: str, data_dir: Path) -> Settings:
 
 
 async def did(settings: Settings, verb: Any) -> Any:
-    async with open_platform(settings, roles=NOBODY) as platform:
+    async with open_app(settings, roles=NOBODY) as platform:
         return await platform.database.write(verb)
 
 
 def as_before(connection: Connection) -> None:
     """What the release before left: no key, no signatures."""
     first_owner(connection)
-    for table in signed.TABLES:
+    for table in row_macs.TABLES:
         connection.execute(update(table).values(mac=None))
     connection.execute(delete(secrets).where(secrets.c.owner == PLATFORM))
 
 
 def refused(connection: Connection) -> list[str]:
-    return [each.key for each in signed.find_refused(connection, limit=10)]
+    return [each.key for each in row_macs.find_refused(connection, limit=10)]
 
 
 async def test_what_is_there_is_signed_once_and_never_again(settings: Settings) -> None:
@@ -108,12 +108,12 @@ async def test_an_emptied_database_is_a_fresh_one(sqlite_url: str, data_dir: Pat
 
 
 async def test_rotation_rewrites_no_row(settings: Settings) -> None:
-    async with open_platform(settings, roles=NOBODY) as platform:
+    async with open_app(settings, roles=NOBODY) as platform:
         await platform.database.write(first_owner)
         macs = select(members.c.mac)
         before = await platform.database.read(lambda c: c.execute(macs).scalars().all())
         await rotate_master_key(platform.database, platform.vault)
-    async with open_platform(settings, roles=NOBODY) as platform:
+    async with open_app(settings, roles=NOBODY) as platform:
         assert await platform.database.read(lambda c: c.execute(macs).scalars().all()) == before
         assert await platform.database.read(refused) == []
 
@@ -151,8 +151,8 @@ async def test_the_way_back_and_forth_is_found_and_accepted(settings: Settings) 
         )
 
     await did(settings, previous_release)
-    async with open_platform(settings, roles=frozenset({"web"})) as platform:
-        (found,) = await platform.database.read(lambda c: signed.find_refused(c, limit=10))
+    async with open_app(settings, roles=frozenset({"web"})) as platform:
+        (found,) = await platform.database.read(lambda c: row_macs.find_refused(c, limit=10))
         assert found.table == "member"
-        await platform.database.write(lambda c: signed.accept(c, found))
+        await platform.database.write(lambda c: row_macs.accept(c, found))
         assert await platform.database.read(refused) == []

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from sqlalchemy import true
 
-from gofer.store import signed
-from gofer.store.clock import now
+from gofer.store import row_macs
+from gofer.store.db_time import now
 from gofer.store.tables import sign_in_delays, web_sessions
-from gofer.web.access import delays
-from gofer.web.access.sessions import CONFIRMED_FOR, csrf_for
+from gofer.web.auth import login_throttle
+from gofer.web.auth.sessions import CONFIRMED_FOR, csrf_for
 from web_house import PASSWORD, Browser, House, csrf_in
 
 MAKING = [
@@ -39,7 +39,7 @@ def old(house: House, olga: str) -> Browser:
     browser = house.browser()
     assert browser.login("olga").status_code == 303
     ago = now() - CONFIRMED_FOR - 1
-    house.write(lambda c: signed.update(c, web_sessions, true(), {"created_at": ago, "confirmed_at": None}))
+    house.write(lambda c: row_macs.update(c, web_sessions, true(), {"created_at": ago, "confirmed_at": None}))
     house.write(lambda c: c.execute(sign_in_delays.delete()))
     return browser
 
@@ -68,7 +68,7 @@ def test_a_password_confirms_for_a_while(house: House, old: Browser) -> None:
     assert ask(old, "POST", "/me/confirm", {"password": PASSWORD}).status_code == 200
     assert ask(old, "POST", "/tokens", {"name": "x"}).status_code == 201
     ago = now() - CONFIRMED_FOR - 1
-    house.write(lambda c: signed.update(c, web_sessions, true(), {"confirmed_at": ago}))
+    house.write(lambda c: row_macs.update(c, web_sessions, true(), {"confirmed_at": ago}))
     assert ask(old, "POST", "/tokens", {"name": "x"}).status_code == 403
 
 
@@ -95,7 +95,7 @@ def test_a_form_leads_to_the_question_and_back(old: Browser) -> None:
 
 
 def test_guessing_at_the_question_is_throttled_and_holds_nobody_else_up(house: House, old: Browser) -> None:
-    for _ in range(delays.FREE + 1):
+    for _ in range(login_throttle.FREE + 1):
         ask(old, "POST", "/me/confirm", {"password": "wrong password"})
     assert ask(old, "POST", "/me/confirm", {"password": PASSWORD}).status_code == 429
     assert house.browser().login("olga").status_code == 303

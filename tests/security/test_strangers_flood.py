@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import func, select, update
 
 from github_scene import Scene, gofer
-from gofer.connecting import add_connection
+from gofer.connections.changes import add_connection
 from gofer.intake.stranger_limit import StrangerLimit
 from gofer.integration import sign_body
-from gofer.store.clock import now
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.db_time import now
 from gofer.store.tables import deliveries, jobs, messages
 from gofer.vault.secret import Secret
 from web_house import House

@@ -9,9 +9,9 @@ import pytest
 
 from gofer.doctor import examine
 from gofer.store.tables import api_tokens
-from gofer.web.access.sessions import csrf_for
-from gofer.web.access.visitor import ANYBODY, NOUNS
-from gofer.web.control.table import OPERATIONS
+from gofer.web.api.table import OPERATIONS
+from gofer.web.auth.principal import ANYBODY, NOUNS
+from gofer.web.auth.sessions import csrf_for
 from web_house import PASSWORD, House
 
 DAY = 86400

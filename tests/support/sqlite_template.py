@@ -10,7 +10,7 @@ from pathlib import Path
 
 from elsewhere import Elsewhere
 from gofer.settings import Settings
-from gofer.store.open import database_for, migrate
+from gofer.store.bootstrap import database_for, migrate
 
 
 async def bring_up_to_date(url: str, data_dir: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gofer.rehearsal.telegram import Telegram
+from gofer_standins.telegram import Telegram
 from telegram.house import House, open_house
 
 

@@ -11,8 +11,8 @@ import httpx2
 
 from contract.case import Case
 from gofer.integration import Account, Request
-from gofer.rehearsal.telegram import TOKEN, Chat, Telegram
 from gofer.vault.secret import Secret
+from gofer_standins.telegram import TOKEN, Chat, Telegram
 from gofer_telegram import integration
 from gofer_telegram.integration import SECRET_HEADER
 from gofer_telegram.settings import Settings

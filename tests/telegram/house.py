@@ -16,18 +16,17 @@ from typing import Any
 from sqlalchemy import func, select
 
 from e2e.process import become, forks
-from gofer.assembly import open_platform
-from gofer.connecting import add_connection, change_settings, set_up_connection
-from gofer.health import health_of
-from gofer.people import let_in, new_code
-from gofer.platform import Platform
-from gofer.rehearsal.telegram import Chat, Message, Person, Telegram
+from gofer.app import Platform, open_app
+from gofer.connections.changes import add_connection, change_settings, set_up_connection
+from gofer.connections.health import health_of
+from gofer.identity import grant_role, new_code
 from gofer.settings import Settings
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import IS_UNSENT, LIVE, deliveries, in_state, jobs, replies
 from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import listening as serving
+from gofer_standins.telegram import Chat, Message, Person, Telegram
 from support.patience import eventually, patiently
 from support.sqlite_template import with_tables
 
@@ -47,7 +46,7 @@ class House:
         """Make somebody known without the ceremony; returns their private chat."""
         await self.platform.database.write(
             partial(
-                let_in,
+                grant_role,
                 workspace_id=FIRST_WORKSPACE,
                 integration="telegram",
                 subject=str(person.id),
@@ -155,7 +154,7 @@ async def open_house(
     wanted: dict[str, Any] = {"data_dir": data_dir, "public_url": public, "sandbox": sandbox, **kept}
     given = with_tables(Settings(poll_interval=0.3, lease=2, **wanted))
     try:
-        async with open_platform(given, roles=frozenset({"web", "worker"})) as platform:
+        async with open_app(given, roles=frozenset({"web", "worker"})) as platform:
             house = House(telegram, platform, await connect(platform, telegram, **settings))
             async with serving(public_app(platform), listening):
                 yield house
@@ -278,7 +277,7 @@ async def _serve(
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     async with (
-        open_platform(settings, roles=frozenset({"web", "worker"})) as platform,
+        open_app(settings, roles=frozenset({"web", "worker"})) as platform,
         serving(public_app(platform), listening),
     ):
         house = House(telegram, platform, await connect(platform, telegram, **connected_with))

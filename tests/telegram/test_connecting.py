@@ -13,20 +13,20 @@ import httpcore2
 import pytest
 from structlog.testing import capture_logs
 
-from gofer.assembly import open_platform
-from gofer.connecting import invite
+from gofer.app import open_app
+from gofer.connections.changes import invite
+from gofer.connections.health import disconnect, health_of, set_up, watch
 from gofer.errors import Conflict
-from gofer.health import disconnect, health_of, set_up, watch
-from gofer.people import new_code
-from gofer.rehearsal.telegram import Telegram
+from gofer.identity import new_code
+from gofer.secrets.secret_store import put_secret
 from gofer.settings import Settings
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.vault.secret import Secret
-from gofer.vault.stored import put_secret
-from gofer.web.access.members import first_owner, new_link
 from gofer.web.app import public_app
+from gofer.web.auth.members import first_owner, new_link
 from gofer.web.server import listening as serving
-from gofer_telegram import connecting
+from gofer_standins.telegram import Telegram
+from gofer_telegram import setup
 from gofer_telegram.client import CONFLICT
 from gofer_telegram.settings import Settings as TelegramSettings
 from gofer_telegram.updates import WANTED
@@ -69,7 +69,7 @@ async def test_a_bot_is_added_on_the_dashboard(telegram: Telegram, tmp_path: Pat
         door.setblocking(False)
         here = f"http://127.0.0.1:{door.getsockname()[1]}"
         async with (
-            open_platform(settings, roles=frozenset({"web", "worker"})) as platform,
+            open_app(settings, roles=frozenset({"web", "worker"})) as platform,
             serving(public_app(platform), door),
         ):
             owner = await platform.database.write(first_owner)
@@ -154,7 +154,7 @@ async def test_two_readers_of_one_token_are_explained_where_the_operator_looks(h
 async def test_a_poll_that_hangs_is_given_up_and_begun_again(
     telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connecting, "STALLED_AFTER", 0.5)
+    monkeypatch.setattr(setup, "STALLED_AFTER", 0.5)
     telegram.fail("getUpdates", stall=600)
     async with open_house(telegram, tmp_path / "data") as house:
         await house.until_health("interrupted", ok=False)

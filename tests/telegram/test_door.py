@@ -11,8 +11,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from gofer.rehearsal.telegram import Telegram
 from gofer.store.tables import deliveries, jobs, messages
+from gofer_standins.telegram import Telegram
 from gofer_telegram.integration import SECRET_HEADER
 from telegram.captured import UPDATES, message
 from telegram.captured import update as update_of

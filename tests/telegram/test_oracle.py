@@ -101,7 +101,7 @@ async def test_aiogram_agrees_with_our_updates_requests_and_answers(house: House
 async def use_everything(house: House) -> None:
     """Have every method called that the integration calls."""
     from gofer.integration import Outgoing, Progress
-    from gofer.rehearsal.telegram.people import PNG
+    from gofer_standins.telegram.people import PNG
     from gofer_telegram.files import send_files
 
     telegram = house.telegram

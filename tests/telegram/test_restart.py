@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from gofer.assembly import open_platform
-from gofer.jobs.steer import redrive
-from gofer.rehearsal.anthropic import Anthropic, say
-from gofer.rehearsal.loopback import serve as loopback
-from gofer.rehearsal.telegram import Chat, Limits, Message, Person, Telegram
+from gofer.app import open_app
+from gofer.jobs.control import redrive
 from gofer.settings import Settings
+from gofer_standins.anthropic import Anthropic, say
+from gofer_standins.loopback import serve as loopback
+from gofer_standins.telegram import Chat, Limits, Message, Person, Telegram
 from support.patience import eventually
 from telegram.house import OWNERS, Process
 
@@ -287,7 +287,7 @@ async def test_a_reply_that_failed_is_told_once_and_redriven_once_whatever_is_ki
         (told,) = [text for text in watch.said(talk) if "could not be sent" in text]
         assert f"gofer jobs redrive {job}" in told
         group.bot_is = "member"
-        async with open_platform(Settings(data_dir=tmp_path / "data"), roles=frozenset()) as platform:
+        async with open_app(Settings(data_dir=tmp_path / "data"), roles=frozenset()) as platform:
             await platform.database.write(partial(redrive, job_id=job, by="test"))
         for point in ("outbox.placed_outside", "outbox.completed_outside"):
             await gofer.start(GOFER_CRASH_AT=point)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from gofer.rehearsal.telegram import Chat, Limits, Telegram
+from gofer_standins.telegram import Chat, Limits, Telegram
 
 
 class Caller:

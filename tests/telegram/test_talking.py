@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from gofer.rehearsal.anthropic import Anthropic, call, calls, say
-from gofer.rehearsal.loopback import serve as loopback
-from gofer.rehearsal.telegram import Telegram
 from gofer.store.tables import agents, conversations, deliveries, messages, participants
+from gofer_standins.anthropic import Anthropic, call, calls, say
+from gofer_standins.loopback import serve as loopback
+from gofer_standins.telegram import Telegram
 from support.patience import eventually
 from telegram.house import House, open_house
 

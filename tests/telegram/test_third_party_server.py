@@ -18,11 +18,11 @@ import pytest
 from benchmarks.node_peers import NODE, NotInstalled, install
 
 from e2e.process import free_port
-from gofer.connecting import invite
-from gofer.health import health_of
-from gofer.rehearsal.anthropic import Anthropic, say
-from gofer.rehearsal.loopback import serve as loopback
-from gofer.rehearsal.telegram import Telegram
+from gofer.connections.changes import invite
+from gofer.connections.health import health_of
+from gofer_standins.anthropic import Anthropic, say
+from gofer_standins.loopback import serve as loopback
+from gofer_standins.telegram import Telegram
 from telegram.house import House, open_house
 
 pytestmark = pytest.mark.peer

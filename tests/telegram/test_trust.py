@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, true
 
-from gofer.agent.ports import load_events
 from gofer.integration import Author, Incoming, Unread
-from gofer.rehearsal.anthropic import Anthropic, say
-from gofer.rehearsal.loopback import serve as loopback
-from gofer.rehearsal.telegram import Telegram
-from gofer.store import signed
-from gofer.store.clock import now
+from gofer.runs.store_adapters import load_events
+from gofer.store import row_macs
+from gofer.store.db_time import now
 from gofer.store.tables import conversations, jobs, questions
-from gofer_telegram.content import DOWNLOAD_LIMIT
-from gofer_telegram.receiving import trust_of
+from gofer_standins.anthropic import Anthropic, say
+from gofer_standins.loopback import serve as loopback
+from gofer_standins.telegram import Telegram
+from gofer_telegram.admission import trust_of
+from gofer_telegram.attachments import DOWNLOAD_LIMIT
 from gofer_telegram.settings import Group, Settings
 from support.patience import eventually
 from telegram.house import House, open_house
@@ -189,7 +189,7 @@ async def test_a_button_that_is_too_old_or_foreign_does_nothing_and_says_so(hous
         "That was answered already, or it is too late.",
     ]
     await house.platform.database.write(
-        lambda connection: signed.update(connection, questions, true(), {"expires_at": now() - 1})
+        lambda connection: row_macs.update(connection, questions, true(), {"expires_at": now() - 1})
     )
     late = telegram.phones.press_data(ann, asked, button)
     await eventually(lambda: late in telegram.methods.answered)

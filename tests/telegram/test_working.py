@@ -19,17 +19,17 @@ from starlette.routing import Route
 from agent.pictures import PDF
 from gofer.errors import Permanent
 from gofer.integration import Outgoing
-from gofer.jobs.steer import redrive
-from gofer.rehearsal.anthropic import Anthropic, fault, say
-from gofer.rehearsal.loopback import serve as loopback
-from gofer.rehearsal.telegram import Chat, Telegram
-from gofer.rehearsal.telegram.people import PNG
-from gofer.store.clock import now
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.jobs.control import redrive
+from gofer.secrets.secret_store import put_secret
+from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.db_time import now
 from gofer.store.tables import ReplyState, jobs, questions, replies, showings, spends
 from gofer.vault.secret import Secret
-from gofer.vault.stored import put_secret
-from gofer_telegram import integration, showing
+from gofer_standins.anthropic import Anthropic, fault, say
+from gofer_standins.loopback import serve as loopback
+from gofer_standins.telegram import Chat, Telegram
+from gofer_standins.telegram.people import PNG
+from gofer_telegram import delivery, integration
 from gofer_telegram.text import render
 from support.patience import eventually
 from telegram.contract import serve
@@ -89,8 +89,8 @@ async def test_work_is_shown_as_a_draft_where_that_is_wanted_and_its_stop_button
 async def test_the_words_of_an_answer_are_shown_as_they_come_and_the_answer_comes_once(
     telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    monkeypatch.setattr(showing, "BETWEEN_DRAFTS", 0.05)
-    monkeypatch.setattr(showing, "BETWEEN_EDITS", 0.05)
+    monkeypatch.setattr(delivery, "BETWEEN_DRAFTS", 0.05)
+    monkeypatch.setattr(delivery, "BETWEEN_EDITS", 0.05)
     text = "The **first** of the words, and @all the others after it. " * 4
     model = Anthropic([say(text, delay=0.1)])
     if where == "a server without drafts":

@@ -17,8 +17,8 @@ from starlette.routing import Route
 
 from contract.case import Case
 from gofer.integration import Account, Request, sign_body
-from gofer.rehearsal import loopback
 from gofer.vault.secret import Secret
+from gofer_standins import loopback
 from gofer_webchat import integration
 from gofer_webchat.integration import SIGNATURE
 

@@ -12,11 +12,11 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from gofer.agent.tools import output
-from gofer.live import here
-from gofer.live.said import MOST_OUTPUT
-from gofer.web import server, streaming
-from gofer.web.access import lasting
-from gofer.web.access.sessions import end_session
+from gofer.live import local
+from gofer.live.buffer import MOST_OUTPUT
+from gofer.web import event_source, server
+from gofer.web.auth import guard
+from gofer.web.auth.sessions import end_session
 from gofer.web.chat import socket as chat_socket
 from support.patience import Deadline, patience
 from web_house import House
@@ -160,10 +160,10 @@ def test_who_does_not_read_is_cut_off_and_others_do_not_wait(
     visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chat_socket, "PATIENCE", 0.3)
-    monkeypatch.setattr(streaming, "SEND_WITHIN", 0.3)
+    monkeypatch.setattr(event_source, "SEND_WITHIN", 0.3)
     monkeypatch.setattr(server, "READ_TIMEOUT", 0.3)
     # More than the kernel holds for a reader that does not read.
-    monkeypatch.setattr(here, "MOST_OUTPUT", 10_000_000)
+    monkeypatch.setattr(local, "MOST_OUTPUT", 10_000_000)
     monkeypatch.setattr(output, "MUCH", 10_000_000)
     with visit.line() as line, deaf(visit, UPGRADE), deaf(visit, ""):
         line.say(
@@ -189,7 +189,7 @@ def test_signing_out_ends_the_line(house: House, monkeypatch: pytest.MonkeyPatch
         talking.say("am I still here?")
         assert closed(talking) == 4403
     assert refused(visit) == 403
-    monkeypatch.setattr(lasting, "LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(guard, "LOOK_AGAIN", 0.05)
     visit = Visit(house, visit.member_id)
     stream = visit.browser.client.stream("GET", f"/chat/{visit.room}/live?after={visit.cursor}")
     with visit.line() as listening, stream as sse:

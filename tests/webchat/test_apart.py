@@ -12,9 +12,9 @@ import asyncpg
 import pytest
 
 from browser.furnishing import KEY, Service, slowly
-from gofer.assembly import open_platform
-from gofer.jobs.signals import PARCELS
-from gofer.rehearsal.anthropic import Reply, call, calls
+from gofer.app import open_app
+from gofer.jobs.notifications import PARCELS
+from gofer_standins.anthropic import Reply, call, calls
 from servers import Server
 from web_house import House
 from webchat.visiting import Line, Visit
@@ -54,7 +54,7 @@ def apart(tmp_path: Path, **shared: str) -> Iterator[House]:
     }
     house = House(tmp_path / "web", roles=("web",), **given)
     settings = house.settings.model_copy(update={"data_dir": tmp_path / "worker", "sandbox": "unconfined"})
-    worker = open_platform(settings, roles=frozenset({"worker"}))
+    worker = open_app(settings, roles=frozenset({"worker"}))
     house.run(worker.__aenter__())
     try:
         yield house

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from browser.furnishing import KEY, Service, slowly
-from gofer.rehearsal.anthropic import Reply, call, calls
+from gofer_standins.anthropic import Reply, call, calls
 from web_house import House
 from webchat.visiting import Line, Visit
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from gofer.connecting import add_connection
-from gofer.store import signed
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.connections.changes import add_connection
+from gofer.store import row_macs
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import (
     agents,
     bindings,
@@ -375,7 +375,7 @@ def test_a_connection_for_a_page_of_ones_own_is_not_taken_for_the_chats(house: H
         by="test",
     )
     here = connections.c.id == elsewhere
-    house.write(lambda connection: signed.update(connection, connections, here, {"created_at": 0}))
+    house.write(lambda connection: row_macs.update(connection, connections, here, {"created_at": 0}))
     visit = owner.new_room()
     held = select(bindings.c.connection_id).where(bindings.c.conversation_id == visit.room)
     assert house.read(lambda connection: connection.execute(held).scalar()) != elsewhere

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from gofer.rehearsal.anthropic import Anthropic, fault, say
-from gofer.rehearsal.loopback import serve
-from gofer.store.clock import now
+from gofer.store.db_time import now
 from gofer.store.tables import jobs
+from gofer_standins.anthropic import Anthropic, fault, say
+from gofer_standins.loopback import serve
 from web_house import House
 from webchat.visiting import Visit
 
@@ -20,7 +20,7 @@ from webchat.visiting import Visit
 async def test_who_has_to_wait_for_the_model_is_told_why_and_until_when(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gofer.agent.thinking.SLOW_AFTER", 0.02)
+    monkeypatch.setattr("gofer.agent.model_call.SLOW_AFTER", 0.02)
     model = Anthropic([fault("rate_limit", retry_after=3600), say("Here it is.", delay=0.1)])
     (tmp_path / "data").mkdir(mode=0o700)
     async with serve(model.app) as url:

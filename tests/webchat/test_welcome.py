@@ -11,15 +11,15 @@ import pytest
 from sqlalchemy import select
 
 from gofer.agent.models.keys import ModelKeys
-from gofer.rehearsal import loopback
-from gofer.rehearsal.anthropic import Anthropic, say
-from gofer.rehearsal.openai import OpenAI
-from gofer.rehearsal.telegram import Telegram
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.secrets.secret_store import delete_secret, secrets_of
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import connections
 from gofer.vault.secret import Secret
-from gofer.vault.stored import delete_secret, secrets_of
-from gofer.web.welcome import doing
+from gofer.web import onboarding
+from gofer_standins import loopback
+from gofer_standins.anthropic import Anthropic, say
+from gofer_standins.openai import OpenAI
+from gofer_standins.telegram import Telegram
 from web_house import Browser, House, csrf_in
 
 KEY = "sk-ant-the-right-key-of-the-tests-0123456789"
@@ -164,7 +164,7 @@ def test_a_bot_that_is_connected_invites_and_can_be_tested(house: House, owner: 
     try:
         secrets = {"token": Secret(telegram.token)}
         made = house.run(
-            doing._connect(house.platform, "telegram", {"api_url": telegram.url}, secrets, "test")
+            onboarding._connect(house.platform, "telegram", {"api_url": telegram.url}, secrets, "test")
         )
         assert made.ok
         assert "/start" in made.invitation

@@ -15,6 +15,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,10 +26,12 @@ from gofer.agent.context.compressor import ContextSettings
 from gofer.agent.limits import LimitSettings
 from gofer.agent.models.providers import BUILT_IN, provider_names
 from gofer.agent.models.providers import FILE as PROVIDERS_FILE
-from gofer.agent.tools.known import known_tools
+from gofer.agent.tools.builtin import builtin_tools
+from gofer.agent.tools.registry import plugin_tools
+from gofer.connections.registry import IntegrationRegistry
 from gofer.errors import ConfigError, Conflict, NotFound
-from gofer.misfits import first_misfit
-from gofer.store.open import FIRST_AGENT
+from gofer.store.bootstrap import FIRST_AGENT
+from gofer.validation import first_error
 
 log = structlog.get_logger()
 
@@ -138,7 +141,7 @@ def load_agent(path: Path, providers: Sequence[str] = BUILT_IN) -> AgentSpec:
     try:
         spec = AgentSpec.model_validate({"name": path.stem, **data})
     except ValidationError as error:
-        first = first_misfit(error)
+        first = first_error(error)
         raise AgentFileError(path, _line_of(text, first.place), str(first)) from error
     _check_names(path, text, spec, providers)
     return spec
@@ -217,7 +220,7 @@ def _line_of(text: str, place: tuple[str, ...]) -> int:
 
 
 @dataclass(slots=True)
-class Agents:
+class AgentFiles:
     """The agents of a data directory, read again when their files change."""
 
     directory: Path
@@ -292,7 +295,7 @@ def default_agent(specs: Sequence[AgentSpec]) -> str | None:
     return next((spec.name for spec in specs if spec.name == FIRST_AGENT and spec.default is not False), None)
 
 
-def choosable(agents: Agents) -> list[str]:
+def choosable(agents: AgentFiles) -> list[str]:
     """Those a person may have answer, by name, the default agent first."""
     specs = in_force(agents.look())
     default = default_agent(specs)
@@ -393,3 +396,11 @@ def remove_agent(directory: Path, name: str) -> None:
     path.unlink()
     path.with_suffix(".md").unlink(missing_ok=True)
     _copy(path).unlink(missing_ok=True)
+
+
+@cache
+def known_tools() -> frozenset[str]:
+    """Built in, from plugins, and from integrations. Looked for once: what is installed stays while we run."""
+    brought = (tool.name for tool in [*builtin_tools(), *plugin_tools()])
+    installed = IntegrationRegistry.installed().integrations.values()
+    return frozenset(brought).union(*(each.tool_names for each in installed))

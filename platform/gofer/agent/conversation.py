@@ -27,7 +27,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ConversationMessage:
     """One admitted message of the conversation."""
 
     seq: int
@@ -90,7 +90,7 @@ class StopSignal:
 class Inbox(Protocol):
     """The live side of the conversation."""
 
-    async def unread(self, after: int) -> Sequence[Said]:
+    async def unread(self, after: int) -> Sequence[ConversationMessage]:
         """Admitted messages of others after this number, in order."""
         ...
 
@@ -106,7 +106,7 @@ class History(Protocol):
         """The latest checkpoint of earlier jobs, if there is one."""
         ...
 
-    async def between(self, after: int, to: int, *, newest: int) -> Sequence[Said]:
+    async def between(self, after: int, to: int, *, newest: int) -> Sequence[ConversationMessage]:
         """The messages with after < seq <= to, in order, at most the `newest` ones; our own included."""
         ...
 
@@ -116,7 +116,7 @@ class History(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QuestionAnswer:
     """What became of a question."""
 
     text: str = ""
@@ -128,7 +128,7 @@ class Answer:
 class Questions(Protocol):
     """Answers to what a run asked."""
 
-    async def answer(self, call_id: str) -> Answer | None:
+    async def answer(self, call_id: str) -> QuestionAnswer | None:
         """The answer to the question of this call; None while it is open."""
         ...
 

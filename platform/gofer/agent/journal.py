@@ -57,7 +57,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class JournalEvent:
     """One entry."""
 
     id: int
@@ -74,6 +74,6 @@ class Journal(Protocol):
         """Store an event durably and return its id; raises `gofer.errors.Fenced` when the job is another's."""
         ...
 
-    async def load(self) -> Sequence[Event]:
+    async def load(self) -> Sequence[JournalEvent]:
         """All events of this job, in order."""
         ...

@@ -7,22 +7,22 @@ or databases. Its only state is the fold of its journal, so it can be killed any
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
-from gofer.agent.acting import Acting
 from gofer.agent.conversation import Covers, Inbox, Questions, StopSignal
-from gofer.agent.hearing import EMPTY, Hearing
+from gofer.agent.interfaces import Context, Limits, Tools
 from gofer.agent.journal import Journal
 from gofer.agent.limits import Halt
+from gofer.agent.loop_detection import detect_loop
 from gofer.agent.model import Model
+from gofer.agent.model_call import ModelCall
 from gofer.agent.outcome import Answered, Asked, Failed, Outcome, Stopped
-from gofer.agent.parts import Context, Limits, Tools
-from gofer.agent.progress import look
-from gofer.agent.record import Listener, Recorder
-from gofer.agent.state import texts
-from gofer.agent.stopping import unless_stopped
-from gofer.agent.thinking import Thinking
+from gofer.agent.state import Listener, Recorder, texts
+from gofer.agent.tool_calls import ToolCalls
 from gofer.agent.tools.output import Masker
+from gofer.agent.turn_input import EMPTY, TurnInput
 
 TOLD_IN_WORDS = ("loop.repeat", "loop.poll", "loop.cycle", "loop.stale", "loop.errors")
 """Stops of a run that got somewhere before: the model gets a last turn to say how far."""
@@ -52,9 +52,9 @@ class Loop:
         self._context = context
         self._inbox = inbox
         self._covers = covers
-        self._acting = Acting(self._record, tools, limits, inbox, questions)
-        self._thinking = Thinking(self._record, model, limits, context, mask)
-        self._hearing = Hearing(self._record, context, inbox)
+        self._acting = ToolCalls(self._record, tools, limits, inbox, questions)
+        self._thinking = ModelCall(self._record, model, limits, context, mask)
+        self._hearing = TurnInput(self._record, context, inbox)
 
     async def run(self) -> Outcome:
         """Work until an end. May be cancelled, or killed, at any point, and run again."""
@@ -62,7 +62,7 @@ class Loop:
         if not self._record.state.begun:
             await self._begin()
         while self._record.state.end is None:
-            came = await unless_stopped(self._step(), self._inbox.stopped(), self._let_go)
+            came = await run_until_stopped(self._step(), self._inbox.stopped(), self._let_go)
             if isinstance(came, StopSignal):
                 await self._stopped(came)
             elif came is not None:
@@ -109,7 +109,7 @@ class Loop:
 
     async def _think(self) -> Failed | None:
         state = self._record.state
-        finding = look(state) if state.wrapping_up is None else None
+        finding = detect_loop(state) if state.wrapping_up is None else None
         ending = Halt(finding.code, finding.text) if finding is not None and finding.stop else None
         if ending is not None and ending.code not in TOLD_IN_WORDS:
             await self._stop(ending, state.partial)
@@ -162,3 +162,28 @@ class Loop:
             return Answered(data["text"], data["included_to"], state.warning, state.narrowed)
         text = "\n\n".join(part for part in (data["text"], data["sentence"]) if part)
         return Stopped(data["code"], data["sentence"], text, data["included_to"], self._record.state.narrowed)
+
+
+T = TypeVar("T")
+
+
+async def run_until_stopped(
+    step: Coroutine[Any, Any, T],
+    stopped: Coroutine[Any, Any, StopSignal],
+    let_go: Callable[[asyncio.Task[T]], Awaitable[None]],
+) -> T | StopSignal:
+    """What a step gives; or the wish to stop, if that came first and the step was let go of."""
+    doing, wish = asyncio.ensure_future(step), asyncio.ensure_future(stopped)
+    try:
+        await asyncio.wait({doing, wish}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        await let_go(doing)
+        doing.cancel()
+        await asyncio.wait({doing})
+        return wish.result()
+    finally:
+        for task in (doing, wish):
+            task.cancel()
+            with contextlib.suppress(BaseException):
+                await task

@@ -20,7 +20,7 @@ says which message it came from; no adapter sends it.
 Stop = Literal["end", "tool_use", "max_tokens", "pause", "refusal", "context_exceeded", "unknown"]
 
 
-class Message(TypedDict):
+class ModelMessage(TypedDict):
     """One turn of the transcript."""
 
     role: Literal["user", "assistant"]
@@ -41,12 +41,12 @@ class ToolSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ModelRequest:
     """One call of a model."""
 
     system: str
     tools: tuple[ToolSpec, ...]
-    messages: tuple[Message, ...]
+    messages: tuple[ModelMessage, ...]
     max_tokens: int
     use_tools: bool = True
     """False asks for words only; the tools stay listed, since the prefix must not change."""
@@ -175,6 +175,6 @@ class Model(Protocol):
     @property
     def features(self) -> Features: ...
 
-    def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
+    def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         """Yield Deltas and, last, exactly one Turn; raise ModelError otherwise."""
         ...

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gofer.agent.model import Usage
 from gofer.errors import ConfigError
-from gofer.misfits import first_misfit
+from gofer.validation import first_error
 
 MICROS = 1_000_000
 """Money is counted in millionths of a dollar, as whole numbers."""
@@ -96,5 +96,5 @@ def _parse(text: str, name: str) -> dict[str, Price]:
         try:
             table[model] = Price.model_validate(values)
         except ValidationError as error:
-            raise ConfigError(f"{name}: [{model}] {first_misfit(error)}") from error
+            raise ConfigError(f"{name}: [{model}] {first_error(error)}") from error
     return table

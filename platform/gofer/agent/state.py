@@ -6,12 +6,14 @@ crash cannot differ.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from gofer.agent.conversation import Summary, Trust
-from gofer.agent.journal import KINDS, Event
+from gofer.agent.journal import KINDS, Journal, JournalEvent
 from gofer.agent.model import Block, Usage
 
 
@@ -117,7 +119,7 @@ class State:
     """Calls in a row that the model refused as too long, or for an image."""
     cut_call: bool = False
     """The last answer ended inside a tool call, which is left out."""
-    end: Event | None = None
+    end: JournalEvent | None = None
 
     @property
     def pending(self) -> list[Call]:
@@ -132,7 +134,7 @@ class State:
         )
 
 
-def fold(events: Iterable[Event]) -> State:
+def fold(events: Iterable[JournalEvent]) -> State:
     """The state after these events. Events of other kinds, such as the engine's, are passed over."""
     state = State()
     for event in events:
@@ -140,7 +142,7 @@ def fold(events: Iterable[Event]) -> State:
     return state
 
 
-def apply(state: State, event: Event) -> None:
+def apply(state: State, event: JournalEvent) -> None:
     """Add one event to the state."""
     if event.kind not in KINDS:
         return
@@ -150,7 +152,7 @@ def apply(state: State, event: Event) -> None:
         state.rounds[-1].size = None
 
 
-def _run_started(state: State, event: Event) -> None:
+def _run_started(state: State, event: JournalEvent) -> None:
     data = event.data
     state.begun = True
     state.trust = data["trust"]
@@ -160,7 +162,7 @@ def _run_started(state: State, event: Event) -> None:
     state.included_to = data["history_to"]
 
 
-def _turn_started(state: State, event: Event) -> None:
+def _turn_started(state: State, event: JournalEvent) -> None:
     data = event.data
     _settle(state, state.reserved)
     state.calls += 1
@@ -180,7 +182,7 @@ def _turn_started(state: State, event: Event) -> None:
     state.wrapping_up = data["wrap_up"]
 
 
-def _turn_failed(state: State, event: Event) -> None:
+def _turn_failed(state: State, event: JournalEvent) -> None:
     state.tokens += Usage(**event.data["usage"]).total
     reserved = state.reserved if event.data["again"] else 0
     _settle(state, event.data["cost"])
@@ -189,7 +191,7 @@ def _turn_failed(state: State, event: Event) -> None:
     state.refusals += event.data["reason"] in ("context", "image")
 
 
-def _turn_finished(state: State, event: Event) -> None:
+def _turn_finished(state: State, event: JournalEvent) -> None:
     data = event.data
     usage = Usage(**data["usage"])
     _settle(state, data["cost"])
@@ -221,25 +223,25 @@ def _settle(state: State, cost: int) -> None:
     state.reserved = 0
 
 
-def _tool_started(state: State, event: Event) -> None:
+def _tool_started(state: State, event: JournalEvent) -> None:
     call = state.call(event.data["call_id"])
     if call is not None:
         call.started, call.tier = True, event.data["tier"]
 
 
-def _question_asked(state: State, event: Event) -> None:
+def _question_asked(state: State, event: JournalEvent) -> None:
     call = state.call(event.data["call_id"])
     if call is not None:
         call.asked = event.data
 
 
-def _tool_delayed(state: State, event: Event) -> None:
+def _tool_delayed(state: State, event: JournalEvent) -> None:
     call = state.call(event.data["call_id"])
     if call is not None:
         call.started, call.delays = False, call.delays + 1
 
 
-def _tool_finished(state: State, event: Event) -> None:
+def _tool_finished(state: State, event: JournalEvent) -> None:
     data = event.data
     call = state.call(data["call_id"])
     if call is None or call.result is not None:
@@ -255,7 +257,7 @@ def _tool_finished(state: State, event: Event) -> None:
     state.plan = data["details"].get("plan", state.plan)
 
 
-def _cleared(state: State, event: Event) -> None:
+def _cleared(state: State, event: JournalEvent) -> None:
     state.cleared.update(event.data["call_ids"])
     for round_ in state.rounds:
         round_.size = None
@@ -263,7 +265,7 @@ def _cleared(state: State, event: Event) -> None:
         state.images_dropped_before = len(state.rounds)
 
 
-def _checkpoint(state: State, event: Event) -> None:
+def _checkpoint(state: State, event: JournalEvent) -> None:
     data = event.data
     state.summary = Summary(
         data["summary"],
@@ -281,20 +283,20 @@ def _checkpoint(state: State, event: Event) -> None:
     state.spent += data["cost"]
 
 
-def _warned(state: State, event: Event) -> None:
+def _warned(state: State, event: JournalEvent) -> None:
     state.given.add(event.data["code"])
     state.warning = event.data["sentence"]
 
 
-def _ended(state: State, event: Event) -> None:
+def _ended(state: State, event: JournalEvent) -> None:
     state.end = event
 
 
-def _nothing(state: State, event: Event) -> None:
+def _nothing(state: State, event: JournalEvent) -> None:
     """For people alone."""
 
 
-_APPLY: dict[str, Callable[[State, Event], None]] = {
+_APPLY: dict[str, Callable[[State, JournalEvent], None]] = {
     "run.started": _run_started,
     "turn.started": _turn_started,
     "turn.slow": _nothing,
@@ -315,3 +317,36 @@ _APPLY: dict[str, Callable[[State, Event], None]] = {
 def texts(content: Iterable[Block]) -> Iterator[str]:
     """The words of a list of blocks."""
     return (block["text"] for block in content if block["type"] == "text")
+
+
+Listener = Callable[[str, dict[str, Any]], None]
+"""Called with a kind and data, for journaled events and for deltas. Contract: must not raise or block.
+
+Deltas are masked; events are what the journal holds, in which a model's words are verbatim: mask before showing.
+"""
+
+
+class Recorder:
+    """The only writer of a run's journal, and its stopwatch."""
+
+    def __init__(self, journal: Journal, listen: Listener) -> None:
+        self._journal = journal
+        self._lock = asyncio.Lock()
+        self._since = time.monotonic()
+        self.listen = listen
+        self.state = State()
+
+    async def load(self) -> None:
+        """Fold what an earlier worker, if there was one, has written."""
+        for event in await self._journal.load():
+            apply(self.state, event)
+        self._since = time.monotonic()
+
+    async def __call__(self, kind: str, data: dict[str, Any], parent_id: int | None = None) -> None:
+        async with self._lock:
+            now = time.monotonic()
+            data = {**data, "ms": int((now - self._since) * 1000)}
+            event_id = await self._journal.append(kind, data, parent_id)
+            self._since = now
+            apply(self.state, JournalEvent(event_id, kind, data, parent_id, KINDS[kind].version))
+        self.listen(kind, data)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gofer.agent.model import Block, Message
+from gofer.agent.model import Block, ModelMessage
 from gofer.agent.models.documents import document_stub
 from gofer.agent.state import Call, Round, State
 
@@ -21,9 +21,9 @@ IMAGE_STUB = "[an image was here; the model could not read it]"
 CONTINUE = "(go on)"
 
 
-def transcript(state: State) -> list[Message]:
+def transcript(state: State) -> list[ModelMessage]:
     """The run's own messages, after what the context opens with."""
-    messages: list[Message] = []
+    messages: list[ModelMessage] = []
     for index in range(state.kept_from, len(state.rounds)):
         current = state.rounds[index]
         before = state.rounds[index - 1].calls if index > state.kept_from else []
@@ -36,9 +36,9 @@ def transcript(state: State) -> list[Message]:
     return messages
 
 
-def merge(parts: Iterable[Message]) -> list[Message]:
+def merge(parts: Iterable[ModelMessage]) -> list[ModelMessage]:
     """Join messages of the same role, drop empty ones, begin and end with the user."""
-    merged: list[Message] = []
+    merged: list[ModelMessage] = []
     for part in parts:
         _append(merged, part["role"], part["content"], part.get("by", ""))
     if not merged or merged[0]["role"] == "assistant":
@@ -48,7 +48,7 @@ def merge(parts: Iterable[Message]) -> list[Message]:
     return merged
 
 
-def _append(messages: list[Message], role: str, blocks: list[Block], by: str = "") -> None:
+def _append(messages: list[ModelMessage], role: str, blocks: list[Block], by: str = "") -> None:
     if not blocks:
         return
     if messages and messages[-1]["role"] == role and messages[-1].get("by", "") == by:

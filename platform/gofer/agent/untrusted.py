@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gofer.agent.conversation import Said, Trust, rank
+from gofer.agent.conversation import ConversationMessage, Trust, rank
 from gofer.agent.model import Block
 from gofer.agent.models.documents import PDF
 from gofer.sanitize import clean
@@ -44,7 +44,7 @@ def quoted(text: str) -> str:
     return f"<quoted>\n{text}\n</quoted>"
 
 
-def render(said: Said, of_run: Trust) -> list[Block]:
+def render(said: ConversationMessage, of_run: Trust) -> list[Block]:
     """A message as blocks. The first line is ours and says whose it is; the rest is theirs."""
     is_quoted = quotes(said.trust, of_run)
     own = body = plain(said.text).strip() or "(no text)"

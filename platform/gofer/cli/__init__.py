@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from gofer.cli.exits import BROKEN_PIPE, FAILED, INTERRUPTED, Failed
+from gofer.cli.exit_codes import BROKEN_PIPE, FAILED, INTERRUPTED, CommandFailed
 
 if TYPE_CHECKING:
     from typer.exceptions import TyperException
@@ -29,10 +29,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         code = app_for(sys.argv[1:] if arguments is None else arguments)(arguments, standalone_mode=False)
         sys.stdout.flush()
-    except Failed as error:
+    except CommandFailed as error:
         return _say(str(error), error.code)
     except GoferError as error:
-        return _say(str(error), Failed.of(error).code)
+        return _say(str(error), CommandFailed.of(error).code)
     except TyperException as error:
         return _say(_usage(error), error.exit_code)
     except (KeyboardInterrupt, Abort):

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gofer.cli.calling import call
-from gofer.cli.exits import USAGE, Failed
-from gofer.cli.showing import AsJson, show, table
+from gofer.cli.client import call
+from gofer.cli.exit_codes import USAGE, CommandFailed
+from gofer.cli.output import AsJson, show, table
 
 app = typer.Typer(
     help="Agents: who answers, with which model and tools.", no_args_is_help=True, rich_markup_mode=None
@@ -77,7 +77,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise Failed(
+        raise CommandFailed(
             f"{path} cannot be read: {getattr(error, 'strerror', None) or 'not text'}.", USAGE
         ) from None
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gofer.cli.calling import LONGEST_ANSWER, call
-from gofer.cli.exits import FAILED, Failed
-from gofer.cli.showing import AsJson, ago, count, show, table
+from gofer.cli.client import LONGEST_ANSWER, call
+from gofer.cli.exit_codes import FAILED, CommandFailed
+from gofer.cli.output import AsJson, ago, count, show, table
 
 app = typer.Typer(
     help="The log of what people asked for: shown, checked, exported.",
@@ -61,7 +61,7 @@ def verify(
     found = call("GET", "/audit/verify", params=seen, timeout=LONGEST_ANSWER)
     if found["problems"]:
         show(found, as_json, lambda: print("\n".join(found["problems"])))
-        raise Failed("The audit log is not whole. If you know why: gofer audit accept", FAILED)
+        raise CommandFailed("The audit log is not whole. If you know why: gofer audit accept", FAILED)
     where = f"It ends at {found['head']['link'][:16]}."
     show(
         found, as_json, lambda: print(f"The audit log is whole: {count(found['entries'], 'change')}. {where}")
@@ -114,4 +114,4 @@ def _head_of(file: Path) -> dict[str, Any]:
         head = json.loads(file.read_text().rstrip().rsplit("\n", 1)[-1])["head"]
         return {"place": int(head["place"]), "link": str(head["link"])}
     except (OSError, ValueError, KeyError, TypeError):
-        raise Failed(f"{file} is no export of the audit log.", FAILED) from None
+        raise CommandFailed(f"{file} is no export of the audit log.", FAILED) from None

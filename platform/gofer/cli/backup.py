@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gofer.cli.calling import LONGEST_ANSWER, call
-from gofer.cli.showing import AsJson, show
+from gofer.cli.client import LONGEST_ANSWER, call
+from gofer.cli.output import AsJson, show
 
 if TYPE_CHECKING:
-    from gofer.restoring import Restored
+    from gofer.restore import Restored
 
 
 def backup(
@@ -64,7 +64,7 @@ def restore(
     gofer restore /mnt/backups/gofer.db
     gofer restore /mnt/backups/gofer.db --with-key
     """
-    from gofer.restoring import restore as put_back
+    from gofer.restore import restore as put_back
     from gofer.settings import load_settings
 
     done = put_back(load_settings(), file, with_key=with_key)

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gofer.cli.calling import Api, open_api
-from gofer.cli.exits import FAILED, TRY_LATER, USAGE, Failed
-from gofer.cli.showing import AsJson, harmless, show
+from gofer.cli.client import Api, open_api
+from gofer.cli.exit_codes import FAILED, TRY_LATER, USAGE, CommandFailed
+from gofer.cli.output import AsJson, harmless, show
 
 Agent = Annotated[
     str,
@@ -45,9 +45,9 @@ def say(
     _check_agent(conversation, agent)
     words = sys.stdin.read(MAX_TEXT + 1) if text == "-" else text
     if not words.strip():
-        raise Failed("There is nothing to say.", USAGE)
+        raise CommandFailed("There is nothing to say.", USAGE)
     if len(words) > MAX_TEXT:
-        raise Failed(f"A message has at most {MAX_TEXT:,} characters.", USAGE)
+        raise CommandFailed(f"A message has at most {MAX_TEXT:,} characters.", USAGE)
     said = asyncio.run(_say(words, conversation, agent, wait=wait))
     show(said, as_json, lambda: _print_said(said))
     if said.get("failed"):
@@ -86,7 +86,7 @@ async def _say(text: str, conversation: str, agent: str, *, wait: bool) -> dict[
 def _check_agent(conversation: str, agent: str) -> None:
     if conversation and agent:
         why = f"--agent is for a new conversation. In one that is there, say: /agent {agent}"
-        raise Failed(why, USAGE)
+        raise CommandFailed(why, USAGE)
 
 
 async def _post(api: Api, text: str, conversation: str, agent: str) -> Any:
@@ -102,7 +102,7 @@ def _server() -> Any:
 
     settings = load_settings()
     if not somebody_listens(settings.socket_path):
-        raise Failed("No server is running, so nobody would answer. Run: gofer serve", TRY_LATER)
+        raise CommandFailed("No server is running, so nobody would answer. Run: gofer serve", TRY_LATER)
     return open_api(settings)
 
 
@@ -152,7 +152,7 @@ class _Talk:
                     yield frame
                     if frame["type"] == "state" and self._is_quiet(frame["state"]):
                         return
-        raise Failed("The server ended the stream again and again. Run: gofer status", TRY_LATER)
+        raise CommandFailed("The server ended the stream again and again. Run: gofer status", TRY_LATER)
 
     def _is_quiet(self, state: str) -> bool:
         # A question that was answered comes again, and is not the answer that is waited for.
@@ -207,7 +207,7 @@ async def _chat(conversation: str, agent: str) -> None:
                 else:
                     await talk.send(line, "" if talk.conversation else agent)
                 await _show(talk)
-            except Failed as error:
+            except CommandFailed as error:
                 print(f"gofer: {error}", file=sys.stderr)
         if talk.conversation:
             print(f"\nGo on with: gofer chat --conversation {talk.conversation}")

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import hmac
 import json
-from typing import Annotated, Any
+import socket
+import sys
+import webbrowser
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gofer.cli.calling import Api, call, with_api
-from gofer.cli.exits import FAILED, USAGE, Failed
-from gofer.cli.reading import may_prompt, prompt_secret, read_secret
-from gofer.cli.showing import AsJson, ago, facts, plain, show, table
+from gofer.cli.client import Api, call, with_api
+from gofer.cli.exit_codes import FAILED, USAGE, CommandFailed
+from gofer.cli.input import may_prompt, prompt_secret, read_secret
+from gofer.cli.output import AsJson, ago, facts, plain, show, table
 
 app = typer.Typer(
     help="Connections: the configured accounts of integrations.", no_args_is_help=True, rich_markup_mode=None
@@ -116,9 +124,9 @@ def add(
 
     try:
         made = with_api(work)
-    except Failed as error:
+    except CommandFailed as error:
         if error.code == USAGE:
-            raise Failed(f"{error} {HOW_TO_GIVE}", USAGE) from None
+            raise CommandFailed(f"{error} {HOW_TO_GIVE}", USAGE) from None
         raise
     show(made, as_json, lambda: _print_one(made))
     _insist_on_health(made)
@@ -139,7 +147,6 @@ def sign_up_for(
     gofer connections sign-up github --name my-gofer
     gofer connections sign-up github --owner my-organisation --no-browser
     """
-    from gofer.cli.signing_up import sign_up
 
     wish = {"integration": integration, "name": name, "settings": _settings(settings), "owner": owner}
     made = with_api(lambda api: sign_up(api, wish, open_browser=browser and may_prompt()))
@@ -152,11 +159,11 @@ def _settings(given: list[str] | None) -> dict[str, Any]:
     for each in given or ():
         name, equals, value = each.partition("=")
         if not equals or not name:
-            raise Failed(f"A setting is given as name=value, not {each!r}.", USAGE)
+            raise CommandFailed(f"A setting is given as name=value, not {each!r}.", USAGE)
         try:
             found[name] = json.loads(value) if value[:1] in ("[", "{") else value
         except ValueError:
-            raise Failed(f"The value of {name} begins like JSON but is none.", USAGE) from None
+            raise CommandFailed(f"The value of {name} begins like JSON but is none.", USAGE) from None
     return found
 
 
@@ -166,7 +173,7 @@ def _secrets(given: list[str] | None) -> dict[str, str]:
         name, equals, path = each.partition("=")
         if not equals or not name or not path:
             # What was typed may be the secret itself, so it is not repeated.
-            raise Failed(
+            raise CommandFailed(
                 "--secret-file wants name=path (or name=- for stdin); never the value itself.", USAGE
             )
         found[name] = read_secret(path)
@@ -213,7 +220,9 @@ def _print_one(found: dict[str, Any]) -> None:
 def _insist_on_health(found: dict[str, Any]) -> None:
     """It is made, but does not work yet: a script should know."""
     if found.get("health") and not found["health"]["ok"]:
-        raise Failed(f"The connection is kept, but its service says: {found['health']['line']}", FAILED)
+        raise CommandFailed(
+            f"The connection is kept, but its service says: {found['health']['line']}", FAILED
+        )
 
 
 @app.command("show")
@@ -247,7 +256,7 @@ def set_settings(
     if agent is not None:
         wish["agent"] = agent
     if not wish:
-        raise Failed("Say what to change: name=value, or --agent NAME.", USAGE)
+        raise CommandFailed("Say what to change: name=value, or --agent NAME.", USAGE)
     _change(id, wish, as_json)
 
 
@@ -315,3 +324,81 @@ def remove(id: Id, as_json: AsJson = False) -> None:
     """
     gone = call("DELETE", f"/connections/{id}")
     show(gone, as_json, lambda: print(f"{id} is removed."))
+
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+WITHIN = 1800.0
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Gofer</title>
+<style>body{{font:16px/1.5 system-ui;max-width:42rem;margin:3rem auto;padding:0 1rem}}</style>{body}</html>"""
+
+
+@dataclass
+class Waiting:
+    """A form on its way to a service and back."""
+
+    begun: dict[str, Any]
+    came: asyncio.Future[str] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    async def form(self, request: Request) -> Response:
+        """What is asked for and why, and the button."""
+        form = self.begun["form"]
+        asks = "".join(f"<li><b>{escape(what)}</b> {escape(why)}" for what, why in form["asks"].items())
+        fields = "".join(
+            f'<input type="hidden" name="{escape(name)}" value="{escape(value)}">'
+            for name, value in form["fields"].items()
+        )
+        return _page(
+            f"<h1>Connect Gofer</h1><p>The account that is made may:</p><ul>{asks}</ul>"
+            f'<form method="post" action="{escape(form["url"])}">{fields}<button>Continue</button></form>'
+        )
+
+    async def back(self, request: Request) -> Response:
+        """The service's answer. One that does not carry our state is somebody else's doing."""
+        state, code = request.query_params.get("state", ""), request.query_params.get("code", "")
+        if not code or not hmac.compare_digest(state.encode(), self.begun["state"].encode()):
+            return _page("<h1>Refused</h1><p>This answer does not belong to this sign-up.</p>", 400)
+        if not self.came.done():
+            self.came.set_result(code)
+        return _page("<h1>Thank you</h1><p>The rest is in your terminal.</p>")
+
+
+def _page(body: str, status: int = 200) -> Response:
+    from starlette.responses import HTMLResponse
+
+    policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+    headers = {
+        "content-security-policy": policy,
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-store",
+    }
+    return HTMLResponse(_PAGE.format(body=body), status, headers)
+
+
+async def sign_up(api: Api, wish: dict[str, Any], *, open_browser: bool) -> Any:
+    """Show the form, wait for the answer, and have the connection made."""
+    from starlette.applications import Starlette
+    from starlette.routing import Route
+
+    from gofer.web.server import listening
+
+    async with contextlib.AsyncExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        listener.setblocking(False)
+        here = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        waiting = Waiting(await api.ask("POST", "/sign-ups", json={**wish, "back_url": f"{here}/back"}))
+        app = Starlette(routes=[Route("/", waiting.form), Route("/back", waiting.back)])
+        await stack.enter_async_context(listening(app, listener))
+        print(
+            f"Open {here} in a browser on this machine, and follow it. Waiting …", file=sys.stderr, flush=True
+        )
+        if open_browser:
+            webbrowser.open(here)
+        try:
+            code = await asyncio.wait_for(waiting.came, WITHIN)
+        except TimeoutError:
+            raise CommandFailed("Nobody came back from there. Nothing was changed.", FAILED) from None
+        finish = {"state": waiting.begun["state"], "code": code}
+        return await api.ask("POST", "/sign-ups/finish", json=finish)

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from gofer.cli.calling import call
-from gofer.cli.reading import confirm
-from gofer.cli.showing import AsJson, ago, show, table
+from gofer.cli.client import call
+from gofer.cli.input import confirm
+from gofer.cli.output import AsJson, ago, show, table
 
 app = typer.Typer(help="Conversations: where people talk.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from gofer.cli.calling import call
-from gofer.cli.showing import AsJson, show, table
+from gofer.cli.client import call
+from gofer.cli.output import AsJson, show, table
 
 
 def costs(

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gofer.cli.calling import call
-from gofer.cli.exits import USAGE, Failed
-from gofer.cli.showing import AsJson, ago, facts, show, table
+from gofer.cli.client import call
+from gofer.cli.exit_codes import USAGE, CommandFailed
+from gofer.cli.output import AsJson, ago, facts, show, table
 
 app = typer.Typer(help="Deliveries: what came in.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -63,7 +63,7 @@ def show_delivery(
     found = call("GET", f"/deliveries/{id}")
     if raw:
         if found["body"] is None:
-            raise Failed(f"The content of delivery {id} is not kept.", 3)
+            raise CommandFailed(f"The content of delivery {id} is not kept.", 3)
         print(_captured(found), end="")
         return
     show(found, as_json, lambda: _print_one(found))
@@ -115,7 +115,7 @@ def replay(
         _say(call("POST", f"/deliveries/{what}/replay", json={"again": again}), as_json)
         return
     if not to and (what == "-" or Path(what).is_file()):
-        raise Failed("Say which connection takes it in: --to CONNECTION.", USAGE)
+        raise CommandFailed("Say which connection takes it in: --to CONNECTION.", USAGE)
     headers, body = _read(what)
     asked = {
         "headers": [*headers, *(_header(line) for line in header or ())],
@@ -129,9 +129,9 @@ def _read(path: str) -> tuple[list[tuple[str, str]], bytes]:
     try:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except FileNotFoundError:
-        raise Failed(f"There is no file {path}.", USAGE) from None
+        raise CommandFailed(f"There is no file {path}.", USAGE) from None
     except OSError as error:
-        raise Failed(f"{path} cannot be read: {error.strerror}.", USAGE) from None
+        raise CommandFailed(f"{path} cannot be read: {error.strerror}.", USAGE) from None
     if content.lstrip()[:1] in (b"{", b"["):
         return [], content
     head, _, body = content.replace(b"\r\n", b"\n", 64).partition(b"\n\n")
@@ -141,7 +141,7 @@ def _read(path: str) -> tuple[list[tuple[str, str]], bytes]:
 def _header(line: str) -> tuple[str, str]:
     name, colon, value = line.partition(":")
     if not colon or not name.strip():
-        raise Failed(f"{line[:60]!r} is not a header; write name: value.", USAGE)
+        raise CommandFailed(f"{line[:60]!r} is not a header; write name: value.", USAGE)
     return name.strip().lower(), value.strip()
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import typer
 
-from gofer.cli.exits import FAILED, Failed
-from gofer.cli.showing import AsJson, plain, show
+from gofer.cli.exit_codes import FAILED, CommandFailed
+from gofer.cli.output import AsJson, plain, show
 
 WIDTH = 58
 
@@ -38,7 +38,7 @@ def play_before_serving() -> None:
     )
     try:
         steps = asyncio.run(_play(quiet=False))
-    except Failed as error:
+    except CommandFailed as error:
         print(f"The demo could not be played: {error}", file=sys.stderr)
         return
     if not all(step["ok"] for step in steps):
@@ -52,8 +52,8 @@ def _verdict(ok: bool) -> str:
 
 
 async def _play(*, quiet: bool) -> list[dict[str, Any]]:
-    from gofer.rehearsal.demo import play
-    from gofer.rehearsal.instance import NotStarted
+    from gofer_standins.demo import play
+    from gofer_standins.instance import NotStarted
 
     steps: list[dict[str, Any]] = []
     try:
@@ -62,7 +62,7 @@ async def _play(*, quiet: bool) -> list[dict[str, Any]]:
                 _print(scene, step, first=not steps or steps[-1]["scene"] != scene)
             steps.append({"scene": scene, **dataclasses.asdict(step)})
     except NotStarted as error:
-        raise Failed(str(error), FAILED) from None
+        raise CommandFailed(str(error), FAILED) from None
     return steps
 
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gofer.cli.calling import Api, call, open_api
-from gofer.cli.exits import FAILED, Failed
-from gofer.cli.showing import AsJson, ago, facts, plain, show, table
+from gofer.cli.client import Api, call, open_api
+from gofer.cli.exit_codes import FAILED, CommandFailed
+from gofer.cli.output import AsJson, ago, facts, plain, show, table
 
 PROMPTLY = 5.0
 """Seconds after which a server that was asked whether it runs does not: it hangs, or was stopped."""
@@ -58,11 +58,11 @@ def _require_server() -> None:
 
     path = load_settings().socket_path
     if not somebody_listens(path):
-        raise Failed(f"No server listens at {path}. Run: gofer serve", FAILED)
+        raise CommandFailed(f"No server listens at {path}. Run: gofer serve", FAILED)
     try:
         call("GET", "/status", timeout=PROMPTLY)
-    except Failed as error:
-        raise Failed(str(error), FAILED) from error
+    except CommandFailed as error:
+        raise CommandFailed(str(error), FAILED) from error
 
 
 def _print_refusals(refusals: list[dict[str, Any]]) -> None:
@@ -141,7 +141,7 @@ async def _mend() -> list[str]:
     try:
         async with open_api(settings) as api:
             return [*done, *await _set_up_again(api)]
-    except (GoferError, Failed):
+    except (GoferError, CommandFailed):
         # What keeps the platform from opening is told by the round that follows.
         return done
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gofer.cli.calling import call
-from gofer.cli.showing import AsJson, ago, facts, plain, show, table
+from gofer.cli.client import call
+from gofer.cli.output import AsJson, ago, facts, plain, show, table
 
 app = typer.Typer(
     help="Jobs: what is to be done, is being done and was done.", no_args_is_help=True, rich_markup_mode=None

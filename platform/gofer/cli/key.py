@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from gofer.cli.calling import LONGEST_ANSWER, call
-from gofer.cli.showing import AsJson, count, facts, show
+from gofer.cli.client import LONGEST_ANSWER, call
+from gofer.cli.output import AsJson, count, facts, show
 
 app = typer.Typer(
     help="The master key that everything is sealed with.", no_args_is_help=True, rich_markup_mode=None

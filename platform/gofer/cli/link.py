@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 import typer
 
-from gofer.cli.calling import Api, with_api
-from gofer.cli.exits import NOT_FOUND, Failed
-from gofer.cli.showing import AsJson, show
+from gofer.cli.client import Api, with_api
+from gofer.cli.exit_codes import NOT_FOUND, CommandFailed
+from gofer.cli.output import AsJson, show
 
 
 def link(
@@ -37,4 +37,4 @@ async def _first_owner(api: Api) -> str:
     for each in found:
         if each["role"] == "owner":
             return str(each["name"])
-    raise Failed("There is no owner yet. Run: gofer serve", NOT_FOUND)
+    raise CommandFailed("There is no owner yet. Run: gofer serve", NOT_FOUND)

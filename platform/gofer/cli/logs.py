@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gofer.cli.exits import FAILED, Failed
-from gofer.cli.showing import AsJson, plain
+from gofer.cli.exit_codes import FAILED, CommandFailed
+from gofer.cli.output import AsJson, plain
 
 RANKS = {"debug": 0, "info": 1, "warning": 2, "error": 3, "critical": 3}
 LOOK_EVERY = 0.3
@@ -33,10 +33,10 @@ def logs(
     from gofer.settings import load_settings
 
     if level not in RANKS:
-        raise Failed(f"There is no level {level!r}: debug, info, warning or error.", 2)
+        raise CommandFailed(f"There is no level {level!r}: debug, info, warning or error.", 2)
     path = load_settings().log_path
     if not path.is_file():
-        raise Failed(
+        raise CommandFailed(
             f"There is no log at {path}. It is written there by `gofer serve` on a terminal, or with "
             "GOFER_LOG_TO=file; a systemd unit's is in: journalctl -u gofer",
             FAILED,

@@ -7,10 +7,10 @@ from urllib.parse import quote
 
 import typer
 
-from gofer.cli.calling import call
-from gofer.cli.exits import USAGE, Failed
-from gofer.cli.reading import confirm, may_prompt, prompt_secret, read_secret
-from gofer.cli.showing import AsJson, ago, refusable, show, table
+from gofer.cli.client import call
+from gofer.cli.exit_codes import USAGE, CommandFailed
+from gofer.cli.input import confirm, may_prompt, prompt_secret, read_secret
+from gofer.cli.output import AsJson, ago, refusable, show, table
 
 app = typer.Typer(help="Members: who may sign in.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -84,7 +84,7 @@ def password(
     asked = file == "-" and may_prompt()
     value = prompt_secret("password") if asked else read_secret(file)
     if asked and prompt_secret("the same again") != value:
-        raise Failed("The two are not the same. Nothing was changed.", USAGE)
+        raise CommandFailed("The two are not the same. Nothing was changed.", USAGE)
     made = _change(name, password=value, keep_tokens=keep_tokens)
     show(made, as_json, lambda: print(f"{made['name']} has a new password."))
 

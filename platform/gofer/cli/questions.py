@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from gofer.cli.calling import call
-from gofer.cli.showing import AsJson, ago, show, table
+from gofer.cli.client import call
+from gofer.cli.output import AsJson, ago, show, table
 
 app = typer.Typer(help="Questions that runs have asked people.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from gofer.cli.calling import LONGEST_ANSWER, call
-from gofer.cli.exits import USAGE, Failed
-from gofer.cli.showing import AsJson, count, show, table
+from gofer.cli.client import LONGEST_ANSWER, call
+from gofer.cli.exit_codes import USAGE, CommandFailed
+from gofer.cli.output import AsJson, count, show, table
 
 app = typer.Typer(
     help="Rows that somebody else than Gofer wrote, and that are refused for it.",
@@ -44,7 +44,7 @@ def accept(
     gofer rows accept --all
     """
     if everything == bool(of and key):
-        raise Failed("Name a table and a key, or say --all.", USAGE)
+        raise CommandFailed("Name a table and a key, or say --all.", USAGE)
     named = [{"table": of, "key": key}] if key else _refused()
     accepted = []
     while named:

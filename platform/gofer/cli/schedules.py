@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gofer.cli.calling import call
-from gofer.cli.exits import USAGE, Failed
-from gofer.cli.showing import AsJson, ago, show, table
+from gofer.cli.client import call
+from gofer.cli.exit_codes import USAGE, CommandFailed
+from gofer.cli.output import AsJson, ago, show, table
 
 app = typer.Typer(
     help="Schedules: jobs made, and words said to an agent, again and again.",
@@ -70,12 +70,12 @@ def add(
     """
     times = {"name": name, "cron": cron, "timezone": timezone, "missed": missed}
     if not say and not kind:
-        raise Failed("Say what to do: --say with --agent and --conversation, or --kind.", USAGE)
+        raise CommandFailed("Say what to do: --say with --agent and --conversation, or --kind.", USAGE)
     if not say:
         wish = {**times, "kind": kind, "payload": _object(payload)}
         made = call("POST", "/schedules", json=wish)
     elif kind or not (agent and conversation):
-        raise Failed("--say wants --agent and --conversation, and no --kind.", USAGE)
+        raise CommandFailed("--say wants --agent and --conversation, and no --kind.", USAGE)
     else:
         made = call(
             "POST", f"/conversations/{conversation}/schedules", json={**times, "agent": agent, "say": say}
@@ -87,7 +87,7 @@ def _object(payload: str) -> Any:
     try:
         value = json.loads(payload)
     except ValueError:
-        raise Failed("--payload wants a JSON object.", USAGE) from None
+        raise CommandFailed("--payload wants a JSON object.", USAGE) from None
     return value
 
 

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from gofer.cli.calling import call
-from gofer.cli.exits import FAILED, Failed
-from gofer.cli.reading import may_prompt, prompt_secret, read_secret
-from gofer.cli.showing import AsJson, ago, show, table
+from gofer.cli.client import call
+from gofer.cli.exit_codes import FAILED, CommandFailed
+from gofer.cli.input import may_prompt, prompt_secret, read_secret
+from gofer.cli.output import AsJson, ago, show, table
 
 app = typer.Typer(
     help="Secrets: put in, listed by name, removed. A value never comes out.",
@@ -50,7 +50,7 @@ def put(
     done = call("PUT", "/secrets", json={"name": name, "owner": owner, "value": value})
     show(done, as_json, lambda: print(f"The secret {name} is kept."))
     if done["health"] and not done["health"]["ok"]:
-        raise Failed(f"It is kept, but the service says: {done['health']['line']}", FAILED)
+        raise CommandFailed(f"It is kept, but the service says: {done['health']['line']}", FAILED)
 
 
 @app.command()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gofer.cli.exits import CONFIGURATION, Failed
+from gofer.cli.exit_codes import CONFIGURATION, CommandFailed
 
 Host = Annotated[str | None, typer.Option(help="The address to listen on (GOFER_HOST).")]
 Port = Annotated[
@@ -72,7 +72,7 @@ def _run(host: str | None, port: int | None, *roles: str) -> None:
 
     settings = load_settings(host=host, port=port)
     if len(roles) == 1 and settings.sqlite_path is not None:
-        raise Failed(
+        raise CommandFailed(
             "An SQLite file belongs to one process, so web and worker cannot be split on it. Run `gofer serve`, "
             "or set GOFER_DATABASE_URL to a Postgres database.",
             CONFIGURATION,

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from gofer.cli.calling import call
-from gofer.cli.showing import AsJson, ago, show, table
+from gofer.cli.client import call
+from gofer.cli.output import AsJson, ago, show, table
 
 app = typer.Typer(
     help="Shells: the sandboxed sessions of conversations.", no_args_is_help=True, rich_markup_mode=None
@@ -53,7 +53,7 @@ def show_shell(
     \b
     gofer shells show conv_k3v9 gofer
     """
-    from gofer.cli.showing import facts
+    from gofer.cli.output import facts
 
     found = call("GET", f"/shells/{conversation}/{agent}", params={"path": path} if path else {})
     pairs = [(name, value) for name, value in {**found["shell"], **found}.items() if name != "shell"]

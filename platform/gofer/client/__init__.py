@@ -5,13 +5,13 @@
     with Gofer("http://127.0.0.1:8765", token="gofer_…") as gofer:
         print(gofer.ask("What is in this repository?"))
 
-Every answer is a model of `gofer.client.shapes`; every error is a `GoferProblem` with the status, the code and the
+Every answer is a model of `gofer.client.models`; every error is a `GoferProblem` with the status, the code and the
 words of the server. Changes carry an Idempotency-Key, so a lost answer is asked for again without doing it twice.
 """
 
 from __future__ import annotations
 
-from gofer.client.calling import Gofer, GoferProblem, Unreachable
-from gofer.client.shapes import Event, Job, Message, Said
+from gofer.client.http import Gofer, GoferProblem, Unreachable
+from gofer.client.models import Event, Job, Message, Said
 
 __all__ = ["Event", "Gofer", "GoferProblem", "Job", "Message", "Said", "Unreachable"]

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 
 import httpx2
 
-from gofer.agent.model import ModelError, Request, Turn
+from gofer.agent.model import ModelError, ModelRequest, Turn
 from gofer.agent.models.keys import ModelKeys
 from gofer.agent.models.offline import Offline
 from gofer.agent.models.openai import OPENAI_URL
 from gofer.agent.models.providers import BUILT_IN, FILE
-from gofer.doctor.finding import Finding
-from gofer.platform import Platform
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.app import Platform
+from gofer.doctor.findings import Finding
+from gofer.store.bootstrap import FIRST_WORKSPACE
 
 WITHIN = 30.0
 ADD_A_KEY = "gofer secrets put anthropic_key < key.txt"
@@ -41,7 +41,7 @@ OWN_FIXES = {
     "unavailable": f"Start the server, or correct base_url in {FILE}.",
     "invalid": f"Correct base_url in {FILE}: it mostly ends in /v1.",
 }
-QUESTION = Request(
+QUESTION = ModelRequest(
     system="Answer with the word ok.",
     tools=(),
     messages=({"role": "user", "content": [{"type": "text", "text": "ok?"}]},),

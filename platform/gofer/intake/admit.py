@@ -10,20 +10,20 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, select, update
 
-from gofer.accounts import Accounts
+from gofer.connections.loaded_connections import LoadedConnections
 from gofer.errors import NotFound, Permanent
+from gofer.identity import known_principal
 from gofer.intake.stranger_limit import StrangerLimit
-from gofer.intake.strangers import turn_away
+from gofer.intake.unknown_senders import decline
 from gofer.integration import Admission, Attachment, File, Incoming, Role, Unread
 from gofer.jobs.queue import Claim
 from gofer.outbox.ledger import hold
-from gofer.people import known_principal
 from gofer.store import events as log
 from gofer.store.blobs import put_blob
-from gofer.store.clock import now
 from gofer.store.content import open_trusted, seal_message
 from gofer.store.database import Database
-from gofer.store.sealing import conversation_key
+from gofer.store.db_time import now
+from gofer.store.encryption import conversation_key
 from gofer.store.tables import ASIDE, Trust, conversations, jobs, messages
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
@@ -87,7 +87,7 @@ class Admitter:
         *,
         database: Database,
         vault: Vault,
-        accounts: Accounts,
+        accounts: LoadedConnections,
         redactor: Redactor,
         strangers: StrangerLimit | None = None,
         noticed: Noticed = lambda claim, read, fresh: None,
@@ -201,7 +201,7 @@ def _store(
         data={"seq": read.seq, "trust": trust, "note": admission.note},
     )  # fmt: skip
     if trust is Trust.STRANGER and admission.turn_away:
-        turn_away(connection, vault, claim, read, admission.turn_away)
+        decline(connection, vault, claim, read, admission.turn_away)
     return Read(read.seq, message, trust, read.connection_id)
 
 

@@ -16,16 +16,16 @@ from typing import Any
 import structlog
 from sqlalchemy import ColumnElement, Connection, and_, select, update
 
-from gofer.accounts import Accounts, Connected
-from gofer.connecting import set_up_connection
+from gofer.connections.changes import set_up_connection
+from gofer.connections.loaded_connections import LoadedConnection, LoadedConnections
 from gofer.errors import ConfigError, NotFound, Permanent, Refused, Temporary
 from gofer.intake.receive import Intake, polled
 from gofer.jobs.outcome import Done, Outcome, Retry, Snooze
 from gofer.jobs.queue import SERVICE, lock_lane, submit
 from gofer.jobs.worker import Run
-from gofer.store.clock import now
 from gofer.store.database import Database
-from gofer.store.signed import RowRefused
+from gofer.store.db_time import now
+from gofer.store.row_macs import RowRefused
 from gofer.store.tables import LIVE, JobState, connections, deliveries, in_state, jobs
 
 log = structlog.get_logger()
@@ -67,7 +67,7 @@ FIRST_PAUSE, MAX_PAUSE = 0.05, 2.0
 class Poller:
     """Handles poll and catch-up jobs."""
 
-    def __init__(self, *, database: Database, accounts: Accounts, intake: Intake) -> None:
+    def __init__(self, *, database: Database, accounts: LoadedConnections, intake: Intake) -> None:
         self._database = database
         self._accounts = accounts
         self._intake = intake
@@ -138,7 +138,7 @@ class Poller:
         log.info("connection.set_up", connection=connection_id, ok=health.ok)
         return Done()
 
-    async def _fetch_missed(self, connected: Connected) -> None:
+    async def _fetch_missed(self, connected: LoadedConnection) -> None:
         since = await self._database.read(partial(last_time, connection_id=connected.account.id))
         new = 0
         async for request in connected.integration.catch_up(

@@ -13,14 +13,14 @@ from typing import Any
 
 import structlog
 
-from gofer.accounts import Accounts, Connected
+from gofer.connections.loaded_connections import LoadedConnection, LoadedConnections
 from gofer.crash import crash_point
 from gofer.errors import GoferError, Malformed, NotFound, Refused, TooBusy
 from gofer.intake.arrival import Arrival, Source, Taken
-from gofer.intake.record import take_in
 from gofer.intake.stranger_limit import StrangerLimit
+from gofer.intake.transaction import take_in
 from gofer.integration import Incoming, Parsed, Request
-from gofer.jobs.signals import EVENTS, JOBS, Signals
+from gofer.jobs.notifications import EVENTS, JOBS, Signals
 from gofer.sanitize import clean
 from gofer.store.database import Database
 from gofer.store.digests import body_digest
@@ -103,7 +103,7 @@ class Intake:
         *,
         database: Database,
         vault: Vault,
-        accounts: Accounts,
+        accounts: LoadedConnections,
         signals: Signals,
         gate: Gate,
         redactor: Redactor,
@@ -120,7 +120,7 @@ class Intake:
         self.outdated: dict[str, str] = {}
         """What the senders of connections should change, by the connection's id."""
 
-    async def connected(self, connection_id: str) -> Connected:
+    async def connected(self, connection_id: str) -> LoadedConnection:
         """A connection as it is now; raises NotFound."""
         return await self._accounts.get(connection_id)
 
@@ -136,7 +136,7 @@ class Intake:
             return await self.take(connected, request, "webhook")
 
     async def take(
-        self, connected: Connected, request: Request, source: Source, *, again: bool = False
+        self, connected: LoadedConnection, request: Request, source: Source, *, again: bool = False
     ) -> Taken:
         """A request that is known to be genuine: verified, polled by ourselves, or replayed by the owner.
 
@@ -147,7 +147,9 @@ class Intake:
         async with self._huge:
             return await self._take(connected, request, source, again=again)
 
-    async def _take(self, connected: Connected, request: Request, source: Source, *, again: bool) -> Taken:
+    async def _take(
+        self, connected: LoadedConnection, request: Request, source: Source, *, again: bool
+    ) -> Taken:
         integration = connected.integration
         parsed = await self._read(connected, request)
         if again:
@@ -188,12 +190,12 @@ class Intake:
         self._signals.wake(EVENTS)
         return taken
 
-    def _digest(self, connected: Connected, parsed: Parsed) -> str | None:
+    def _digest(self, connected: LoadedConnection, parsed: Parsed) -> str | None:
         if not parsed.message_id:
             return None
         return self._vault.mac_key(REPLAY).digest(connected.account.id, parsed.message_id)
 
-    async def _one_too_many(self, connected: Connected, message: Incoming) -> bool:
+    async def _one_too_many(self, connected: LoadedConnection, message: Incoming) -> bool:
         return message.addressed and await self._strangers.refuses(
             self._database,
             workspace_id=connected.workspace_id,
@@ -202,7 +204,7 @@ class Intake:
             author=message.author.id,
         )
 
-    def _verify(self, connected: Connected, request: Request) -> None:
+    def _verify(self, connected: LoadedConnection, request: Request) -> None:
         try:
             outdated = connected.integration.verify(request, connected.account)
         except GoferError:
@@ -217,12 +219,12 @@ class Intake:
             if known is None:
                 log.warning("intake.sender_outdated", connection=connected.account.id, change=outdated)
 
-    async def _read(self, connected: Connected, request: Request) -> Parsed:
+    async def _read(self, connected: LoadedConnection, request: Request) -> Parsed:
         if len(request.body) < LARGE:
             return self._parse(connected, request)
         return await asyncio.to_thread(self._parse, connected, request)
 
-    def _parse(self, connected: Connected, request: Request) -> Parsed:
+    def _parse(self, connected: LoadedConnection, request: Request) -> Parsed:
         try:
             parsed = connected.integration.parse(request, connected.account)
             _check_texts(parsed)
@@ -311,7 +313,7 @@ def _check_texts(parsed: Parsed) -> None:
         raise Malformed("The message contains a NUL character.")
 
 
-def _moved(connected: Connected, parsed: Parsed) -> dict[str, Any] | None:
+def _moved(connected: LoadedConnection, parsed: Parsed) -> dict[str, Any] | None:
     if parsed.moved is None:
         return None
     return connected.integration.move(connected.account.settings, *parsed.moved)
@@ -326,7 +328,9 @@ class Polled:
     """The service's id of the last of them that is stored, now or before."""
 
 
-async def polled(intake: Intake, connected: Connected, requests: list[Request], source: Source) -> Polled:
+async def polled(
+    intake: Intake, connected: LoadedConnection, requests: list[Request], source: Source
+) -> Polled:
     """Take in what a poll or a catch-up brought, in order."""
     new, last = 0, None
     for request in requests:

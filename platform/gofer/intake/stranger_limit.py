@@ -11,9 +11,9 @@ from functools import partial
 
 from sqlalchemy import Connection, literal_column, select
 
-from gofer.people import known_principal
-from gofer.store.clock import now
+from gofer.identity import known_principal
 from gofer.store.database import Database
+from gofer.store.db_time import now
 from gofer.store.tables import Trust, messages
 
 HOUR = 3600.0

@@ -14,8 +14,8 @@ from sqlalchemy import Connection, select, update
 
 from gofer.errors import ConfigError
 from gofer.jobs.queue import SERVICE, submit
-from gofer.store import signed
-from gofer.store.clock import now
+from gofer.store import row_macs
+from gofer.store.db_time import now
 from gofer.store.ids import new_id
 from gofer.store.tables import schedules
 
@@ -81,7 +81,7 @@ def add_schedule(
         "next_at": following,
         "created_at": now(),
     }
-    signed.insert(connection, schedules, row)
+    row_macs.insert(connection, schedules, row)
     return schedule_id
 
 
@@ -114,7 +114,7 @@ def tick(connection: Connection) -> int:
         .with_for_update(skip_locked=True)
     ).all()
     return sum(
-        _run_due(connection, schedule) for schedule in due if signed.fits(connection, schedules, schedule)
+        _run_due(connection, schedule) for schedule in due if row_macs.fits(connection, schedules, schedule)
     )
 
 
@@ -124,7 +124,7 @@ def _run_due(connection: Connection, schedule: Any) -> int:
     except NO_TIMES as error:
         # Its time zone is unknown on this machine, say. The others must not wait for it, nor the rest of upkeep.
         log.error("schedule.switched_off", schedule=schedule.id, name=schedule.name, error=str(error))
-        signed.update(connection, schedules, schedules.c.id == schedule.id, {"enabled": False})
+        row_macs.update(connection, schedules, schedules.c.id == schedule.id, {"enabled": False})
         return 0
     made = 0
     for moment in _to_run(missed, schedule.missed, schedule.current):

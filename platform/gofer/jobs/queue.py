@@ -28,9 +28,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.errors import StoreError
 from gofer.store import events as log
-from gofer.store import hot
-from gofer.store.clock import now
+from gofer.store import fast_sql
 from gofer.store.database import Database
+from gofer.store.db_time import now
 from gofer.store.tables import LIVE, JobState, agents, attempts, connections, events, in_state, jobs
 
 AGENT, SERVICE = "agent", "service"
@@ -93,7 +93,7 @@ def submit(
     """
     if conversation_id is None:
         lock_lane(connection, lane)
-    row = hot.first(
+    row = fast_sql.first(
         connection,
         _SUBMIT[connection.dialect.name],
         {
@@ -284,7 +284,7 @@ def _claim(
 ) -> list[Claim]:
     values = {"by": owner, "for_seconds": lease, "from_pool": pool, "at_most": limit}
     if not full_agents and not full_connections:
-        rows = hot.fetch(connection, _TAKE, values)
+        rows = fast_sql.fetch(connection, _TAKE, values)
     else:
         ready = _READY
         if full_agents:
@@ -295,7 +295,7 @@ def _claim(
     if not rows:
         return []
     rows.sort(key=lambda row: (row.priority, row.id))
-    hot.many(
+    fast_sql.many(
         connection,
         _BEGIN_ATTEMPT,
         [{"job_id": row.id, "fence": row.fence, "number": row.attempts, "owner": owner} for row in rows],
@@ -326,7 +326,7 @@ def _claim_at_once(
     Each further statement would be a way there and back, and so would a transaction's begin and end.
     """
     most = {f"most_{pool}": max(0, limits.get(pool, 0)) for pool in (AGENT, SERVICE)}
-    rows = hot.fetch(connection, _TAKE_AT_ONCE, {"by": owner, "for_seconds": lease, **most})
+    rows = fast_sql.fetch(connection, _TAKE_AT_ONCE, {"by": owner, "for_seconds": lease, **most})
     rows.sort(key=lambda row: (row.priority, row.id))
     claims: dict[str, list[Claim]] = {}
     for row in rows:
@@ -385,7 +385,7 @@ _ANY_CAP = select(_HAS_CAP)
 
 
 def _capped(connection: Connection) -> bool:
-    return bool(hot.scalar(connection, _ANY_CAP))
+    return bool(fast_sql.scalar(connection, _ANY_CAP))
 
 
 def _claim_within_caps(

@@ -17,18 +17,17 @@ import structlog
 
 from gofer.crash import crash_point
 from gofer.errors import Fenced, StoreError
-from gofer.jobs import lease, queue, upkeep
-from gofer.jobs.conclude import Concluded, conclude_all
+from gofer.jobs import lease, maintenance, queue
+from gofer.jobs.control import expire_questions
 from gofer.jobs.cron import tick
-from gofer.jobs.ends import Apology, Ending
+from gofer.jobs.finish import Apology, Concluded, FinishedRun, conclude_all
 from gofer.jobs.lease import Lease, clock
+from gofer.jobs.notifications import EVENTS, JOBS, Signals
 from gofer.jobs.outcome import OUTAGE, STOPPED, Cancel, Dead, Draft, Outcome, Retry, Snooze
 from gofer.jobs.queue import Claim
-from gofer.jobs.signals import EVENTS, JOBS, Signals
-from gofer.jobs.steer import expire_questions
-from gofer.store import signed
+from gofer.secrets.key_check import open_canary
+from gofer.store import row_macs
 from gofer.store.database import Database
-from gofer.vault.canary import open_canary
 from gofer.vault.envelope import Vault
 from gofer.vault.errors import KeyMissing, KeyRefused
 
@@ -117,7 +116,7 @@ class Worker:
         self._freed = signals.subscribe(JOBS)
         # Not the system's randomness: to ask it is to let go of Python's lock, for which the writer thread waits.
         self._dice = random.Random()  # noqa: S311
-        self._endings: list[Ending] = []
+        self._endings: list[FinishedRun] = []
         self._enders: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -234,7 +233,7 @@ class Worker:
         """Hand back what was claimed in a transaction whose end the store could not tell us."""
         for claim in await self._database.read(partial(queue.held_by, owner=self.owner)):
             if (claim.id, claim.fence) not in self._running:
-                self._hand_in(Ending(claim, Snooze(0, OUTAGE), self._apology))
+                self._hand_in(FinishedRun(claim, Snooze(0, OUTAGE), self._apology))
 
     def _begin(self, claim: Claim, pool: str) -> None:
         run = Run(claim, Lease(self._asked_at, self._capacity.lease))
@@ -257,9 +256,9 @@ class Worker:
         crash_point("job.concluding")
         run.over = True
         self._freed.set()
-        self._hand_in(Ending(claim, outcome, apology))
+        self._hand_in(FinishedRun(claim, outcome, apology))
 
-    def _hand_in(self, ending: Ending) -> None:
+    def _hand_in(self, ending: FinishedRun) -> None:
         """Have a run's end written."""
         self._endings.append(ending)
         if len(self._enders) < ENDERS:
@@ -289,7 +288,7 @@ class Worker:
             return Retry("interrupted"), self._apology
         except (Fenced, StoreError):
             raise
-        except signed.RowRefused as error:
+        except row_macs.RowRefused as error:
             # It goes on by itself once somebody has accepted the row, or put it right.
             log.warning("job.waits", error=str(error))
             return Snooze(REFUSED_WAIT, error.code), None
@@ -311,7 +310,7 @@ class Worker:
             # In the same step as the last look: an ending that comes now must find that nobody is at it.
             self._enders.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
-    async def _end(self, batch: list[Ending]) -> None:
+    async def _end(self, batch: list[FinishedRun]) -> None:
         try:
             concluded = await self._database.write(partial(conclude_all, vault=self._vault, endings=batch))
         except StoreError as error:
@@ -335,7 +334,7 @@ class Worker:
             self._signals.wake(JOBS)
         self._signals.wake(EVENTS)
 
-    async def _end_later(self, batch: list[Ending], error: StoreError) -> None:
+    async def _end_later(self, batch: list[FinishedRun], error: StoreError) -> None:
         """Wait for the store to come back: until the ends are written, the jobs stay ours. Who stops cannot wait."""
         if self._stopping:
             for ending in batch:
@@ -346,11 +345,11 @@ class Worker:
         self._endings = [self._once_more(ending) for ending in batch] + self._endings
         await asyncio.sleep(self._jittered())
 
-    def _once_more(self, ending: Ending) -> Ending:
+    def _once_more(self, ending: FinishedRun) -> FinishedRun:
         failures = ending.failures + 1
         if failures < TRIES_TO_END:
             return dataclasses.replace(ending, failures=failures)
-        return Ending(ending.claim, Snooze(0, OUTAGE, ending.outcome.cost), self._apology, failures)
+        return FinishedRun(ending.claim, Snooze(0, OUTAGE, ending.outcome.cost), self._apology, failures)
 
     # Leases, cancels and upkeep.
 
@@ -424,13 +423,13 @@ class Worker:
         woke = await database.write(tick) + await database.write(expire_questions)
         # One that is locked out has no words for those who ask: it leaves the lost to the others.
         rescues = not self._locked_out and clock() >= self._rescue_from
-        for claim in await database.read(upkeep.lost_jobs) if rescues else []:
+        for claim in await database.read(maintenance.lost_jobs) if rescues else []:
             woke += await self._rescue(claim)
         return woke
 
     async def _rescue(self, claim: Claim) -> bool:
         for apology in (self._apology, _no_words):
-            rescue = partial(upkeep.rescue, vault=self._vault, claim=claim, apology=apology)
+            rescue = partial(maintenance.rescue, vault=self._vault, claim=claim, apology=apology)
             try:
                 found = await self._database.write(rescue)
             except StoreError:
@@ -448,12 +447,12 @@ class Worker:
         """What may take its time: making good what should not exist, and removing what is old."""
         database = self._database
         while True:
-            untangled = await database.write(upkeep.untangle)
+            untangled = await database.write(maintenance.repair_lanes)
             if untangled:
                 log.error("jobs.untangled", count=untangled)
                 self._signals.wake(JOBS)
-            pruned = await database.write(partial(upkeep.prune, older_than=self._capacity.keep_finished))
-            await database.write(partial(upkeep.seen, worker_id=self.owner))
+            pruned = await database.write(partial(maintenance.prune, older_than=self._capacity.keep_finished))
+            await database.write(partial(maintenance.seen, worker_id=self.owner))
             # As long as there is much to prune, go on with it; the pause lets others write.
             await asyncio.sleep(self._jittered() * (1 if any(pruned.values()) else TIDY_EVERY))
 
@@ -472,7 +471,7 @@ async def _handled(handler: Handler, run: Run) -> Outcome:
     return working.result()
 
 
-def _concluded(ending: Ending, result: Concluded) -> None:
+def _concluded(ending: FinishedRun, result: Concluded) -> None:
     crash_point("job.concluded")
     how = type(ending.outcome).__name__.lower()
     log.info("job.concluded", state=result.state, outcome=how, **_named(ending.claim))

@@ -4,8 +4,8 @@ Everything that matters is in the event log; what is kept here is only what is n
 that goes on, and what a command has printed so far. Whoever begins to watch in the middle gets it from its beginning.
 """
 
-from gofer.live.between import SharedLive
-from gofer.live.here import Live, Watcher
-from gofer.live.said import Fresh
+from gofer.live.broadcast import SharedLive
+from gofer.live.buffer import Fresh
+from gofer.live.local import Live, Watcher
 
 __all__ = ["Fresh", "Live", "SharedLive", "Watcher"]

@@ -11,27 +11,33 @@ elsewhere. Redriving the job sends what it gave up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import structlog
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
-from gofer.accounts import Accounts, Connected
+from gofer.connections.loaded_connections import LoadedConnection, LoadedConnections
 from gofer.crash import crash_point
 from gofer.errors import Fenced, Gone, NotFound, Permanent, Refused, StoreError, Temporary
+from gofer.identity import linked_identities, owners_of
 from gofer.integration import Integration, Outgoing
-from gofer.jobs.outcome import Dead, Done, Outcome, Retry, Snooze
-from gofer.jobs.wanted import CONFIRMING
+from gofer.jobs.ensure import CONFIRMING
+from gofer.jobs.kinds import ANSWER, DELIVER
+from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Retry, Snooze
+from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.outbox import ledger
-from gofer.outbox.asked import end_questions
-from gofer.outbox.failure_notices import FailureNotices
 from gofer.outbox.ledger import INTERRUPTED, Before, Part
-from gofer.outbox.telling import Telling
+from gofer.outbox.question_buttons import end_questions
+from gofer.outbox.run_summary import RunSummary
 from gofer.store.database import Database
-from gofer.store.signed import RowRefused
-from gofer.store.tables import ReplyState
+from gofer.store.db_time import now
+from gofer.store.row_macs import RowRefused
+from gofer.store.tables import ReplyState, Trust, bindings, conversations, jobs, messages, replies
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
 
@@ -51,7 +57,7 @@ class Outbox:
         *,
         database: Database,
         vault: Vault,
-        accounts: Accounts,
+        accounts: LoadedConnections,
         redactor: Redactor,
         late_write_within: float,
         public_url: str = "",
@@ -60,7 +66,7 @@ class Outbox:
         self._vault = vault
         self._accounts = accounts
         self._redactor = redactor
-        self._telling = Telling(vault, redactor, public_url)
+        self._telling = RunSummary(vault, redactor, public_url)
         self._notices = FailureNotices(database, accounts, public_url)
         self._late_write_within = late_write_within
         """Seconds after its lease in which a silent worker's last request may still arrive outside."""
@@ -131,7 +137,9 @@ class Outbox:
         drafts = await self._notices.about(run.claim, failed[0])
         return Dead(reason, drafts, detail=words)
 
-    async def _place_and_complete(self, run: Run, part: Part, connected: Connected, before: Before) -> None:
+    async def _place_and_complete(
+        self, run: Run, part: Part, connected: LoadedConnection, before: Before
+    ) -> None:
         outgoing = await self._outgoing(part, connected)
         external_id = part.external_id
         if part.state is ReplyState.PLANNED:
@@ -148,7 +156,7 @@ class Outbox:
             await end_questions(self._database, self._vault, self._accounts, part.job_id)
 
     async def _place(
-        self, run: Run, part: Part, outgoing: Outgoing, connected: Connected, *, look: bool
+        self, run: Run, part: Part, outgoing: Outgoing, connected: LoadedConnection, *, look: bool
     ) -> str:
         integration, account = connected.integration, connected.account
         await self._database.write(partial(ledger.begin, claim=run.claim, part=part))
@@ -162,7 +170,7 @@ class Outbox:
         return external_id
 
     async def _complete(
-        self, run: Run, part: Part, outgoing: Outgoing, external_id: str, connected: Connected
+        self, run: Run, part: Part, outgoing: Outgoing, external_id: str, connected: LoadedConnection
     ) -> None:
         """Bring the part to its full text; what somebody deleted meanwhile is placed again."""
         for left in reversed(range(MAX_PLACINGS)):
@@ -188,7 +196,7 @@ class Outbox:
             await asyncio.sleep(BETWEEN_TRIES)
             run.lease.check()
 
-    def _too_soon(self, part: Part, connected: Connected, before: Before) -> None:
+    def _too_soon(self, part: Part, connected: LoadedConnection, before: Before) -> None:
         """Raises Temporary while a part that was begun may still arrive: looking for it now would not find it."""
         can_be_searched = type(connected.integration).find is not Integration.find
         if not part.tries or not can_be_searched or before.unsure_for is None:
@@ -197,7 +205,7 @@ class Outbox:
         if left > 0:
             raise Temporary("It may still arrive.", reason="unsure", retry_after=left)
 
-    async def _repeat_last_edit(self, run: Run, part: Part, connected: Connected) -> None:
+    async def _repeat_last_edit(self, run: Run, part: Part, connected: LoadedConnection) -> None:
         try:
             await connected.integration.complete(
                 await self._outgoing(part, connected), part.external_id, connected.account
@@ -216,7 +224,7 @@ class Outbox:
         else:
             await self._database.write(partial(ledger.failed, claim=run.claim, part=part, reason=reason))
 
-    async def _outgoing(self, part: Part, connected: Connected) -> Outgoing:
+    async def _outgoing(self, part: Part, connected: LoadedConnection) -> Outgoing:
         work = None
         if connected.integration.tells_work and part.kind != "note":
             work = await self._database.read(partial(self._telling.progress, job_id=part.job_id))
@@ -236,3 +244,120 @@ class Outbox:
             stopped_by=part.stopped_by,
             narrowed=part.narrowed,
         )
+
+
+NOTICE = (
+    "A reply of mine in {place} could not be sent: {reason}. {where}To try again: gofer jobs redrive {job}"
+)
+TOLD_EVERY = 86400.0
+"""Seconds between two notices about the same place."""
+_NOT_IN_TITLES = re.compile(r"[^\w /#+'()-]+")
+_NOT_IN_REASONS = re.compile(r"[^\w .,:;/#+'()-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class FailureNotices:
+    """Finds out whom to tell about a reply that failed for good."""
+
+    database: Database
+    accounts: LoadedConnections
+    public_url: str
+
+    async def about(self, claim: Claim, failed: Any) -> tuple[Draft, ...]:
+        """Notices of a deliver job's first failure; none where nobody waits, or all were told a while ago."""
+        if failed.planned_by != ANSWER:
+            return ()  # nobody waits for a notice or a greeting, and a notice about a notice would go on for ever
+        connected = await self.accounts.all()
+        return await self.database.read(partial(self._about, claim=claim, failed=failed, connected=connected))
+
+    def _about(
+        self, connection: Connection, claim: Claim, failed: Any, connected: list[LoadedConnection]
+    ) -> tuple[Draft, ...]:
+        if _told(connection, claim):
+            return ()
+        text = self._text(connection, claim, failed)
+        places = [
+            next(_private_bindings(connection, claim, connected, people), None)
+            for people in (
+                _asker(connection, claim, failed, connected),
+                _owners(connection, claim, connected),
+            )
+        ]
+        return tuple(Draft(binding, (text,), kind="note") for binding in dict.fromkeys(filter(None, places)))
+
+    def _text(self, connection: Connection, claim: Claim, failed: Any) -> str:
+        title = connection.execute(
+            select(conversations.c.title).where(conversations.c.id == claim.conversation_id)
+        ).scalar()
+        # The title is somebody else's words: nothing in it may become a link, a mention or a mark.
+        plain = _NOT_IN_TITLES.sub(" ", str(title or "")).strip()[:80]
+        reason = _NOT_IN_REASONS.sub(" ", str(failed.reason)).strip().rstrip(".")[:300]
+        base = self.public_url.rstrip("/")
+        return NOTICE.format(
+            place=f"“{plain}”" if plain else "a conversation",
+            reason=reason,
+            where=f"It is kept here: {base}/runs/{failed.job_id} . " if base else "",
+            job=claim.id,
+        )
+
+
+People = list[tuple[str, str]]
+"""Somebody's ids: the integration's name, and the id there."""
+
+
+def _told(connection: Connection, claim: Claim) -> bool:
+    """Whether somebody was told of a failure in the same place within the last day."""
+    query = (
+        select(replies.c.id)
+        .join(jobs, jobs.c.id == replies.c.job_id)
+        .where(replies.c.conversation_id == claim.conversation_id, replies.c.kind == "note")
+        .where(replies.c.created_at > now() - TOLD_EVERY, jobs.c.kind == DELIVER)
+    )
+    return connection.execute(query.limit(1)).first() is not None
+
+
+def _asker(connection: Connection, claim: Claim, failed: Any, connected: list[LoadedConnection]) -> People:
+    """Whoever's message the reply answers, here and on other services."""
+    query = (
+        select(messages.c.author, messages.c.connection_id)
+        .join(jobs, jobs.c.conversation_id == messages.c.conversation_id)
+        .where(jobs.c.id == failed.job_id, messages.c.seq > jobs.c.covers_from, messages.c.addressed)
+        .where(messages.c.trust.in_((Trust.OWNER, Trust.MEMBER)))
+        .order_by(messages.c.seq)
+        .limit(1)
+    )
+    asked = connection.execute(query).first()
+    names = {one.account.id: one.integration.name for one in connected}
+    if asked is None or asked.connection_id not in names:
+        return []
+    name = names[asked.connection_id]
+    others = linked_identities(
+        connection, workspace_id=claim.workspace_id, integration=name, subject=str(asked.author)
+    )
+    return [(name, str(asked.author)), *others.items()]
+
+
+def _owners(connection: Connection, claim: Claim, connected: list[LoadedConnection]) -> People:
+    return [
+        (name, subject)
+        for name in dict.fromkeys(one.integration.name for one in connected)
+        for subject in owners_of(connection, workspace_id=claim.workspace_id, integration=name)
+    ]
+
+
+def _private_bindings(
+    connection: Connection, claim: Claim, connected: list[LoadedConnection], people: People
+) -> Iterator[str]:
+    """Where these people can be reached alone, and not where the reply could not be sent."""
+    failing = str(claim.payload["binding_id"])
+    for name, subject in people:
+        for one in connected:
+            place = one.integration.private_place(subject) if one.integration.name == name else None
+            if place is None:
+                continue
+            query = select(bindings.c.id).where(
+                bindings.c.connection_id == one.account.id, bindings.c.ref == place
+            )
+            found = connection.execute(query).scalar()
+            if found is not None and found != failing:
+                yield str(found)

@@ -12,8 +12,8 @@ from gofer.errors import Fenced, NotFound
 from gofer.jobs.outcome import STOPPED
 from gofer.jobs.queue import Claim
 from gofer.store import events as log
-from gofer.store.clock import now
-from gofer.store.sealing import conversation_key, unseal
+from gofer.store.db_time import now
+from gofer.store.encryption import conversation_key, unseal
 from gofer.store.tables import (
     IS_UNSENT,
     JobState,

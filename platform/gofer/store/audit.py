@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import structlog
 from sqlalchemy import Connection, Row, insert, select, update
 
-from gofer.store.clock import now
-from gofer.store.signed import signing_of
+from gofer.store.db_time import now
+from gofer.store.row_macs import signing_of
 from gofer.store.tables import audit_entries, audit_heads
 
 log = structlog.get_logger()

@@ -12,8 +12,8 @@ from contextlib import closing
 from pathlib import Path
 
 from gofer.errors import ConfigError, StoreError
+from gofer.secrets.secret_store import PLATFORM
 from gofer.vault.macs import ROOT
-from gofer.vault.stored import PLATFORM
 
 
 def copy_database(source: Path, target: Path, key_of: Callable[[str], str] | None = None) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from sqlalchemy import Connection, insert, select
 
 from gofer.errors import NotFound
-from gofer.store.clock import now
+from gofer.store.db_time import now
 from gofer.store.digests import blob_digest
-from gofer.store.sealing import conversation_key
+from gofer.store.encryption import conversation_key
 from gofer.store.tables import blobs
 from gofer.vault.envelope import Vault, aad
 

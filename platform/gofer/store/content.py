@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from gofer.integration import Attachment, Author, Incoming
-from gofer.store.sealing import seal, unseal
+from gofer.store.encryption import seal, unseal
 from gofer.store.tables import Trust
 from gofer.vault.envelope import DataKey
 

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
-from gofer.store.signed import Signing
+from gofer.store.row_macs import Signing
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from sqlalchemy import Connection, bindparam, insert, literal_column, select, tu
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from gofer.errors import Fenced
-from gofer.store import hot
-from gofer.store.clock import now
+from gofer.store import fast_sql
+from gofer.store.db_time import now
 from gofer.store.tables import JobState, events, in_state, jobs
 
 KINDS: dict[str, str] = {
@@ -70,12 +70,12 @@ class Cursor:
 def record(connection: Connection, kind: str, workspace_id: str, **fields: Any) -> None:
     """Append one event that belongs to no job's own numbering."""
     values = {"kind": kind, "workspace_id": workspace_id, **fields}
-    hot.fetch(connection, _INSERT[connection.dialect.name], values)
+    fast_sql.fetch(connection, _INSERT[connection.dialect.name], values)
 
 
 def record_many(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     """Append several events at once."""
-    hot.many(connection, _INSERT[connection.dialect.name], rows)
+    fast_sql.many(connection, _INSERT[connection.dialect.name], rows)
 
 
 _BLANK: dict[str, Any] = {
@@ -130,7 +130,7 @@ def append(
     row first, and that lock is what makes the fence hold: an `INSERT … WHERE EXISTS` would race with a takeover
     under READ COMMITTED.
     """
-    row = hot.first(connection, _NUMBER, {"job": job_id, "holder": owner, "held": fence})
+    row = fast_sql.first(connection, _NUMBER, {"job": job_id, "holder": owner, "held": fence})
     if row is None:
         raise Fenced
     values = {
@@ -145,7 +145,7 @@ def append(
         "data": dict(data or {}),
         "sealed": seal(row.event_seq) if seal is not None else None,
     }
-    return hot.scalar(connection, _INSERT_RETURNING[connection.dialect.name], values), row.event_seq
+    return fast_sql.scalar(connection, _INSERT_RETURNING[connection.dialect.name], values), row.event_seq
 
 
 def of_job(connection: Connection, job_id: int) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from gofer.errors import ConfigError, StoreUnavailable
 from gofer.store import json_text
 from gofer.store.address import driver_arguments
 from gofer.store.database import Dialect
-from gofer.store.signed import Signing
+from gofer.store.row_macs import Signing
 
 T = TypeVar("T")
 Way: TypeAlias = Callable[[Any, Callable[[], Any]], Any]

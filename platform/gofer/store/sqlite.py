@@ -28,7 +28,7 @@ from sqlalchemy.pool import NullPool
 from gofer.errors import ConfigError, StoreBusy, StoreError, StoreUnavailable
 from gofer.store import json_text
 from gofer.store.database import Dialect
-from gofer.store.signed import Signing
+from gofer.store.row_macs import Signing
 
 T = TypeVar("T")
 

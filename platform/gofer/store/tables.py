@@ -146,7 +146,7 @@ class _Mac(LargeBinary):
 
 
 def _mac() -> Any:
-    """What `gofer.store.signed` signs the row with; NULL in a row that the release before wrote."""
+    """What `gofer.store.row_macs` signs the row with; NULL in a row that the release before wrote."""
     return Field(default=None, sa_column=Column(_Mac, nullable=True))
 
 

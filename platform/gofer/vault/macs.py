@@ -14,11 +14,11 @@ from typing import NoReturn
 
 from sqlalchemy import Connection, select
 
+from gofer.secrets.key_check import sealing_key
+from gofer.secrets.secret_store import PLATFORM, get_secret, write_secret
 from gofer.store.tables import secrets, workspaces
-from gofer.vault.canary import sealing_key
 from gofer.vault.envelope import Vault
 from gofer.vault.secret import Secret
-from gofer.vault.stored import PLATFORM, get_secret, write_secret
 
 ROOT = "mac_root"
 _ROOT_BYTES = 32

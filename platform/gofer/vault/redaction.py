@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 from gofer.vault.secret import MASK, Secret
-from gofer.vault.shapes import LONGEST_BLOCK, shaped, unfinished
 
 SHAPE_MASK = "[redacted]"
 SHORTEST = 8
@@ -22,7 +21,7 @@ _SMALL = range(10_000_000)  # fewer digits than the shortest secret
 _LINE_BREAK = re.compile(r"[\r\n]")
 
 
-class Span(NamedTuple):
+class MaskedSpan(NamedTuple):
     start: int
     end: int
     label: str
@@ -44,8 +43,8 @@ class Patterns:
         heads = f"(?=({_alternatives(sorted(self._by_head))}))"
         self._heads = re.compile(heads) if self._forms else None
 
-    def spans(self, text: str) -> list[Span]:
-        found = [Span(start, end, SHAPE_MASK) for start, end in shaped(text)]
+    def spans(self, text: str) -> list[MaskedSpan]:
+        found = [MaskedSpan(start, end, SHAPE_MASK) for start, end in shaped(text)]
         if self._forms:
             found.extend(self._known(text))
         return found
@@ -58,7 +57,7 @@ class Patterns:
         position = len(text) if waiting is None else from_here + joined.position(waiting)
         return max(min(position, unfinished(text)), from_here)
 
-    def _known(self, text: str) -> Iterator[Span]:
+    def _known(self, text: str) -> Iterator[MaskedSpan]:
         joined = Joined(text)
         # One pass for a short text, or for many forms; otherwise a search for each form is several times as fast.
         one_by_one = len(text) >= _SHORT_TEXT and len(self._forms) <= _MANY_FORMS
@@ -66,7 +65,7 @@ class Patterns:
             start = joined.text.find(form)
             while start >= 0:
                 last = joined.position(start + len(form) - 1)
-                yield Span(joined.position(start), last + 1, self._labels[form])
+                yield MaskedSpan(joined.position(start), last + 1, self._labels[form])
                 start = joined.text.find(form, start + 1)
 
     def _begun_in(self, text: str) -> list[str]:
@@ -190,22 +189,22 @@ class RedactingStream:
     def _release(self, text: str, until: int) -> str:
         spans = self._redactor.patterns.spans(text)
         if self._shown:
-            spans.append(Span(0, self._shown, ""))
+            spans.append(MaskedSpan(0, self._shown, ""))
         released, beyond = _masked(text, merged(spans), until)
         self._held, self._shown = text[until:], beyond
         return released
 
 
-def merged(spans: Iterable[Span]) -> list[Span]:
+def merged(spans: Iterable[MaskedSpan]) -> list[MaskedSpan]:
     """Overlapping spans as one, under the label of the longest; a known secret's name goes before a shape."""
-    result: list[Span] = []
+    result: list[MaskedSpan] = []
     best = (0, 0)
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         rank = (_rank(span.label), span.end - span.start)
         if result and span.start < result[-1].end:
             last = result[-1]
             label = span.label if rank > best else last.label
-            result[-1] = Span(last.start, max(last.end, span.end), label)
+            result[-1] = MaskedSpan(last.start, max(last.end, span.end), label)
             best = max(best, rank)
         else:
             result.append(span)
@@ -219,7 +218,7 @@ def _rank(label: str) -> int:
     return 0 if label == SHAPE_MASK else 1
 
 
-def _masked(text: str, spans: Iterable[Span], until: int) -> tuple[str, int]:
+def _masked(text: str, spans: Iterable[MaskedSpan], until: int) -> tuple[str, int]:
     """The text up to `until` with its spans masked, and how far the last of them reaches beyond."""
     pieces: list[str] = []
     position = 0
@@ -246,3 +245,92 @@ def _alternatives(heads: list[str]) -> str:
         groups.setdefault(head[:1], []).append(head[1:])
     options = [re.escape(first) + _alternatives(rests) for first, rests in groups.items() if first]
     return "(?:" + "|".join(options) + ")" if len(options) > 1 else "".join(options)
+
+
+# Long enough for a signed token; bounded, so that hostile text cannot make matching slow.
+LONGEST_TOKEN = 1024
+# An RSA key of 16384 bits takes about 13,000 characters.
+LONGEST_BLOCK = 20_000
+# Headers of an encrypted key are shorter; a longer stretch of anything else is somebody writing about keys.
+_NOT_A_KEY = 200
+
+_LABEL = (
+    r"(?i:authorization|x-api-key|aws_secret_access_key|aws_session_token)"
+    r"""["'\\]{0,4}\s{0,4}[:=]\s{0,4}["'\\]{0,4}"""
+)
+_SCHEME = r"(?i:bearer|basic|token|bot)\s{1,4}"
+_TOKEN68 = r"[A-Za-z0-9._~+/=-]"
+
+# A regular expression runs only where its hint, in lower case, occurs.
+_SHAPES: list[tuple[str, re.Pattern[str]]] = [
+    ("sk-", re.compile(r"sk-ant-[A-Za-z0-9_-]{16,1024}|sk-[A-Za-z0-9_-]{32,1024}")),
+    ("gh", re.compile(r"gh[pousr]_[A-Za-z0-9_.-]{19,1023}[A-Za-z0-9]")),
+    ("github_pat_", re.compile(r"github_pat_[A-Za-z0-9_]{20,1024}")),
+    ("akia", re.compile(r"AKIA[A-Z0-9]{16}(?![A-Z0-9])")),
+    ("asia", re.compile(r"ASIA[A-Z0-9]{16}(?![A-Z0-9])")),
+]
+# Read from its colon: a search that begins with digits stops at every number there is.
+_BOT_TOKEN_REST = re.compile(r":[A-Za-z0-9_-]{35,64}")
+_BOT_ID = range(6, 17)
+_LABELLED = re.compile(rf"{_LABEL}(?:{_SCHEME}({_TOKEN68}{{8,1024}})|({_TOKEN68}{{16,1024}}))")
+_LABELLED_HINTS = ("authorization", "x-api-key", "aws_se")
+# What may yet become a labelled value: the label, and as much of the rest as has come.
+_LABELLED_OPEN = re.compile(
+    r"(?i:authorization|x-api-key|aws_secret_access_key|aws_session_token)"
+    r"""["'\\]{0,4}\s{0,4}(?:[:=]\s{0,4}["'\\]{0,4}(?i:[a-z]{0,6}\s{1,4})?\S{0,1024})?\Z"""
+)
+_BLOCK_BEGIN = re.compile(r"-----BEGIN (?:[A-Z0-9]{1,16} ){0,4}PRIVATE KEY(?: BLOCK)?-----")
+_BLOCK_END = re.compile(r"-----END (?:[A-Z0-9]{1,16} ){0,4}PRIVATE KEY(?: BLOCK)?-----")
+_BLOCK_REST = re.compile(r"(?:\s|\\[nr]|[A-Za-z0-9+/=]{16,})*+")
+_BLOCK_OPEN = re.compile(r"-----BEGIN (?:[A-Z0-9]{1,16} ){0,4}[A-Z0-9]{0,16}-{0,5}\Z")
+
+
+def shaped(text: str) -> Iterator[tuple[int, int]]:
+    """Where tokens and private keys stand; of a header, its value alone."""
+    lower = text.lower()
+    for hint, pattern in _SHAPES:
+        if hint in lower:
+            yield from (match.span() for match in pattern.finditer(text))
+    yield from _bot_tokens(text)
+    if any(hint in lower for hint in _LABELLED_HINTS):
+        yield from (match.span(match.lastindex or 0) for match in _LABELLED.finditer(text))
+    yield from ((start, end) for start, end, _ in _blocks(text))
+
+
+def _bot_tokens(text: str) -> Iterator[tuple[int, int]]:
+    for rest in _BOT_TOKEN_REST.finditer(text):
+        start = colon = rest.start()
+        while start > 0 and colon - start < _BOT_ID.stop and text[start - 1].isdecimal():
+            start -= 1
+        if colon - start in _BOT_ID:
+            yield start, rest.end()
+
+
+def unfinished(text: str) -> int:
+    """The position from which the end of `text` may be the beginning of such a token."""
+    tail = max(0, len(text) - LONGEST_TOKEN)
+    words = text[tail:].split()
+    position = len(text)
+    if words and not text[-1].isspace():
+        position -= len(words[-1])
+    for pattern in (_LABELLED_OPEN, _BLOCK_OPEN):
+        match = pattern.search(text, max(0, tail - 64))
+        position = min(position, match.start()) if match else position
+    return min([position, *(start for start, _, closed in _blocks(text) if not closed)])
+
+
+def _blocks(text: str) -> Iterator[tuple[int, int, bool]]:
+    """Private keys: start, end, and whether all of it is there; a cut one counts as far as it goes."""
+    position = next_end = 0
+    while (begin := _BLOCK_BEGIN.search(text, position)) is not None:
+        limit = begin.end() + LONGEST_BLOCK
+        if 0 <= next_end < begin.end():
+            next_end = text.find("-----END ", begin.end())
+        end = _BLOCK_END.match(text, next_end) if 0 <= next_end < limit else None
+        if end is not None:
+            position = end.end()
+            yield begin.start(), position, True
+        else:
+            rest = _BLOCK_REST.match(text, begin.end(), limit)
+            position = rest.end() if rest else begin.end()
+            yield begin.start(), position, len(text) - position > _NOT_A_KEY

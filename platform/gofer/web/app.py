@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from sqlalchemy import Connection
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,24 +16,25 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from gofer import __version__
+from gofer.app import Platform
 from gofer.errors import GoferError, StoreError
-from gofer.platform import Platform
+from gofer.jobs.maintenance import depth, oldest_ready
+from gofer.secrets.key_check import open_canary
 from gofer.store import migrations
-from gofer.vault.canary import open_canary
 from gofer.vault.errors import KeyRefused, VaultError
-from gofer.web import access, chat, welcome
-from gofer.web.control import api_mount, furnish
-from gofer.web.control.openapi import document_routes
+from gofer.web import auth, chat, onboarding
+from gofer.web.api import api_mount, furnish
+from gofer.web.api.openapi import document_routes
+from gofer.web.dashboard.checks import Checks
+from gofer.web.dashboard.error_pages import Refusing, crashed
+from gofer.web.dashboard.render import Renderer
+from gofer.web.dashboard.routes import page_routes
 from gofer.web.hooks import Hooks, is_hook
-from gofer.web.pages.checks import Checks
-from gofer.web.pages.refusing import Refusing, crashed
-from gofer.web.pages.rendering import Renderer
-from gofer.web.pages.routes import page_routes
 from gofer.web.problems import on_gofer_error, on_http_exception, problem
 from gofer.web.static_files import StaticFiles
 
 if TYPE_CHECKING:
-    from gofer.web.metrics import Metrics
+    pass
 
 log = structlog.get_logger()
 
@@ -89,15 +91,15 @@ def public_app(platform: Platform) -> PublicApp:
             Route("/metrics", signs.metrics),
             Route(STATIC, static.serve),
             *page_routes(),
-            *access.routes(platform),
+            *auth.routes(platform),
             *chat.routes(platform),
-            *welcome.routes(),
+            *onboarding.routes(),
             api_mount(*document_routes()),
         ],
         middleware=[
-            Middleware(access.SecurityHeaders),
+            Middleware(auth.SecurityHeaders),
             Middleware(Refusing),
-            Middleware(access.Guard, platform=platform),
+            Middleware(auth.Guard, platform=platform),
         ],
         exception_handlers={
             GoferError: on_gofer_error,
@@ -141,9 +143,42 @@ class Signs:
     async def metrics(self, request: Request) -> Response:
         """Prometheus."""
         if self._metrics is None:
-            from gofer.web.metrics import (
-                Metrics,
-            )  # Prometheus's client, which few installations are asked for
+            # Prometheus's client, which few installations are asked for
 
             self._metrics = Metrics(self._platform)
         return Response(await self._metrics.render(), media_type=self._metrics.content_type)
+
+
+STATES = ("ready", "blocked", "running", "scheduled", "waiting", "dead")
+
+
+class Metrics:
+    """Renders the figures of one process and its store."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self.registry = CollectorRegistry()
+        self._jobs = Gauge("gofer_jobs", "Jobs by state.", ["state"], registry=self.registry)
+        self._oldest = Gauge(
+            "gofer_oldest_ready_seconds", "How long the oldest ready job has waited.", registry=self.registry
+        )
+        self._running = Gauge("gofer_running_here", "Jobs this process runs.", registry=self.registry)
+        self._refused = Gauge(
+            "gofer_refused_requests",
+            "Webhooks refused since start, by status.",
+            ["status"],
+            registry=self.registry,
+        )
+
+    async def render(self) -> bytes:
+        """The page."""
+        states = await self._platform.database.read(depth)
+        for state in STATES:
+            self._jobs.labels(state).set(states.get(state, 0))
+        self._oldest.set(await self._platform.database.read(oldest_ready))
+        self._running.set(self._platform.worker.running if self._platform.worker else 0)
+        for status, count in self._platform.refusals.counts.items():
+            self._refused.labels(str(status)).set(count)
+        return generate_latest(self.registry)

@@ -9,8 +9,8 @@ from starlette.datastructures import FormData
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
+from gofer.app import Platform
 from gofer.errors import GoferError
-from gofer.platform import Platform
 
 FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 MAX_FORM = 32 * 1024 * 1024

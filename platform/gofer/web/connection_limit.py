@@ -16,7 +16,7 @@ from typing import Protocol
 import structlog
 
 from gofer.settings import Settings
-from gofer.web.access.peer import Peers
+from gofer.web.auth.client_address import Peers
 
 log = structlog.get_logger()
 

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gofer.store.ids import new_id
-from gofer.web.access.peer import Peers, plain_address
+from gofer.web.auth.client_address import Peers, plain_address
 from gofer.web.body import CLIENT_GONE
 
 log = structlog.get_logger()

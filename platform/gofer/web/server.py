@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from gofer.web.access.peer import network_of
+from gofer.web.auth.client_address import network_of
 from gofer.web.connection_limit import ConnectionLimit
 from gofer.web.problems import problem
 
@@ -265,7 +265,7 @@ class Server(uvicorn.Server):
         return int(self.servers[0].sockets[0].getsockname()[1])
 
 
-class Ending:
+class ShutdownNotice:
     """ASGI middleware: who is cut off by the process's end is told to come back, which uvicorn would call a 500."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -308,7 +308,7 @@ def make_server(
 ) -> Server:
     """A server for an app: `host` and `port`, or `uds`."""
     config = uvicorn.Config(
-        Ending(app),
+        ShutdownNotice(app),
         http=partial(Strict, head_timeout=head_timeout, limit=limit or ConnectionLimit()),  # type: ignore[arg-type]
         ws=WebSocket,
         backlog=BACKLOG,

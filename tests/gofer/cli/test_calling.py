@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gofer.cli import calling
+from gofer.cli import client
 from gofer.errors import StoreBusy
 from gofer.settings import Settings
 from gofer.store.sqlite import held
@@ -23,11 +23,11 @@ async def test_a_server_that_takes_its_time_to_start_is_waited_for(
     assert path is not None
     with contextlib.ExitStack() as starting:
         starting.enter_context(held(path))
-        monkeypatch.setattr(calling, "PATIENCE", 0)
+        monkeypatch.setattr(client, "PATIENCE", 0)
         with pytest.raises(StoreBusy, match=f"Process {os.getpid()} .*is starting.*Try again"):
             await _version(settings)
         monkeypatch.undo()
-        monkeypatch.setattr(calling, "TOLD_AFTER", 0)
+        monkeypatch.setattr(client, "TOLD_AFTER", 0)
         asking = asyncio.create_task(_version(settings))
         await asyncio.sleep(0.3)
         assert not asking.done()
@@ -36,5 +36,5 @@ async def test_a_server_that_takes_its_time_to_start_is_waited_for(
 
 
 async def _version(settings: Settings) -> str:
-    async with calling.open_api(settings) as api:
+    async with client.open_api(settings) as api:
         return str((await api.ask("GET", "/status"))["version"])

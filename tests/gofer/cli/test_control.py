@@ -13,21 +13,20 @@ from typing import Any
 import httpx2
 import pytest
 
-from gofer.assembly import open_platform
-from gofer.jobs.conclude import conclude
+from gofer.app import Platform, open_app
+from gofer.jobs.finish import conclude
 from gofer.jobs.outcome import Wait
 from gofer.jobs.queue import AGENT, claim
-from gofer.platform import Platform
 from gofer.settings import Settings
-from gofer.web.control import control_app
-from gofer.web.control.table import OPERATIONS
+from gofer.web.api import control_app
+from gofer.web.api.table import OPERATIONS
 from support.patience import patiently
 
 
 @pytest.fixture
 async def platform(data_dir: Path, database_url: str) -> AsyncIterator[Platform]:
     settings = Settings(data_dir=data_dir, database_url=database_url, sandbox="off")
-    async with open_platform(settings, roles=frozenset()) as platform:
+    async with open_app(settings, roles=frozenset()) as platform:
         yield platform
 
 
@@ -93,7 +92,7 @@ async def test_what_a_service_was_told_is_never_told_again(
 async def test_what_one_process_is_told_every_process_masks(data_dir: Path, postgres_url: str) -> None:
     settings = Settings(data_dir=data_dir, database_url=postgres_url, sandbox="off")
     roles = frozenset({"web"})
-    async with open_platform(settings, roles=roles) as one, open_platform(settings, roles=roles) as other:
+    async with open_app(settings, roles=roles) as one, open_app(settings, roles=roles) as other:
         transport = httpx2.ASGITransport(app=control_app(one))
         async with (
             httpx2.AsyncClient(transport=transport, base_url="http://gofer/api/v1") as api,

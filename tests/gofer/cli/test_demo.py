@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from commandline import gofer
-from gofer.rehearsal.demo import SCENES
+from gofer_standins.demo import SCENES
 
 
 def test_the_demo_ends_well_and_leaves_nothing_behind(data_dir: Path, tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ import pytest
 
 from commandline import Terminal
 from gofer.cli import main
-from gofer.doctor.finding import PAGES
-from gofer.rehearsal import loopback
-from gofer.rehearsal.anthropic import Anthropic, say
+from gofer.doctor.findings import PAGES
+from gofer_standins import loopback
+from gofer_standins.anthropic import Anthropic, say
 from servers import shared, turn
 from support.patience import patience
 

@@ -16,10 +16,10 @@ import pytest
 
 from commandline import SIGNING_KEY, Hello, Process, Terminal, control, gofer
 from gofer.agent.models.offline import Offline
-from gofer.rehearsal.hello import Fault
 from gofer.store.sqlite import held
 from gofer.web.unix_socket import reachable
 from gofer_sandbox import processes
+from gofer_standins.hello import Fault
 from support.patience import patience, until
 
 Start = Callable[..., Process]

@@ -18,8 +18,8 @@ import pytest
 
 from commandline import PATIENCE, Process, environment, gofer
 from elsewhere import Elsewhere
-from gofer.rehearsal.loopback import serve
-from gofer.rehearsal.openai import OpenAI, Reply
+from gofer_standins.loopback import serve
+from gofer_standins.openai import OpenAI, Reply
 
 ASKS = "Which colour?"
 
@@ -27,7 +27,7 @@ ASKS = "Which colour?"
 class Impatient(Process):
     """Calls a model slow at once, so that nobody has to wait for it here."""
 
-    CONSTANTS: ClassVar = {"gofer.agent.thinking.SLOW_AFTER": 0.7}
+    CONSTANTS: ClassVar = {"gofer.agent.model_call.SLOW_AFTER": 0.7}
 
 
 def script(body: Any) -> Reply:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from commandline import Terminal
-from gofer.rehearsal.telegram import Telegram
+from gofer_standins.telegram import Telegram
 from support.patience import patience
 
 

@@ -236,7 +236,7 @@ def test_a_reader_that_goes_away_is_no_error(data_dir: Path) -> None:
 
 
 def test_words_of_strangers_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    from gofer.cli.showing import facts, show, table
+    from gofer.cli.output import facts, show, table
 
     show({"title": "\x9b2J\u202e"}, as_json=True, in_words=lambda: None)
     told = capsys.readouterr().out

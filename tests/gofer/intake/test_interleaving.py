@@ -9,11 +9,11 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from gofer.intake.record import take_in
-from gofer.jobs.conclude import conclude
+from gofer.intake.transaction import take_in
+from gofer.jobs.control import cancel
+from gofer.jobs.finish import conclude
 from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome
 from gofer.jobs.queue import Claim
-from gofer.jobs.steer import cancel
 from gofer.jobs.worker import Run
 from gofer.store.tables import jobs, messages, participants, replies
 from interleaving import interleave, statements_of

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Connection, select
 
 from gofer.intake.arrival import Taken
-from gofer.intake.record import take_in
+from gofer.intake.transaction import take_in
 from gofer.store.tables import bindings, events
 from interleaving import Verb, interleave, statements_of
 from world import World

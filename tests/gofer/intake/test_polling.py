@@ -12,23 +12,23 @@ from typing import Any
 import pytest
 from sqlalchemy import select, true
 
-from gofer.accounts import Accounts
+from gofer.connections.loaded_connections import LoadedConnections
+from gofer.connections.registry import IntegrationRegistry
 from gofer.errors import Fenced, Malformed, Permanent, Temporary
 from gofer.intake.admit import Admitter, unread
 from gofer.intake.polling import CATCH_UP, POLL, Poller, ensure_inflow, fetch_now, fetch_trouble
 from gofer.intake.receive import LARGE, Gate, Intake
 from gofer.integration import Account, Admission, Author, File, Incoming, Integration, Parsed, Request, Unread
 from gofer.jobs.kinds import ANSWER
+from gofer.jobs.notifications import LocalSignals
 from gofer.jobs.outcome import Done, Outcome
 from gofer.jobs.queue import SERVICE, Claim
-from gofer.jobs.signals import LocalSignals
 from gofer.jobs.worker import Run
-from gofer.registry import Registry
-from gofer.store import signed
+from gofer.secrets.last_used import Uses
+from gofer.store import row_macs
 from gofer.store.blobs import read_blob
 from gofer.store.tables import JobState, connections, in_state, jobs, messages
 from gofer.vault.redaction import Redactor
-from gofer.vault.uses import Uses
 from support.patience import patience
 from world import CONNECTION, World
 
@@ -93,9 +93,9 @@ class Office:
     """What a process needs to take mail in."""
 
     def __init__(self, world: World, post: Post) -> None:
-        registry = Registry([])
+        registry = IntegrationRegistry([])
         registry.integrations["post"] = post
-        self.accounts = Accounts(
+        self.accounts = LoadedConnections(
             database=world.database,
             vault=world.vault,
             registry=registry,
@@ -119,7 +119,9 @@ def post() -> Post:
 
 @pytest.fixture
 async def office(world: World, post: Post) -> Office:
-    await world.run(lambda c: signed.update(c, connections, true(), {"integration": "post", "settings": {}}))
+    await world.run(
+        lambda c: row_macs.update(c, connections, true(), {"integration": "post", "settings": {}})
+    )
     return Office(world, post)
 
 

@@ -8,18 +8,18 @@ import pytest
 from sqlalchemy import Connection, select
 
 from gofer.agent.agents import AgentSpec, RouteSettings
-from gofer.agent.roster import sync_agents
+from gofer.identity import grant_role
 from gofer.intake.admit import unread as read_by_run
-from gofer.intake.hearing import UNHEARD, event_matches
+from gofer.intake.routing import UNHEARD, event_matches
+from gofer.jobs.control import cancel_conversation
 from gofer.jobs.kinds import RECEPTION
 from gofer.jobs.outcome import Cancel, Dead, Done
-from gofer.jobs.steer import cancel_conversation
-from gofer.people import let_in
-from gofer.store import signed
-from gofer.store.clock import now
+from gofer.runs.agent_sync import sync_agents
+from gofer.store import row_macs
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.content import open_message
-from gofer.store.open import FIRST_WORKSPACE
-from gofer.store.sealing import conversation_key
+from gofer.store.db_time import now
+from gofer.store.encryption import conversation_key
 from gofer.store.tables import (
     agents,
     bindings,
@@ -187,7 +187,7 @@ async def test_who_answers_when_there_are_several_agents(
     specs = [AgentSpec(name="gofer"), AgentSpec(name="helper"), scribe]
 
     def settle(c: Connection) -> None:
-        signed.update(c, connections, connections.c.id == CONNECTION, {"agent": chosen})
+        row_macs.update(c, connections, connections.c.id == CONNECTION, {"agent": chosen})
         sync_agents(c, FIRST_WORKSPACE, specs)
 
     await world.run(settle)
@@ -283,7 +283,7 @@ async def test_an_edit_of_something_unknown_is_a_new_message(world: World) -> No
 
 async def pair(world: World, subject: str) -> None:
     await world.run(
-        let_in,
+        grant_role,
         workspace_id=FIRST_WORKSPACE,
         integration="hello",
         subject=subject,

@@ -10,23 +10,23 @@ import pytest
 from sqlalchemy import Connection, delete, select, true, update
 
 from gofer.agent.limits import Short
-from gofer.agent.spending import StoreLedger, ran_out_before
 from gofer.errors import NotFound
 from gofer.intake.admit import read_one
-from gofer.intake.scheduled import Sayer
+from gofer.intake.schedule_messages import ScheduledSender
 from gofer.jobs.cron import Missed, tick
+from gofer.jobs.notifications import LocalSignals
 from gofer.jobs.outcome import Dead, Done, Wait
-from gofer.jobs.sayings import SAY, Saying, add_saying, told
-from gofer.jobs.signals import LocalSignals
+from gofer.jobs.scheduled_messages import SAY, ScheduledMessage, add_scheduled_message, told
 from gofer.jobs.worker import Run
-from gofer.purging import purge_conversation
-from gofer.store import signed
+from gofer.purge import purge_conversation
+from gofer.runs.spend import StoreLedger, ran_out_before
+from gofer.store import row_macs
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.events import record
-from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import agents, deliveries, events, jobs, members, messages, schedules
 from gofer.vault.redaction import Redactor
 from gofer.vault.secret import Secret
-from gofer.web.access.members import add_member
+from gofer.web.auth.members import add_member
 from world import World
 
 Eventually = Callable[..., Awaitable[Any]]
@@ -46,8 +46,8 @@ async def schedule(
 
     def add(connection: Connection) -> str:
         by = add_member(connection, name="ada", role="owner")
-        saying = Saying(agent, conversation_id, by, WORDS)
-        return add_saying(
+        saying = ScheduledMessage(agent, conversation_id, by, WORDS)
+        return add_scheduled_message(
             connection, world.vault, saying, workspace_id=FIRST_WORKSPACE, name="garden", cron="0 0,12 * * *",
             missed=missed,
         )  # fmt: skip
@@ -56,9 +56,11 @@ async def schedule(
     return id_
 
 
-def sayer(world: World) -> Sayer:
+def sayer(world: World) -> ScheduledSender:
     redactor = Redactor({"gate": Secret("open-sesame-42")})
-    return Sayer(database=world.database, vault=world.vault, redactor=redactor, signals=LocalSignals())
+    return ScheduledSender(
+        database=world.database, vault=world.vault, redactor=redactor, signals=LocalSignals()
+    )
 
 
 async def said(world: World) -> list[Any]:
@@ -152,11 +154,11 @@ async def test_nothing_is_said_for_whom_that_is_no_longer_right(world: World) ->
         return ended
 
     demoted, promoted = (
-        partial(signed.update, table=members, where=true(), values={"role": role})
+        partial(row_macs.update, table=members, where=true(), values={"role": role})
         for role in ("operator", "owner")
     )
     gone, there = (
-        partial(signed.update, table=agents, where=true(), values={"name": name})
+        partial(row_macs.update, table=agents, where=true(), values={"name": name})
         for name in ("gone", "gofer")
     )
     assert await outcome(demoted, promoted) == Dead("schedule.not_owner")

@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import select, update
 
 from gofer.errors import Conflict, Fenced, NotFound
-from gofer.jobs import conclude as ending
-from gofer.jobs import queue, upkeep
-from gofer.jobs.ends import Ending
+from gofer.jobs import finish as ending
+from gofer.jobs import maintenance, queue
+from gofer.jobs.finish import FinishedRun
 from gofer.jobs.outcome import Cancel, Dead, Done, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
 from gofer.outbox import ledger
@@ -223,7 +223,7 @@ async def test_two_tries_at_one_job_that_end_together_are_told_apart(world: Worl
     await world.pass_time(31)
     await world.sweep()
     fresh = await world.claim_one()
-    endings = [Ending(stale, Retry("interrupted")), Ending(fresh, Done())]
+    endings = [FinishedRun(stale, Retry("interrupted")), FinishedRun(fresh, Done())]
     ended = await world.run(
         ending.conclude_all, vault=world.vault, endings=endings if stale_first else endings[::-1]
     )
@@ -269,9 +269,9 @@ async def test_a_renewal_in_the_last_moment_saves_the_job(world: World) -> None:
     await world.submit()
     claim = await world.claim_one()
     await world.pass_time(31)
-    (seen,) = await world.database.read(upkeep.lost_jobs)
+    (seen,) = await world.database.read(maintenance.lost_jobs)
     await world.run(queue.renew, owner=claim.owner, lease=30, held=[claim.id])
-    assert not await world.run(upkeep.rescue, vault=world.vault, claim=seen, apology=lambda *_: ())
+    assert not await world.run(maintenance.rescue, vault=world.vault, claim=seen, apology=lambda *_: ())
     await world.end(claim)
 
 

@@ -13,9 +13,9 @@ from sqlalchemy import select, true, update
 
 from gofer.errors import ConfigError
 from gofer.jobs.cron import Missed, add_schedule, tick, ticks
-from gofer.store import signed
-from gofer.store.clock import now
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.store import row_macs
+from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.db_time import now
 from gofer.store.tables import jobs, schedules
 from world import World
 
@@ -85,14 +85,14 @@ async def test_runs_of_one_schedule_do_not_overlap_and_know_their_time(world: Wo
 async def test_a_schedule_that_is_off_makes_nothing(world: World) -> None:
     await schedule(world)
     await be_away(world, 3)
-    await world.run(lambda c: signed.update(c, schedules, true(), {"enabled": False}))
+    await world.run(lambda c: row_macs.update(c, schedules, true(), {"enabled": False}))
     assert await world.run(tick) == 0
 
 
 async def test_one_that_cannot_be_reckoned_is_switched_off_and_the_others_go_on(world: World) -> None:
     strange, sound = [await schedule(world, "* * * * *", name=name) for name in ("strange", "sound")]
     await world.run(
-        lambda c: signed.update(c, schedules, schedules.c.id == strange, {"timezone": "Mars/Base"})
+        lambda c: row_macs.update(c, schedules, schedules.c.id == strange, {"timezone": "Mars/Base"})
     )
     await be_away(world, 1)
     assert await world.run(tick) == 1

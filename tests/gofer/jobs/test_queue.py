@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from gofer.errors import StoreUnavailable
-from gofer.jobs import queue, upkeep
+from gofer.jobs import maintenance, queue
 from gofer.jobs.outcome import Snooze
 from gofer.jobs.queue import SERVICE
 from gofer.store.tables import jobs
@@ -181,7 +181,7 @@ async def test_only_what_is_in_hand_is_renewed(world: World) -> None:
     kept, dropped = await world.claim(limit=2)
     await world.pass_time(31)
     await world.run(queue.renew, owner=kept.owner, lease=30, held=[kept.id])
-    assert [claim.id for claim in await world.database.read(upkeep.lost_jobs)] == [dropped.id]
+    assert [claim.id for claim in await world.database.read(maintenance.lost_jobs)] == [dropped.id]
 
 
 async def test_a_snoozed_job_shows_in_no_renewal(world: World) -> None:

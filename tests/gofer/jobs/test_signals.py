@@ -13,8 +13,8 @@ from typing import Any
 import asyncpg
 import pytest
 
+from gofer.jobs.notifications import EVENTS, JOBS, LocalSignals, PostgresSignals, RedisSignals, SharedSignals
 from gofer.jobs.outcome import Done, Outcome
-from gofer.jobs.signals import EVENTS, JOBS, LocalSignals, PostgresSignals, RedisSignals, SharedSignals
 from gofer.jobs.worker import Run
 from gofer.store.postgres import PostgresDatabase
 from gofer.vault.envelope import Vault
@@ -143,8 +143,8 @@ async def test_a_connection_that_only_looks_alive_is_made_anew(
 ) -> None:
     """Nothing says that it is gone: the server's end stands still, as behind a router that has forgotten it."""
     here, there = pair
-    monkeypatch.setattr("gofer.jobs.signals.CHECK_EVERY", 0.1)
-    monkeypatch.setattr("gofer.jobs.signals.CHECK_WITHIN", 0.3)
+    monkeypatch.setattr("gofer.jobs.notifications.CHECK_EVERY", 0.1)
+    monkeypatch.setattr("gofer.jobs.notifications.CHECK_WITHIN", 0.3)
     await there.close()
     await there.start()
     assert await heard(here, there, JOBS)

@@ -24,12 +24,12 @@ from sqlmodel import SQLModel
 
 from gofer.errors import Conflict, Fenced
 from gofer.jobs import queue
+from gofer.jobs.control import expire_questions
 from gofer.jobs.outcome import Cancel, Dead, Done, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
-from gofer.jobs.steer import expire_questions
 from gofer.settings import Settings
+from gofer.store.bootstrap import database_for
 from gofer.store.database import Database
-from gofer.store.open import database_for
 from gofer.store.tables import jobs
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring

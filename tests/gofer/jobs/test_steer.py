@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from gofer.errors import Conflict, NotFound
-from gofer.jobs import steer
+from gofer.jobs import control
 from gofer.jobs.outcome import Cancel, Done, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim, cancels
 from gofer.store.tables import questions
@@ -101,7 +101,7 @@ async def test_an_answer_wakes_the_job_without_costing_a_try(world: World) -> No
     await world.submit(max_attempts=1)
     claim, question = await asking(world)
     assert (
-        await world.run(steer.answer, vault=world.vault, question_id=question, text="blue", by="ann")
+        await world.run(control.answer, vault=world.vault, question_id=question, text="blue", by="ann")
         == claim.id
     )
     again = await world.claim_one()
@@ -111,19 +111,19 @@ async def test_an_answer_wakes_the_job_without_costing_a_try(world: World) -> No
 async def test_a_question_is_answered_once(world: World) -> None:
     await world.submit()
     _, question = await asking(world)
-    await world.run(steer.answer, vault=world.vault, question_id=question, text="blue", by="ann")
+    await world.run(control.answer, vault=world.vault, question_id=question, text="blue", by="ann")
     with pytest.raises(Conflict, match="no longer open"):
-        await world.run(steer.answer, vault=world.vault, question_id=question, text="red", by="bob")
+        await world.run(control.answer, vault=world.vault, question_id=question, text="red", by="bob")
     with pytest.raises(NotFound):
-        await world.run(steer.answer, vault=world.vault, question_id="q_none", text="red", by="bob")
+        await world.run(control.answer, vault=world.vault, question_id="q_none", text="red", by="bob")
 
 
 async def test_an_unanswered_question_expires_and_the_job_goes_on(world: World) -> None:
     job = await world.submit()
     await asking(world, expires_after=60)
-    assert await world.run(steer.expire_questions) == 0
+    assert await world.run(control.expire_questions) == 0
     await world.pass_time(61)
-    assert await world.run(steer.expire_questions) == 1
+    assert await world.run(control.expire_questions) == 1
     assert "question.expired" in await world.kinds_of_events(job)
     assert (await world.claim_one()).id == job
 
@@ -131,10 +131,10 @@ async def test_an_unanswered_question_expires_and_the_job_goes_on(world: World) 
 async def test_an_old_question_does_not_end_the_wait_for_a_new_one(world: World) -> None:
     job = await world.submit()
     _, first = await asking(world, expires_after=60)
-    await world.run(steer.answer, vault=world.vault, question_id=first, text="blue", by="ann")
+    await world.run(control.answer, vault=world.vault, question_id=first, text="blue", by="ann")
     await asking(world)
     await world.pass_time(61)
-    assert await world.run(steer.expire_questions) == 0
+    assert await world.run(control.expire_questions) == 0
     assert await world.states(job) == ["waiting"]
 
 
@@ -143,5 +143,5 @@ async def test_cancelling_a_waiting_job_closes_its_question(world: World) -> Non
     _, question = await asking(world)
     assert await world.cancel(job) == "ready"
     with pytest.raises(Conflict):
-        await world.run(steer.answer, vault=world.vault, question_id=question, text="blue", by="ann")
+        await world.run(control.answer, vault=world.vault, question_id=question, text="blue", by="ann")
     assert (await world.claim_one()).cancel_requested

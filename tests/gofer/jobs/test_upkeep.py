@@ -6,7 +6,7 @@ import asyncio
 
 from sqlalchemy import insert, select, update
 
-from gofer.jobs import upkeep
+from gofer.jobs import maintenance
 from gofer.jobs.outcome import Dead
 from gofer.store.tables import (
     attempts,
@@ -78,7 +78,7 @@ async def test_a_lost_job_of_a_purged_conversation_still_ends(world: World) -> N
 async def test_at_start_on_one_machine_every_old_lease_is_dead(world: World) -> None:
     await world.submit()
     await world.claim_one(lease=1000)
-    assert await world.run(upkeep.expire_all_leases) == 1
+    assert await world.run(maintenance.expire_all_leases) == 1
     assert await world.sweep() == 1
 
 
@@ -92,7 +92,7 @@ async def test_what_is_old_goes_with_its_trail_and_messages_stay(world: World) -
     await world.work(pool="service")
     await world.run(lambda c: c.execute(update(events).values(at=events.c.at - MONTH)))
     await world.pass_time(MONTH)
-    await world.run(upkeep.prune, older_than=MONTH - 60)
+    await world.run(maintenance.prune, older_than=MONTH - 60)
     tables = (jobs, attempts, events, replies, deliveries)
     assert [await world.count(table) for table in tables] == [0, 0, 0, 0, 0]
     assert await world.count(messages) == 2
@@ -105,7 +105,7 @@ async def test_nothing_young_live_or_unsent_is_pruned(world: World) -> None:
     ready = await world.submit()
     await world.pass_time(MONTH)
     before = await world.count(jobs)
-    await world.run(upkeep.prune, older_than=MONTH - 60)
+    await world.run(maintenance.prune, older_than=MONTH - 60)
     assert await world.count(jobs) == before
     assert await world.states(ready) == ["ready"]
 
@@ -119,7 +119,12 @@ async def test_pruning_goes_in_batches(world: World) -> None:
         for n in range(250)
     ]  # fmt: skip
     await world.run(lambda c: c.execute(insert(jobs), rows))
-    assert [(await world.run(upkeep.prune, older_than=60))["jobs"] for _ in range(4)] == [100, 100, 50, 0]
+    assert [(await world.run(maintenance.prune, older_than=60))["jobs"] for _ in range(4)] == [
+        100,
+        100,
+        50,
+        0,
+    ]
 
 
 async def test_what_needed_no_answer_keeps_its_content_for_a_few_days(world: World) -> None:
@@ -129,7 +134,7 @@ async def test_what_needed_no_answer_keeps_its_content_for_a_few_days(world: Wor
     }  # fmt: skip
     rows = [{**kept, "external_id": name, "received_at": at} for name, at in (("old", 0.0), ("new", 4e9))]
     await world.run(lambda c: c.execute(insert(deliveries), rows))
-    await world.run(upkeep.prune, older_than=1e10)
+    await world.run(maintenance.prune, older_than=1e10)
     left = await world.rows(select(deliveries.c.external_id, deliveries.c.sealed))
     assert {(row.external_id, row.sealed is None) for row in left} == {("old", True), ("new", False)}
 
@@ -137,8 +142,8 @@ async def test_what_needed_no_answer_keeps_its_content_for_a_few_days(world: Wor
 async def test_silent_processes_are_forgotten_and_present_ones_are_not(world: World) -> None:
     row = {"host": "h", "pid": 1, "roles": "worker", "version": "0", "started_at": 0.0, "seen_at": 0.0}
     await world.run(lambda c: c.execute(insert(workers), [{"id": name, **row} for name in ("old", "here")]))
-    await world.run(upkeep.seen, worker_id="here")
-    assert (await world.run(upkeep.prune, older_than=60))["workers"] == 1
+    await world.run(maintenance.seen, worker_id="here")
+    assert (await world.run(maintenance.prune, older_than=60))["workers"] == 1
 
 
 # What people look at first.
@@ -149,5 +154,5 @@ async def test_the_depth_of_each_state_and_the_longest_wait(world: World) -> Non
         await world.submit(lane)
     await world.end(await world.claim_one(), Dead("hopeless"))
     await world.pass_time(100)
-    assert await world.database.read(upkeep.depth) == {"ready": 3, "dead": 1}
-    assert await world.database.read(upkeep.oldest_ready) >= 100
+    assert await world.database.read(maintenance.depth) == {"ready": 3, "dead": 1}
+    assert await world.database.read(maintenance.oldest_ready) >= 100

@@ -15,12 +15,12 @@ import pytest
 
 from gofer.errors import Fenced, StoreUnavailable
 from gofer.jobs import queue
-from gofer.jobs.conclude import MOST_OUTAGES, conclude_all
+from gofer.jobs.finish import MOST_OUTAGES, conclude_all
 from gofer.jobs.outcome import OUTAGE, Done, Outcome, Retry, Snooze
 from gofer.jobs.worker import Run
+from gofer.secrets.key_check import sealing_key
 from gofer.store import events
 from gofer.store.database import Database
-from gofer.vault.canary import sealing_key
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 from outages import Away

@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import httpx2
 import pytest
 
-from gofer.accounts import Accounts
+from gofer.connections.loaded_connections import LoadedConnections
+from gofer.connections.registry import IntegrationRegistry
 from gofer.jobs.outcome import Outcome
 from gofer.jobs.queue import SERVICE, Claim
 from gofer.jobs.worker import Run
 from gofer.outbox.deliver import Outbox
-from gofer.registry import Registry
-from gofer.store import signed
+from gofer.secrets.last_used import Uses
+from gofer.store import row_macs
 from gofer.store.tables import connections
 from gofer.vault.redaction import Redactor
-from gofer.vault.uses import Uses
 from hello_service import HelloService
 from support.patience import patience
 from world import CONNECTION, World
@@ -27,15 +27,15 @@ async def service(world: World) -> AsyncIterator[HelloService]:
     async with HelloService().serving() as service:
         settings = {"reply_url": service.url}
         here = connections.c.id == CONNECTION
-        await world.run(lambda c: signed.update(c, connections, here, {"settings": settings}))
+        await world.run(lambda c: row_macs.update(c, connections, here, {"settings": settings}))
         yield service
 
 
 @pytest.fixture
 async def outbox(world: World, service: HelloService) -> AsyncIterator[Outbox]:
     async with httpx2.AsyncClient(timeout=patience(5)) as http:
-        registry = Registry.installed()
-        accounts = Accounts(
+        registry = IntegrationRegistry.installed()
+        accounts = LoadedConnections(
             database=world.database,
             vault=world.vault,
             registry=registry,

@@ -17,7 +17,7 @@ from gofer.jobs.queue import SERVICE, Claim
 from gofer.jobs.worker import Run
 from gofer.outbox import ledger
 from gofer.outbox.deliver import Outbox
-from gofer.store.signed import RowRefused
+from gofer.store.row_macs import RowRefused
 from gofer.store.tables import connections, events, jobs, replies
 from gofer.vault.secret import Secret
 from gofer_hello import Hello

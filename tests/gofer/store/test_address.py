@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import text
 
 from gofer.errors import ConfigError, StoreUnavailable
-from gofer.jobs.signals import PostgresSignals
+from gofer.jobs.notifications import PostgresSignals
 from gofer.settings import load_settings
 from gofer.store.address import driver_arguments
 from gofer.store.postgres import PostgresDatabase

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import delete, select
 
 from gofer.store import events
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.events import KINDS, Cursor
-from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import events as log
 from interleaving import interleave
 from support.patience import patiently

@@ -17,8 +17,8 @@ from sqlmodel import SQLModel
 from gofer.errors import ConfigError
 from gofer.settings import Settings
 from gofer.store import migrations
+from gofer.store.bootstrap import database_for, migrate
 from gofer.store.database import Database
-from gofer.store.open import database_for, migrate
 from gofer.store.tables import agents, jobs, messages
 from gofer.vault.envelope import Vault
 from world import World

@@ -18,15 +18,15 @@ import pytest
 from sqlalchemy import Connection, func, insert, select
 
 from gofer.errors import ConfigError, StoreBusy, StoreError, StoreUnavailable
+from gofer.secrets.key_check import check_canary
+from gofer.secrets.rotation import rotate_master_key
 from gofer.settings import Settings
 from gofer.store.backup import check_database, copy_database, key_beside, key_needed, restore_database
-from gofer.store.open import database_for
+from gofer.store.bootstrap import database_for
 from gofer.store.sqlite import SqliteDatabase
 from gofer.store.tables import workspaces
-from gofer.vault.canary import check_canary
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import ring_from_value
-from gofer.vault.rotation import rotate_master_key
 from gofer.vault.secret import Secret
 from support.patience import patience
 

@@ -11,22 +11,22 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.util import await_only
 
 from gofer.errors import NotFound
-from gofer.store.database import Database
-from gofer.store.sealing import conversation_key, conversation_place, seal, unseal
-from gofer.store.tables import connections, conversations, events, master_keys, secrets
-from gofer.vault.canary import check_canary, ciphertext_exists
-from gofer.vault.envelope import Vault, key_id
-from gofer.vault.errors import KeyMissing, KeyRefused
-from gofer.vault.keyring import KeyRing, MasterKey, open_ring, ring_from_value
-from gofer.vault.rotation import (
+from gofer.secrets.key_check import check_canary, ciphertext_exists
+from gofer.secrets.rotation import (
     connection_key,
     destroy_conversation_key,
     new_conversation_key,
     rotate,
     rotate_master_key,
 )
+from gofer.secrets.secret_store import get_secret, put_secret
+from gofer.store.database import Database
+from gofer.store.encryption import conversation_key, conversation_place, seal, unseal
+from gofer.store.tables import connections, conversations, events, master_keys, secrets
+from gofer.vault.envelope import Vault, key_id
+from gofer.vault.errors import KeyMissing, KeyRefused
+from gofer.vault.keyring import KeyRing, MasterKey, open_ring, ring_from_value
 from gofer.vault.secret import Secret
-from gofer.vault.stored import get_secret, put_secret
 
 WORKSPACE = "ws_test"
 SECRETS, CONVERSATIONS = 3, 4

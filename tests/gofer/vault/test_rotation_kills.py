@@ -19,15 +19,15 @@ from typing import Any
 from sqlalchemy import Connection, event, select, union_all
 from sqlalchemy.engine import Engine
 
-from gofer.store.sealing import conversation_key
+from gofer.secrets.rotation import new_conversation_key, rotate_master_key
+from gofer.secrets.secret_store import all_secrets, put_secret
+from gofer.store.encryption import conversation_key
 from gofer.store.sqlite import SqliteDatabase
 from gofer.store.tables import conversations, secrets
 from gofer.vault.envelope import Vault, key_id
 from gofer.vault.errors import VaultError
 from gofer.vault.keyring import open_ring
-from gofer.vault.rotation import new_conversation_key, rotate_master_key
 from gofer.vault.secret import Secret
-from gofer.vault.stored import all_secrets, put_secret
 
 FILE_STEPS = {"open", "os.rename", "os.remove"}
 VALUES = {f"s{number}": Secret(f"value {number}") for number in range(3)}

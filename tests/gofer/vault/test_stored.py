@@ -9,12 +9,7 @@ import pytest
 from sqlalchemy import Connection, select
 
 from gofer.errors import Malformed, NotFound
-from gofer.store.database import Database
-from gofer.store.tables import secrets
-from gofer.vault.envelope import Vault
-from gofer.vault.errors import Tampered
-from gofer.vault.secret import Secret
-from gofer.vault.stored import (
+from gofer.secrets.secret_store import (
     all_secrets,
     delete_secret,
     get_secret,
@@ -23,6 +18,11 @@ from gofer.vault.stored import (
     put_secret,
     secrets_of,
 )
+from gofer.store.database import Database
+from gofer.store.tables import secrets
+from gofer.vault.envelope import Vault
+from gofer.vault.errors import Tampered
+from gofer.vault.secret import Secret
 
 WORKSPACE = "ws_test"
 

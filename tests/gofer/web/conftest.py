@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from gofer.assembly import open_platform
-from gofer.platform import Platform
+from gofer.app import Platform, open_app
 from gofer.settings import Settings
 from support.sqlite_template import with_tables
 from web_house import REAL_COST, House, cheap_passwords
@@ -34,5 +33,5 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 @pytest.fixture
 async def platform(data_dir: Path) -> AsyncIterator[Platform]:
-    async with open_platform(with_tables(Settings(data_dir=data_dir)), roles=frozenset({"web"})) as platform:
+    async with open_app(with_tables(Settings(data_dir=data_dir)), roles=frozenset({"web"})) as platform:
         yield platform

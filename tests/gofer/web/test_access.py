@@ -14,11 +14,11 @@ import httpx2
 import pytest
 from sqlalchemy import Connection, select, true, update
 
-from gofer.store import signed
-from gofer.store.clock import now
+from gofer.store import row_macs
+from gofer.store.db_time import now
 from gofer.store.tables import api_tokens, members, sign_in_delays, sign_in_links, web_sessions
-from gofer.web.access import delays, passwords
-from gofer.web.access.sessions import csrf_for
+from gofer.web.auth import login_throttle, passwords
+from gofer.web.auth.sessions import csrf_for
 from web_house import PASSWORD, Browser, House
 
 ME = "/api/v1/me"
@@ -83,7 +83,7 @@ def test_a_link_followed_many_times_at_once_signs_in_once(house: House, ada: str
 
 def test_an_old_link_is_as_good_as_none(house: House, ada: str) -> None:
     link = house.link(ada)
-    house.write(lambda c: signed.update(c, sign_in_links, true(), {"expires_at": now() - 1}))
+    house.write(lambda c: row_macs.update(c, sign_in_links, true(), {"expires_at": now() - 1}))
     assert house.browser().follow(link).status_code == 410
     assert house.browser().follow("no-such-link").status_code == 410
 
@@ -131,7 +131,7 @@ def test_a_wrong_password_and_a_wrong_name_look_the_same(house: House, ada: str)
 
 def test_bad_passwords_are_answered_slower_and_slower(house: House, ada: str) -> None:
     browser = house.browser()
-    for _ in range(delays.FREE + 1):
+    for _ in range(login_throttle.FREE + 1):
         assert browser.login("ada", "wrong password").status_code == 403
     held_up = browser.login("ada", PASSWORD)
     assert held_up.status_code == 429
@@ -158,20 +158,20 @@ def test_guesses_sent_all_at_once_count_one_by_one(house: House, ada: str) -> No
     with ThreadPoolExecutor(12) as pool:
         answers = list(pool.map(lambda each: each.login("ada", "wrong password").status_code, browsers))
     # On a machine so slow that a delay has passed meanwhile, a guess more is rightly heard.
-    assert answers.count(403) <= delays.FREE + 1 + int(time.monotonic() - begun)
+    assert answers.count(403) <= login_throttle.FREE + 1 + int(time.monotonic() - begun)
     assert set(answers) == {403, 429}
 
 
 def test_a_delay_outlives_the_process(house: House, ada: str) -> None:
-    for _ in range(delays.FREE + 1):
+    for _ in range(login_throttle.FREE + 1):
         house.browser().login("ada", "wrong password")
     with pytest.raises(Exception, match="Too many wrong tries"):
-        house.write(delays.attempt, name="somebody", address="127.0.0.1")
+        house.write(login_throttle.attempt, name="somebody", address="127.0.0.1")
 
 
 def test_a_forwarded_address_is_believed_from_nobody_by_default(house: House) -> None:
     """Else each guess would come from another address."""
-    for number in range(delays.FREE + 1):
+    for number in range(login_throttle.FREE + 1):
         browser = house.browser(**{"x-forwarded-for": f"198.51.100.{number}"})
         assert browser.login(f"nobody{number}", "wrong password").status_code == 403
     browser = house.browser(**{"x-forwarded-for": "198.51.100.99"})
@@ -263,7 +263,7 @@ def test_a_lowered_role_holds_from_the_next_request(house: House) -> None:
     member = house.member("erin", "owner")
     api = house.api(house.token(member, "admin"))
     assert api.get("/audit").status_code == 200
-    house.write(lambda c: signed.update(c, members, members.c.id == member, {"role": "viewer"}))
+    house.write(lambda c: row_macs.update(c, members, members.c.id == member, {"role": "viewer"}))
     assert api.get("/audit").status_code == 403
 
 
@@ -327,7 +327,7 @@ def test_a_token_that_has_ended_is_nobody(house: House, ada: str) -> None:
     api = house.api(token)
     who = {"member_id": ada, "name": "ada", "role": "operator", "via": "token", "scopes": None}
     assert api.get("/me").json() == who
-    house.write(lambda c: signed.update(c, api_tokens, true(), {"expires_at": now() - 1}))
+    house.write(lambda c: row_macs.update(c, api_tokens, true(), {"expires_at": now() - 1}))
     answer = api.get("/me")
     assert answer.status_code == 401
     assert "Bearer" in answer.headers["www-authenticate"]

@@ -12,13 +12,13 @@ import httpx2
 import pytest
 from sqlalchemy import Connection, select, update
 
-from gofer.client import shapes
+from gofer.client import models
 from gofer.jobs.queue import submit
-from gofer.store import signed
-from gofer.store.open import FIRST_WORKSPACE
+from gofer.store import row_macs
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import agents, idempotency_keys, jobs, shells
-from gofer.web.control.asking import Nothing
-from gofer.web.control.table import OPERATIONS
+from gofer.web.api.http import EmptyBody
+from gofer.web.api.table import OPERATIONS
 from support.patience import patience
 from web_house import House
 
@@ -293,7 +293,7 @@ def test_a_shell_is_closed_unless_it_is_in_use(house: House, api: httpx2.Client,
     given = {"body": base64.b64encode(body.encode()).decode()}
     conversation = api.post(f"/connections/{connection}/replay", json=given).json()["conversation_id"]
     row = {"conversation_id": conversation, "agent_id": "a", "record": {}, "trust": "owner", "used_at": 1.0}
-    house.write(lambda c: signed.insert(c, shells, row))
+    house.write(lambda c: row_macs.insert(c, shells, row))
     assert api.get("/shells", params={"conversation": conversation}).json()["shells"][0]["agent_id"] == "a"
     job = house.write(
         submit, workspace_id=FIRST_WORKSPACE, kind="nothing", lane="in-use", pool="nobody", agent_id="a",
@@ -305,7 +305,7 @@ def test_a_shell_is_closed_unless_it_is_in_use(house: House, api: httpx2.Client,
     assert api.delete(f"/shells/{conversation}/a").status_code == 200
     assert api.delete(f"/shells/{conversation}/a").status_code == 404
     gofer = house.read(lambda c: c.execute(select(agents.c.id).where(agents.c.name == "gofer")).scalar())
-    house.write(lambda c: signed.insert(c, shells, {**row, "agent_id": gofer}))
+    house.write(lambda c: row_macs.insert(c, shells, {**row, "agent_id": gofer}))
     shown = api.get(f"/shells/{conversation}/gofer").json()["shell"]
     assert (shown["agent"], shown["agent_id"]) == ("gofer", gofer)
     assert api.delete(f"/shells/{conversation}/gofer").status_code == 200
@@ -422,7 +422,7 @@ def test_a_chunked_body_without_end_is_answered_at_the_cap(house: House) -> None
 
 def test_what_takes_nothing_is_told_nothing(api: httpx2.Client) -> None:
     for each in OPERATIONS:
-        if each.body is Nothing:
+        if each.body is EmptyBody:
             path = each.path.replace("{id:int}", "1").replace("{id}", "nobody")
             answer = api.request(each.method, path, json={"surprise": 1})
             assert (answer.status_code, "surprise" in answer.json()["detail"]) == (400, True), each.name
@@ -454,15 +454,15 @@ def test_shapes_of_rows_are_those_of_the_tables() -> None:
     from gofer.store import tables
 
     for shape, table, hidden in (
-        (shapes.JobInFull, tables.jobs, set()),
-        (shapes.Attempt, tables.attempts, set()),
-        (shapes.Event, tables.events, {"sealed"}),
-        (shapes.Reply, tables.replies, {"sealed"}),
-        (shapes.Delivery, tables.deliveries, {"sealed", "message_digest"}),
-        (shapes.Secret, tables.secrets, {"id", "workspace_id", "data_key", "sealed"}),
+        (models.JobInFull, tables.jobs, set()),
+        (models.Attempt, tables.attempts, set()),
+        (models.Event, tables.events, {"sealed"}),
+        (models.Reply, tables.replies, {"sealed"}),
+        (models.Delivery, tables.deliveries, {"sealed", "message_digest"}),
+        (models.Secret, tables.secrets, {"id", "workspace_id", "data_key", "sealed"}),
     ):
         assert set(shape.model_fields) == {column.name for column in table.columns} - hidden
     words = {"say", "agent", "conversation_id"}
-    assert set(shapes.Schedule.model_fields) - words == {
+    assert set(models.Schedule.model_fields) - words == {
         column.name for column in tables.schedules.columns if column.name != "mac"
     }

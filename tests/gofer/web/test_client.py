@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gofer.client import Gofer, GoferProblem, Unreachable
-from gofer.client.shapes import Gone, Member
+from gofer.client.models import Gone, Member
 from web_house import House
 
 PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")

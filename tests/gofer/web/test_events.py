@@ -16,16 +16,16 @@ import httpx2
 import pytest
 from sqlalchemy import Connection
 
-from gofer.jobs import following
-from gofer.jobs.following import FellBehind, Follower, Wanted
-from gofer.jobs.signals import EVENTS, LocalSignals
+from gofer.jobs import event_stream
+from gofer.jobs.event_stream import EventFilter, FellBehind, Follower
+from gofer.jobs.notifications import EVENTS, LocalSignals
+from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.events import Cursor, record_many
-from gofer.store.open import FIRST_WORKSPACE
 from gofer.vault.redaction import Redactor
-from gofer.web import streaming
-from gofer.web.access import lasting
-from gofer.web.access.sessions import by_token, revoke_token
-from gofer.web.control import events as stream
+from gofer.web import event_source
+from gofer.web.api import events as stream
+from gofer.web.auth import guard
+from gofer.web.auth.sessions import by_token, revoke_token
 from support.patience import eventually, until
 from web_house import House
 from world import World
@@ -158,7 +158,7 @@ def many(connection: Connection, count: int, size: int = 10) -> None:
 def test_a_reader_who_does_not_read_is_cut_off(
     house: House, api: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "SEND_WITHIN", 0.2)
+    monkeypatch.setattr(event_source, "SEND_WITHIN", 0.2)
     token = house.token(house.owner())
     port = int(house.url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port)) as lazy:
@@ -178,18 +178,18 @@ async def test_one_who_lags_is_let_go_and_the_others_see_everything(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On both databases."""
-    monkeypatch.setattr(following, "MOST_BEHIND", 50)
+    monkeypatch.setattr(event_stream, "MOST_BEHIND", 50)
     signals = LocalSignals()
     follower = Follower(database=world.database, vault=world.vault, redactor=Redactor(), signals=signals)
     numbers: list[int] = []
 
     async def keep_up() -> None:
-        async for found in follower.watch(Wanted(), None, pulse=5):
+        async for found in follower.watch(EventFilter(), None, pulse=5):
             numbers.extend(event["data"]["n"] for event in found)
 
     keeping_up = asyncio.create_task(keep_up())
     await world.run(many, count=1)
-    lagging = follower.watch(Wanted(), Cursor(), pulse=5)
+    lagging = follower.watch(EventFilter(), Cursor(), pulse=5)
     assert await anext(lagging)
     await eventually(lambda: follower.watching == 2)
     for number in range(1, 6):
@@ -207,7 +207,7 @@ async def test_one_who_lags_is_let_go_and_the_others_see_everything(
 def test_a_revoked_token_ends_what_it_opened(
     house: House, connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lasting, "LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(guard, "LOOK_AGAIN", 0.05)
     with house.api(token := house.token(house.owner(), "read")).stream("GET", "/events") as response:
         lines = response.iter_lines()
         next(lines)

@@ -6,7 +6,7 @@ import html
 
 import pytest
 
-from gofer.web.access.sessions import csrf_for
+from gofer.web.auth.sessions import csrf_for
 from web_house import Browser, House
 
 TITLE = f"<b>{'long ' * 12}"[:60] + "…"

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gofer.client import Gofer
-from gofer.web.access import delays
+from gofer.web.auth import login_throttle
 from web_house import House
 
 
@@ -33,7 +33,7 @@ def test_signing_in_repeating_and_following_on_postgres(data_dir: Path, postgres
             seen = [event.seq for event in gofer.follow(job=said.job_id)]
             assert seen == list(range(1, len(seen) + 1))
             assert gofer.job(said.job_id or 0).job.state == "done"
-        for _ in range(delays.FREE + 1):
+        for _ in range(login_throttle.FREE + 1):
             assert house.browser().login("ada", "wrong password").status_code == 403
         assert house.browser().login("ada").status_code == 429
         assert apis[0].get("/connections/a%00b").status_code == 400

@@ -17,9 +17,9 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import ignored_auth
 
-from gofer.web.control.asking import Nothing
-from gofer.web.control.openapi import document
-from gofer.web.control.table import OPERATIONS
+from gofer.web.api.http import EmptyBody
+from gofer.web.api.openapi import document
+from gofer.web.api.table import OPERATIONS
 from web_house import House
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
@@ -75,7 +75,7 @@ def test_whatever_is_sent_is_answered_as_documented(house: House, token: str) ->
         operation, here = found.ok(), by_name[found.ok().definition.raw["operationId"]]
         if here.stream:
             continue
-        if here.body is None or here.body is Nothing:
+        if here.body is None or here.body is EmptyBody:
             _ask(operation)
         else:
             for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):

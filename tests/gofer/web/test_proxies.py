@@ -9,9 +9,9 @@ import pytest
 from starlette.datastructures import Headers
 
 from gofer.settings import Settings
-from gofer.web.access import delays
-from gofer.web.access.peer import Peers
-from gofer.web.access.sessions import csrf_for
+from gofer.web.auth import login_throttle
+from gofer.web.auth.client_address import Peers
+from gofer.web.auth.sessions import csrf_for
 from web_house import PASSWORD, House
 
 PUBLIC = "https://gofer.example.org"
@@ -58,7 +58,7 @@ def test_on_this_machine_it_works_by_http_as_well(house: House) -> None:
 
 
 def test_an_address_is_held_up_as_the_trusted_proxy_tells_it(house: House) -> None:
-    for number in range(delays.FREE + 1):
+    for number in range(login_throttle.FREE + 1):
         guess = login(
             house, "wrong password", name=f"who{number}", **{"x-forwarded-for": "192.0.2.1, 198.51.100.7"}
         )

@@ -13,8 +13,8 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from gofer.errors import ConfigError, GoferError, StoreUnavailable
-from gofer.web.access.sessions import csrf_for
-from gofer.web.pages.refusing import Refusing, crashed
+from gofer.web.auth.sessions import csrf_for
+from gofer.web.dashboard.error_pages import Refusing, crashed
 from gofer.web.problems import on_gofer_error
 from web_house import Browser, House
 

@@ -11,15 +11,14 @@ import pytest
 from sqlalchemy import update
 from starlette.routing import BaseRoute, Mount, Route
 
-from gofer.assembly import open_platform
+from gofer.app import Platform, open_app
 from gofer.doctor import examine, look_around
-from gofer.platform import Platform
 from gofer.settings import Settings
 from gofer.store.tables import master_keys
-from gofer.web.access.sessions import csrf_for
-from gofer.web.access.visitor import ROLES, Role, Scope
+from gofer.web.api.table import OPERATIONS
 from gofer.web.app import PUBLIC, public_app
-from gofer.web.control.table import OPERATIONS
+from gofer.web.auth.principal import ROLES, Role, Scope
+from gofer.web.auth.sessions import csrf_for
 from web_house import House
 
 SCOPE: dict[Role, Scope] = {"viewer": "read", "operator": "write", "owner": "admin"}
@@ -73,7 +72,7 @@ async def test_a_server_whose_key_no_longer_opens_the_store_is_not_ready(platfor
 
 async def test_the_doctor_asks_a_server_where_it_listens(data_dir: Path) -> None:
     given = Settings(data_dir=data_dir, host="192.0.2.1")  # as by gofer serve --host, beside other settings
-    async with open_platform(given, roles=frozenset({"web"})) as platform:
+    async with open_app(given, roles=frozenset({"web"})) as platform:
         found = [*look_around(Settings(data_dir=data_dir), serving=True), *await examine(platform)]
     (network,) = [each for each in found if each.check == "network"]
     assert (network.severity, "192.0.2.1" in network.line) == ("warning", True)

@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gofer.agent.context.sizes import block_extra, block_size, estimate, result_extra, run_size
-from gofer.agent.conversation import Said, Summary
+from gofer.agent.conversation import ConversationMessage, Summary
+from gofer.agent.interfaces import Point
 from gofer.agent.limits import Go
-from gofer.agent.model import Block, Message, Request
-from gofer.agent.parts import Point
+from gofer.agent.model import Block, ModelMessage, ModelRequest
 from gofer.agent.state import State
 from gofer.agent.transcript import merge, transcript
 
 
-class Provider(Protocol):
+class ContextProvider(Protocol):
     """What came before the run."""
 
     async def start(self, to: int) -> tuple[int, int]:
         """Where the history of a new run begins (exclusive) and ends."""
         ...
 
-    async def history(self, state: State) -> Sequence[Said]:
+    async def history(self, state: State) -> Sequence[ConversationMessage]:
         """The messages before the run that it may see."""
         ...
 
@@ -35,7 +35,7 @@ class Provider(Protocol):
         """What is kept of everything before those: by this run, or by an earlier one."""
         ...
 
-    async def opening(self, state: State) -> list[Message]:
+    async def opening(self, state: State) -> list[ModelMessage]:
         """The same as messages for the model, with the summary before them."""
         ...
 
@@ -48,7 +48,13 @@ class Compressor(Protocol):
     """Makes it fit."""
 
     async def shrink(
-        self, state: State, before: Summary | None, history: Sequence[Said], size: int, *, force: bool
+        self,
+        state: State,
+        before: Summary | None,
+        history: Sequence[ConversationMessage],
+        size: int,
+        *,
+        force: bool,
     ) -> list[Point]:
         """What to leave out now; nothing most of the time. With `force` something must go.
 
@@ -60,7 +66,7 @@ class Compressor(Protocol):
 class Assembler(Protocol):
     """Builds requests."""
 
-    async def request(self, state: State, messages: list[Message], go: Go) -> Request: ...
+    async def request(self, state: State, messages: list[ModelMessage], go: Go) -> ModelRequest: ...
 
     def overhead(self) -> int:
         """Estimated tokens of what is in every request."""
@@ -71,7 +77,7 @@ class Assembler(Protocol):
 class WholeContext:
     """The three together: the `Context` that the loop uses."""
 
-    provider: Provider
+    provider: ContextProvider
     compressor: Compressor
     assembler: Assembler
 
@@ -110,8 +116,8 @@ class WholeContext:
         before, history = await self.provider.summary(state), await self.provider.history(state)
         return await self.compressor.shrink(state, before, history, await self.size(state), force=force)
 
-    async def request(self, state: State, go: Go) -> Request:
+    async def request(self, state: State, go: Go) -> ModelRequest:
         return await self.assembler.request(state, merge(await self._messages(state)), go)
 
-    async def _messages(self, state: State) -> list[Message]:
+    async def _messages(self, state: State) -> list[ModelMessage]:
         return [*await self.provider.opening(state), *transcript(state)]

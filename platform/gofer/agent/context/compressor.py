@@ -6,17 +6,17 @@ prefix changes at these points only.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gofer.agent.context.rules import standing_rules
 from gofer.agent.context.sizes import result_size, round_size, text_size
-from gofer.agent.conversation import Said, Summary
+from gofer.agent.conversation import ConversationMessage, Summary
+from gofer.agent.interfaces import Point
 from gofer.agent.model import Usage
-from gofer.agent.parts import Point
 from gofer.agent.state import Call, Round, State, texts
 from gofer.agent.untrusted import body, cap, name, plain, quoted
 
@@ -95,7 +95,13 @@ class PlainCompressor:
         return min(self._settings.history, self._window() // 4)
 
     async def shrink(
-        self, state: State, before: Summary | None, history: Sequence[Said], size: int, *, force: bool
+        self,
+        state: State,
+        before: Summary | None,
+        history: Sequence[ConversationMessage],
+        size: int,
+        *,
+        force: bool,
     ) -> list[Point]:
         if not state.rounds and self._history_size(history) > self._most_history:
             return [await self._compact_history(state, before, history)]
@@ -105,10 +111,12 @@ class PlainCompressor:
             return self._clear(state, size)
         return []
 
-    def _history_size(self, history: Sequence[Said]) -> int:
+    def _history_size(self, history: Sequence[ConversationMessage]) -> int:
         return sum(text_size(said.text) for said in history)
 
-    async def _compact_history(self, state: State, before: Summary | None, history: Sequence[Said]) -> Point:
+    async def _compact_history(
+        self, state: State, before: Summary | None, history: Sequence[ConversationMessage]
+    ) -> Point:
         kept, size = len(history), 0
         while kept and size < self._most_history // 2:
             kept -= 1
@@ -144,7 +152,7 @@ class PlainCompressor:
         return kept
 
     async def _compact(
-        self, state: State, before: Summary | None, history: Sequence[Said], force: bool
+        self, state: State, before: Summary | None, history: Sequence[ConversationMessage], force: bool
     ) -> list[Point]:
         kept_from = self._cut(state, self._keep // 2 if force else self._keep)
         if force and kept_from == state.kept_from:
@@ -174,7 +182,7 @@ class PlainCompressor:
         self,
         state: State,
         before: Summary | None,
-        old: Sequence[Said],
+        old: Sequence[ConversationMessage],
         gone: Sequence[Round],
         *,
         kept_from: int,
@@ -230,7 +238,7 @@ def _last_seq(round_: Round) -> int:
     return max((block["origin"]["seq"] for block in round_.input if "origin" in block), default=0)
 
 
-def _trusted_said(old: Sequence[Said]) -> list[str]:
+def _trusted_said(old: Sequence[ConversationMessage]) -> list[str]:
     return [said.text for said in old if not said.by_us and said.trust in TRUSTED]
 
 
@@ -240,7 +248,7 @@ def _trusted_input(gone: Sequence[Round]) -> list[str]:
     return [body(block) for block in trusted if block["origin"]["trust"] in TRUSTED]
 
 
-def _material(before: Summary | None, old: Sequence[Said], gone: Sequence[Round]) -> list[str]:
+def _material(before: Summary | None, old: Sequence[ConversationMessage], gone: Sequence[Round]) -> list[str]:
     """What is to be summed up. Our marks are in it, and nobody else can have made them: who wrote what stays known."""
     parts = [f"Summary so far:\n{plain(before.text)}"] if before else []
     parts += [_said(said, len(said.text)) for said in old]
@@ -251,7 +259,7 @@ def _material(before: Summary | None, old: Sequence[Said], gone: Sequence[Round]
     return parts
 
 
-def _said(said: Said, length: int) -> str:
+def _said(said: ConversationMessage, length: int) -> str:
     words = plain(said.text[:length])
     if said.withheld:
         return "You answered. (Left out, as you had read strangers' text by then.)"
@@ -267,7 +275,7 @@ def _told(call: Call, length: int) -> str:
     return f"Called {call.name} with {asked}: {quoted(result) if strangers else result}"
 
 
-def plain_summary(before: Summary | None, old: Sequence[Said], gone: Sequence[Round]) -> str:
+def plain_summary(before: Summary | None, old: Sequence[ConversationMessage], gone: Sequence[Round]) -> str:
     """A summary made without a model: what was asked, what was called, what was said last."""
     parts = ["Goal:", *(f"- {text[:1000]}" for text in _trusted_input(gone)[:5])]
     parts += ["Earlier:"] + ([before.text[:6000]] if before else [])
@@ -276,3 +284,24 @@ def plain_summary(before: Summary | None, old: Sequence[Said], gone: Sequence[Ro
     said = [block["text"] for round_ in gone for block in round_.answer or [] if block["type"] == "text"]
     parts += ["Last words of mine:", *(text[:2000] for text in said[-1:])]
     return "\n".join(parts)
+
+
+_RULE = re.compile(
+    r"\b(always|never|from now on|in (?:the )?future|do not|don['’]t|must|remember|make sure|only ever|"
+    r"under no circumstances|at all times|whenever|prefer|insist)\b",
+    re.I,
+)
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+MAX_RULES = 60
+MAX_LENGTH = 1000
+
+
+def standing_rules(texts: Iterable[str], known: Iterable[str] = ()) -> tuple[str, ...]:
+    """Sentences that read like rules, oldest first, each once. The newest win when there are too many."""
+    found = dict.fromkeys(known)
+    for text in texts:
+        for sentence in _SENTENCE.split(text):
+            sentence = sentence.strip()
+            if 0 < len(sentence) <= MAX_LENGTH and _RULE.search(sentence):
+                found.setdefault(sentence)
+    return tuple(found)[-MAX_RULES:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from gofer.agent.model import Block, Message
+from gofer.agent.model import Block, ModelMessage
 from gofer.agent.models.documents import document_tokens
 from gofer.agent.state import Call, Round, State
 
@@ -22,7 +22,7 @@ _HIGH = bytes(range(128, 256))
 IMAGE_TOKENS = 1600
 
 
-def estimate(messages: Iterable[Message]) -> int:
+def estimate(messages: Iterable[ModelMessage]) -> int:
     return sum(block_size(block) for message in messages for block in message["content"])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from gofer.agent.context.compressor import Condensed
 from gofer.agent.context.sizes import dense_extra, text_size
 from gofer.agent.limits import JobLimits
-from gofer.agent.model import Model, ModelError, Request, Turn
+from gofer.agent.model import Model, ModelError, ModelRequest, Turn
 from gofer.agent.state import State, texts
 from gofer.agent.untrusted import cap
 
@@ -42,7 +42,7 @@ class ModelSummariser:
         return Condensed(words if all(head in words for head in HEADINGS) else "", turn.usage, cost)
 
     async def _ask(self, text: str, most: int) -> Turn | None:
-        request = Request(
+        request = ModelRequest(
             system=SYSTEM,
             tools=(),
             messages=({"role": "user", "content": [{"type": "text", "text": text}]},),

@@ -17,10 +17,10 @@ from gofer.agent.model import (
     Block,
     Delta,
     Features,
-    Message,
     ModelError,
     ModelEvent,
-    Request,
+    ModelMessage,
+    ModelRequest,
     Stop,
     Turn,
     Usage,
@@ -28,7 +28,7 @@ from gofer.agent.model import (
 from gofer.agent.models.calls import call_block
 from gofer.agent.models.errors import classify
 from gofer.agent.models.providers import STALL, ModelSettings
-from gofer.agent.models.words import code
+from gofer.agent.models.surrogates import code
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic
@@ -74,8 +74,8 @@ class Anthropic:
         self._wait = settings.first_token_timeout or settings.stall_timeout or STALL
         self._client: AsyncAnthropic | None = None
 
-    async def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
-        answer = Answer(self.name)
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+        answer = StreamedAnswer(self.name)
         try:
             async for event in await self._open(request):
                 for delta in answer.take(event.to_dict(warnings=False)):
@@ -85,7 +85,7 @@ class Anthropic:
             raise classify(error, self.name, answer.usage) from error
         yield turn
 
-    async def _open(self, request: Request) -> Any:
+    async def _open(self, request: ModelRequest) -> Any:
         params = parameters(request, self._model, effort=self._effort, name=self.name)
         if self._client is None:
             # In a thread: webhooks must not wait two seconds for the first message to a model.
@@ -110,7 +110,7 @@ def load() -> None:
     Anthropic("none", "none")._connect()
 
 
-def parameters(request: Request, model: str, *, effort: str = "", name: str = "") -> dict[str, Any]:
+def parameters(request: ModelRequest, model: str, *, effort: str = "", name: str = "") -> dict[str, Any]:
     """The body of a call. Its prefix depends on nothing that changes from turn to turn."""
     params: dict[str, Any] = {
         "model": model,
@@ -137,7 +137,7 @@ def parameters(request: Request, model: str, *, effort: str = "", name: str = ""
     return params
 
 
-def sendable(messages: tuple[Message, ...], model: str) -> list[dict[str, Any]]:
+def sendable(messages: tuple[ModelMessage, ...], model: str) -> list[dict[str, Any]]:
     """Messages without our own marks, and without thinking that another model signed."""
     sent: list[dict[str, Any]] = []
     for message in messages:
@@ -178,7 +178,7 @@ def marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-class Answer:
+class StreamedAnswer:
     """Collects a stream, block by block, from the raw events."""
 
     def __init__(self, name: str) -> None:

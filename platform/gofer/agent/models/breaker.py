@@ -16,7 +16,7 @@ MAX_CALLERS = 10_000
 
 
 @dataclass(slots=True)
-class Caller:
+class CallerHealth:
     """How one caller fared since the model last worked for it."""
 
     pauses: int = 0
@@ -37,7 +37,7 @@ class Breaker:
     for_all: float = 0
     """Until then nobody calls: the key was refused, which is nobody's own fault."""
     reason: str = ""
-    callers: dict[str, Caller] = field(default_factory=dict)
+    callers: dict[str, CallerHealth] = field(default_factory=dict)
     probes: set[str] = field(default_factory=set)
     """Who tries now, while it is open."""
 
@@ -65,7 +65,7 @@ class Breaker:
 
     def failed(self, reason: str, caller: str = "", *, at_once: bool = False) -> bool:
         """Count a failure; True when this one opened the breaker."""
-        known = self.callers.setdefault(caller, Caller())
+        known = self.callers.setdefault(caller, CallerHealth())
         if known.own_fault and not self.open and not at_once:
             return False
         self.failures += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,12 +10,13 @@ from dataclasses import dataclass, field
 import httpx2
 
 from gofer.agent.model import Model
+from gofer.agent.models import anthropic
 from gofer.agent.models.anthropic import Anthropic
 from gofer.agent.models.breaker import Breakers
 from gofer.agent.models.offline import Offline
 from gofer.agent.models.openai import OpenAI
 from gofer.agent.models.providers import ALL, ModelSettings
-from gofer.agent.models.steady import Fallback, Steady
+from gofer.agent.models.resilient import Fallback, Steady
 from gofer.agent.prices import Price
 from gofer.errors import ConfigError
 
@@ -131,3 +133,11 @@ class Catalogue:
             settings=settings,
             effort=effort,
         )
+
+
+async def load_sdks(providers: Mapping[str, Provider]) -> list[str]:
+    """Import what these providers need, beside everything else; returns what was imported."""
+    if not any(provider.speaks == "anthropic" for provider in providers.values()):
+        return []
+    await asyncio.to_thread(anthropic.load)
+    return ["anthropic"]

@@ -15,10 +15,10 @@ from gofer.agent.models.breaker import Breakers
 from gofer.agent.models.catalogue import Catalogue, Provider
 from gofer.agent.models.providers import ALL, FILE, ModelSettings, ProviderSettings, load_providers
 from gofer.errors import ConfigError
+from gofer.secrets.secret_store import secrets_of
 from gofer.settings import Settings
 from gofer.store.database import Database
 from gofer.vault.envelope import Vault
-from gofer.vault.stored import secrets_of
 
 log = structlog.get_logger()
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from gofer.agent.model import Block, Delta, Features, Message, ModelEvent, Request, Turn, Usage
+from gofer.agent.model import Block, Delta, Features, ModelEvent, ModelMessage, ModelRequest, Turn, Usage
 from gofer.agent.models.calls import call_block
 from gofer.agent.state import texts
 from gofer.agent.untrusted import meant
@@ -35,13 +35,13 @@ class Offline:
     context_window = 1_000_000
     features = Features()
 
-    async def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         turn = self._turn(request)
         for text in texts(turn.content):
             yield Delta("text", text)
         yield turn
 
-    def _turn(self, request: Request) -> Turn:
+    def _turn(self, request: ModelRequest) -> Turn:
         messages = request.messages
         malformed: dict[str, str] = {}
         calls = list(_calls(messages[-1], len(messages), malformed)) if request.use_tools else []
@@ -51,13 +51,13 @@ class Offline:
         return Turn([block], "end", Usage(), self.name, message_id=None)
 
 
-def _calls(message: Message, position: int, malformed: dict[str, str]) -> Iterator[Block]:
+def _calls(message: ModelMessage, position: int, malformed: dict[str, str]) -> Iterator[Block]:
     for number, line in enumerate(_command_lines(message)):
         name, arguments = _parse(line)
         yield call_block(f"offline_{position}_{number}", name, arguments, malformed)
 
 
-def _command_lines(message: Message) -> Iterator[str]:
+def _command_lines(message: ModelMessage) -> Iterator[str]:
     for block in message["content"]:
         if not _may_order(block.get("origin")):
             continue
@@ -80,7 +80,7 @@ def _parse(line: str) -> tuple[str, str]:
     return called.group(1), called.group(2) or "{}"
 
 
-def _report(messages: tuple[Message, ...]) -> str:
+def _report(messages: tuple[ModelMessage, ...]) -> str:
     """Everything the run has done, also for messages that came while it worked; empty if it has done nothing."""
     blocks = [block for message in messages for block in message["content"]]
     asked = {block["id"]: block for block in blocks if block["type"] == "tool_use"}

@@ -20,10 +20,10 @@ from gofer.agent.model import (
     Block,
     Delta,
     Features,
-    Message,
     ModelError,
     ModelEvent,
-    Request,
+    ModelMessage,
+    ModelRequest,
     Stop,
     Turn,
     Usage,
@@ -31,8 +31,8 @@ from gofer.agent.model import (
 from gofer.agent.models.calls import call_block
 from gofer.agent.models.errors import body_of, classify, refusal
 from gofer.agent.models.providers import FIRST_TOKEN, STALL, ModelSettings
-from gofer.agent.models.server_facts import Server, ServerFacts
-from gofer.agent.models.words import code
+from gofer.agent.models.server_facts import ModelServer, ServerFacts
+from gofer.agent.models.surrogates import code
 from gofer.agent.state import texts
 
 T = TypeVar("T")
@@ -113,12 +113,12 @@ class OpenAI:
         async with self._asking:
             if time.monotonic() < self._ask_at:
                 return
-            server = Server(self._client(), self._base_url, self._headers, self._model)
+            server = ModelServer(self._client(), self._base_url, self._headers, self._model)
             facts = await server.facts(self._first_token())
             self._facts = facts or self._facts
             self._ask_at = time.monotonic() + ASK_AGAIN_AFTER if not self._facts.window else float("inf")
 
-    async def stream(self, request: Request) -> AsyncIterator[ModelEvent]:
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         answer = _Answer(self.name, request)
         try:
             async for chunk in self._chunks(request):
@@ -132,7 +132,7 @@ class OpenAI:
             raise classified from error
         yield turn
 
-    async def _chunks(self, request: Request) -> AsyncIterator[dict[str, Any]]:
+    async def _chunks(self, request: ModelRequest) -> AsyncIterator[dict[str, Any]]:
         """The objects of the stream. A request that is refused for a parameter is made again without it."""
         for _ in range(len(OPTIONAL) + 2):
             response = await self._send(request)
@@ -148,7 +148,7 @@ class OpenAI:
                 raise error
         raise error
 
-    async def _send(self, request: Request) -> httpx2.Response:
+    async def _send(self, request: ModelRequest) -> httpx2.Response:
         client = self._client()
         wait = self._first_token()
         sent = client.build_request(
@@ -187,7 +187,7 @@ class OpenAI:
             )
             raise ModelError("retryable", why, model=self.name) from error
 
-    def _body(self, request: Request) -> dict[str, Any]:
+    def _body(self, request: ModelRequest) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._model,
             "messages": [
@@ -286,13 +286,15 @@ def _whole(answer: object) -> dict[str, Any]:
 
 
 def translated(
-    messages: tuple[Message, ...], model: str = "", left_out: set[str] | frozenset[str] = frozenset()
+    messages: tuple[ModelMessage, ...], model: str = "", left_out: set[str] | frozenset[str] = frozenset()
 ) -> list[dict[str, Any]]:
     """The transcript in OpenAI's shape."""
     return [entry for message in messages for entry in _entries(message, model, left_out)]
 
 
-def _entries(message: Message, model: str, left_out: set[str] | frozenset[str]) -> Iterator[dict[str, Any]]:
+def _entries(
+    message: ModelMessage, model: str, left_out: set[str] | frozenset[str]
+) -> Iterator[dict[str, Any]]:
     if message["role"] == "assistant":
         own = message.get("by", model) == model
         yield _assistant(message, frozenset(REASONING) - left_out if own else frozenset())
@@ -326,7 +328,7 @@ def _part(block: Block) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _assistant(message: Message, reasoning: frozenset[str]) -> dict[str, Any]:
+def _assistant(message: ModelMessage, reasoning: frozenset[str]) -> dict[str, Any]:
     calls = [
         {
             "id": block["id"],
@@ -346,7 +348,7 @@ def _assistant(message: Message, reasoning: frozenset[str]) -> dict[str, Any]:
 class _Answer:
     """Collects a stream, object by object."""
 
-    def __init__(self, name: str, request: Request) -> None:
+    def __init__(self, name: str, request: ModelRequest) -> None:
         self._name = name
         self._request = request
         self._text = _Text()

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from gofer.agent.prices import Price
 from gofer.errors import ConfigError
-from gofer.misfits import first_misfit
+from gofer.validation import first_error
 
 FILE = "models.toml"
 BUILT_IN = ("anthropic", "openai", "offline")
@@ -87,7 +87,7 @@ def load_providers(path: Path) -> dict[str, ProviderSettings]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
     except ValidationError as error:
-        raise ConfigError(f"{path}: {first_misfit(error)}") from error
+        raise ConfigError(f"{path}: {first_error(error)}") from error
     for name, provider in found.items():
         if name == "offline":
             raise ConfigError(f"{path}: providers.offline is built in; choose another name.")

@@ -36,7 +36,7 @@ class ServerFacts:
     pdfs: bool | None = None
 
 
-class Server:
+class ModelServer:
     """One server and one model of it. Asking costs nothing and never raises: who does not answer tells nothing."""
 
     def __init__(

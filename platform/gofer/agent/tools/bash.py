@@ -67,10 +67,10 @@ async def _run(arguments: BashArguments, context: ToolContext, shell: Shell) -> 
     running = asyncio.ensure_future(
         shell.run(arguments.command, timeout=timeout, tag=context.call_id, on_output=on_output)
     )
-    return await unless_stopped(running, context.stopping, shell)
+    return await wait_or_cancel(running, context.stopping, shell)
 
 
-async def unless_stopped(
+async def wait_or_cancel(
     running: asyncio.Future[T], stopping: Callable[[], Awaitable[None]] | None, shell: Shell
 ) -> T:
     """Wait for a command, ending it when somebody stops the run.

@@ -23,7 +23,7 @@ GROUP = "gofer.tools"
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 
 
-class Registry:
+class ToolRegistry:
     """Tools by name."""
 
     def __init__(self, tools: Iterable[Tool[Any]]) -> None:

@@ -14,17 +14,17 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from gofer.agent.interfaces import Ran, Status, Surroundings
 from gofer.agent.model import Block, ToolSpec
-from gofer.agent.parts import Ran, Status, Surroundings
 from gofer.agent.state import Call
-from gofer.agent.tools.bash import command_result, unless_stopped
+from gofer.agent.tools.bash import command_result, wait_or_cancel
 from gofer.agent.tools.output import MAX_CHARACTERS, Glimpse, Masker, NoMask, fit
 from gofer.agent.tools.policy import Policy
-from gofer.agent.tools.registry import Registry
+from gofer.agent.tools.registry import ToolRegistry
 from gofer.agent.transcript import OUTCOME_UNKNOWN
 from gofer.errors import Fenced, GoferError, Temporary
-from gofer.misfits import misfits
 from gofer.tool import Blobs, Shell, Tier, Tool, ToolContext, ToolResult
+from gofer.validation import field_errors
 
 GRACE = 15
 """Seconds in which a tool ends by itself what it may not hold longer."""
@@ -37,7 +37,7 @@ class ToolRunner:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: ToolRegistry,
         policy: Policy,
         *,
         shell: Shell | None,
@@ -118,7 +118,7 @@ class ToolRunner:
         await self._shell.confine(narrowed=around.narrowed)
         with contextlib.suppress(OSError, GoferError):
             recovering = asyncio.ensure_future(self._shell.recover(call.id))
-            found = await unless_stopped(recovering, around.stopping, self._shell)
+            found = await wait_or_cancel(recovering, around.stopping, self._shell)
             if found is not None:
                 known = found.exit_code is not None or found.timed_out or found.cancelled
                 result = command_result(found) if known else _unknown_with(command_result(found).content)
@@ -147,7 +147,7 @@ def _parse(tool: Tool[Any], call: Call) -> BaseModel | Ran:
         # Through JSON, so that strict mode still takes a list for a tuple and a string for a literal.
         parsed: BaseModel = tool.arguments.model_validate_json(json.dumps(call.input))
     except ValidationError as error:
-        problems = "; ".join(str(one) for one in misfits(error)[:5])
+        problems = "; ".join(str(one) for one in field_errors(error)[:5])
         return _refused("malformed", f"Wrong arguments for {tool.name}, so nothing was run. {problems}")
     except (ValueError, RecursionError) as error:
         return _refused("malformed", f"Wrong arguments for {tool.name}, so nothing was run. {error}")

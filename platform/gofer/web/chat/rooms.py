@@ -9,15 +9,16 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from gofer.accounts import Connected
-from gofer.agent.agents import Agents
+from gofer.agent.agents import AgentFiles
 from gofer.agent.agents import choosable as agents_there
-from gofer.connecting import add_connection
+from gofer.app import Platform
+from gofer.connections.changes import add_connection
+from gofer.connections.loaded_connections import LoadedConnection
 from gofer.errors import Conflict, NotFound
-from gofer.platform import Platform
-from gofer.store.clock import now
+from gofer.secrets.rotation import new_conversation_key
+from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.db_time import now
 from gofer.store.ids import new_id
-from gofer.store.open import FIRST_WORKSPACE
 from gofer.store.tables import (
     agents,
     bindings,
@@ -29,7 +30,6 @@ from gofer.store.tables import (
 )
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
-from gofer.vault.rotation import new_conversation_key
 from gofer.web.titles import UNTITLED, WEB, titles_of
 
 INTEGRATION = "webchat"
@@ -58,7 +58,7 @@ class Listed:
     at: float
 
 
-async def connected(platform: Platform) -> Connected:
+async def connected(platform: Platform) -> LoadedConnection:
     """The page's own connection, made when something is said first; raises Conflict while it is switched off."""
     there = await found(platform)
     if there is not None:
@@ -71,13 +71,13 @@ async def connected(platform: Platform) -> Connected:
     return await platform.accounts.get(made)
 
 
-async def found(platform: Platform) -> Connected | None:
+async def found(platform: Platform) -> LoadedConnection | None:
     """The page's own connection, if there is one yet; raises Conflict while it is switched off."""
     there = await platform.database.read(_connection)
     return await switched_on(platform, there) if there is not None else None
 
 
-async def switched_on(platform: Platform, connection_id: str) -> Connected:
+async def switched_on(platform: Platform, connection_id: str) -> LoadedConnection:
     """A connection of the web chat; raises Conflict while it is switched off."""
     there = await platform.accounts.get(connection_id)
     if not there.enabled:
@@ -109,7 +109,7 @@ def _ensure_connection(connection: Connection, vault: Vault, integration: Any) -
 
 async def choosable(platform: Platform) -> list[str]:
     """The agents a person may choose from, the default one first."""
-    return await asyncio.to_thread(agents_there, Agents(platform.settings.data_dir / "agents"))
+    return await asyncio.to_thread(agents_there, AgentFiles(platform.settings.data_dir / "agents"))
 
 
 async def check_agent(platform: Platform, name: str) -> None:

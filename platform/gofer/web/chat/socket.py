@@ -20,18 +20,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
+from gofer.app import Platform
 from gofer.errors import GoferError, Malformed, NotFound, TooBusy
-from gofer.platform import Platform
 from gofer.store.events import Cursor
 from gofer.strict_json import load_json
-from gofer.web.access import NotSignedIn, Visitor, check_still, visitor_of, watch_over
-from gofer.web.chat.following import follow
-from gofer.web.chat.frames import news_frame
+from gofer.web.auth import NotSignedIn, Visitor, check_still, visitor_of, watch_over
+from gofer.web.chat.follow import follow
+from gofer.web.chat.posts import said, take
 from gofer.web.chat.rooms import Room, find_room
-from gofer.web.chat.saying import said, take
 from gofer.web.chat.timeline import Timeline
-from gofer.web.pages.rendering import Renderer
-from gofer.web.streaming import Stream
+from gofer.web.dashboard.render import Renderer
+from gofer.web.event_source import Stream
 
 log = structlog.get_logger()
 
@@ -225,3 +224,21 @@ def _cursor(given: str) -> Cursor:
         return Cursor.parse(given)
     except ValueError:
         raise Malformed("That is no place in the log.") from None
+
+
+async def news_frame(renderer: Renderer, timeline: Timeline, conversation_id: str) -> dict[str, Any]:
+    """Items that are new or have changed, the place after them, and what the agent is at."""
+    # Colouring code takes its time; others should not wait for it.
+    items = await asyncio.to_thread(_rendered, renderer, timeline.items, conversation_id)
+    return {"type": "news", "items": items, "cursor": str(timeline.cursor), "state": timeline.state}
+
+
+def _rendered(renderer: Renderer, items: list[dict[str, Any]], conversation_id: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": item["id"],
+            "place": item["place"],
+            "html": renderer.html("chat/item.html", item=item, room=conversation_id),
+        }
+        for item in items
+    ]

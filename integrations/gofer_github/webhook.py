@@ -1,0 +1,501 @@
+"""From a webhook's payload to a message, or to the reason why there is none. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gofer.errors import Malformed
+from gofer.integration import COMMANDS, Account, Author, Incoming, Parsed, Request
+from gofer_github import delegated_tools, markdown, marks, reviews, rules
+from gofer_github.node import Node
+from gofer_github.place import Place, Repository, is_repository
+from gofer_github.settings import Settings
+from gofer_github.triggers import NOT_AT_ALL, spoken
+
+_COMMANDS = frozenset(command.name for command in COMMANDS)
+_SAID_ONCE = re.compile(r"(?:(?:comment|review|review_comment)-)?[0-9]+")
+"""Ids of what is said at one moment and has a number at GitHub."""
+_LONGEST_QUOTE = 20_000
+_LONGEST_TITLE = 1_000
+PLAN = "plan"
+"""The workflow that the plan's label asks for."""
+_RELAYED = "(What a bot says may be what strangers told it.)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What an event says, before it is known whether it concerns us."""
+
+    text: str
+    external_id: str
+    title: str = ""
+    """Of an issue or a pull request: it is part of what is said, but no Markdown."""
+    trigger: str = ""
+    """label, assignment …: what addressed us if no words did."""
+    place: str = ""
+    """Of a review comment: the code it stands below. Whoever made the pull request wrote that."""
+    note: str = ""
+    """Facts of ours about it, for the model."""
+    joins: str = ""
+    """The review that it is a piece of."""
+    otherwise: str = ""
+    """What it counts as when no words in it address us."""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def parse(request: Request, account: Account) -> Parsed:
+    """Read a verified webhook."""
+    delivery = request.text_header("x-github-delivery")
+    kind = request.text_header("x-github-event")
+    if not delivery or not kind:
+        raise Malformed("A webhook of GitHub has the headers X-GitHub-Delivery and X-GitHub-Event.")
+    if request.body.startswith(b"payload="):
+        raise Malformed("The webhook's content type must be application/json; choose it in its settings.")
+    payload = Node.of(request.json())
+    action = payload.text("action")
+    event = f"{kind}.{action}" if action else kind
+    if kind not in MESSAGES:
+        moved = _renamed(event, payload)
+        told = f"body {hashlib.sha256(request.body).hexdigest()}" if moved is not None else ""
+        return Parsed(delivery, event[:200], note=why_nothing(kind), message_id=told, moved=moved)
+    settings = Settings.model_validate(account.settings)
+    wish = _wish(event, payload, account, settings)
+    if wish is not None:
+        message: Incoming | str = _errand(payload, account, wish)
+    else:
+        message = _message(kind, action, payload, account, delivery)
+    if isinstance(message, str):
+        return Parsed(delivery, event[:200], note=message)
+    id_ = f"errand {wish.id}" if wish is not None else _message_id(message, request.body)
+    return Parsed(delivery, event[:200], message, message_id=id_)
+
+
+def _message_id(message: Incoming, body: bytes) -> str:
+    """What GitHub signs that names a message and no other: its number, or, for what has none, all that is told."""
+    if _SAID_ONCE.fullmatch(message.external_id):
+        return f"{message.lasting} {message.external_id}"
+    return f"body {hashlib.sha256(body).hexdigest()}"
+
+
+def _renamed(event: str, payload: Node) -> tuple[str, str] | None:
+    """The old and the new name of a repository that is called otherwise now. One that another owner has is not
+    followed: who may write to it is other people."""
+    if event != "repository.renamed":
+        return None
+    new = payload.node("repository").text("full_name")
+    name = payload.node("changes").node("repository").node("name").text("from")
+    old = f"{new.partition('/')[0]}/{name}"
+    return (old, new) if is_repository(old) and is_repository(new) and old != new else None
+
+
+def _message(kind: str, action: str, payload: Node, account: Account, delivery: str) -> Incoming | str:
+    settings = Settings.model_validate(account.settings)
+    repository = payload.node("repository").must_text("full_name")
+    sender = payload.node("sender")
+    login = sender.must_text("login")
+    if not is_repository(repository):
+        raise Malformed("The event's repository has an impossible name.")
+    if not settings.hears(repository):
+        return f"{repository} is not among the connection's repositories"
+    if kind in ("check_suite", "check_run") and action == "rerequested":
+        return _asked_again(payload.node(kind), payload, settings, repository, delivery)
+    if kind == "check_run":
+        return "heard once for all as its check_suite"
+    if kind == "check_suite":
+        return _failing(payload, settings, repository)
+    if kind == "status":
+        return _failing_status(payload, settings, repository)
+    if settings.app_id is not None and (settings.is_us(login) or settings.wrote(login)):
+        return "our own doing"
+    if _is_bot(sender) and login not in settings.allowed_bots:
+        return "bots are not heard"
+    said = _said(kind, action, payload, settings, delivery)
+    if isinstance(said, str):
+        return said
+    if _is_ours(account, payload, repository, said.text):
+        return "our own words"
+    if said.trigger == rules.TRIGGER and (told := _no_rule(payload, settings, said, login)):
+        return told
+    return _incoming(kind, payload, account, repository, said)
+
+
+def _no_rule(payload: Node, settings: Settings, said: _Said, login: str) -> str:
+    """Why no rule is for something; empty when one may be. With a plain token its owner and we have the same login, so
+    what may be our doing counts as such: a rule that pushes or labels must not set itself off."""
+    if rules.TRIGGER not in settings.triggers:
+        return "rules are not listened to"
+    branch = payload.node("pull_request").node("head").text("ref")
+    ours = said.facts["occasion"] == "label" or branch.startswith(settings.branch_prefix)
+    return "perhaps our own doing" if settings.wrote(login) and ours else ""
+
+
+def _is_ours(account: Account, payload: Node, repository: str, text: str) -> bool:
+    """Whether a text is our own: its last line says so, made for this place or for one that had no number yet."""
+    return bool(_marked(account, payload, repository, text))
+
+
+def _marked(account: Account, payload: Node, repository: str, text: str) -> tuple[str, ...]:
+    """What the last line of a text of ours says."""
+    told = payload.node("repository")
+    known = Repository(repository, told.node("owner").number("id"), told.number("id"))
+    here = Place(known, _subject(payload).number("number"))
+    return marks.words(account, here, text) or marks.words(account, marks.elsewhere(known), text)
+
+
+def _wish(
+    event: str, payload: Node, account: Account, settings: Settings
+) -> delegated_tools.DelegatedRequest | None:
+    """Whose wish an issue is that we opened because somebody asked us to, elsewhere."""
+    issue = payload.node("issue")
+    if event != "issues.opened" or not settings.wrote(payload.node("sender").text("login")):
+        return None
+    repository = payload.node("repository").must_text("full_name")
+    if not is_repository(repository) or not settings.hears(repository):
+        return None
+    return delegated_tools.asked_by(account, repository, issue.text("title"), issue.text("body"))
+
+
+def _errand(payload: Node, account: Account, wish: delegated_tools.DelegatedRequest) -> Incoming:
+    """The request of whoever asked."""
+    issue = {**payload.node("issue").value, "body": marks.without(payload.node("issue").text("body"))}
+    person = {"id": wish.subject, "login": wish.login, "type": "User"}
+    theirs = Node({**payload.value, "issue": issue, "sender": person})
+    said = replace(_opened(Node(issue)), trigger="errand")
+    return _incoming("issues", theirs, account, payload.node("repository").must_text("full_name"), said)
+
+
+def _is_bot(sender: Node) -> bool:
+    return sender.text("type").lower() == "bot" or sender.text("login").endswith("[bot]")
+
+
+def _said(kind: str, action: str, payload: Node, settings: Settings, delivery: str) -> _Said | str:
+    """What the sender says with an event; or why nothing."""
+    if action == "edited":
+        return "text that is edited after it was said is not used"
+    match kind, action:
+        case (("issues" | "pull_request"), "opened"):
+            facts = {"occasion": "opened", "draft": bool(_subject(payload).value.get("draft"))}
+            return replace(_opened(_subject(payload)), otherwise=rules.TRIGGER, facts=facts)
+        case "pull_request", ("ready_for_review" | "synchronize"):
+            return _changed(action, payload, delivery)
+        case "issue_comment", "created":
+            return _comment(payload.node("comment"), "comment")
+        case "pull_request_review", "submitted":
+            return _review(payload, settings)
+        case "pull_request_review_comment", "created":
+            return _review_comment(payload.node("comment"))
+        case (("issues" | "pull_request"), ("labeled" | "assigned" | "review_requested")):
+            return _gesture(action, payload, settings, delivery)
+        case _:
+            return "nothing is asked for"
+
+
+def _opened(subject: Node) -> _Said:
+    return _Said(subject.text("body"), str(subject.must_number("number")), subject.text("title"))
+
+
+def _comment(comment: Node, what: str) -> _Said:
+    return _Said(
+        comment.text("body"), f"{what}-{comment.must_number('id')}", facts={"comment": comment.value["id"]}
+    )
+
+
+def _review(payload: Node, settings: Settings) -> _Said | str:
+    """A review as a whole; its comments on lines come by themselves. Changes that are requested of our own pull request
+    are a request, with or without a mention."""
+    review = payload.node("review")
+    said = _comment(review, "review")
+    words, wanted = said.text, review.text("state").lower() == "changes_requested"
+    pull = payload.node("pull_request")
+    ours = settings.wrote(pull.node("user").text("login"))
+    if settings.app_id is None:  # whoever the token belongs to makes pull requests, too
+        ours = ours and pull.node("head").text("ref").startswith(settings.branch_prefix)
+    facts = {**said.facts, "review": review.value["id"]}
+    joins = f"review-{review.value['id']}"
+    if wanted and ours and spoken(words, settings.handle) == NOT_AT_ALL:
+        asks = words if words.strip() else "Changes are requested; see the comments on lines."
+        note = "Changes are requested of this pull request of yours."
+        return _Said(asks, said.external_id, trigger="changes_requested", facts=facts, joins=joins, note=note)
+    if not words.strip():
+        return "a review without words of its own"
+    return replace(said, facts=facts, joins=joins)
+
+
+def _review_comment(comment: Node) -> _Said:
+    id_ = comment.must_number("id")
+    thread = reviews.number(comment.value.get("in_reply_to_id"))
+    review = reviews.number(comment.value.get("pull_request_review_id"))
+    where = reviews.place_facts(comment.value)
+    facts = {"review_comment": id_, "thread": thread or id_, "review": review, "where": where}
+    place = f"Review comment {id_} is on {reviews.place(comment.value)}:\n{reviews.hunk(comment.value)}"
+    note = f"This is review comment {id_}{f', in answer to {thread}' if thread else ''}; its place is quoted below."
+    return _Said(
+        comment.text("body"), f"review_comment-{id_}", facts=facts, place=place, note=note,
+        joins=f"review-{review}" if review else "",
+    )  # fmt: skip
+
+
+def _changed(action: str, payload: Node, delivery: str) -> _Said:
+    """A pull request is ready, or has new commits: nothing is said, but a rule may want to know."""
+    occasion = "opened" if action == "ready_for_review" else "synchronize"
+    sha = markdown.line(payload.node("pull_request").node("head").text("sha"), 12)
+    did = "marked this pull request as ready for review" if occasion == "opened" else f"pushed {sha}"
+    return _Said(
+        f"({markdown.line(payload.node('sender').text('login'), 60)} {did}.)", f"{action}-{delivery}",
+        trigger=rules.TRIGGER, facts={"occasion": occasion},
+    )  # fmt: skip
+
+
+def _gesture(action: str, payload: Node, settings: Settings, delivery: str) -> _Said | str:
+    """A label, an assignment or a request for review, if it is meant for us."""
+    who = payload.node("assignee" if action == "assigned" else "requested_reviewer").text("login")
+    name = payload.node("label").text("name")
+    if action == "labeled":
+        if name.lower() == settings.plan_label.lower():
+            asks, facts = "Please make a plan for this.", {"workflow": PLAN}
+            return _Said(asks, f"label-{delivery}", trigger="label", facts=facts)
+        if name.lower() != settings.label.lower():
+            sent = markdown.line(payload.node("sender").text("login"), 60)
+            said = f"({sent} put the label {markdown.line(name, 60)} on this.)"
+            facts = {"occasion": "label", "label": markdown.line(name, 60)}
+            return _Said(said, f"label-{delivery}", trigger=rules.TRIGGER, facts=facts)
+    elif not (who and settings.is_us(who)):
+        return "a person that is not us"
+    trigger = {"labeled": "label", "assigned": "assignment", "review_requested": "review_request"}[action]
+    asks = "Please review this pull request." if trigger == "review_request" else "Please work on this."
+    return _Said(asks, f"{trigger}-{delivery}", trigger=trigger)
+
+
+def _subject(payload: Node) -> Node:
+    return payload.node("pull_request") or payload.node("issue")
+
+
+def _titled(title: str, body: str) -> str:
+    return f"{title}\n\n{body}".strip("\n")
+
+
+def _as_seen(title: str, body: str) -> str:
+    return _titled(markdown.line(title, _LONGEST_TITLE), markdown.clean(body))
+
+
+def _incoming(kind: str, payload: Node, account: Account, repository: str, said: _Said) -> Incoming:
+    settings = Settings.model_validate(account.settings)
+    subject = _subject(payload)
+    number = subject.must_number("number")
+    sender = payload.node("sender")
+    pull = kind.startswith("pull_request") or bool(subject.node("pull_request"))
+    words = spoken(_titled(said.title, said.text), settings.handle) if not said.trigger else NOT_AT_ALL
+    trigger = said.trigger or words.trigger or said.otherwise
+    command = words.command if words.command in _COMMANDS else ""
+    ruled = trigger == rules.TRIGGER
+    return Incoming(
+        conversation=f"{repository}#{number}",
+        author=Author(str(sender.must_number("id")), sender.text("login"), _is_bot(sender)),
+        text="\n\n".join(filter(None, (_as_seen(said.title, said.text), said.note and f"({said.note})"))),
+        addressed=bool(trigger) and not command and trigger in settings.triggers,
+        kind="pull" if pull else "issue",
+        title=markdown.line(subject.text("title")),
+        event=kind,
+        trigger=trigger or "any",
+        external_id=said.external_id,
+        control=command if command in ("stop", "new") else "",  # type: ignore[arg-type]
+        command=command,
+        arguments=words.arguments if command else "",
+        quoted="\n\n".join(
+            filter(None, (said.place, _quoted(subject, said) if trigger and not ruled else ""))
+        ),
+        joins=said.joins,
+        quoted_here=_by_us_or(sender, subject.node("user"), settings)
+        and marks.NARROWED not in _marked(account, payload, repository, subject.text("body")),
+        facts={
+            **_facts(payload, subject, repository),
+            "word": words.command,
+            **said.facts,
+            **(_for_rules(sender, subject) if ruled else {}),
+        },
+        lasting=_lasting(payload, number),
+    )
+
+
+def _for_rules(sender: Node, subject: Node) -> dict[str, Any]:
+    """What a rule wants to know: the issue or pull request as it is, and whose it is."""
+    author = markdown.line(subject.node("user").text("login"), 60)
+    shown = _as_seen(subject.text("title"), subject.text("body"))
+    return {
+        "subject": f"{author} wrote:\n{shown}"[:_LONGEST_QUOTE],
+        "subject_is_senders": subject.node("user").value.get("id") == sender.value.get("id"),
+        "draft": bool(subject.value.get("draft")),
+    }
+
+
+def _lasting(payload: Node, number: int) -> str:
+    told = payload.node("repository")
+    owner, id_ = told.node("owner").must_number("id"), told.must_number("id")
+    return Place(Repository(told.text("full_name"), owner, id_), number).lasting
+
+
+def _by_us_or(sender: Node, author: Node, settings: Settings) -> bool:
+    """Whether what a request is about was written by whoever makes it, or by us."""
+    theirs = author.value.get("id") == sender.value.get("id")
+    return (theirs or settings.wrote(author.text("login"))) and not _is_bot(sender)
+
+
+def _quoted(subject: Node, said: _Said) -> str:
+    """The issue or pull request the request is about, as it was at that moment, in its author's words."""
+    if said.external_id == str(subject.value.get("number")):  # the request is the issue itself
+        return _RELAYED if _is_bot(subject.node("user")) else ""
+    author = markdown.line(subject.node("user").text("login"), 60)
+    return f"{author} wrote:\n{_as_seen(subject.text('title'), subject.text('body'))}"[:_LONGEST_QUOTE]
+
+
+def _facts(payload: Node, subject: Node, repository: str) -> dict[str, Any]:
+    head, base = subject.node("head"), subject.node("base")
+    return {
+        "repository": repository,
+        "number": subject.value["number"],
+        "login": payload.node("sender").text("login"),
+        "sender": payload.node("sender").value["id"],
+        "default_branch": payload.node("repository").text("default_branch"),
+        "head": head.text("ref"),
+        "sha": head.text("sha"),
+        "fork": bool(head) and head.node("repo").text("full_name") != base.node("repo").text("full_name"),
+        "title": markdown.line(subject.text("title")),
+        "body": hashlib.sha256(subject.text("body").encode("utf-8", "replace")).hexdigest(),
+        "asked_at": _moment(payload) or subject.text("updated_at"),
+    }
+
+
+def _moment(payload: Node) -> str:
+    """When the request was made; what is changed later is not part of it."""
+    return payload.node("comment").text("created_at") or payload.node("review").text("submitted_at")
+
+
+def _failing(payload: Node, settings: Settings, repository: str) -> Incoming | str:
+    """A failed round of checks on a branch of ours, once for all its checks."""
+    suite = payload.node("check_suite")
+    branch = suite.text("head_branch")
+    pulls = suite.nodes("pull_requests")
+    if settings.app_id is not None and suite.node("app").value.get("id") == settings.app_id:
+        return "our own checks"
+    if payload.text("action") != "completed" or suite.text("conclusion") not in ("failure", "timed_out"):
+        return "checks that did not fail ask for nothing"
+    if not branch.startswith(settings.branch_prefix) or not pulls:
+        return "failing checks on a branch that is not ours"
+    number, sha = pulls[0].must_number("number"), suite.must_text("head_sha")
+    what = f"The checks on {markdown.line(branch)}"
+    message = _failed(payload, settings, repository, number, branch, sha, what)
+    return replace(
+        message, kind="pull", event="check_suite", external_id=f"check_suite-{suite.must_number('id')}"
+    )
+
+
+def _failing_status(payload: Node, settings: Settings, repository: str) -> Incoming | str:
+    """A failed commit status, which older services set instead of checks. It names branches and no pull request: the
+    branch says which conversation it belongs to."""
+    if payload.text("state") not in ("failure", "error"):
+        return "statuses that did not fail ask for nothing"
+    named = re.compile(rf"{re.escape(settings.branch_prefix)}([1-9][0-9]{{0,8}})(?:-.*)?")
+    found = [match for one in payload.nodes("branches") if (match := named.fullmatch(one.text("name")))]
+    if not found:
+        return "failing checks on a branch that is not ours"
+    branch, number, sha = found[0].group(), int(found[0].group(1)), payload.must_text("sha")
+    what = f"The status {markdown.line(payload.text('context'), 100)} on {markdown.line(branch)}"
+    message = _failed(payload, settings, repository, number, branch, sha, what)
+    return replace(message, event="status", external_id=f"status-{payload.must_number('id')}")
+
+
+def _failed(
+    payload: Node, settings: Settings, repository: str, number: int, branch: str, sha: str, what: str
+) -> Incoming:
+    return Incoming(
+        conversation=f"{repository}#{number}",
+        author=Author("checks", "GitHub checks", is_bot=True),
+        text=f"{what} at {markdown.line(sha, 12)} failed. Find out why and fix it.",
+        addressed="check" in settings.triggers and settings.fix_tries > 0,
+        kind="issue",
+        trigger="check",
+        facts={"repository": repository, "number": number, "head": branch, "sha": sha, "fork": False},
+        lasting=_lasting(payload, number),
+    )
+
+
+def _asked_again(
+    check: Node, payload: Node, settings: Settings, repository: str, delivery: str
+) -> Incoming | str:
+    """Somebody pressed re-run on our own check: what was asked for there is asked for again."""
+    sender, pulls = payload.node("sender"), check.nodes("pull_requests")
+    if settings.app_id is None or check.node("app").value.get("id") != settings.app_id:
+        return "somebody else's checks"
+    if not pulls or _is_bot(sender):
+        return "a check of no pull request" if not pulls else "bots are not heard"
+    number = pulls[0].must_number("number")
+    return Incoming(
+        conversation=f"{repository}#{number}",
+        author=Author(str(sender.must_number("id")), sender.must_text("login")),
+        text="The check was asked to run again: do once more what you were last asked for here, as things are now.",
+        addressed="rerun" in settings.triggers,
+        kind="pull",
+        event="check_run",
+        trigger="rerun",
+        external_id=f"rerun-{delivery}",
+        facts={
+            "repository": repository, "number": number, "login": sender.text("login"),
+            "sender": sender.value["id"], "sha": check.text("head_sha"), "fork": False,
+        },
+        lasting=_lasting(payload, number),
+    )  # fmt: skip
+
+
+MESSAGES = frozenset(
+    {
+        "issues",
+        "issue_comment",
+        "pull_request",
+        "pull_request_review",
+        "pull_request_review_comment",
+        "check_suite",
+        "check_run",
+        "status",
+    }
+)
+"""Kinds that can be, or wake, work."""
+
+NOTED = {
+    "ping": "the webhook was set up",
+    "installation": "the App was installed, changed or removed",
+    "installation_repositories": "the App's repositories changed",
+    "repository": "a repository changed",
+    "public": "a repository became public",
+    "meta": "the webhook was removed",
+    "github_app_authorization": "somebody withdrew their authorisation",
+    "push": "pushes are looked at when they are needed",
+    "create": "branches and tags are looked at when they are needed",
+    "delete": "branches and tags are looked at when they are needed",
+    "label": "only putting a label on something is a request",
+    "workflow_run": "heard once for all as its check_suite",
+    "workflow_job": "heard once for all as its check_suite",
+    "pull_request_review_thread": "resolving a thread asks for nothing",
+}
+"""Kinds we know and keep, which ask for nothing."""
+
+IGNORED = frozenset(
+    {
+        "branch_protection_rule", "code_scanning_alert", "commit_comment", "dependabot_alert", "deploy_key",
+        "deployment", "deployment_review", "deployment_status", "discussion", "discussion_comment", "fork", "gollum",
+        "marketplace_purchase", "member", "membership", "merge_group", "milestone", "org_block", "organization",
+        "package", "page_build", "project", "project_card", "project_column", "projects_v2_item", "release",
+        "repository_dispatch", "repository_import", "repository_vulnerability_alert", "security_advisory",
+        "sponsorship", "star", "team", "team_add", "watch", "workflow_dispatch",
+    }
+)  # fmt: skip
+"""Kinds that an App need not subscribe to; they are answered and left alone."""
+
+
+def why_nothing(kind: str) -> str:
+    """The note for a kind that is no message."""
+    if kind in NOTED:
+        return NOTED[kind]
+    return "not listened to" if kind in IGNORED else "a kind of event that is not known yet"

@@ -1,0 +1,453 @@
+"""The composition root: the one place that sees everything and puts it together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import structlog
+from sqlalchemy import Connection, insert
+
+from gofer import __version__
+from gofer.agent.agents import AgentFiles
+from gofer.agent.models.keys import ModelKeys
+from gofer.agent.state import Listener
+from gofer.alarms import keep_watch, note_refused
+from gofer.commands.approvals import Approvals
+from gofer.commands.handler import CommandHandler
+from gofer.connections.health import watch
+from gofer.connections.loaded_connections import HttpClients, LoadedConnections
+from gofer.connections.registry import IntegrationRegistry
+from gofer.errors import GoferError
+from gofer.intake.admit import Admitter
+from gofer.intake.polling import CATCH_UP, POLL, SET_UP, Poller, ensure_catch_up, ensure_inflow
+from gofer.intake.receive import Gate, Intake, Refusals
+from gofer.intake.schedule_messages import ScheduledSender
+from gofer.intake.stranger_limit import StrangerLimit
+from gofer.jobs.event_stream import Follower
+from gofer.jobs.kinds import ANSWER, APPROVAL, DELIVER, RECEPTION
+from gofer.jobs.maintenance import expire_all_leases
+from gofer.jobs.notifications import (
+    EVENTS,
+    JOBS,
+    SECRETS,
+    LocalSignals,
+    PostgresSignals,
+    RedisSignals,
+    Signals,
+)
+from gofer.jobs.outcome import Outcome
+from gofer.jobs.queue import AGENT, SERVICE, Claim, waiting
+from gofer.jobs.scheduled_messages import SAY
+from gofer.jobs.worker import Capacity, Handler, Run, Worker
+from gofer.live import Live, SharedLive
+from gofer.logs import RecentLines
+from gofer.mac_upgrade import begin_signing
+from gofer.outbox.deliver import Outbox
+from gofer.outbox.progress import ProgressDisplay
+from gofer.outbox.run_summary import RunSummary
+from gofer.runs.agent_sync import AgentSync
+from gofer.runs.answer import Answerer, apology
+from gofer.runs.shell_access import Loans
+from gofer.runs.shells import Shells
+from gofer.runs.spend import charge
+from gofer.secrets.key_check import check_canary, ciphertext_exists
+from gofer.secrets.last_used import Uses
+from gofer.secrets.secret_store import all_secrets
+from gofer.settings import Settings, prepare_data_dir
+from gofer.store import events as log_of_events
+from gofer.store.bootstrap import FIRST_WORKSPACE, database_for, migrate, seed_agent, seed_workspace
+from gofer.store.database import Database
+from gofer.store.db_time import now
+from gofer.store.ids import new_id
+from gofer.store.tables import workers
+from gofer.vault.envelope import Vault
+from gofer.vault.keyring import open_ring
+from gofer.vault.redaction import Redactor
+from gofer.vault.secret import Secret
+
+RELOAD_EVERY = 30.0
+
+
+@dataclass
+class Platform:
+    """Everything a process needs; `gofer.app` puts it together."""
+
+    settings: Settings
+    owner: str
+    """This process's id, fresh at each start: the name on its leases."""
+    database: Database
+    vault: Vault
+    redactor: Redactor
+    registry: IntegrationRegistry
+    accounts: LoadedConnections
+    uses: Uses
+    http: httpx2.AsyncClient
+    signals: Signals
+    intake: Intake
+    refusals: Refusals
+    follower: Follower
+    roster: AgentSync
+    live: Live = field(default_factory=Live)
+    worker: Worker | None = None
+    roles: frozenset[str] = frozenset()
+    url: str = ""
+    """Where it listens for webhooks, once it does."""
+    started_at: float = field(default_factory=time.time)
+    recent_lines: RecentLines = field(default_factory=RecentLines)
+    """What this process logged last."""
+
+    async def reload_secrets(self) -> None:
+        """After a secret or connection changed: forget what was read and mask the new value from now on."""
+        self.accounts.forget()
+        stored = await self.database.read(partial(all_secrets, vault=self.vault))
+        self.redactor.replace({**secrets_of_settings(self.settings), **stored})
+
+    async def secrets_changed(self) -> None:
+        """Reload them here, and have every other process do the same; routes may name a connection that is new."""
+        await self.reload_secrets()
+        await self.agents_changed()
+        self.signals.wake(SECRETS)
+
+    async def agents_changed(self) -> None:
+        """Have routes say at once what the agents' files do; what cannot be done now is done by the next look."""
+        try:
+            await self.roster.sync()
+        except GoferError as error:
+            log.warning("agents.not_synced", error=str(error))
+
+    async def watch_secrets(self) -> None:
+        """Reload them when another process says so, and now and then in case its word got lost."""
+        woken = self.signals.subscribe(SECRETS)
+        while True:
+            await woken.wait(RELOAD_EVERY)
+            try:
+                await self.reload_secrets()
+            except GoferError as error:
+                log.warning("secrets.not_reloaded", error=str(error))
+
+    async def keep_catching_up(self) -> None:
+        """Fetch now and then what services could not deliver, also while we were there: a proxy may have been away."""
+        while True:
+            await asyncio.sleep(self.settings.catch_up_every)
+            try:
+                made = await self.database.write(partial(ensure_catch_up, integrations=self._catching_up()))
+            except GoferError as error:
+                log.warning("catchup.not_begun", error=str(error))
+            else:
+                if made:
+                    self.signals.wake(JOBS)
+
+    def _catching_up(self) -> frozenset[str]:
+        integrations = self.registry.integrations.items()
+        return frozenset(name for name, integration in integrations if integration.can_catch_up)
+
+    def start_inflow(self, connection: Connection) -> int:
+        """See that every connection that has to be polled or caught up with is."""
+        integrations = self.registry.integrations.items()
+        return ensure_inflow(
+            connection,
+            polling=frozenset(name for name, integration in integrations if integration.can_poll),
+            catching_up=self._catching_up(),
+            public=bool(self.settings.public_url),
+        )
+
+
+def secrets_of_settings(settings: Settings) -> dict[str, Secret]:
+    """What came by the environment and must not be shown either."""
+    given = {
+        "anthropic_key": settings.anthropic_key,
+        "openai_key": settings.openai_key,
+        "owner_password": settings.owner_password,
+        "database_password": urlsplit(settings.database_url).password or "",
+        "redis_password": urlsplit(settings.redis_url).password or "",
+        **{f"master_key_{number}": key for number, key in enumerate(settings.master_key.split(","))},
+    }
+    return {name: Secret(value.strip()) for name, value in given.items() if value.strip()}
+
+
+log = structlog.get_logger()
+
+SERVICE_SLOTS = 64
+"""Slots for errands (sending, polling); apart, so that long runs never keep a finished answer waiting."""
+
+
+@contextlib.asynccontextmanager
+async def open_app(
+    settings: Settings, *, roles: frozenset[str], redactor: Redactor | None = None
+) -> AsyncIterator[Platform]:
+    """Open everything, and close it in order. Roles: web, worker, or none for a command."""
+    prepare_data_dir(settings)
+    async with contextlib.AsyncExitStack() as stack:
+        platform = await _open(settings, roles, redactor if redactor is not None else Redactor(), stack)
+        if roles:
+            await _present(platform, stack)
+        if "worker" in roles:
+            await _work(platform, stack)
+        if "web" in roles:
+            stack.callback(asyncio.create_task(_watch_load(platform), name="watch-load").cancel)
+        yield platform
+
+
+async def _open(
+    settings: Settings, roles: frozenset[str], redactor: Redactor, stack: contextlib.AsyncExitStack
+) -> Platform:
+    """The parts every process needs."""
+    database = database_for(settings)
+    await database.start()
+    stack.push_async_callback(database.close)
+    await migrate(database, backup_to=settings.data_dir / "backups")
+    await database.write(seed_workspace)
+    vault = await _open_vault(settings, database)
+    await begin_signing(settings, database, vault)
+    await database.write(seed_agent)
+    clients = HttpClients(timeout=settings.request_timeout)
+    stack.push_async_callback(clients.close)
+    http = clients.shared
+    registry = IntegrationRegistry.installed()
+    uses = Uses(database)
+    accounts = LoadedConnections(
+        database=database,
+        vault=vault,
+        registry=registry,
+        public_url=settings.public_url,
+        uses=uses,
+        http=http,
+        proxied=clients.through,
+    )
+    signals = _signals(settings, database)
+    await signals.start()
+    stack.push_async_callback(signals.close)
+    gate = Gate(settings.max_waiting)
+    intake = Intake(
+        database=database,
+        vault=vault,
+        accounts=accounts,
+        signals=signals,
+        gate=gate,
+        redactor=redactor,
+        strangers=StrangerLimit(settings.max_from_stranger),
+    )
+    owner = new_id("proc")
+    platform = Platform(
+        settings=settings,
+        owner=owner,
+        database=database,
+        vault=vault,
+        redactor=redactor,
+        registry=registry,
+        accounts=accounts,
+        uses=uses,
+        http=http,
+        signals=signals,
+        intake=intake,
+        refusals=Refusals(),
+        follower=Follower(database=database, vault=vault, redactor=redactor, signals=signals),
+        roster=AgentSync(
+            agents=AgentFiles(settings.data_dir / "agents"), database=database, workspace_id=FIRST_WORKSPACE
+        ),
+        live=SharedLive(signals, vault, owner) if signals.reaches_others else Live(),
+        roles=roles,
+    )
+    stack.push_async_callback(platform.follower.close)
+    await platform.reload_secrets()
+    return platform
+
+
+async def _present(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
+    """Be known as a process, and keep the agents like their files say."""
+    await platform.roster.sync()
+    stack.callback(asyncio.create_task(platform.roster.watch(), name="agents").cancel)
+    if platform.database.dialect == "postgresql":
+        # On SQLite every change passes through this process.
+        stack.callback(asyncio.create_task(platform.watch_secrets(), name="secrets").cancel)
+    stack.push_async_callback(platform.uses.note)
+    stack.callback(asyncio.create_task(platform.uses.keep_noting(), name="uses").cancel)
+    stack.push_async_callback(note_refused, platform)
+    stack.callback(asyncio.create_task(keep_watch(platform), name="alarms").cancel)
+    await platform.database.write(partial(_announce, owner=platform.owner, roles=platform.roles))
+    stack.push_async_callback(_farewell, platform)
+
+
+async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
+    """Claim jobs."""
+    if platform.database.dialect == "sqlite":
+        await platform.database.write(expire_all_leases)
+    await platform.database.write(platform.start_inflow)
+    shells = Shells(settings=platform.settings, database=platform.database)
+    await shells.start()
+    stack.push_async_callback(shells.stop)
+    telling = RunSummary(platform.vault, platform.redactor, platform.settings.public_url)
+    presence = ProgressDisplay(database=platform.database, accounts=platform.accounts, telling=telling)
+    presence.start()
+    stack.push_async_callback(presence.close)
+    lending = Loans()
+    stack.push_async_callback(lending.close)
+    platform.worker = make_worker(platform, shells, presence, lending)
+    await platform.worker.start()
+    stack.push_async_callback(platform.worker.stop)
+    stack.callback(asyncio.create_task(watch(platform), name="connections").cancel)
+    stack.callback(asyncio.create_task(platform.keep_catching_up(), name="catch-up").cancel)
+
+
+async def _open_vault(settings: Settings, database: Database) -> Vault:
+    sealed = await database.read(ciphertext_exists)
+    given = Secret(settings.master_key) if settings.master_key else None
+    ring = await asyncio.to_thread(open_ring, settings.data_dir, value=given, ciphertext_exists=sealed)
+    vault = Vault(ring)
+    if await database.write(partial(check_canary, vault=vault)):
+        log.warning("key.not_in_use", fix="gofer key rotate")
+    return vault
+
+
+def _signals(settings: Settings, database: Database) -> Signals:
+    if settings.redis_url:
+        return RedisSignals(settings.redis_url)
+    return PostgresSignals(settings.database_url) if database.dialect == "postgresql" else LocalSignals()
+
+
+def make_worker(platform: Platform, shells: Shells, presence: ProgressDisplay, lending: Loans) -> Worker:
+    """A worker with a handler for every kind of job."""
+    settings, database, vault = platform.settings, platform.database, platform.vault
+    admitter = Admitter(
+        charge=partial(charge, timezone=settings.timezone),
+        database=database,
+        vault=vault,
+        accounts=platform.accounts,
+        redactor=platform.redactor,
+        strangers=StrangerLimit(settings.max_from_stranger),
+        noticed=presence.noticed,
+    )
+    keys = ModelKeys(settings=settings, database=database, vault=vault, http=platform.http)
+    answerer = Answerer(
+        settings=settings,
+        database=database,
+        vault=vault,
+        accounts=platform.accounts,
+        admitter=admitter,
+        redactor=platform.redactor,
+        shells=shells,
+        lending=lending,
+        keys=keys,
+        uses=platform.uses,
+        agents=AgentFiles(settings.data_dir / "agents"),
+        listening=partial(_listener, platform, presence),
+    )
+    outbox = Outbox(
+        database=database,
+        vault=vault,
+        accounts=platform.accounts,
+        redactor=platform.redactor,
+        # A service may still do what was asked of it after we stopped waiting, or died just when we had asked.
+        late_write_within=2 * settings.request_timeout,
+        public_url=settings.public_url,
+    )
+    desk = CommandHandler(
+        settings=settings,
+        database=database,
+        vault=vault,
+        accounts=platform.accounts,
+        admitter=admitter,
+        signals=platform.signals,
+        keys=keys,
+    )
+    approvals = Approvals(database=database, vault=vault, accounts=platform.accounts)
+    sayer = ScheduledSender(
+        database=database, vault=vault, redactor=platform.redactor, signals=platform.signals
+    )
+    poller = Poller(database=database, accounts=platform.accounts, intake=platform.intake)
+    return Worker(
+        owner=platform.owner,
+        database=database,
+        vault=vault,
+        signals=platform.signals,
+        handlers={
+            ANSWER: presence.around(_heard_out(platform, answerer.handle)),
+            RECEPTION: desk.handle,
+            APPROVAL: approvals.handle,
+            DELIVER: outbox.handle,
+            SAY: sayer.handle,
+            POLL: poller.poll,
+            CATCH_UP: poller.catch_up,
+            SET_UP: poller.set_up,
+        },
+        apology=apology,
+        capacity=Capacity(
+            slots={AGENT: settings.slots, SERVICE: SERVICE_SLOTS},
+            lease=settings.lease,
+            poll_interval=settings.poll_interval,
+            stop_within=settings.stop_within,
+            max_running=settings.max_running,
+            keep_finished=settings.keep_finished,
+        ),
+    )
+
+
+def _listener(platform: Platform, presence: ProgressDisplay, claim: Claim) -> Listener:
+    """What a run tells as it goes to who watches, and a wake-up to who follows the log."""
+
+    def listen(kind: str, data: dict[str, Any]) -> None:
+        presence.heard(claim, kind, data)
+        platform.live.tell(str(claim.conversation_id), claim.id, kind, data)
+        if not kind.endswith(".delta"):
+            platform.signals.wake(EVENTS)
+
+    return listen
+
+
+def _heard_out(platform: Platform, handler: Handler) -> Handler:
+    """The handler, with what its run was saying let go when it ends, however it ends."""
+
+    async def heard_out(run: Run) -> Outcome:
+        try:
+            return await handler(run)
+        finally:
+            platform.live.over(str(run.claim.conversation_id), run.claim.id)
+
+    return heard_out
+
+
+def _announce(connection: Connection, owner: str, roles: frozenset[str]) -> None:
+    connection.execute(
+        insert(workers).values(
+            id=owner,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            roles=",".join(sorted(roles)),
+            version=__version__,
+            started_at=now(),
+            seen_at=now(),
+        )
+    )
+    log_of_events.record(
+        connection, "process.started", FIRST_WORKSPACE, data={"process": owner, "roles": sorted(roles)}
+    )
+
+
+async def _farewell(platform: Platform) -> None:
+    with contextlib.suppress(Exception):
+        await platform.database.write(
+            partial(
+                log_of_events.record,
+                kind="process.stopped",
+                workspace_id=FIRST_WORKSPACE,
+                data={"process": platform.owner},
+            )
+        )
+
+
+async def _watch_load(platform: Platform) -> None:
+    """Keep the gate's count of waiting jobs fresh, whether or not this process has a worker."""
+    while True:
+        with contextlib.suppress(Exception):
+            platform.intake.gate.waiting = await platform.database.read(waiting)
+        await asyncio.sleep(1)

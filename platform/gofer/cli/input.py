@@ -1,0 +1,54 @@
+"""Reading what must not be on a command line: from a file, from stdin, or from somebody at a terminal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gofer.cli.exit_codes import USAGE, CommandFailed
+
+LONGEST = 1024 * 1024
+
+
+def read_secret(path: str) -> str:
+    """A secret's value from a file, or from stdin for `-`; one line break at its end is not part of it."""
+    try:
+        value = _bytes_of(path).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise CommandFailed(f"{'stdin' if path == '-' else path} cannot be read: {reason}.", USAGE) from None
+    return _not_empty(value.removesuffix("\n").removesuffix("\r"))
+
+
+def _not_empty(value: str) -> str:
+    if not value.strip():
+        raise CommandFailed("The secret is empty.", USAGE)
+    return value
+
+
+def _bytes_of(path: str) -> bytes:
+    if path == "-":
+        return sys.stdin.buffer.read(LONGEST)
+    with Path(path).open("rb") as file:
+        return file.read(LONGEST)
+
+
+def may_prompt() -> bool:
+    """Whether somebody is there to answer."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def prompt_secret(label: str) -> str:
+    """Ask for a secret without showing it."""
+    from getpass import getpass
+
+    return _not_empty(getpass(f"{label}: "))
+
+
+def confirm(question: str) -> None:
+    """Ask before something that cannot be undone; without a terminal, `--yes` must have said so."""
+    if not may_prompt():
+        raise CommandFailed(f"{question} Say --yes to do it without being asked.", USAGE)
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise CommandFailed("Nothing was changed.", 1)

@@ -1,0 +1,130 @@
+"""Approvals: asking an owner whether to let somebody in, or to listen in a place, and doing what the owner says."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from sqlalchemy import Connection, select
+
+from gofer.connections.changes import change_settings
+from gofer.connections.loaded_connections import LoadedConnection, LoadedConnections
+from gofer.errors import NotFound, Permanent, Temporary
+from gofer.identity import grant_role, owners_of
+from gofer.intake.unknown_senders import binding_at
+from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Retry, Snooze, Wait
+from gofer.jobs.queue import Claim
+from gofer.jobs.worker import Run
+from gofer.sanitize import display_name
+from gofer.store import row_macs
+from gofer.store.database import Database
+from gofer.store.encryption import conversation_key, unseal
+from gofer.store.tables import bindings, questions
+from gofer.vault.envelope import Vault
+
+YES, NO = "Yes", "No"
+# In a name of one's own choosing nothing may look like words of ours, or like a link.
+PERSON = "`{name}` (id {subject}) wants to talk to me. May they?"
+PLACE = "May I listen in this group (`{name}`)? I answer when I am mentioned, and only people I know."
+WELCOME = "You may talk to me now."
+LISTENING = "I am listening here now."
+EXPIRES = 86400.0
+
+
+class Approvals:
+    """Handles approval jobs."""
+
+    def __init__(self, *, database: Database, vault: Vault, accounts: LoadedConnections) -> None:
+        self._database = database
+        self._vault = vault
+        self._accounts = accounts
+
+    async def handle(self, run: Run) -> Outcome:
+        """Ask; when the answer is there, act on it."""
+        claim = run.claim
+        try:
+            connected = await self._accounts.get(str(claim.connection_id))
+            asked, said = await self._database.read(partial(_answer, vault=self._vault, claim=claim))
+            if not asked:
+                return await self._database.read(partial(_ask, claim=claim, connected=connected))
+            if said != YES:
+                return Done()
+            done = await self._database.write(partial(_act, claim=claim, connected=connected))
+        except Temporary as error:
+            return (
+                Retry(error.reason) if error.retry_after is None else Snooze(error.retry_after, error.reason)
+            )
+        except (NotFound, Permanent) as error:
+            return Dead(error.code)
+        self._accounts.forget()
+        return done
+
+
+def _answer(connection: Connection, vault: Vault, claim: Claim) -> tuple[bool, str]:
+    """Whether the question was asked, and what was answered; nothing when it expired."""
+    # A job's row is not signed, the question's is: an answer is good for whom it was asked about, and nobody else.
+    asked = questions.c.job_id == claim.id, questions.c.call_id == _about(claim)
+    row = connection.execute(
+        select(questions).where(*asked).order_by(questions.c.asked_at.desc()).limit(1)
+    ).one_or_none()
+    if row is None or row.answer is None or not row_macs.fits(connection, questions, row):
+        return row is not None, ""
+    key = conversation_key(connection, vault, str(claim.conversation_id))
+    return True, str(unseal(key, row.answer, "answer", row.id)["text"])
+
+
+def _ask(connection: Connection, claim: Claim, connected: LoadedConnection) -> Outcome:
+    """Ask the first owner who can be reached alone; about a place, in that place."""
+    payload = claim.payload
+    integration = connected.integration
+    owners = owners_of(connection, workspace_id=claim.workspace_id, integration=integration.name)
+    if payload["what"] == "place":
+        binding = binding_at(connection, str(claim.conversation_id), connected.account.id)
+        return _question(PLACE, claim, binding, str(payload["by"]))
+    for owner in owners:
+        private = integration.private_place(owner)
+        binding = _bound(connection, connected.account.id, private) if private is not None else None
+        if binding is not None:
+            return _question(PERSON, claim, binding, owner)
+    return Done()
+
+
+def _question(words: str, claim: Claim, binding: str | None, asked_of: str) -> Outcome:
+    if binding is None:
+        return Done()
+    name = display_name(str(claim.payload["name"])) or "Somebody"
+    text = words.format(name=name, subject=claim.payload["subject"])
+    draft = Draft(binding, (text,), kind="note")
+    return Wait(
+        text, _about(claim), asked_of=asked_of, expires_after=EXPIRES, drafts=(draft,), choices=(YES, NO)
+    )
+
+
+def _about(claim: Claim) -> str:
+    """What is asked about, as the question's signed row keeps it."""
+    return f"{claim.payload['what']} {claim.connection_id} {claim.payload['subject']}"
+
+
+def _bound(connection: Connection, connection_id: str, ref: str) -> str | None:
+    query = select(bindings.c.id).where(bindings.c.connection_id == connection_id, bindings.c.ref == ref)
+    return connection.execute(query).scalar()
+
+
+def _act(connection: Connection, claim: Claim, connected: LoadedConnection) -> Outcome:
+    payload, integration, account = claim.payload, connected.integration, connected.account
+    if payload["what"] == "place":
+        settings = integration.allow(account.settings, str(payload["subject"]))
+        change_settings(
+            connection, connection_id=account.id, integration=integration, settings=settings, by="an owner"
+        )
+        binding = binding_at(connection, str(claim.conversation_id), account.id)
+        return Done((Draft(binding, (LISTENING,), kind="note"),)) if binding else Done()
+    grant_role(
+        connection,
+        workspace_id=claim.workspace_id,
+        integration=integration.name,
+        subject=str(payload["subject"]),
+        name=str(payload["name"]),
+        role="member",
+        by="an owner",
+    )
+    return Done((Draft(str(payload["binding"]), (WELCOME,), kind="note"),))

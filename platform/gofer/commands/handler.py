@@ -1,0 +1,429 @@
+"""The desk: answers commands and pressed buttons at once, beside whatever an agent is doing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import re
+from collections.abc import Set
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import structlog
+from sqlalchemy import Connection, select, update
+
+from gofer.agent.agents import DEFAULT_MODEL, AgentFiles, choosable
+from gofer.agent.models.catalogue import Catalogue
+from gofer.agent.models.keys import ModelKeys
+from gofer.agent.prices import load_prices
+from gofer.commands.answers import CommandRequest, answer_to
+from gofer.connections.loaded_connections import LoadedConnection, LoadedConnections
+from gofer.errors import ConfigError, Conflict, GoferError, NotFound, Temporary
+from gofer.identity import TooManyGuesses, link, new_link, redeem
+from gofer.intake.admit import Admitter, Read, read_one
+from gofer.intake.unknown_senders import binding_at, wish
+from gofer.jobs.control import answer, begin_afresh
+from gofer.jobs.notifications import JOBS, Signals
+from gofer.jobs.outcome import Done, Draft, Outcome, Retry, Snooze
+from gofer.jobs.queue import Claim
+from gofer.jobs.worker import Run
+from gofer.settings import Settings
+from gofer.store import events, row_macs
+from gofer.store.database import Database
+from gofer.store.db_time import now
+from gofer.store.encryption import conversation_key, unseal
+from gofer.store.locks import lock_conversation
+from gofer.store.tables import Trust, agents, conversations, jobs, questions
+from gofer.vault.envelope import Vault
+
+BACK = frozenset({"default", "auto", "-"})
+"""Words that take a choice back."""
+NOT_AN_OWNER = "Only an owner can change that."
+_MODEL = re.compile(r"[a-z0-9_-]+/\S{1,200}")
+
+
+def choose_agent(
+    connection: Connection, conversation_id: str, workspace_id: str, name: str, by: str, there: Set[str]
+) -> str:
+    """Have one agent alone hear a conversation from now on; returns what to tell. The store also knows agents that
+    are gone, so those that are there have to be named."""
+    if name in BACK:
+        _set(connection, conversation_id, workspace_id, by, agent_id=None)
+        return "From now on whoever is meant to hears this conversation."
+    known = dict(
+        connection.execute(
+            select(agents.c.name, agents.c.id).where(
+                agents.c.workspace_id == workspace_id, agents.c.name.in_(there)
+            )
+        ).all()
+    )
+    if name not in known:
+        return f"There is no agent {name[:40]!r}. There are: {', '.join(sorted(known))}."
+    _set(connection, conversation_id, workspace_id, by, agent_id=known[name])
+    return f"From now on {name} hears this conversation."
+
+
+def choose_model(
+    connection: Connection, catalogue: Catalogue, conversation_id: str, workspace_id: str, name: str, by: str
+) -> str:
+    """Have a conversation answered by one model from now on; returns what to tell."""
+    if name in BACK:
+        _set(connection, conversation_id, workspace_id, by, model="")
+        return "From now on the agent's own model answers here."
+    if not _MODEL.fullmatch(name):
+        return "A model is named provider/model, such as anthropic/claude-sonnet-5; `/model default` takes it back."
+    try:
+        catalogue.model(name)
+    except ConfigError as error:
+        return f"That cannot be had: {error}"
+    _set(connection, conversation_id, workspace_id, by, model=name)
+    return f"From now on {name} answers here."
+
+
+def _set(
+    connection: Connection, conversation_id: str, workspace_id: str, by: str, **values: str | None
+) -> None:
+    connection.execute(update(conversations).where(conversations.c.id == conversation_id).values(**values))
+    events.record(
+        connection,
+        "conversation.changed",
+        workspace_id,
+        conversation_id=conversation_id,
+        data={**values, "by": by},
+    )
+
+
+log = structlog.get_logger()
+
+PAIRED = "You are paired: you are my {role} now. Write to me what you need."
+WRONG_CODE = "That code is not valid. Codes live for an hour and work once."
+LINK = (
+    "To be known to me in another private chat, write this to me there within an hour: /link {code}\n"
+    "Where others can read along, such as on GitHub, a code must be yours alone: for that, write /link @ and your "
+    "name there, such as /link @octocat"
+)
+LINK_AS = (
+    "To be known to me on GitHub, where you are {name}, comment this within an hour on any issue I hear: "
+    "/gofer link {code}\nIt works once, and for @{name} alone, whoever else reads it. If that is not you, write "
+    "/link again with the right name."
+)
+LINKED = "You are known to me: from now on I know that you are the same person."
+NOT_HERE = "A code is made only where we are alone: write /link to me in private, and bring the code here."
+NO_NAME = "That can be nobody's name: letters, digits, dots, dashes and underscores only."
+NAME = re.compile(r"[A-Za-z0-9._-]{0,100}")
+NOT_PAIRED = "You are not paired with me, so there is nobody to link you with."
+FRESH = "A fresh start: what was said before is forgotten."
+NOTHING_TO_STOP = "I am doing nothing here."
+STOPPING = "Stopping …"
+NOT_YOURS = "This is not for you to answer."
+NOT_OPEN = "That was answered already, or it is too late."
+GONE = "That button does nothing any more."
+MAX_OFFERS = 20
+"""Buttons below what a command answers."""
+NOT_CHOSEN = (STOPPING, NOTHING_TO_STOP, NOT_YOURS, NOT_OPEN, GONE, NOT_AN_OWNER)
+"""What a presser is told whose press was no answer."""
+UNHEARD = (
+    "No agent answers messages here, so this one stays unanswered. An owner can choose one with /agent NAME; "
+    "`default = true` in an agent's file makes it answer everywhere."
+)
+
+
+class CommandHandler:
+    """Handles reception jobs."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        database: Database,
+        vault: Vault,
+        accounts: LoadedConnections,
+        admitter: Admitter,
+        signals: Signals,
+        keys: ModelKeys,
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._vault = vault
+        self._accounts = accounts
+        self._admitter = admitter
+        self._signals = signals
+        self._keys = keys
+
+    async def handle(self, run: Run) -> Outcome:
+        """Answer one command or press."""
+        claim = run.claim
+        seq = int(claim.payload["seq"])
+        try:
+            read = await self._database.read(
+                partial(read_one, vault=self._vault, conversation_id=str(claim.conversation_id), seq=seq)
+            )
+            if read is None or read.connection_id is None:
+                return Done()
+            connected = await self._accounts.get(read.connection_id)
+            if (paired := await self._pair(claim, read, connected)) is not None:
+                return paired
+            if (linked := await self._link(claim, read, connected)) is not None:
+                return linked
+            (read,) = await self._admitter.admit(claim, [read])
+            return await self._answer(claim, read, connected)
+        except Temporary as error:
+            after = error.retry_after
+            return Retry(error.reason) if after is None else Snooze(after, error.reason)
+        except NotFound:
+            return Done()
+
+    async def _pair(self, claim: Claim, read: Read, connected: LoadedConnection) -> Outcome | None:
+        """A code is looked at before anything else: it comes from somebody nobody knows yet."""
+        message = read.message
+        if message.command != "start" or not message.arguments or not message.private:
+            return None
+        verb = partial(
+            redeem,
+            connection_id=connected.account.id,
+            integration=connected.integration.name,
+            subject=message.author.id,
+            name=message.author.name,
+            code=message.arguments[:64],
+        )
+        try:
+            role = await self._database.write(verb)
+        except TooManyGuesses as error:
+            log.warning("pairing.locked", connection=connected.account.id, error=str(error))
+            return Done()
+        words = WRONG_CODE if role is None else PAIRED.format(role=role)
+        return await self._say(claim, read, connected, words)
+
+    async def _link(self, claim: Claim, read: Read, connected: LoadedConnection) -> Outcome | None:
+        """A code that somebody made elsewhere; like a pairing code, it says who they are before anybody asks.
+
+        Where others read along it counts only if it was made for the name of whoever says it.
+        """
+        message = read.message
+        given = message.arguments.strip()
+        if message.command != "link" or not given or given.startswith("@"):
+            return None
+        if not message.private and not connected.integration.names_are_unique:
+            return Done()
+        verb = partial(
+            link,
+            workspace_id=claim.workspace_id,
+            connection_id=connected.account.id,
+            integration=connected.integration.name,
+            subject=message.author.id,
+            code=given[:64],
+            name="" if message.private else message.author.name,
+        )
+        try:
+            linked = await self._database.write(verb)
+        except TooManyGuesses as error:
+            log.warning("pairing.locked", connection=connected.account.id, error=str(error))
+            return Done()
+        if not linked and not message.private:
+            return Done()  # whoever tries codes in public is not answered there
+        return await self._say(claim, read, connected, LINKED if linked else WRONG_CODE)
+
+    async def _new_link(self, claim: Claim, read: Read) -> str:
+        if not read.message.private:
+            return NOT_HERE
+        connected = await self._accounts.get(str(read.connection_id))
+        name = read.message.arguments.strip().lstrip("@")
+        if not NAME.fullmatch(name):
+            return NO_NAME
+        verb = partial(
+            new_link,
+            workspace_id=claim.workspace_id,
+            integration=connected.integration.name,
+            subject=read.message.author.id,
+            name=name,
+        )
+        try:
+            code = await self._database.write(verb)
+        except Conflict as error:
+            return str(error)
+        if code is None:
+            return NOT_PAIRED
+        return LINK_AS.format(code=code, name=name) if name else LINK.format(code=code)
+
+    async def _answer(self, claim: Claim, read: Read, connected: LoadedConnection) -> Outcome:
+        message, known = read.message, read.trust in (Trust.OWNER, Trust.MEMBER)
+        if message.event == "button":
+            await self._pressed(claim, read, connected, known)
+            return Done()
+        if message.command == "allow":
+            if read.trust is Trust.OWNER:
+                await self._database.write(partial(_wish_to_listen, claim=claim, read=read))
+                self._signals.wake(JOBS)
+            return Done()
+        if message.command == "stop" and claim.payload.get("stopped"):
+            # What is stopped says so itself.
+            return Done()
+        if not known:
+            return Done()
+        return await self._say(claim, read, connected, await self._words(claim, read))
+
+    async def _words(self, claim: Claim, read: Read) -> str:
+        if claim.payload.get("unheard"):
+            return UNHEARD
+        if read.message.command == "stop":
+            return NOTHING_TO_STOP
+        if read.message.command == "new":
+            await self._database.write(partial(_begin_afresh, claim=claim, read=read))
+            self._signals.wake(JOBS)
+            return FRESH
+        if read.message.command == "link":
+            return await self._new_link(claim, read)
+        if read.message.command in ("agent", "model") and read.message.arguments.strip():
+            return await self._switch(claim, read)
+        asking = CommandRequest(
+            message=read.message,
+            trust=read.trust,
+            conversation_id=str(claim.conversation_id),
+            connection_id=str(read.connection_id),
+            agents_dir=self._settings.data_dir / "agents",
+            today=datetime.now(ZoneInfo(self._settings.timezone)).strftime("%Y-%m-%d"),
+            timezone=self._settings.timezone,
+            auto=(await self._keys.catalogue(claim.workspace_id)).resolve(DEFAULT_MODEL),
+        )
+        return await self._database.read(partial(answer_to, asking=asking))
+
+    async def _switch(self, claim: Claim, read: Read) -> str:
+        if read.trust is not Trust.OWNER:
+            return NOT_AN_OWNER
+        where, workspace = str(claim.conversation_id), claim.workspace_id
+        name, by = read.message.arguments.strip(), f"author:{read.message.author.id}"
+        if read.message.command == "agent":
+            there = await asyncio.to_thread(choosable, AgentFiles(self._settings.data_dir / "agents"))
+            chosen = partial(choose_agent, conversation_id=where, workspace_id=workspace, name=name, by=by)
+            return await self._database.write(partial(chosen, there=there))
+        catalogue = await self._keys.catalogue(workspace)
+        return await self._database.write(
+            partial(
+                choose_model,
+                catalogue=catalogue,
+                conversation_id=where,
+                workspace_id=workspace,
+                name=name,
+                by=by,
+            )
+        )
+
+    async def _say(self, claim: Claim, read: Read, connected: LoadedConnection, words: str) -> Outcome:
+        binding = await self._database.read(
+            partial(
+                binding_at, conversation_id=str(claim.conversation_id), connection_id=connected.account.id
+            )
+        )
+        if binding is None:
+            return Done()
+        parts = tuple(connected.integration.split(words))
+        facts = {"offers": offers} if (offers := await self._offers(claim, read)) else {}
+        return Done((Draft(binding, parts, kind="note", reply_to=read.message.external_id, facts=facts),))
+
+    async def _offers(self, claim: Claim, read: Read) -> list[str]:
+        """What an owner who only looks may choose next, as commands."""
+        command = read.message.command
+        if read.trust is not Trust.OWNER or read.message.arguments.strip():
+            return []
+        if command == "agent":
+            names = sorted(await asyncio.to_thread(choosable, AgentFiles(self._settings.data_dir / "agents")))
+        elif command == "model":
+            catalogue = await self._keys.catalogue(claim.workspace_id)
+            names = _to_be_had(catalogue, self._settings.data_dir / "prices.toml")
+        else:
+            return []
+        return [f"{command} {name}" for name in [*names[: MAX_OFFERS - 1], "default"]]
+
+    async def _pressed(self, claim: Claim, read: Read, connected: LoadedConnection, known: bool) -> None:
+        """Take a press as the answer it is, and tell the presser what came of it."""
+        message = read.message
+        if not known:
+            outcome = NOT_YOURS
+        elif message.command == "stop":
+            outcome = STOPPING if claim.payload.get("stopped") else NOTHING_TO_STOP
+        elif message.command in ("agent", "model") and message.arguments.strip():
+            outcome = await self._switch(claim, read)
+        elif not message.answers:
+            outcome = GONE
+        else:
+            outcome = await self._database.write(partial(press, vault=self._vault, claim=claim, read=read))
+            self._signals.wake(JOBS)
+        told = dataclasses.replace(message, text="" if outcome in NOT_CHOSEN else outcome)
+        if outcome in (NOT_YOURS, NOT_AN_OWNER):
+            told = dataclasses.replace(told, answers="")
+        try:
+            await connected.integration.settle(told, outcome, connected.account)
+        except GoferError as error:
+            log.info("button.not_settled", error=str(error))
+
+
+def _to_be_had(catalogue: Catalogue, prices: Path) -> list[str]:
+    """The models whose price is known and that can be asked now."""
+    found: list[str] = []
+    with contextlib.suppress(ConfigError):
+        for name in load_prices(prices, catalogue.prices()).table:
+            with contextlib.suppress(ConfigError):
+                catalogue.model(name)
+                found += [] if name.endswith("/*") else [name]
+    return found
+
+
+def press(connection: Connection, vault: Vault, claim: Claim, read: Read) -> str:
+    """Answer the question a button belongs to; returns what to tell the presser."""
+    message = read.message
+    query = (
+        select(questions, jobs.c.workspace_id, (questions.c.expires_at < now()).label("late"))
+        .join(jobs, jobs.c.id == questions.c.job_id)
+        .where(questions.c.id == message.answers, jobs.c.workspace_id == claim.workspace_id)
+    )
+    question = connection.execute(query).one_or_none()
+    if question is None or not row_macs.fits(connection, questions, question):
+        return GONE
+    if question.asked_of and question.asked_of != message.author.id:
+        return NOT_YOURS
+    choices = _choices(connection, vault, question)
+    if question.late or not 0 <= message.choice < len(choices):
+        return NOT_OPEN
+    chosen = choices[message.choice]
+    try:
+        answer(
+            connection,
+            vault,
+            question.id,
+            chosen,
+            by=message.author.id,
+            name=message.author.name,
+            trust=read.trust.value,
+        )
+    except (Conflict, NotFound):
+        return NOT_OPEN
+    return chosen
+
+
+def _choices(connection: Connection, vault: Vault, question: Any) -> list[str]:
+    if question.choices is None or question.conversation_id is None:
+        return []
+    key = conversation_key(connection, vault, question.conversation_id)
+    return [str(choice) for choice in unseal(key, question.choices, "choices", question.id)]
+
+
+def _begin_afresh(connection: Connection, claim: Claim, read: Read) -> None:
+    where = str(claim.conversation_id)
+    lock_conversation(connection, where)
+    begin_afresh(connection, where, read.seq, by=f"author:{read.message.author.id}")
+
+
+def _wish_to_listen(connection: Connection, claim: Claim, read: Read) -> None:
+    lock_conversation(connection, str(claim.conversation_id))
+    message = read.message
+    what = {
+        "what": "place",
+        "subject": message.arguments,
+        "name": message.title[:100],
+        "by": message.author.id,
+    }
+    wish(connection, claim, connection_id=str(read.connection_id), what=what)

@@ -1,0 +1,1 @@
+"""Configured accounts of integrations: found, loaded, changed, set up and watched."""

@@ -1,0 +1,91 @@
+"""Finding integrations: everything that announces itself in the entry point group, built-ins included."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+
+import structlog
+from pydantic import BaseModel
+
+from gofer.errors import NotFound
+from gofer.integration import Integration, SecretField
+
+log = structlog.get_logger()
+
+GROUP = "gofer.integrations"
+OUR_PACKAGE = "gofer"
+NAME = re.compile("[a-z][a-z0-9_]*")
+
+
+class IntegrationRegistry:
+    """The integrations that could be loaded, and why the others could not."""
+
+    def __init__(self, found: Iterable[EntryPoint]) -> None:
+        self.integrations: dict[str, Integration] = {}
+        self.broken: dict[str, str] = {}
+        self.packages: dict[str, str] = {}
+        """Where the broken ones come from, for pip."""
+        self.built_in: set[str] = set()
+        """Those that came with Gofer, which have a page in its docs."""
+        for entry in found:
+            self._load(entry)
+
+    @classmethod
+    def installed(cls) -> IntegrationRegistry:
+        """Everything installed in this environment."""
+        return cls(_announced(tuple(sys.path)))
+
+    def get(self, name: str) -> Integration:
+        """An integration by name; raises NotFound saying what there is."""
+        if name in self.integrations:
+            return self.integrations[name]
+        why = f" It could not be loaded: {self.broken[name]}." if name in self.broken else ""
+        raise NotFound(
+            f"There is no integration {name!r}.{why} There is: {', '.join(sorted(self.integrations))}. "
+            "A package that was installed since Gofer started is found when it starts again."
+        )
+
+    def _load(self, entry: EntryPoint) -> None:
+        # A stranger's package may fail in any way while it is imported; that must cost only itself.
+        try:
+            integration = entry.load()
+            if not isinstance(integration, Integration):
+                raise TypeError(f"{entry.value} is not an Integration")
+            if integration.name != entry.name:
+                raise TypeError(f"it calls itself {integration.name!r} but is announced as {entry.name!r}")
+            if entry.name in self.integrations:
+                raise TypeError("another package announced the same name first")
+            _check(integration)
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            self.packages[entry.name] = entry.dist.name if entry.dist else entry.module
+            self.broken[entry.name] = f"{type(error).__name__}: {error}"
+            log.error("integration.broken", integration=entry.name, error=self.broken[entry.name])
+        else:
+            self.integrations[entry.name] = integration
+            if _ours(entry):
+                self.built_in.add(entry.name)
+
+
+def _check(integration: Integration) -> None:
+    """See to what everything else counts on, so that a slip is told here and not in the middle of something."""
+    if not NAME.fullmatch(integration.name):
+        raise TypeError(f"its name {integration.name!r} has more than small letters, digits and underscores")
+    if not (isinstance(integration.settings, type) and issubclass(integration.settings, BaseModel)):
+        raise TypeError("its settings are not a pydantic model")
+    if not all(isinstance(each, SecretField) for each in integration.secrets):
+        raise TypeError("its secrets are not all a SecretField")
+
+
+@cache
+def _announced(_: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """What the packages on this path announce. Asked once: it means reading about every package there is."""
+    # Gofer's own first: no package that is added takes the place of one of them, with its connections' secrets.
+    return tuple(sorted(entry_points(group=GROUP), key=lambda each: not _ours(each)))
+
+
+def _ours(entry: EntryPoint) -> bool:
+    return entry.dist is not None and entry.dist.name == OUR_PACKAGE

@@ -1,0 +1,465 @@
+"""The one transaction of intake: lock first, read after, and everything or nothing.
+
+Deciding in a single statement whether a job is needed reads the world as it was before the lock: a message that
+arrives while the previous job ends would be stored with nobody left to answer it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+from sqlalchemy import Connection, Row, bindparam, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gofer.crash import crash_point
+from gofer.intake.albums import late_edit, put_together
+from gofer.intake.arrival import Arrival, Taken
+from gofer.intake.routing import wake
+from gofer.integration import Incoming
+from gofer.jobs.control import redrive
+from gofer.secrets.rotation import connection_key, new_conversation_key
+from gofer.store import events as log
+from gofer.store import fast_sql, json_text, row_macs
+from gofer.store.content import seal_message
+from gofer.store.db_time import now
+from gofer.store.encryption import data_key
+from gofer.store.ids import new_id
+from gofer.store.locks import lock_conversation
+from gofer.store.tables import (
+    JobState,
+    Trust,
+    bindings,
+    connections,
+    conversations,
+    deliveries,
+    jobs,
+    messages,
+    participants,
+)
+from gofer.vault.envelope import DataKey, Vault, aad
+
+
+def take_in(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
+    """Record a delivery, its message and the jobs it asks for."""
+    message = arrival.parsed.message
+    if message is None:
+        return _note(connection, vault, arrival)
+    if not is_settled(connection, arrival.connection_id, message):
+        if (repeat := _repeat(connection, arrival)) is not None:
+            return repeat  # what came before speaks of names as they were then
+        settle(connection, arrival.workspace_id, arrival.connection_id, message)
+    while (place := _place(connection, vault, arrival, message)) is None:
+        # The name came to mean another place in this very instant.
+        settle(connection, arrival.workspace_id, arrival.connection_id, message)
+    conversation_id = place.id
+    looks_back = arrival.same_body_window or arrival.message_digest is not None
+    if looks_back and (repeat := _repeat(connection, arrival)) is not None:
+        _give_back_seq(connection, conversation_id)
+        return repeat
+    key = data_key(vault, conversation_id, place.data_key)
+    replaced, message = _in_place(connection, key, conversation_id, message)
+    seq = replaced or place.last_seq
+    delivery_id = _keep(connection, arrival, key, conversation_id, seq)
+    if delivery_id is None or replaced is not None:
+        _give_back_seq(connection, conversation_id)
+    if delivery_id is None:
+        return _repeat(connection, arrival) or arrival.taken("repeat")
+    _write_message(connection, key, conversation_id, seq, arrival, message, replace=replaced is not None)
+    woke = wake(connection, arrival, message, conversation_id, seq)
+    log.record(
+        connection, "delivery.accepted", arrival.workspace_id, conversation_id=conversation_id,
+        delivery_id=delivery_id,
+        data={"connection": arrival.connection_id, "event": arrival.parsed.event, "source": arrival.source,
+              "seq": seq, "addressed": message.addressed},
+    )  # fmt: skip
+    crash_point("intake.recorded")
+    return arrival.taken("accepted", delivery_id, conversation_id, seq, woke=woke)
+
+
+def _note(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
+    """A delivery that is no message: kept, so that the inbox shows it and a repeat is known."""
+    if (repeat := _repeat(connection, arrival)) is not None:
+        return repeat
+    key = connection_key(connection, vault, arrival.connection_id)
+    delivery_id = _keep(connection, arrival, key, None, None)
+    if delivery_id is not None and arrival.parsed.moved is not None:
+        _move(connection, arrival, *arrival.parsed.moved)
+    return arrival.taken("noted" if delivery_id is not None else "repeat", delivery_id)
+
+
+def _place(connection: Connection, vault: Vault, arrival: Arrival, message: Incoming) -> Any:
+    """The conversation of a place outside, made when it is new; locked by taking its next number. None when the
+    name is another place's."""
+    take, place = _TAKE_SEQ, {"via": arrival.connection_id, "at": message.conversation}
+    if message.lasting:
+        take, place["lasting"] = _TAKE_LASTING_SEQ, message.lasting
+    found = fast_sql.first(connection, take, place)
+    if found is None:
+        _make_conversation(connection, vault, arrival, message)
+        found = fast_sql.first(connection, take, place)
+    return found
+
+
+_TAKE_SEQ = (
+    update(conversations)
+    .where(bindings.c.conversation_id == conversations.c.id)
+    .where(bindings.c.connection_id == bindparam("via"), bindings.c.ref == bindparam("at"))
+    .values(last_seq=conversations.c.last_seq + 1)
+    .returning(conversations.c.id, conversations.c.data_key, conversations.c.last_seq)
+)
+
+
+_TAKE_LASTING_SEQ = _TAKE_SEQ.where(bindings.c.lasting == bindparam("lasting"))
+
+
+def _give_back_seq(connection: Connection, conversation_id: str) -> None:
+    """Nothing new was said after all; nobody has seen the number, for its row is locked."""
+    fast_sql.fetch(connection, _GIVE_BACK_SEQ, {"conversation": conversation_id})
+
+
+_GIVE_BACK_SEQ = (
+    update(conversations)
+    .where(conversations.c.id == bindparam("conversation"))
+    .values(last_seq=conversations.c.last_seq - 1)
+)
+
+
+def _make_conversation(connection: Connection, vault: Vault, arrival: Arrival, message: Incoming) -> None:
+    conversation_id = new_id("conv")
+    connection.execute(
+        insert(conversations).values(
+            id=conversation_id,
+            workspace_id=arrival.workspace_id,
+            kind=message.kind,
+            title=_plain(message.title),
+            data_key=new_conversation_key(connection, vault, conversation_id),
+            last_seq=0,
+            created_at=now(),
+        )
+    )
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    made = connection.execute(
+        dialect.insert(bindings)
+        .values(
+            id=new_id("bind"),
+            conversation_id=conversation_id,
+            connection_id=arrival.connection_id,
+            ref=message.conversation,
+            **({"lasting": message.lasting} if message.lasting else {}),
+        )
+        .on_conflict_do_nothing(index_elements=["connection_id", "ref"])
+        .returning(bindings.c.id)
+    ).first()
+    if made is None:
+        # Another request made it in the same instant: ours goes, theirs is visible now.
+        connection.execute(conversations.delete().where(conversations.c.id == conversation_id))
+
+
+def _bound(connection: Connection, connection_id: str, ref: str) -> str | None:
+    found: str | None = fast_sql.scalar(connection, _BOUND, {"via": connection_id, "at": ref})
+    return found
+
+
+_BOUND = select(bindings.c.conversation_id).where(
+    bindings.c.connection_id == bindparam("via"), bindings.c.ref == bindparam("at")
+)
+
+
+def _repeat(connection: Connection, arrival: Arrival) -> Taken | None:
+    """What to answer if this delivery came before; a repeat whose job died runs that job again."""
+    earlier = fast_sql.first(
+        connection, _SAME_ID, {"via": arrival.connection_id, "given": arrival.parsed.delivery_id}
+    )
+    if earlier is not None and _differs(arrival, earlier):
+        structlog.get_logger().warning(
+            "delivery.another_body",
+            connection=arrival.connection_id,
+            delivery=earlier.id,
+            external_id=arrival.parsed.delivery_id,
+            meaning="a genuine request came under the id of an earlier one that says something else; it was not taken",
+        )
+    if earlier is None and arrival.message_digest is not None:
+        earlier = fast_sql.first(
+            connection, _SAME_MESSAGE, {"via": arrival.connection_id, "digest": arrival.message_digest}
+        )
+    if earlier is None and arrival.same_body_window:
+        earlier = fast_sql.first(
+            connection,
+            _SAME_BODY,
+            {"via": arrival.connection_id, "hash": arrival.body_hash, "within": arrival.same_body_window},
+        )
+    if earlier is None:
+        return None
+    dead = _dead_jobs(connection, earlier.conversation_id, earlier.message_seq)
+    if not dead:
+        return arrival.taken("repeat", earlier.id, earlier.conversation_id, earlier.message_seq)
+    for job_id in dead:
+        redrive(connection, job_id, by=f"delivery:{arrival.parsed.delivery_id}")
+        log.record(
+            connection, "delivery.redriven", arrival.workspace_id, conversation_id=earlier.conversation_id,
+            delivery_id=earlier.id, data={"job": job_id},
+        )  # fmt: skip
+    return arrival.taken("redriven", earlier.id, earlier.conversation_id, earlier.message_seq, woke=True)
+
+
+def _differs(arrival: Arrival, earlier: Any) -> bool:
+    """Whether a delivery says something else than the one that came before under its id. What is fetched later is
+    written in other bytes, so only two of one kind are compared by their bytes."""
+    if arrival.message_digest is not None and earlier.message_digest is not None:
+        return bool(arrival.message_digest != earlier.message_digest)
+    same_way = arrival.source == earlier.source == "webhook"
+    return same_way and bool(arrival.body_hash != earlier.body_hash)
+
+
+_EARLIER = (
+    deliveries.c.id,
+    deliveries.c.conversation_id,
+    deliveries.c.message_seq,
+    deliveries.c.message_digest,
+    deliveries.c.body_hash,
+    deliveries.c.source,
+)
+_SAME_ID = select(*_EARLIER).where(
+    deliveries.c.connection_id == bindparam("via"), deliveries.c.external_id == bindparam("given")
+)
+_SAME_MESSAGE = select(*_EARLIER).where(
+    deliveries.c.connection_id == bindparam("via"), deliveries.c.message_digest == bindparam("digest")
+)
+_SAME_BODY = (
+    select(*_EARLIER)
+    .where(deliveries.c.connection_id == bindparam("via"), deliveries.c.body_hash == bindparam("hash"))
+    .where(deliveries.c.received_at > now() - bindparam("within"))
+    .limit(1)
+)
+
+
+def _dead_jobs(connection: Connection, conversation_id: str | None, seq: int | None) -> list[int]:
+    """The jobs that gave up on a message: of each agent that took it up, the last one, if its last word was death."""
+    if conversation_id is None or seq is None:
+        return []
+    query = (
+        select(jobs.c.participant_id, jobs.c.id, jobs.c.state)
+        .where(jobs.c.conversation_id == conversation_id, jobs.c.participant_id.is_not(None))
+        .where(jobs.c.covers_from < seq, (jobs.c.covers_to >= seq) | jobs.c.covers_to.is_(None))
+        .order_by(jobs.c.id)
+    )
+    last = {row.participant_id: row for row in connection.execute(query)}
+    return [int(row.id) for row in last.values() if row.state == JobState.DEAD]
+
+
+def _move(connection: Connection, arrival: Arrival, old: str, new: str) -> None:
+    """Keep a conversation whose place is called by another reference from now on."""
+    if arrival.settings is not None:
+        of_connection = connections.c.id == arrival.connection_id
+        row_macs.update(connection, connections, of_connection, {"settings": dict(arrival.settings)})
+    move_within(connection, arrival.workspace_id, arrival.connection_id, old, new)
+    conversation_id = _bound(connection, arrival.connection_id, old)
+    if conversation_id is None:
+        return
+    lock_conversation(connection, conversation_id)
+    of_connection = bindings.c.connection_id == arrival.connection_id
+    if _bound(connection, arrival.connection_id, new) is None:
+        moved = update(bindings).where(of_connection, bindings.c.ref == old).values(ref=new)
+    else:
+        # Somebody spoke there before the news came: from here on it is the old conversation that goes on there.
+        moved = (
+            update(bindings)
+            .where(of_connection, bindings.c.ref == new)
+            .values(conversation_id=conversation_id)
+        )
+    connection.execute(moved)
+    log.record(
+        connection, "conversation.moved", arrival.workspace_id, conversation_id=conversation_id,
+        data={"connection": arrival.connection_id, "from": old, "to": new},
+    )  # fmt: skip
+
+
+def _in_place(
+    connection: Connection, key: DataKey, conversation_id: str, message: Incoming
+) -> tuple[int | None, Incoming]:
+    """Where a message belongs that is a part or a new version of another: in its place while nobody has read that.
+
+    A new version of what was read is kept for context and wakes nobody: it was answered as it stood.
+    """
+    if message.joins:
+        return put_together(connection, key, conversation_id, message)
+    if not message.replaces:
+        return None, message
+    earlier = connection.execute(
+        _EARLIER_VERSION, {"conversation": conversation_id, "of": message.replaces}
+    ).first()
+    if earlier is None or (earlier.admitted_at is None and earlier.given_up):
+        # Given up on without being read: what is said about it now is new.
+        return None, message
+    if earlier.admitted_at is None:
+        return earlier.seq, message
+    return None, late_edit(message, earlier.seq)
+
+
+_EARLIER_VERSION = (
+    select(
+        messages.c.seq,
+        messages.c.admitted_at,
+        select(participants.c.id)
+        .where(participants.c.conversation_id == bindparam("conversation"))
+        .where(participants.c.read_seq >= messages.c.seq)
+        .exists()
+        .label("given_up"),
+    )
+    .where(messages.c.conversation_id == bindparam("conversation"), messages.c.external_id == bindparam("of"))
+    .order_by(messages.c.seq.desc())
+    .limit(1)
+)
+
+
+def _write_message(
+    connection: Connection,
+    key: DataKey,
+    conversation_id: str,
+    seq: int,
+    arrival: Arrival,
+    message: Incoming,
+    *,
+    replace: bool,
+) -> None:
+    sealed = seal_message(key, conversation_id, seq, message, arrival.trust, came_by=arrival.connection_id)
+    if replace:
+        connection.execute(
+            update(messages)
+            .where(messages.c.conversation_id == conversation_id, messages.c.seq == seq)
+            .values(addressed=message.addressed),
+            {"sealed": sealed},  # apart, or SQLAlchemy would remember it
+        )
+        return
+    fast_sql.fetch(
+        connection,
+        _APPEND if arrival.trust is Trust.UNKNOWN else _APPEND_ADMITTED,
+        {
+            "conversation_id": conversation_id,
+            "seq": seq,
+            "author": _plain(message.author.id),
+            "addressed": message.addressed,
+            "event": message.event,
+            "connection_id": arrival.connection_id,
+            "external_id": _plain(message.external_id),
+            "trust": arrival.trust,
+            "sealed": sealed,
+        },
+    )
+
+
+_APPEND = insert(messages).values(created_at=now(), admitted_at=None)
+_APPEND_ADMITTED = insert(messages).values(created_at=now(), admitted_at=now())
+
+
+def _keep(
+    connection: Connection,
+    arrival: Arrival,
+    key: DataKey,
+    conversation_id: str | None,
+    seq: int | None,
+) -> int | None:
+    """Insert the delivery as received; None when it is there already."""
+    external_id = arrival.parsed.delivery_id
+    # Headers first as JSON on a line of their own, then the raw bytes, so that a replay is exact.
+    place = aad("delivery", arrival.connection_id, external_id)
+    sealed = key.seal(json_text.encode(arrival.headers) + b"\n" + arrival.body, place)
+    row = fast_sql.first(
+        connection,
+        _KEEP[connection.dialect.name],
+        {
+            "workspace_id": arrival.workspace_id,
+            "connection_id": arrival.connection_id,
+            "external_id": external_id,
+            "body_hash": arrival.body_hash,
+            "source": arrival.source,
+            "event": arrival.parsed.event,
+            "note": arrival.parsed.note,
+            "conversation_id": conversation_id,
+            "message_seq": seq,
+            "sealed": sealed,
+            **({} if arrival.message_digest is None else {"message_digest": arrival.message_digest}),
+        },
+    )
+    return int(row.id) if row else None
+
+
+_KEEP = {
+    name: dialect.insert(deliveries)
+    .values(received_at=now())
+    .on_conflict_do_nothing()
+    .returning(deliveries.c.id)
+    for name, dialect in (("sqlite", sqlite), ("postgresql", postgresql))
+}
+
+
+def _plain(text: str) -> str:
+    """Text for a clear column; Postgres stores no NUL."""
+    return text.replace("\x00", "")[:1000]
+
+
+def is_settled(connection: Connection, connection_id: str, message: Incoming) -> bool:
+    """Whether the name still means the place that it meant, or the place has nothing but its name."""
+    if not message.lasting:
+        return True
+    here = {"via": connection_id, "at": message.conversation}
+    return bool(fast_sql.scalar(connection, _LASTING, here) == message.lasting)
+
+
+_LASTING = select(bindings.c.lasting).where(
+    bindings.c.connection_id == bindparam("via"), bindings.c.ref == bindparam("at")
+)
+
+
+def settle(connection: Connection, workspace_id: str, connection_id: str, message: Incoming) -> None:
+    """Have the name mean this place, and no other."""
+    _lock(connection, connection_id)
+    if is_settled(connection, connection_id, message):
+        return  # by another message, while we waited
+    of_connection = bindings.c.connection_id == connection_id
+    named = connection.execute(
+        select(bindings).where(of_connection, bindings.c.ref == message.conversation)
+    ).first()
+    if named is not None and named.lasting is None:
+        # From before places were known by more than their name.
+        known = update(bindings).where(bindings.c.id == named.id, bindings.c.lasting.is_(None))
+        connection.execute(known.values(lasting=message.lasting))
+        return
+    if named is not None:
+        _call(connection, workspace_id, named, f"{named.ref} (was {named.lasting})")
+    known_as = select(bindings).where(of_connection, bindings.c.lasting == message.lasting)
+    if (moved := connection.execute(known_as.order_by(bindings.c.id)).first()) is not None:
+        _call(connection, workspace_id, moved, message.conversation)
+
+
+def move_within(connection: Connection, workspace_id: str, connection_id: str, old: str, new: str) -> None:
+    """Have the places within one that moved go with it, where nobody is in their way."""
+    _lock(connection, connection_id)
+    of_connection = bindings.c.connection_id == connection_id
+    below = select(bindings).where(of_connection, bindings.c.ref.startswith(f"{old}#", autoescape=True))
+    for binding in connection.execute(below).all():
+        ref = new + binding.ref.removeprefix(old)
+        if (
+            connection.execute(select(bindings.c.id).where(of_connection, bindings.c.ref == ref)).first()
+            is None
+        ):
+            _call(connection, workspace_id, binding, ref)
+
+
+def _lock(connection: Connection, connection_id: str) -> None:
+    """Give names one after another within a connection. Who found neither the name nor the place because somebody
+    was just moving it would begin the conversation anew."""
+    connection.execute(
+        select(connections.c.id).where(connections.c.id == connection_id).with_for_update(key_share=True)
+    )
+
+
+def _call(connection: Connection, workspace_id: str, binding: Row[Any], ref: str) -> None:
+    """Give a binding another name, unless somebody did in the same instant."""
+    still = (bindings.c.id == binding.id, bindings.c.ref == binding.ref)
+    if connection.execute(update(bindings).where(*still).values(ref=ref)).rowcount:
+        log.record(
+            connection, "conversation.moved", workspace_id, conversation_id=binding.conversation_id,
+            data={"connection": binding.connection_id, "from": binding.ref, "to": ref},
+        )  # fmt: skip

@@ -1,0 +1,255 @@
+"""What people do to jobs: cancel, redrive, answer a question."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, bindparam, case, select, update
+
+from gofer.errors import Conflict, NotFound
+from gofer.jobs.ensure import ensure_answer, ensure_job, live_state
+from gofer.jobs.kinds import ANSWER, DELIVER
+from gofer.jobs.queue import lock_lane
+from gofer.store import events as log
+from gofer.store import fast_sql, row_macs
+from gofer.store.db_time import now
+from gofer.store.encryption import conversation_key, seal
+from gofer.store.locks import lock_conversation
+from gofer.store.tables import (
+    FINAL,
+    LIVE,
+    JobState,
+    ReplyState,
+    conversations,
+    in_state,
+    jobs,
+    participants,
+    questions,
+    replies,
+)
+from gofer.vault.envelope import Vault
+
+
+def find_job(connection: Connection, job_id: int) -> Any:
+    """A job's row; raises NotFound."""
+    row = connection.execute(select(jobs).where(jobs.c.id == job_id)).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no job {job_id}. `gofer jobs list` shows those there are.")
+    return row
+
+
+def _hold(connection: Connection, job_id: int) -> Any:
+    """The job's row under the locks its end would take: conversation (or lane) first, then the job."""
+    row = find_job(connection, job_id)
+    if row.conversation_id is not None:
+        lock_conversation(connection, row.conversation_id)
+    else:
+        lock_lane(connection, row.lane)
+    return connection.execute(select(jobs).where(jobs.c.id == job_id).with_for_update()).one()
+
+
+def _number(connection: Connection, job_id: int, **values: Any) -> Any:
+    return connection.execute(
+        update(jobs)
+        .where(jobs.c.id == job_id)
+        .values(event_seq=jobs.c.event_seq + 1, **values)
+        .returning(jobs.c.event_seq, jobs.c.workspace_id, jobs.c.conversation_id)
+    ).one()
+
+
+def cancel(connection: Connection, job_id: int, *, by: str) -> JobState:
+    """Ask a job to stop. Returns the state it is in now.
+
+    A running job stops at its worker's next look, a moment away. One that waits becomes ready, so that a worker
+    ends it the same way and says so in the chat; one that is blocked has not begun and ends here. What is said
+    from now on is not meant by the stop and will have a job of its own.
+    """
+    row = _hold(connection, job_id)
+    was = JobState(row.state)
+    if was in FINAL:
+        raise Conflict(f"Job {job_id} has already ended ({was}).")
+    values: dict[str, Any] = {"cancel_requested": True}
+    if row.participant_id is not None and row.covers_to is None:
+        values |= {"covers_to": _LAST_SEQ}
+    if was is JobState.BLOCKED:
+        values |= {"state": JobState.CANCELLED, "reason": "cancelled", "finished_at": now()}
+    elif was is not JobState.RUNNING:
+        values |= {"state": JobState.READY}
+    numbered = _number(connection, job_id, **values)
+    # Also when it waits no longer: the words that stop it may have woken it first.
+    open_ones = (questions.c.job_id == job_id) & questions.c.answered_at.is_(None)
+    connection.execute(update(questions).where(open_ones).values(answered_at=now()))
+    log.record(
+        connection, "job.cancel_requested", numbered.workspace_id, job_id=job_id, seq=numbered.event_seq,
+        conversation_id=numbered.conversation_id, data={"by": by, "was": was},
+    )  # fmt: skip
+    return JobState(values.get("state", was))
+
+
+_LAST_SEQ = (
+    select(conversations.c.last_seq).where(conversations.c.id == jobs.c.conversation_id).scalar_subquery()
+)
+
+
+def cancel_conversation(connection: Connection, conversation_id: str, *, by: str) -> int:
+    """Ask every agent at work in a conversation to stop; returns how many were. The caller holds its lock."""
+    return _cancel_all(connection, jobs.c.conversation_id == conversation_id, by)
+
+
+def _cancel_all(connection: Connection, which: ColumnElement[bool], by: str) -> int:
+    query = select(jobs.c.id).where(
+        which, jobs.c.kind == ANSWER, in_state(*LIVE, JobState.BLOCKED), ~jobs.c.cancel_requested
+    )
+    ids = list(connection.execute(query).scalars())
+    for job_id in ids:
+        cancel(connection, job_id, by=by)
+    return len(ids)
+
+
+def begin_afresh(connection: Connection, conversation_id: str, seq: int, *, by: str) -> int:
+    """Let the agents of a conversation forget what was said up to a message, and end what they do about it.
+
+    Returns how many were at work. What they have not answered ends with what they were doing. An agent that was
+    spoken to since is left at work: that is not meant. The caller holds the conversation's lock.
+    """
+    stopped = 0
+    remembering = (participants.c.conversation_id == conversation_id) & (participants.c.epoch_seq < seq)
+    for one in connection.execute(select(participants).where(remembering)).all():
+        values = {"epoch_seq": seq}
+        if one.wake_seq <= seq:
+            stopped += _cancel_all(connection, jobs.c.participant_id == one.id, by)
+            values |= {"read_seq": max(one.read_seq, seq)}
+        connection.execute(update(participants).where(participants.c.id == one.id).values(**values))
+    return stopped
+
+
+def redrive(connection: Connection, job_id: int, *, by: str) -> JobState:
+    """Run a dead or cancelled job again, with its history and at least one more try."""
+    row = _hold(connection, job_id)
+    if row.state not in (JobState.DEAD, JobState.CANCELLED):
+        raise Conflict(f"Job {job_id} is {row.state}; only a dead or cancelled job can be redriven.")
+    taken = connection.execute(
+        select(jobs.c.id).where(jobs.c.lane == row.lane, in_state(*LIVE)).limit(1)
+    ).first()
+    state = JobState.BLOCKED if taken else JobState.READY
+    numbered = _number(
+        connection,
+        job_id,
+        state=state,
+        reason="redriven",
+        cancel_requested=False,
+        run_at=now(),
+        finished_at=None,
+        max_attempts=max(row.max_attempts, row.attempts + 1),
+    )
+    if row.kind == DELIVER:
+        _send_again(connection, job_id)
+    log.record(
+        connection, "job.redriven", numbered.workspace_id, job_id=job_id, seq=numbered.event_seq,
+        conversation_id=numbered.conversation_id, data={"by": by, "was": row.state},
+    )  # fmt: skip
+    return state
+
+
+def _send_again(connection: Connection, job_id: int) -> None:
+    """Put what a deliver job gave up back into the ledger, where it stood."""
+    exists_outside = replies.c.external_id != ""
+    connection.execute(
+        update(replies)
+        .where(replies.c.failed_in == job_id, replies.c.state == ReplyState.FAILED)
+        .values(
+            state=case((exists_outside, ReplyState.PLACED.value), else_=ReplyState.PLANNED.value),
+            reason="",
+            failed_in=None,
+        )
+    )
+
+
+def answer(
+    connection: Connection,
+    vault: Vault,
+    question_id: str,
+    text: str,
+    *,
+    by: str,
+    trust: str = "owner",
+    name: str = "",
+) -> int:
+    """Answer a Question; its job becomes ready. Returns the job's id. `name` is what the run is told of `by`."""
+    question = connection.execute(select(questions).where(questions.c.id == question_id)).one_or_none()
+    if question is None:
+        raise NotFound(f"There is no question {question_id}. `gofer questions list` shows those open.")
+    row_macs.require(connection, questions, question)
+    row = _hold(connection, question.job_id)
+    said = {"text": text, "by": name or by, "trust": trust}
+    sealed = None
+    if row.conversation_id is not None:
+        sealed = seal(conversation_key(connection, vault, row.conversation_id), said, "answer", question_id)
+    settled = connection.execute(
+        update(questions)
+        .where(questions.c.id == question_id, questions.c.answered_at.is_(None))
+        .values(answered_at=now(), answer=sealed)
+    )
+    if settled.rowcount != 1 or row.state != JobState.WAITING:
+        raise Conflict("That question is no longer open.")
+    _wake_waiting(connection, row.id, "question.answered", {"question": question_id, "by": by})
+    return int(row.id)
+
+
+def _wake_waiting(connection: Connection, job_id: int, kind: str, data: dict[str, Any]) -> None:
+    numbered = _number(connection, job_id, state=JobState.READY, run_at=now())
+    log.record(
+        connection, kind, numbered.workspace_id, job_id=job_id, seq=numbered.event_seq,
+        conversation_id=numbered.conversation_id, data=data,
+    )  # fmt: skip
+
+
+def expire_questions(connection: Connection) -> int:
+    """Wake the jobs whose question nobody answered in time; they go on knowing that."""
+    overdue = connection.execute(
+        select(questions.c.id, questions.c.job_id).where(
+            questions.c.answered_at.is_(None), questions.c.expires_at < now()
+        )
+    ).all()
+    for question in overdue:
+        row = _hold(connection, question.job_id)
+        closed = connection.execute(
+            update(questions)
+            .where(questions.c.id == question.id, questions.c.answered_at.is_(None))
+            .values(answered_at=now())
+        )
+        # Answered in the meantime, the job may be waiting for something else by now.
+        if closed.rowcount == 1 and row.state == JobState.WAITING:
+            _wake_waiting(connection, row.id, "question.expired", {"question": question.id})
+    return len(overdue)
+
+
+def wake_participant(
+    connection: Connection,
+    participant_id: str,
+    seq: int,
+    workspace_id: str,
+    *,
+    via: str,
+    delay: float = 0,
+    patient: bool = False,
+) -> bool:
+    """Note that a message wants the participant and make its job unless it has one. Conversation locked.
+
+    A patient one leaves a job alone that waits for somebody's answer.
+    """
+    row = fast_sql.first(connection, _WAKE, {"who": participant_id, "seq_": seq})
+    if row is None:
+        # A later message has woken it already, or it has dealt with this one: an edit of something old.
+        return ensure_answer(connection, participant_id, delay=delay)
+    return row.wake_seq > row.read_seq and ensure_job(
+        connection, row, workspace_id, live=row.live, via=via, delay=delay, patient=patient
+    )
+
+
+_WAKE = (
+    update(participants)
+    .where(participants.c.id == bindparam("who"), participants.c.wake_seq < bindparam("seq_"))
+    .values(wake_seq=bindparam("seq_"))
+    .returning(*participants.c, live_state(bindparam("who")).label("live"))
+)

@@ -1,0 +1,123 @@
+"""See that the job which is wanted exists: the next answer of a participant, the delivery of what a ledger holds.
+
+The caller holds the conversation's lock, so that what it read before stays true until its commit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, select, update
+
+from gofer.jobs.kinds import ANSWER, DELIVER
+from gofer.jobs.queue import SERVICE, submit
+from gofer.store import fast_sql
+from gofer.store.db_time import now
+from gofer.store.locks import lock_conversation
+from gofer.store.tables import LIVE, JobState, bindings, conversations, in_state, jobs, messages, participants
+
+CONFIRMING = "confirming"
+"""The reason of a deliver job that waits to repeat a final edit after a takeover."""
+
+
+def ensure_answer(connection: Connection, participant_id: str, *, delay: float = 0) -> bool:
+    """Make the participant's next job if it is wanted and has none. The caller holds the conversation's lock."""
+    row = fast_sql.first(connection, _WANTED, {"who": participant_id})
+    if row is None:
+        return False
+    woken_by = {"conversation": row.conversation_id, "seq_": row.wake_seq}
+    via = fast_sql.scalar(connection, _WOKEN_BY, woken_by)
+    return ensure_job(connection, row, row.workspace_id, live=row.live, via=via, delay=delay)
+
+
+def ensure_job(
+    connection: Connection,
+    participant: Any,
+    workspace_id: str,
+    *,
+    live: str | None,
+    via: str | None,
+    delay: float = 0,
+    patient: bool = False,
+) -> bool:
+    """Make the job of a participant that is wanted unless it has one; whether workers should look.
+
+    `live` is the state of the one it has, read under the conversation's lock.
+    """
+    if live is not None:
+        # Whoever writes while a question is open is heard: the run goes on and sees what was written.
+        waits = live == JobState.WAITING and not patient
+        return waits and bool(fast_sql.fetch(connection, _STOP_WAITING, {"lane_": participant.id}))
+    submit(
+        connection,
+        workspace_id=workspace_id,
+        kind=ANSWER,
+        lane=participant.id,
+        priority=participant.priority,
+        delay=delay,
+        conversation_id=participant.conversation_id,
+        participant_id=participant.id,
+        agent_id=participant.agent_id,
+        connection_id=via,
+        covers_from=participant.read_seq,
+    )
+    return True
+
+
+def live_state(lane: Any) -> Any:
+    """The state of the live job in a lane, if there is one, as a column."""
+    return select(jobs.c.state).where(jobs.c.lane == lane, in_state(*LIVE)).scalar_subquery()
+
+
+_STOP_WAITING = (
+    update(jobs)
+    .where(jobs.c.lane == bindparam("lane_"), in_state(JobState.WAITING))
+    .values(state=JobState.READY, run_at=now())
+    .returning(jobs.c.id)
+)
+_WANTED = (
+    select(participants, conversations.c.workspace_id, live_state(participants.c.id).label("live"))
+    .join(conversations, conversations.c.id == participants.c.conversation_id)
+    .where(participants.c.id == bindparam("who"), participants.c.wake_seq > participants.c.read_seq)
+)
+_WOKEN_BY = select(messages.c.connection_id).where(
+    messages.c.conversation_id == bindparam("conversation"), messages.c.seq == bindparam("seq_")
+)
+
+
+def ensure_delivery(connection: Connection, workspace_id: str, conversation_id: str, binding_id: str) -> bool:
+    """See that a live job will send what the ledger holds for a binding. True when one was made."""
+    lane = f"deliver:{binding_id}"
+    if fast_sql.first(connection, _LANE_LIVE, {"lane_": lane}) is not None:
+        # One that only waits to repeat an old edit must not keep a new reply waiting.
+        return bool(fast_sql.fetch(connection, _HURRY, {"lane_": lane}))
+    bound = fast_sql.first(connection, _BOUND_TO, {"binding": binding_id})
+    if bound.conversation_id != conversation_id:
+        # A word to an owner about somebody else's conversation: the lane belongs to the place it is said in.
+        lock_conversation(connection, bound.conversation_id)
+        if fast_sql.first(connection, _LANE_LIVE, {"lane_": lane}) is not None:
+            return False
+    submit(
+        connection,
+        workspace_id=workspace_id,
+        kind=DELIVER,
+        lane=lane,
+        pool=SERVICE,
+        payload={"binding_id": binding_id},
+        max_attempts=12,
+        conversation_id=bound.conversation_id,
+        connection_id=bound.connection_id,
+    )
+    return True
+
+
+_LANE_LIVE = select(jobs.c.id).where(jobs.c.lane == bindparam("lane_"), in_state(*LIVE)).limit(1)
+_HURRY = (
+    update(jobs)
+    .where(jobs.c.lane == bindparam("lane_"), in_state(JobState.SCHEDULED), jobs.c.reason == CONFIRMING)
+    .values(state=JobState.READY)
+    .returning(jobs.c.id)
+)
+_BOUND_TO = select(bindings.c.connection_id, bindings.c.conversation_id).where(
+    bindings.c.id == bindparam("binding")
+)

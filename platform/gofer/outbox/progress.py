@@ -1,0 +1,278 @@
+"""Presence: showing people that their message arrived and that work goes on. Decoration, and never in the way.
+
+Each run that works for somebody has a companion, which shows progress until the run ends and then removes what it
+showed. What was shown is stored, so that whoever ends the job, after whatever crash, can remove it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import structlog
+from sqlalchemy import Connection, delete, insert, select
+
+from gofer.connections.loaded_connections import LoadedConnection, LoadedConnections
+from gofer.intake.admit import Read
+from gofer.integration import Incoming
+from gofer.jobs.kinds import ANSWER
+from gofer.jobs.outcome import Cancel, Dead, Done, Outcome, Retry, Snooze, Wait
+from gofer.jobs.queue import Claim
+from gofer.jobs.worker import Handler, Run
+from gofer.outbox.question_buttons import end_questions
+from gofer.outbox.run_summary import RunSummary
+from gofer.store.database import Database
+from gofer.store.tables import JobState, Trust, in_state, jobs, showings
+
+log = structlog.get_logger()
+
+SWEEP_EVERY = 30.0
+MAX_MESSAGES = 20
+"""Messages of one run at which its end is shown."""
+MAX_WORDS = 20_000
+"""Characters of a turn that are kept to be shown: the last ones."""
+LINGER = 3.0
+"""Seconds that companions get to remove what they show when the process ends."""
+
+
+@dataclass(eq=False)
+class Companion:
+    """What goes along with one run."""
+
+    claim: Claim
+    connection_id: str
+    ref: str
+    waits_for: str = ""
+    """What the run waits for after it has ended for now."""
+    messages: list[Incoming] = field(default_factory=list)
+    """What the run has read of those it works for."""
+    words: str = ""
+    """What the model is saying in this turn, so far."""
+    shown_words: str = ""
+    stirred: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it has ended, or when there are more words."""
+    ended: bool = False
+
+    def end(self) -> None:
+        self.ended = True
+        self.stirred.set()
+
+    def hear(self, kind: str, data: dict[str, Any]) -> None:
+        """The run tells what it does."""
+        if kind == "text.delta":
+            self.words = (self.words + str(data["text"]))[-MAX_WORDS:]
+            self.stirred.set()
+        elif kind in ("turn.started", "turn.failed"):
+            self.words = ""
+
+
+class ProgressDisplay:
+    """Companions of the runs of this process."""
+
+    def __init__(self, *, database: Database, accounts: LoadedConnections, telling: RunSummary) -> None:
+        self._database = database
+        self._accounts = accounts
+        self._telling = telling
+        self._companions: dict[int, Companion] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sweeping: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to look for what dead processes left behind."""
+        self._sweeping = asyncio.create_task(self._keep_sweeping(), name="presence-sweep")
+
+    async def close(self) -> None:
+        """Let companions finish, briefly."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        for companion in self._companions.values():
+            companion.end()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=LINGER)
+        for task in self._tasks:
+            task.cancel()
+
+    def noticed(self, claim: Claim, read: Read, fresh: bool) -> None:
+        """A run reads a message: show that to its author, if it is somebody we work for. Never blocks or raises."""
+        known = read.trust in (Trust.OWNER, Trust.MEMBER)
+        if claim.kind != ANSWER or not known or not read.message.addressed or read.connection_id is None:
+            return
+        if fresh:
+            self._spawn(self._notice(read))
+        if claim.id not in self._companions:
+            companion = Companion(claim, read.connection_id, read.message.conversation)
+            self._companions[claim.id] = companion
+            self._spawn(self._accompany(companion))
+        companion = self._companions[claim.id]
+        if read.connection_id == companion.connection_id and len(companion.messages) < MAX_MESSAGES:
+            companion.messages.append(read.message)
+
+    def heard(self, claim: Claim, kind: str, data: dict[str, Any]) -> None:
+        """A run tells what it does: where what it asked is settled, its buttons go. Never blocks or raises."""
+        if (companion := self._companions.get(claim.id)) is not None:
+            companion.hear(kind, data)
+        if kind == "tool.finished" and data["asked"]:
+            self._spawn(end_questions(self._database, self._telling.vault, self._accounts, claim.id))
+
+    def around(self, handler: Handler) -> Handler:
+        """The handler, with its companion sent away when it ends, however it ends."""
+
+        async def accompanied(run: Run) -> Outcome:
+            waits_for, well = "", None
+            try:
+                outcome = await handler(run)
+                waits_for, well = _waits_for(outcome), _ended_well(run.claim, outcome)
+                return outcome
+            finally:
+                companion = self._companions.pop(run.claim.id, None)
+                if companion is not None:
+                    companion.waits_for = waits_for
+                    companion.end()
+                    if well is not None:
+                        self._spawn(self._finish(companion, well))
+
+        return accompanied
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._quietly(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - decoration must never cost a reply
+            log.info("presence.failed", error=f"{type(error).__name__}: {error}")
+
+    async def _notice(self, read: Read) -> None:
+        connected = await self._accounts.get(str(read.connection_id))
+        await connected.integration.notice(read.message, connected.account)
+
+    async def _finish(self, companion: Companion, well: bool) -> None:
+        connected = await self._accounts.get(companion.connection_id)
+        for message in companion.messages:
+            await connected.integration.finish(message, well, connected.account)
+
+    async def _accompany(self, companion: Companion) -> None:
+        connected = await self._accounts.get(companion.connection_id)
+        every = connected.integration.progress_every
+        if not every:
+            return
+        shown = await self._database.read(partial(_shown, job_id=companion.claim.id))
+        words_every = connected.integration.words_every(companion.ref, connected.account)
+        while not companion.ended:
+            with contextlib.suppress(Exception):
+                shown = await self._show(companion, connected, shown)
+            await _until_something_is_new(companion, every, words_every)
+        if companion.waits_for and connected.integration.tells_work:
+            shown = await self._show(companion, connected, shown)
+        if shown:
+            await self._clear(connected, companion.claim.id, companion.ref, shown)
+
+    async def _show(self, companion: Companion, connected: LoadedConnection, shown: str) -> str:
+        companion.shown_words = companion.words
+        progress = await self._database.read(
+            partial(
+                self._telling.progress,
+                job_id=companion.claim.id,
+                waits_for=companion.waits_for,
+                words=companion.words,
+            )
+        )
+        new = await connected.integration.show_progress(companion.ref, progress, shown, connected.account)
+        if new and new != shown:
+            await self._database.write(
+                partial(
+                    _keep,
+                    job_id=companion.claim.id,
+                    connection_id=companion.connection_id,
+                    ref=companion.ref,
+                    external_id=new,
+                )
+            )
+        return new
+
+    async def _clear(self, connected: LoadedConnection, job_id: int, ref: str, shown: str) -> None:
+        await connected.integration.clear_progress(ref, shown, connected.account)
+        await self._database.write(partial(_forget, job_id=job_id))
+
+    async def _keep_sweeping(self) -> None:
+        while True:
+            await self._quietly(self._sweep())
+            await asyncio.sleep(SWEEP_EVERY)
+
+    async def _sweep(self) -> None:
+        """Remove what is still shown for jobs that nobody works on."""
+        for row in await self._database.read(_left_behind):
+            # Each for itself: a bot whose token was revoked must not keep what others show.
+            await self._quietly(self._wipe(row))
+
+    async def _wipe(self, row: Any) -> None:
+        connected = await self._accounts.get(row.connection_id)
+        await self._clear(connected, row.job_id, row.ref, row.external_id)
+
+
+async def _until_something_is_new(companion: Companion, every: float, words_every: float) -> None:
+    """Wait until the run has ended, or it is time; or until there are more words, but not too soon after the last."""
+    gap = words_every or every
+    await _wait(companion, gap, lambda: companion.ended)
+    await _wait(companion, every - gap, lambda: companion.ended or companion.words != companion.shown_words)
+
+
+async def _wait(companion: Companion, seconds: float, enough: Callable[[], bool]) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(0, seconds)):
+            while not enough():
+                companion.stirred.clear()
+                await companion.stirred.wait()
+
+
+def _ended_well(claim: Claim, outcome: Outcome) -> bool | None:
+    """Whether a run did what it was to do; None when it is not over."""
+    match outcome:
+        case Done(reason=reason):
+            return not reason
+        case Dead() | Cancel():
+            return False
+        case Retry() if claim.attempts >= claim.max_attempts:
+            return False
+        case _:
+            return None
+
+
+def _waits_for(outcome: Outcome) -> str:
+    """What a run that is not over waits for, if anybody would wonder; another try comes soon enough."""
+    match outcome:
+        case Wait():
+            return "an answer"
+        case Snooze(reason=reason) if reason.startswith("model."):
+            return "the model's provider"
+        case Snooze(reason=reason) if reason.startswith("service."):
+            return "a service that makes us wait"
+        case _:
+            return ""
+
+
+def _shown(connection: Connection, job_id: int) -> str:
+    query = select(showings.c.external_id).where(showings.c.job_id == job_id)
+    return connection.execute(query).scalar() or ""
+
+
+def _keep(connection: Connection, job_id: int, connection_id: str, ref: str, external_id: str) -> None:
+    _forget(connection, job_id)
+    connection.execute(
+        insert(showings).values(job_id=job_id, connection_id=connection_id, ref=ref, external_id=external_id)
+    )
+
+
+def _forget(connection: Connection, job_id: int) -> None:
+    connection.execute(delete(showings).where(showings.c.job_id == job_id))
+
+
+def _left_behind(connection: Connection) -> list[Any]:
+    query = select(showings).join(jobs, jobs.c.id == showings.c.job_id)
+    return list(connection.execute(query.where(~in_state(JobState.RUNNING))).all())

@@ -1,0 +1,454 @@
+"""The answer job: lend the loop what it needs, run it, and turn its end into the end of the job."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import structlog
+from sqlalchemy import Connection, bindparam, select
+
+from gofer.agent.agents import AgentFiles, AgentSpec, in_force
+from gofer.agent.conversation import Covers
+from gofer.agent.limits import LimitSettings
+from gofer.agent.models.keys import ModelKeys
+from gofer.agent.outcome import Answered, Asked, Failed, Stopped
+from gofer.agent.outcome import Outcome as End
+from gofer.agent.prices import MICROS, load_prices
+from gofer.agent.state import Listener
+from gofer.agent.tool_calls import SERVICE_WAIT
+from gofer.agent.tools.builtin import builtin_tools
+from gofer.agent.tools.registry import plugin_tools
+from gofer.connections.loaded_connections import LoadedConnection, LoadedConnections
+from gofer.crash import crash_point
+from gofer.errors import ConfigError, NotFound, Temporary
+from gofer.identity import linked_identities
+from gofer.intake.admit import Admitter, Read, covered, unread
+from gofer.integration import Job
+from gofer.jobs.outcome import OUTAGE, Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
+from gofer.jobs.queue import Claim
+from gofer.jobs.wait_reasons import NOTICED, clock_time, waited
+from gofer.jobs.worker import Run
+from gofer.runs.build import Ports, build
+from gofer.runs.shell_access import Loans, ShellAccessGrants
+from gofer.runs.shells import Shells
+from gofer.runs.spend import SPANNING, StoreLedger, cost_of_job, nearly_used, ran_out_before
+from gofer.runs.store_adapters import (
+    FilesIn,
+    StoreBlobs,
+    StoreHistory,
+    StoreInbox,
+    StoreJournal,
+    StoreQuestions,
+)
+from gofer.sanitize import defuse
+from gofer.secrets.last_used import Uses
+from gofer.settings import Settings
+from gofer.store import row_macs, tables
+from gofer.store.bootstrap import FIRST_AGENT
+from gofer.store.database import Database
+from gofer.store.tables import SCHEDULE, Trust, bindings, messages
+from gofer.tool import Shell, Tool
+from gofer.vault.envelope import Vault
+from gofer.vault.redaction import Redactor
+
+log = structlog.get_logger()
+
+CANCELLED = "cancelled"
+SAYINGS = {
+    CANCELLED: "Stopped, as asked.",
+    "worker.lost": "I had to give this up: the process working on it stopped each time. Send it again to retry.",
+    OUTAGE: "I had to give this up: the database failed me again and again. Send it again to retry.",
+    "internal": "Something went wrong on my side and trying again did not help. The operator can see the details.",
+}
+GIVEN_UP = "I had to give this up ({reason})."
+NOT_SET_UP = (
+    "I cannot work on this: I am not set up right. Please ask whoever runs Gofer to run `gofer doctor`."
+)
+DELAYED = "{who} makes us wait until {until}. Your message is kept, and I go on by myself."
+PROVIDER, SERVICE = "The model's provider", "A service that I use"
+NEARLY_USED = {
+    "day": "My budget for today is nearly used up: ${spent:.2f} of ${cap:.2f}.",
+    "background": "My budget for today for work that nobody waits for is nearly used up: ${spent:.2f} of ${cap:.2f}.",
+    "conversation": "The budget for this conversation is nearly used up: ${spent:.2f} of ${cap:.2f}.",
+}
+WAIT_FOR_PROVIDER = 30.0
+
+
+_AGENT = select(
+    *tables.agents.c,
+    select(tables.conversations.c.model)
+    .where(tables.conversations.c.id == bindparam("conversation"))
+    .scalar_subquery()
+    .label("chosen"),
+).where(tables.agents.c.id == bindparam("agent"))
+
+
+def _name_and_model(connection: Connection, asked: dict[str, Any]) -> tuple[str, str]:
+    """An agent's name and the model chosen for a conversation; raises ConfigError for a row that is refused."""
+    row = connection.execute(_AGENT, asked).first()
+    if row is None:
+        return "None", ""
+    try:
+        row_macs.require(connection, tables.agents, row)
+    except row_macs.RowRefused as error:
+        raise ConfigError(str(error)) from error
+    return str(row.name), row.chosen or ""
+
+
+class Answerer:
+    """Answers conversations. `handle` is the handler of answer jobs."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        database: Database,
+        vault: Vault,
+        accounts: LoadedConnections,
+        admitter: Admitter,
+        redactor: Redactor,
+        shells: Shells,
+        lending: Loans,
+        keys: ModelKeys,
+        uses: Uses,
+        agents: AgentFiles,
+        listening: Callable[[Claim], Listener] = lambda claim: lambda kind, data: None,
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._vault = vault
+        self._accounts = accounts
+        self._admitter = admitter
+        self._redactor = redactor
+        self._shells = shells
+        self._lending = lending
+        self._keys = keys
+        self._uses = uses
+        self._agents = agents
+        self._listening = listening
+        self._plugins = plugin_tools()  # looked for once: reading every package's entry points takes long
+
+    async def handle(self, run: Run) -> Outcome:
+        """One run of the loop, from the journal if an earlier worker began it."""
+        claim = run.claim
+        asker: Read | None = None
+        crash_point("run.started")
+        try:
+            admitted = await self._admitted(claim)
+            crash_point("run.admitted")
+            asker = _asker(admitted)
+            if asker is None:
+                # Nobody known wants anything: no run at all.
+                return Done(included_to=admitted[-1].seq if admitted else claim.covers_to)
+            return await self._run(run, asker)
+        except Temporary as error:
+            if error.retry_after is not None:
+                return Snooze(error.retry_after, error.reason)
+            return Retry(
+                error.reason, drafts=await self._drafts(claim, asker, GIVEN_UP.format(reason=error.reason))
+            )
+        except ConfigError as error:
+            # The text may name files and settings of this machine: not for everybody in the conversation.
+            log.error("run.not_set_up", job=claim.id, error=str(error))
+            return Dead("config", await self._drafts(claim, asker, NOT_SET_UP), detail=str(error))
+        except NotFound:
+            return Dead("purged")
+
+    async def _admitted(self, claim: Claim, to: int | None = None) -> list[Read]:
+        """What the job covers, up to a message or to the last there is, admitted."""
+        found = await self._database.read(
+            partial(unread, vault=self._vault, claim=claim, after=claim.covers_from)
+        )
+        return await self._admitter.admit(claim, [read for read in found if to is None or read.seq <= to])
+
+    async def _run(self, run: Run, asker: Read) -> Outcome:
+        claim = run.claim
+        spec = await self._in_place(await self._spec(claim), asker)
+        catalogue = await self._keys.catalogue(claim.workspace_id)
+        model = await catalogue.ready(
+            spec.model, fallback=spec.fallback, effort=spec.effort, caller=str(claim.conversation_id)
+        )
+        if key_name := catalogue.key_name(spec.model):
+            self._uses.add(claim.workspace_id, "", key_name)
+        async with self._lending.job() as job:
+            tools, equipping = await self._tools(asker, job), await self._equipping(asker, job)
+            async with self._shells.lend(claim, asker.trust, equipping) as shell:
+                ports = self._ports(run, shell)
+                prices = load_prices(self._settings.data_dir / "prices.toml", catalogue.prices())
+                loop = await build(spec, model, tools, prices, ports)
+                end = await loop.run()
+        crash_point("run.answered")
+        # Others may have joined in while it worked: the reply goes to the last it has heard.
+        last = _asker(await self._admitted(claim, end.included_to))
+        return await self._outcome(claim, last or asker, end, spec.limits)
+
+    async def _spec(self, claim: Claim) -> AgentSpec:
+        """The agent as its file says now, the first one also as a fresh install has it; with the model chosen for this
+        place. Raises ConfigError for one whose file is gone."""
+        name, model = await self._database.read(partial(_name_and_model, asked=_asked_name(claim)))
+        try:
+            spec = self._agents.get(name)
+        except NotFound as error:
+            if name != FIRST_AGENT:  # its file may have allowed it less than the built-in agent has
+                raise ConfigError(str(error)) from error
+            spec = AgentSpec(name=name)
+        return spec.model_copy(update={"model": model}) if model else spec
+
+    async def _in_place(self, spec: AgentSpec, asker: Read) -> AgentSpec:
+        """The agent with what the operator wants of it in this place, and with what this kind of request may use."""
+        if asker.connection_id is None:
+            return spec
+        connected = await self._accounts.get(asker.connection_id)
+        most = connected.integration.limits(connected.account, asker.message)
+        wanted = connected.integration.instructions(connected.account, asker.message)
+        changes: dict[str, Any] = {"limits": spec.limits.narrowed(most)} if most else {}
+        if wanted:
+            changes["instructions"] = "\n\n".join(
+                part for part in (spec.instructions.strip(), wanted) if part
+            )
+        return spec.model_copy(update=changes)
+
+    async def _tools(self, asker: Read, job: Job) -> list[Tool[Any]]:
+        tools = [*builtin_tools(), *self._plugins]
+        if asker.connection_id is not None:
+            connected = await self._accounts.get(asker.connection_id)
+            tools += connected.integration.tools(replace(connected.account, job=job), asker.message)
+            tools += await self._errands(asker, connected, job)
+        return tools
+
+    async def _errands(self, asker: Read, here: LoadedConnection, job: Job) -> list[Tool[Any]]:
+        """What an owner can have done at other services where they are known."""
+        if asker.trust is not Trust.OWNER:
+            return []
+        known = await self._database.read(
+            partial(
+                linked_identities,
+                workspace_id=here.workspace_id,
+                integration=here.integration.name,
+                subject=asker.message.author.id,
+            )
+        )
+        tools: list[Tool[Any]] = []
+        for connected in await self._accounts.all() if known else ():
+            # With two connections of one sort, the first one: a tool has one name.
+            subject = known.pop(connected.integration.name, None) if connected.enabled else None
+            if subject is not None:
+                tools += connected.integration.errands(replace(connected.account, job=job), subject)
+        return tools
+
+    async def _equipping(self, asker: Read, job: Job) -> ShellAccessGrants | None:
+        if asker.connection_id is None:
+            return None
+        connected = await self._accounts.get(asker.connection_id)
+        account = replace(connected.account, job=job)
+        return ShellAccessGrants(lambda: connected.integration.equip(asker.message, account), account.id)
+
+    def _ports(self, run: Run, shell: Shell | None) -> Ports:
+        claim = run.claim
+        database, vault = self._database, self._vault
+        files = FilesIn(database, vault, claim, shell.write if shell is not None else None)
+        return Ports(
+            journal=StoreJournal(database, vault, claim),
+            inbox=StoreInbox(database, vault, admitter=self._admitter, run=run, files=files),
+            history=StoreHistory(database, vault, claim),
+            questions=StoreQuestions(database, vault, claim),
+            ledger=StoreLedger(database=database, claim=claim, timezone=self._settings.timezone),
+            blobs=StoreBlobs(database, vault, str(claim.conversation_id)),
+            covers=Covers(read_seq=claim.covers_from),
+            shell=shell,
+            mask=self._redactor,
+            listen=self._listening(claim),
+        )
+
+    async def _outcome(self, claim: Claim, asker: Read, end: End, limits: LimitSettings) -> Outcome:
+        cost = await self._cost(claim)
+        end = await asyncio.to_thread(_defused, end, asker)
+        match end:
+            case Answered(text, included_to, warning, narrowed):
+                warnings = [warning, await self._nearly_used(claim, asker, limits) if cost else ""]
+                whole = "\n\n".join([text, *(f"Note: {one}" for one in warnings if one)])
+                drafts = await self._drafts(claim, asker, whole, "final", said=text, narrowed=narrowed)
+                return Done(drafts, included_to, cost)
+            case Asked(call_id, question, _, seen_to, narrowed):
+                choices = "".join(f"\n- {choice}" for choice in question.choices)
+                drafts = await self._drafts(claim, asker, question.text + choices, "note", narrowed=narrowed)
+                # Neither a schedule nor a program can be asked: whoever is known there may answer.
+                nobody = asker.message.event == SCHEDULE or asker.message.author.is_bot
+                asked_of = "" if nobody else asker.message.author.id
+                return Wait(
+                    question.text,
+                    call_id,
+                    asked_of,
+                    question.expires_after,
+                    drafts,
+                    cost,
+                    question.choices,
+                    seen_to,
+                )
+            case Stopped():
+                return await self._stopped(claim, asker, end, cost)
+            case Failed("model.auth", sentence, included_to):
+                # Waiting would not mend a refused key, and whoever asked should not wait in silence.
+                log.error("model.refused", reason="the provider refuses the key", fix="gofer secrets put")
+                return Dead("model.auth", await self._drafts(claim, asker, sentence), included_to, cost)
+            case Failed(reason, _, _, retry_after, waiting) if waiting:
+                after = retry_after or WAIT_FOR_PROVIDER
+                return Snooze(after, reason, cost, await self._delayed(claim, asker, after, reason))
+            case Failed(reason, sentence, included_to, retry_after):
+                return Retry(
+                    reason, retry_after, await self._drafts(claim, asker, sentence), included_to, cost
+                )
+
+    async def _stopped(self, claim: Claim, asker: Read, end: Stopped, cost: float) -> Outcome:
+        # Stopped before its first turn it has read nothing; what was asked is dealt with all the same.
+        dealt_with = max(end.included_to, asker.seq)
+        if end.code == "user.stop":
+            drafts = await self._drafts(
+                claim, asker, end.text, stopped_by=CANCELLED, said=_said(end), narrowed=end.narrowed
+            )
+            return Cancel(CANCELLED, drafts, dealt_with, cost)
+        if end.code in SPANNING and end.text == end.sentence:
+            return Done(await self._ran_out(claim, asker, end.text, end.code), dealt_with, cost, end.code)
+        drafts = await self._drafts(claim, asker, end.text, "final", end.code, _said(end), end.narrowed)
+        return Done(drafts, dealt_with, cost, end.code)
+
+    async def _nearly_used(self, claim: Claim, asker: Read, limits: LimitSettings) -> str:
+        """A word on a budget that spans jobs and is nearly used up, to whoever brought it there."""
+        caps = limits.caps(background=asker.message.event == SCHEDULE)
+        zone = self._settings.timezone
+        found = await self._database.read(
+            partial(nearly_used, claim=claim, caps=caps, warn_at=limits.warn_at, timezone=zone)
+        )
+        if found is None:
+            return ""
+        scope, spent, cap = found
+        return NEARLY_USED[scope].format(spent=spent / MICROS, cap=cap / MICROS)
+
+    async def _delayed(self, claim: Claim, asker: Read, after: float, reason: str) -> tuple[Draft, ...]:
+        """A word to whoever waits, if they wait long enough to wonder; nobody waits for what a schedule says."""
+        so_far = await self._database.read(partial(waited, job_id=claim.id))
+        if so_far + after < NOTICED or asker.message.event == SCHEDULE:
+            return ()
+        until = clock_time(time.time() + after, self._settings.timezone, today=time.time())
+        who = SERVICE if reason == SERVICE_WAIT else PROVIDER
+        return await self._drafts(claim, asker, DELAYED.format(who=who, until=until), "note")
+
+    async def _ran_out(self, claim: Claim, asker: Read, text: str, code: str) -> tuple[Draft, ...]:
+        """Whoever asks is told that there is no money left; of what schedules want, once is enough until there is."""
+        zone = self._settings.timezone
+        if asker.message.event == SCHEDULE and await self._database.read(
+            partial(ran_out_before, claim=claim, code=code, timezone=zone)
+        ):
+            return ()
+        return await self._drafts(claim, asker, text, "final", code, said="")
+
+    async def _cost(self, claim: Claim) -> float:
+        return await self._database.read(partial(cost_of_job, job_id=claim.id))
+
+    async def _drafts(
+        self,
+        claim: Claim,
+        asker: Read | None,
+        text: str,
+        kind: Any = "error",
+        stopped_by: str = "",
+        said: str | None = None,
+        narrowed: bool = False,
+    ) -> tuple[Draft, ...]:
+        """A reply to whoever asked, in parts their service can take. `said` is what of it the model said, where that is
+        not all: our own sentences are not kept as its words."""
+        said = None if said == text else said
+        connection_id = asker.connection_id if asker is not None else claim.connection_id
+        binding = await self._database.read(partial(binding_of, claim=claim, connection_id=connection_id))
+        if binding is None or connection_id is None:
+            return ()
+        connected = await self._accounts.get(connection_id)
+        signature = await self._signature(claim)
+        parts = tuple(await asyncio.to_thread(connected.integration.split, signature + text))
+        if asker is None:
+            return (Draft(binding, parts, kind, stopped_by=stopped_by, signature=signature, said=said),)
+        about = asker.message
+        return (
+            Draft(
+                binding, parts, kind, about.external_id, about.facts, stopped_by, signature, said, narrowed
+            ),
+        )
+
+    async def _signature(self, claim: Claim) -> str:
+        """A first line that names the agent, where there is more than one."""
+        if len(in_force(await asyncio.to_thread(self._agents.look))) < 2:
+            return ""
+        row = await self._database.read(
+            lambda connection: connection.execute(_AGENT, _asked_name(claim)).first()
+        )
+        return f"**{row.name}**\n\n" if row is not None else ""
+
+
+def _said(end: Stopped) -> str:
+    """What the model said before its run was ended; the sentence that says why is ours."""
+    return end.text.removesuffix(end.sentence).rstrip()
+
+
+def _asked_name(claim: Claim) -> dict[str, Any]:
+    return {"agent": claim.agent_id, "conversation": claim.conversation_id}
+
+
+def _asker(admitted: Sequence[Read]) -> Read | None:
+    """The last message from somebody known that wants an answer."""
+    known = (Trust.OWNER, Trust.MEMBER)
+    return next((read for read in reversed(admitted) if read.message.addressed and read.trust in known), None)
+
+
+def _defused(end: End, asker: Read) -> End:
+    """What a run says that has read strangers' text: the same to read, and nothing that acts where it is sent."""
+    if isinstance(end, Failed) or not end.narrowed:
+        return end
+    if isinstance(end, Stopped) and end.text == end.sentence:
+        return end  # words of ours alone
+    message = asker.message
+    safe = partial(defuse, here=message.conversation, people=(message.author.name,))
+    if isinstance(end, Asked):
+        question = replace(
+            end.question, text=safe(end.question.text), choices=tuple(map(safe, end.question.choices))
+        )
+        return replace(end, question=question)
+    return replace(end, text=safe(end.text))
+
+
+def binding_of(connection: Connection, claim: Claim, connection_id: str | None) -> str | None:
+    """Where a conversation meets a connection; the first place it meets any when none is named."""
+    query = select(bindings.c.id).where(bindings.c.conversation_id == claim.conversation_id)
+    if connection_id is not None:
+        query = query.where(bindings.c.connection_id == connection_id)
+    return connection.execute(query.order_by(bindings.c.id).limit(1)).scalar()
+
+
+def apology(connection: Connection, claim: Claim, reason: str) -> tuple[Draft, ...]:
+    """The honest sentence for a job that ends without an answer; none when only strangers wait for one.
+
+    Whom nobody could look up, because that is what failed, is told too: it may be anybody. That a job was stopped is
+    for those alone who could have asked for it.
+    """
+    if claim.participant_id is None or claim.conversation_id is None:
+        return ()
+    known = (Trust.OWNER, Trust.MEMBER)
+    query = select(messages.c.external_id, messages.c.connection_id).where(
+        messages.c.conversation_id == claim.conversation_id,
+        messages.c.seq > claim.covers_from,
+        messages.c.addressed,
+        covered(claim),
+        messages.c.trust.in_(known if reason == CANCELLED else (*known, Trust.UNKNOWN)),
+    )
+    asked = connection.execute(query.order_by(messages.c.seq.desc()).limit(1)).first()
+    if asked is None:
+        return ()
+    binding = binding_of(connection, claim, asked.connection_id)
+    if binding is None:
+        return ()
+    saying = SAYINGS.get(reason, GIVEN_UP.format(reason=reason))
+    return (Draft(binding, (saying,), kind="error", reply_to=asked.external_id, stopped_by=reason),)

@@ -1,0 +1,103 @@
+"""A Loop for one job, from an agent's description and the ports the platform lends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gofer.agent.agents import AgentSpec
+from gofer.agent.context import WholeContext
+from gofer.agent.context.assembler import ConversationProvider, PlainAssembler
+from gofer.agent.context.compressor import PlainCompressor
+from gofer.agent.context.summariser import ModelSummariser
+from gofer.agent.conversation import Covers, History, Inbox, Questions, Trust, rank
+from gofer.agent.journal import Journal
+from gofer.agent.limits import LEAST_TOKENS, JobLimits, Ledger
+from gofer.agent.loop import Loop
+from gofer.agent.model import Model
+from gofer.agent.models.offline import Offline
+from gofer.agent.prices import Prices
+from gofer.agent.state import Listener
+from gofer.agent.tools.builtin import EARLIER_ANSWER, earlier_answer_tool
+from gofer.agent.tools.output import MAX_CHARACTERS, Masker, NoMask
+from gofer.agent.tools.policy import Policy
+from gofer.agent.tools.registry import ToolRegistry
+from gofer.agent.tools.runner import ToolRunner
+from gofer.tool import Blobs, Shell, Tool
+
+LEAST_CHARACTERS = 2000
+"""Of a tool's output, however small the model's window is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What the platform lends to one run."""
+
+    journal: Journal
+    inbox: Inbox
+    history: History
+    questions: Questions
+    ledger: Ledger
+    blobs: Blobs
+    covers: Covers
+    shell: Shell | None = None
+    """None where no sandbox can be had; the shell's tools then say so."""
+    mask: Masker = field(default_factory=NoMask)
+    """Hides secrets in what tools give, before journal and model see it, and in what listeners hear live."""
+    listen: Listener = field(default=lambda kind, data: None)
+
+
+async def waking_trust(ports: Ports) -> Trust:
+    """How far the run is trusted: by its journal if it began before, else by who woke it."""
+    for event in await ports.journal.load():
+        if event.kind == "run.started":
+            trust: Trust = event.data["trust"]
+            return trust
+    unread = await ports.inbox.unread(ports.covers.read_seq)
+    waking = [said for said in unread if said.addressed] or unread
+    return max((said.trust for said in waking), key=rank, default="unknown")
+
+
+async def build(
+    spec: AgentSpec, model: Model, tools: Iterable[Tool[Any]], prices: Prices, ports: Ports
+) -> Loop:
+    """The loop of one job."""
+    names = tuple({model.name, *getattr(model, "names", ())})
+    window = model.context_window
+    longest = min(spec.limits.output_tokens, model.features.output_tokens or window, window // 4)
+    settings = spec.limits.model_copy(update={"output_tokens": max(LEAST_TOKENS, longest)})
+    policy = Policy({*spec.tools, EARLIER_ANSWER}, await waking_trust(ports))
+    runner = ToolRunner(
+        ToolRegistry([*tools, earlier_answer_tool(ports.history.answer)]),
+        policy,
+        shell=ports.shell,
+        blobs=ports.blobs,
+        mask=ports.mask,
+        allowed_hosts=spec.fetch.hosts,
+        max_characters=max(LEAST_CHARACTERS, min(MAX_CHARACTERS, window // 2)),
+    )
+    assembler = PlainAssembler(
+        spec.name, spec.instructions, runner.offered(), ports.blobs, ports.covers.extra, model.features
+    )
+    limits = JobLimits(
+        settings, prices, names, ports.ledger, window=lambda: model.context_window, fixed=assembler.overhead()
+    )
+    summariser = None if isinstance(model, Offline) else ModelSummariser(model, limits)
+    context = WholeContext(
+        ConversationProvider(ports.history),
+        PlainCompressor(spec.context, lambda: model.context_window, summariser),
+        assembler,
+    )
+    return Loop(
+        model=model,
+        tools=runner,
+        journal=ports.journal,
+        limits=limits,
+        context=context,
+        inbox=ports.inbox,
+        questions=ports.questions,
+        covers=ports.covers,
+        mask=ports.mask,
+        listen=ports.listen,
+    )

@@ -1,0 +1,556 @@
+"""The shells of conversations: lent to a run, kept between runs, found again after a crash.
+
+A shell outlives the process that made it. Its record in the store says how to find it; the sandbox itself makes
+sure that one process at a time holds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import structlog
+from sqlalchemy import Connection, delete, select
+
+from gofer.agent.conversation import rank
+from gofer.crash import crash_point
+from gofer.errors import Fenced, StoreError, Temporary
+from gofer.jobs.queue import Claim
+from gofer.outbox.ledger import hold
+from gofer.purge import MIRRORS, purged_conversations, remove_shell_files
+from gofer.runs.git_mirrors import Mirrors
+from gofer.runs.shell_access import ShellAccessGrants
+from gofer.runs.shell_inspection import living
+from gofer.settings import Settings
+from gofer.store import row_macs
+from gofer.store.database import Database
+from gofer.store.db_time import now
+from gofer.store.tables import Trust, connections, shells
+from gofer.tool import CommandResult, Entry, Shell
+from gofer_sandbox import (
+    Bubblewrap,
+    Level,
+    Provider,
+    Record,
+    Report,
+    Result,
+    Sandbox,
+    SandboxError,
+    SandboxOwned,
+)
+from gofer_sandbox.docker import Docker
+from gofer_sandbox.files.errors import FileError, FileMissing
+from gofer_sandbox.network import Callers, Egress
+from gofer_sandbox.reaper import reap
+from gofer_sandbox.spares import Fit, Spares, quiet
+from gofer_sandbox.unconfined import Unconfined
+
+log = structlog.get_logger()
+
+MOST_OUTPUT = 10_000_000
+"""Bytes of one command's output that reach the run, which keeps what a model cannot take as a blob."""
+PAGE = 1 << 20
+HELD_ELSEWHERE = 2.0
+"""Seconds to wait for a shell that another process of this machine still holds."""
+
+LET_GO_AFTER = 300.0
+"""Seconds after which an unused shell is let go of; it lives on and is found again when it is wanted."""
+TIDY_EVERY = 60.0
+SPARE_AFTER = 10.0
+"""Seconds that a new process is left alone before it makes the first spare shell."""
+
+NARROWED = "this run has read strangers' text, so its shell reaches no host but those in GOFER_SANDBOX_NARROWED_HOSTS"
+
+_KINDS = {"file": "file", "directory": "dir", "link": "link"}
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Which hosts shells reach: in any run, and still in one that has read strangers' text."""
+
+    open: tuple[str, ...] = ()
+    narrowed: tuple[str, ...] = ()
+
+
+class ConversationShell:
+    """A sandbox as tools see it, opened when the first of them needs it: fulfils `gofer.tool.Shell`."""
+
+    def __init__(
+        self, directory: Path, opening: Callable[[], Awaitable[Sandbox]], hosts: Hosts | None = None
+    ) -> None:
+        self.sandbox: Sandbox | None = None
+        self.gate: Egress | None = None
+        self.equipping: ShellAccessGrants | None = None
+        """What the job that has the shell now brings along."""
+        self.mirrors: Mirrors | None = None
+        self._opening = opening
+        self._turn = asyncio.Lock()
+        self._tag_file = directory / "tag"
+        self._hosts = hosts or Hosts()
+        self._narrowed_file = directory / "narrowed"
+        """There once a narrowed run had the shell: what it left running is not let out by a later run."""
+        self._confined: bool | None = None
+        """What the present run said last."""
+        self._changes = WorkspaceChanges(directory / "workspace")
+        self._latest: tuple[str, asyncio.Task[Result]] | None = None
+        self.used = time.monotonic()
+
+    async def _sandbox(self) -> Sandbox:
+        async with self._turn:
+            if self.sandbox is None:
+                self.sandbox = await self._opening()
+            return self.sandbox
+
+    async def run(
+        self, command: str, *, timeout: float, tag: str = "", on_output: Callable[[bytes], None] | None = None
+    ) -> CommandResult:
+        sandbox = await self._sandbox()
+        await self._equip(sandbox)
+        # Which call the command is of, written before it starts: what a later process recovers it by.
+        self._tag_file.write_text(tag)
+        heard = (lambda _stream, data: on_output(data)) if on_output is not None else None
+        task = asyncio.create_task(self._granted(sandbox.run(command, timeout, on_output=heard)))
+        task.add_done_callback(_known)
+        self._latest = (tag, task)
+        # The command is the shell's, not the run's: a run that is handed on leaves it to be recovered.
+        result = await asyncio.shield(task)
+        crash_point("shell.ran")
+        return replace(_converted(sandbox, result), changed=await asyncio.to_thread(self._changes.changed))
+
+    async def _equip(self, sandbox: Sandbox) -> None:
+        if self.equipping is not None and self.gate is not None:
+            self._tag_file.write_text("")
+            await self.equipping.put_in(sandbox, self.gate)
+
+    def new_run(self) -> None:
+        """The run that has the shell from here on has said nothing yet."""
+        self._confined = None
+
+    async def confine(self, *, narrowed: bool) -> None:
+        if narrowed == self._confined:
+            return
+        self._confined = narrowed
+        if narrowed and self._narrowed_file.parent.is_dir():
+            self._narrowed_file.touch()
+        if self.gate is not None and self.sandbox is not None:
+            self._let_out(self.gate, self.sandbox)
+
+    def _let_out(self, gate: Egress, sandbox: Sandbox) -> None:
+        """Open the hosts that the run may reach; until it has said which, as few as ever."""
+        before = self._narrowed_file.exists()
+        if self._confined or (self._confined is None and before):
+            gate.allow(self._hosts.narrowed, why=NARROWED)
+        else:
+            gate.allow(self._hosts.open, Callers.from_now(lambda: sandbox.shell) if before else None)
+
+    def opened(self, sandbox: Sandbox, *, is_new: bool) -> None:
+        """The sandbox is there, found again or new. In a new one nothing is left running."""
+        if is_new:
+            self._narrowed_file.unlink(missing_ok=True)
+        if self._confined:
+            self._narrowed_file.touch()
+        if self.gate is not None:
+            self._let_out(self.gate, sandbox)
+
+    async def _granted(self, command: Awaitable[Result]) -> Result:
+        """The job's ways out are open for as long as its command runs, and no longer."""
+        if self.equipping is None or self.gate is None:
+            return await command
+        async with self.equipping.granted(self.gate, await self._sandbox()):
+            return await command
+
+    async def recover(self, tag: str) -> CommandResult | None:
+        if self._latest is not None and self._latest[0] == tag:
+            return _converted(await self._sandbox(), await asyncio.shield(self._latest[1]))
+        with contextlib.suppress(OSError):
+            if tag and self._tag_file.read_text() == tag:
+                sandbox = await self._sandbox()
+                pending = await sandbox.pending()
+                return None if pending is None else _converted(sandbox, pending)
+        return None
+
+    async def cancel(self) -> None:
+        if self.sandbox is not None:
+            await self.sandbox.cancel()
+
+    async def read(self, path: str, *, limit: int) -> bytes:
+        with _as_os_error(path):
+            return (await (await self._sandbox()).read_bytes(path, limit=limit)).data
+
+    async def write(self, path: str, data: bytes) -> None:
+        with _as_os_error(path):
+            await (await self._sandbox()).write(path, data)
+        self._changes.forget()
+
+    async def list(self, path: str) -> list[Entry]:
+        with _as_os_error(path):
+            listing = await (await self._sandbox()).list(path)
+        return [Entry(one.name, _KINDS.get(one.kind, "other"), one.size) for one in listing.entries]  # type: ignore[arg-type]
+
+    async def seed(self, rule: str) -> str:
+        kept = await self.equipping.kept(rule) if self.equipping is not None else None
+        sandbox = await self._sandbox()
+        if kept is None or self.equipping is None or self.gate is None or self.mirrors is None:
+            return ""
+        await self._equip(sandbox)
+        return await self.mirrors.seed(self.equipping.connection_id, *kept, sandbox)
+
+
+def _known(task: asyncio.Task[Result]) -> None:
+    """A command that its run no longer waits for fails unheard when the shell is let go of; that is no news."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _whole(sandbox: Sandbox, number: int) -> tuple[bytes, int]:
+    """A command's output as far as it is kept, and how many bytes are not in it."""
+    data = bytearray()
+    offset: int | None = 0
+    size = 0
+    while offset is not None and len(data) < MOST_OUTPUT:
+        page = sandbox.output(number, offset, PAGE)
+        data += page.data
+        offset, size = page.next_offset, page.size
+    return bytes(data), max(0, size - len(data))
+
+
+def _converted(sandbox: Sandbox, result: Result) -> CommandResult:
+    output, dropped = result.output.encode(), result.dropped
+    if result.full_output is not None:
+        output, dropped = _whole(sandbox, result.number)
+    notes = list(result.notes)
+    if result.killed:
+        notes.append(f"Ended by force: {', '.join(result.killed)}.")
+    if result.state_lost:
+        notes.append("What this command changed in the shell (variables, directory) is lost.")
+    if result.background_lost:
+        notes.append(f"These background processes are gone: {', '.join(result.background_lost)}.")
+    return CommandResult(
+        output=output,
+        exit_code=result.exit_code,
+        timed_out=result.timed_out,
+        cancelled=result.cancelled,
+        dropped=dropped,
+        note=" ".join(notes),
+    )
+
+
+@contextlib.contextmanager
+def _as_os_error(path: str) -> Iterator[None]:
+    """The sandbox's file errors as the tools' contract has them."""
+    try:
+        yield
+    except FileError as error:
+        number = errno.ENOENT if isinstance(error, FileMissing) else errno.EACCES
+        raise OSError(number, str(error), path) from error
+
+
+class Shells:
+    """Lends each run the shell of its conversation and agent."""
+
+    def __init__(self, *, settings: Settings, database: Database) -> None:
+        self._database = database
+        self._directory = settings.data_dir / "shells"
+        self._kind = settings.sandbox
+        kept_open = settings.sandbox_narrowed_host_list
+        self._hosts = Hosts((*settings.sandbox_host_list, *kept_open), kept_open)
+        self._live_on = settings.keep_shells
+        self._provider = make_provider(settings)
+        self._mirrors = (
+            None if self._provider is None else Mirrors(settings.data_dir / MIRRORS, self._provider)
+        )
+        self._open: dict[tuple[str, str], ConversationShell] = {}
+        self._busy: dict[tuple[str, str], asyncio.Lock] = {}
+        self._tidying: asyncio.Task[None] | None = None
+        self._spares = self._make_spares(settings)
+        self._probing: asyncio.Task[Report] | None = None
+
+    def _make_spares(self, settings: Settings) -> Spares | None:
+        """None where shells end with the server: a spare would outlive one that is killed."""
+        if self._provider is None or self._kind != "bubblewrap" or not self._live_on:
+            return None
+        return Spares(
+            self._provider,
+            self._directory,
+            settings.spare_shells,
+            fit=Fit.of(gate=Egress() if self._hosts.open else None),
+            idle=lambda: quiet() and not any(lock.locked() for lock in self._busy.values()),
+            settle=SPARE_AFTER,
+        )
+
+    async def start(self) -> None:
+        """Probe the machine, remove what a crash left behind, and go on tidying. Pages are served meanwhile; no run
+        gets a shell before the probe has ended."""
+        if self._provider is None:
+            log.warning("sandbox.off", meaning="the agent has no shell", fix="unset GOFER_SANDBOX")
+            return
+        self._probing = asyncio.create_task(self._probe(self._provider), name="sandbox-probe")
+
+    async def report(self) -> Report | None:
+        """What the probe found, once it has ended; None when the sandbox is off."""
+        return None if self._probing is None else await asyncio.shield(self._probing)
+
+    async def _probe(self, provider: Provider) -> Report:
+        report = await provider.probe()
+        log.info("sandbox.probed", isolation=report.level.name.lower(), words=report.words)
+        self._tidying = asyncio.create_task(self._tidy(), name="shells")
+        if self._spares is not None and report.level >= self._minimum:
+            self._spares.start()
+        return report
+
+    async def stop(self) -> None:
+        """Let go of every shell, by default without ending it: the next process finds them as they are."""
+        for task in (self._probing, self._tidying):
+            if task is not None:
+                task.cancel()
+        if self._spares is not None:
+            await self._spares.close()
+        for key in list(self._open):
+            await self._let_go(key)
+        left: list[str] = []
+        with contextlib.suppress(StoreError):  # a database that is down must not keep us from ending
+            left = await self._database.read(living) if self._live_on else []
+        if left:
+            log.info(
+                "shells.left_running",
+                conversations=left,
+                meaning="the next server takes them over; GOFER_KEEP_SHELLS=false ends them instead",
+            )
+
+    async def _tidy(self) -> None:
+        while True:
+            try:
+                await self.reap()
+                if self._mirrors is not None:
+                    await self._mirrors.tidy(await self._database.read(_connections))
+                purged = await self._database.read(purged_conversations)
+                for conversation_id in purged:
+                    await asyncio.to_thread(remove_shell_files, self._directory, conversation_id)
+                for key, shell in list(self._open.items()):
+                    closed = await self._database.read(partial(_kept, key=key)) is None
+                    if self._busy[key].locked():
+                        continue
+                    if closed and shell.sandbox is not None:
+                        await self._end(key)
+                    elif time.monotonic() - shell.used > LET_GO_AFTER or key[0] in purged:
+                        await self._let_go(key)
+            except StoreError as error:
+                log.warning("shells.not_tidied", error=str(error))
+            except Exception:
+                log.exception("shells.not_tidied")
+            await asyncio.sleep(TIDY_EVERY)
+
+    async def _end(self, key: tuple[str, str]) -> None:
+        """End a shell that was closed: its row is gone."""
+        sandbox = self._open.pop(key).sandbox
+        if sandbox is not None:
+            with contextlib.suppress(SandboxError):
+                await sandbox.close()
+
+    async def _let_go(self, key: tuple[str, str]) -> None:
+        shell = self._open.pop(key)
+        if shell.sandbox is not None:
+            with contextlib.suppress(SandboxError):
+                await (shell.sandbox.detach() if self._live_on else shell.sandbox.close())
+
+    async def reap(self) -> list[str]:
+        """End the shells of this data directory that no conversation refers to, or that nobody used for long."""
+        if self._provider is None:
+            return []
+        known = await self._database.read(
+            lambda connection: [row["id"] for row in connection.execute(select(shells.c.record)).scalars()]
+        )
+        if not self._live_on:
+            known = []  # what is there without an owner was left by a server that was killed
+        # Other installations on this machine have shells too; theirs are not ours to end.
+        return await reap(self._provider, known, within=self._directory)
+
+    @contextlib.asynccontextmanager
+    async def lend(
+        self, claim: Claim, trust: Trust, equipping: ShellAccessGrants | None = None
+    ) -> AsyncIterator[Shell | None]:
+        """The shell, for as long as the run lasts; None where no sandbox can be had."""
+        report = await self.report()
+        if report is None or report.level < self._minimum:
+            yield None
+            return
+        key = (str(claim.conversation_id), str(claim.agent_id))
+        async with self._busy.setdefault(key, asyncio.Lock()):
+            shell = await self._get(claim, key, trust)
+            shell.equipping, shell.mirrors = equipping, self._mirrors
+            shell.new_run()
+            try:
+                yield shell
+            finally:
+                shell.used, shell.equipping = time.monotonic(), None
+                if equipping is not None:
+                    equipping.close()
+                await self._keep(claim, shell, trust)
+
+    @property
+    def _minimum(self) -> Level:
+        return Level.NONE if self._kind == "unconfined" else Level.ISOLATED
+
+    async def _get(self, claim: Claim, key: tuple[str, str], trust: Trust) -> ConversationShell:
+        kept = await self._database.read(partial(_kept, key=key))
+        risen = kept is not None and rank(trust.value) > rank(kept[1].value)
+        shell = self._open.get(key)
+        if shell is not None and (risen or kept is None):
+            # Without a row it was closed by somebody; what it ran is not wanted any more.
+            await self._end(key)
+        elif shell is not None and shell.sandbox is not None:
+            return shell
+        # One that no tool has opened yet would be opened in the name of the run it was lent to, which is over.
+        directory = self._directory / f"{key[0]}-{key[1]}"
+        if risen:
+            # What less trusted runs left in memory does not come along; their files do.
+            (directory / "snapshot").unlink(missing_ok=True)
+
+        async def opening() -> Sandbox:
+            made.gate = await self._gate(made.equipping)
+            sandbox = await self._found_or_made(None if kept is None else kept[0], directory, made.gate)
+            try:
+                await self._put(claim, sandbox, trust)
+            except BaseException:
+                # Nobody else could have it as long as this process holds it, nor ever find one that is new.
+                await (sandbox.detach() if kept is not None else sandbox.close())
+                raise
+            made.opened(sandbox, is_new=kept is None)
+            return sandbox
+
+        made = self._open[key] = ConversationShell(directory, opening, self._hosts)
+        return made
+
+    async def _gate(self, equipping: ShellAccessGrants | None) -> Egress | None:
+        """A way out of the sandbox, where anything is allowed; without isolation there is nothing to open."""
+        equipment = await equipping.get() if equipping is not None else None
+        if self._kind == "unconfined" or (equipment is None and not self._hosts.open):
+            return None
+        return Egress()  # closed until it is known how far the run may reach
+
+    async def _found_or_made(self, record: Record | None, directory: Path, gate: Egress | None) -> Sandbox:
+        assert self._provider is not None
+        try:
+            if record is not None and await asyncio.to_thread(directory.is_dir):
+                return await Sandbox.restore(record, self._provider, gate=gate, survives=self._live_on)
+            spare = await self._spares.take(directory, gate=gate) if self._spares is not None else None
+            if spare is not None:
+                return spare
+            sandbox = Sandbox(self._provider, directory=directory, gate=gate, survives=self._live_on)
+            await sandbox.start()
+        except SandboxOwned as error:
+            raise Temporary(str(error), reason="shell.held", retry_after=HELD_ELSEWHERE) from error
+        return sandbox
+
+    async def _keep(self, claim: Claim, shell: ConversationShell, trust: Trust) -> None:
+        """Store how to find the shell again; a run that has lost its job leaves that to the next."""
+        with contextlib.suppress(SandboxError, Fenced):
+            if shell.sandbox is not None:
+                await self._put(claim, shell.sandbox, trust)
+
+    async def _put(self, claim: Claim, sandbox: Sandbox, trust: Trust) -> None:
+        await self._database.write(partial(_put, claim=claim, record=sandbox.record.to_json(), trust=trust))
+
+
+def make_provider(settings: Settings) -> Provider | None:
+    """The provider that the settings name; None when the sandbox is off."""
+    if settings.sandbox == "off":
+        return None
+    reserve = settings.sandbox_reserve
+    if settings.sandbox == "docker":
+        return Docker(settings.sandbox_image, reserve=reserve)
+    if settings.sandbox == "unconfined":
+        return Unconfined(reserve)
+    workspaces = settings.data_dir / "shells"
+    return Bubblewrap(reserve=reserve, workspaces=workspaces, images=settings.sandbox_images)
+
+
+def _connections(connection: Connection) -> set[str]:
+    return set(connection.execute(select(connections.c.id)).scalars())
+
+
+def _kept(connection: Connection, key: tuple[str, str]) -> tuple[Record, Trust] | None:
+    query = select(shells).where(shells.c.conversation_id == key[0], shells.c.agent_id == key[1])
+    row = connection.execute(query).one_or_none()
+    if row is None or not row_macs.fits(connection, shells, row):
+        return None
+    return Record.from_json(row.record["json"]), Trust(row.trust)
+
+
+def _put(connection: Connection, claim: Claim, record: str, trust: Trust) -> None:
+    hold(connection, claim)
+    values = {"record": {"id": Record.from_json(record).id, "json": record}, "trust": trust, "used_at": now()}
+    key = {"conversation_id": claim.conversation_id, "agent_id": claim.agent_id}
+    # Whole, whatever was there before: a record that was refused is not made right, but replaced.
+    here = (shells.c.conversation_id == claim.conversation_id) & (shells.c.agent_id == claim.agent_id)
+    connection.execute(delete(shells).where(here))
+    row_macs.insert(connection, shells, {**key, **values})
+
+
+MAX_ENTRIES = 4000
+BY_PRODUCTS = frozenset(
+    {
+        ".cache", ".eggs", ".git", ".gradle", ".hypothesis", ".mypy_cache", ".nox", ".pytest_cache", ".ruff_cache",
+        ".tox", ".venv", "__pycache__", "node_modules", "venv",
+    }
+)  # fmt: skip
+"""Directories that running a program changes, although nobody has worked on anything."""
+_ENDINGS = (".pyc", ".coverage", ".swp")
+_GIT = (".git/HEAD", ".git/logs/HEAD")
+"""Of git only where the work stands: looking at it changes other files of its own."""
+
+
+class WorkspaceChanges:
+    """One workspace, looked at again and again."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._seen: int | None = None
+
+    def changed(self) -> bool:
+        """Whether something changed since the last look. The first look finds nothing; takes some milliseconds."""
+        before, self._seen = self._seen, hash(tuple(sorted(_entries(self._directory))))
+        return before is not None and before != self._seen
+
+    def forget(self) -> None:
+        """Somebody else accounts for what changes now: the next look is the first again."""
+        self._seen = None
+
+
+def _entries(directory: Path) -> Iterator[tuple[str, int, int]]:
+    """Path, size and time of each file, the upper directories first."""
+    waiting = deque([("", directory)])
+    count = 0
+    while waiting and count < MAX_ENTRIES:
+        prefix, folder = waiting.popleft()
+        try:
+            found = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for entry in found:
+            count += 1
+            path = f"{prefix}{entry.name}"
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    if entry.name not in BY_PRODUCTS:
+                        waiting.append((f"{path}/", Path(entry.path)))
+                        yield path, 0, 0
+                elif not entry.name.endswith(_ENDINGS):
+                    status = entry.stat(follow_symlinks=False)
+                    yield path, status.st_size, status.st_mtime_ns
+            except OSError:
+                continue
+    for name in _GIT:
+        try:
+            status = os.lstat(directory / name)
+        except OSError:
+            continue
+        yield name, status.st_size, status.st_mtime_ns

@@ -1,0 +1,232 @@
+"""The ledger of spending over the store: what is set aside counts as spent until the call is settled.
+
+A call sets aside the most it can cost, and costs a fraction of that as a rule. So who finds a cap reached only by what
+others have set aside waits for them, and is not told that the money is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from sqlalchemy import ColumnElement, Connection, case, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gofer.agent.limits import Scope, Short
+from gofer.agent.prices import MICROS
+from gofer.jobs.queue import Claim
+from gofer.outbox.ledger import hold
+from gofer.store.database import Database
+from gofer.store.db_time import now
+from gofer.store.tables import JobState, agents, events, in_state, jobs, spends
+
+PATIENCE, BETWEEN_TRIES = 60.0, 0.5
+"""Seconds to wait for money that is only set aside, and between two looks whether it is free."""
+CALLS_AHEAD = 3
+"""Calls that a job at work is taken to need yet, when a newcomer asks what is left."""
+SPANNING = ("budget.day", "budget.background", "budget.conversation")
+"""Why a run ended that not even began to spend what one job may: the next one will end so too."""
+
+
+class StoreLedger:
+    """The `Ledger` of one job."""
+
+    def __init__(self, *, database: Database, claim: Claim, timezone: str) -> None:
+        self._database = database
+        self._claim = claim
+        self._timezone = timezone
+
+    async def reserve(
+        self, key: str, amount: int, caps: Mapping[Scope, int], *, background: bool = False
+    ) -> Short | None:
+        asked: dict[str, Any] = {
+            "claim": self._claim, "key": key, "amount": amount, "timezone": self._timezone,
+        }  # fmt: skip
+        verb = partial(reserve, **asked, caps=dict(caps), background=background)
+        give_up = time.monotonic() + PATIENCE
+        while (short := await self._database.write(verb)) is not None:
+            in_others = partial(only_set_aside, **asked, scope=short.scope, cap=caps[short.scope])
+            if time.monotonic() > give_up or not await self._database.read(in_others):
+                return short
+            await asyncio.sleep(BETWEEN_TRIES)
+        return None
+
+    async def settle(self, key: str, amount: int, model: str = "") -> None:
+        await self._database.write(
+            partial(settle, claim=self._claim, key=key, amount=amount, model=model, timezone=self._timezone)
+        )
+
+
+def reserve(
+    connection: Connection,
+    claim: Claim,
+    key: str,
+    amount: int,
+    caps: Mapping[Scope, int],
+    timezone: str,
+    background: bool,
+) -> Short | None:
+    """Set money aside if every cap allows it; else say which does not."""
+    # Runs of one agent reserve one after the other, else two could both see the last dollar.
+    connection.execute(select(agents.c.id).where(agents.c.id == claim.agent_id).with_for_update())
+    hold(connection, claim)
+    day = today(connection, timezone)
+    for scope, cap in caps.items():
+        spent = _spent(connection, claim, scope, day, but=key)
+        if spent + amount + _needed_by_elders(connection, claim, scope, day) > cap:
+            return Short(scope, spent)
+    _put(connection, claim, key, day, amount, settled=False, background=background)
+    return None
+
+
+def only_set_aside(
+    connection: Connection, claim: Claim, key: str, amount: int, timezone: str, scope: Scope, cap: int
+) -> bool:
+    """Whether there is money enough, and calls of other jobs, which will cost less, have it set aside for now."""
+    paid = _spent(connection, claim, scope, today(connection, timezone), but=key, others_settled=True)
+    return paid + amount <= cap
+
+
+def settle(connection: Connection, claim: Claim, key: str, amount: int, model: str, timezone: str) -> None:
+    """Replace what was set aside by what was paid. Not fenced: what was paid was paid."""
+    settled = connection.execute(
+        update(spends)
+        .where(spends.c.job_id == claim.id, spends.c.key == key)
+        .values(micros=amount, settled=True, model=model)
+    )
+    if settled.rowcount == 0:
+        _put(connection, claim, key, today(connection, timezone), amount, settled=True, model=model)
+
+
+def charge(connection: Connection, claim: Claim, key: str, dollars: float, *, timezone: str) -> None:
+    """Count what a job has paid beside its model."""
+    settle(connection, claim, key, round(dollars * MICROS), "", timezone)
+
+
+def today(connection: Connection, timezone: str) -> str:
+    """The workspace's day, by the database's clock."""
+    current = float(connection.execute(select(now())).scalar_one())
+    return datetime.fromtimestamp(current, ZoneInfo(timezone)).date().isoformat()
+
+
+def _spent(
+    connection: Connection, claim: Claim, scope: Scope, day: str, *, but: str, others_settled: bool = False
+) -> int:
+    mine = case(((spends.c.job_id == claim.id) & (spends.c.key == but), 0), else_=spends.c.micros)
+    query = select(func.coalesce(func.sum(mine), 0))
+    if others_settled:
+        # What a crash left behind is charged, and nobody will settle it soon.
+        running = select(jobs.c.id).where(in_state(JobState.RUNNING))
+        query = query.where(
+            spends.c.settled | (spends.c.job_id == claim.id) | spends.c.job_id.not_in(running)
+        )
+    return int(connection.execute(query.where(_in_scope(claim, scope, day))).scalar_one())
+
+
+def _needed_by_elders(connection: Connection, claim: Claim, scope: Scope, day: str) -> int:
+    """What jobs that began before this one are likely to need yet: who has begun goes first, else all of them run out
+    of money with nothing finished. A few calls each, at what theirs have cost so far, or were set aside for while none
+    is settled. One of them is not counted: two may share what is left.
+    """
+    began = func.min(spends.c.id)
+    mine = select(began).where(spends.c.job_id == claim.id).scalar_subquery()
+    settled = func.sum(case((spends.c.settled, spends.c.micros), else_=0))
+    calls = func.sum(case((spends.c.settled, 1), else_=0))
+    waiting = func.max(case((spends.c.settled, 0), else_=spends.c.micros))
+    query = (
+        select(settled.label("settled"), calls.label("calls"), waiting.label("waiting"))
+        .join(jobs, jobs.c.id == spends.c.job_id)
+        .where(_in_scope(claim, scope, day), in_state(JobState.RUNNING), spends.c.job_id != claim.id)
+        .group_by(spends.c.job_id)
+        .having((mine.is_(None)) | (began < mine))
+    )
+    each = [int(row.settled / row.calls if row.calls else row.waiting) for row in connection.execute(query)]
+    return CALLS_AHEAD * (sum(each) - max(each, default=0))
+
+
+def _in_scope(claim: Claim, scope: Scope, day: str) -> ColumnElement[bool]:
+    if scope == "conversation":
+        return spends.c.conversation_id == claim.conversation_id
+    its_day = (spends.c.agent_id == claim.agent_id) & (spends.c.day == day)
+    return its_day & spends.c.background if scope == "background" else its_day
+
+
+def nearly_used(
+    connection: Connection, claim: Claim, caps: Mapping[Scope, int], warn_at: float, timezone: str
+) -> tuple[Scope, int, int] | None:
+    """A budget that this job has brought to where people are warned: which, what is spent of it, and the cap.
+
+    Only the job that crosses the line is told so, which makes it once a day.
+    """
+    day = today(connection, timezone)
+    mine = case((spends.c.job_id == claim.id, spends.c.micros), else_=0)
+    for scope, cap in caps.items():
+        sums = select(func.coalesce(func.sum(spends.c.micros), 0), func.coalesce(func.sum(mine), 0))
+        spent, own = map(int, connection.execute(sums.where(_in_scope(claim, scope, day))).one())
+        if spent - own < warn_at * cap <= spent:
+            return scope, spent, cap
+    return None
+
+
+def _put(
+    connection: Connection,
+    claim: Claim,
+    key: str,
+    day: str,
+    amount: int,
+    *,
+    settled: bool,
+    model: str = "",
+    background: bool = False,
+) -> None:
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(spends).values(
+        workspace_id=claim.workspace_id,
+        agent_id=claim.agent_id or "",
+        conversation_id=claim.conversation_id or "",
+        connection_id=claim.connection_id or "",
+        job_id=claim.id,
+        key=key,
+        model=model,
+        day=day,
+        micros=amount,
+        settled=settled,
+        background=background,
+    )
+    connection.execute(
+        statement.on_conflict_do_update(
+            index_elements=["job_id", "key"],
+            set_={"micros": amount, "settled": settled, "day": day, "background": background},
+        )
+    )
+
+
+def ran_out_before(connection: Connection, claim: Claim, code: str, timezone: str) -> bool:
+    """Whether an earlier run here has ended because of the same budget: today, or, if the budget does not begin
+    anew each day, since the last run that did its work."""
+    query = (
+        select(events.c.id)
+        .join(jobs, jobs.c.id == events.c.job_id)
+        .where(events.c.conversation_id == claim.conversation_id, events.c.kind == "run.stopped")
+        .where(events.c.data["code"].as_string() == code)
+        .where(jobs.c.participant_id == claim.participant_id, jobs.c.id < claim.id)
+    )
+    if code == "budget.conversation":
+        done = select(func.coalesce(func.max(jobs.c.id), 0)).where(
+            jobs.c.participant_id == claim.participant_id, jobs.c.state == JobState.DONE, jobs.c.reason == ""
+        )
+        query = query.where(jobs.c.id > done.scalar_subquery())
+    else:
+        midnight = datetime.fromisoformat(today(connection, timezone)).replace(tzinfo=ZoneInfo(timezone))
+        query = query.where(events.c.at >= midnight.timestamp())
+    return connection.execute(query.limit(1)).first() is not None
+
+
+def cost_of_job(connection: Connection, job_id: int) -> float:
+    """What a job has cost so far, in dollars."""
+    query = select(func.coalesce(func.sum(spends.c.micros), 0)).where(spends.c.job_id == job_id)
+    return int(connection.execute(query).scalar_one()) / MICROS

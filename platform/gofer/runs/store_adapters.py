@@ -1,0 +1,398 @@
+"""The ports of a run over the store: journal, inbox, history, questions and blobs of one claimed job."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, ScalarSelect, select, update
+
+from gofer.agent.conversation import ConversationMessage, Picture, QuestionAnswer, StopSignal, Summary
+from gofer.agent.journal import KINDS, JournalEvent
+from gofer.agent.models.documents import MAX_PDF, PDF
+from gofer.agent.models.images import ENOUGH_BYTES, SHOWN
+from gofer.crash import crash_point
+from gofer.errors import NotFound
+from gofer.intake.admit import BLOB_REF, Admitter, Read, unread
+from gofer.integration import Attachment, Incoming
+from gofer.jobs.queue import Claim
+from gofer.jobs.worker import Run
+from gofer.outbox.planner import SAID, agent_author
+from gofer.store import events, row_macs
+from gofer.store.blobs import put_blob, read_blob
+from gofer.store.content import open_trusted
+from gofer.store.database import Database
+from gofer.store.db_time import now
+from gofer.store.encryption import conversation_key, seal, unseal
+from gofer.store.tables import ASIDE, SCHEDULE, messages, participants, questions, replies
+from gofer.vault.envelope import DataKey, Vault
+
+CHECKPOINT = "context.checkpoint"
+
+Write = Callable[[str, bytes], Awaitable[None]]
+"""Writes a file into the run's shell."""
+
+
+class StoreJournal:
+    """The `Journal` of a job: its rows of the event log, words sealed, every append under the fence."""
+
+    def __init__(self, database: Database, vault: Vault, claim: Claim) -> None:
+        self._database = database
+        self._vault = vault
+        self._claim = claim
+
+    async def append(self, kind: str, data: dict[str, Any], parent_id: int | None = None) -> int:
+        crash_point("journal.appending")
+        event_id = await self._database.write(
+            partial(
+                append_event, vault=self._vault, claim=self._claim, kind=kind, data=data, parent_id=parent_id
+            )
+        )
+        crash_point("journal.appended")
+        return event_id
+
+    async def load(self) -> Sequence[JournalEvent]:
+        return await self._database.read(
+            partial(load_events, vault=self._vault, conversation_id=_of(self._claim), job_id=self._claim.id)
+        )
+
+
+def append_event(
+    connection: Connection, vault: Vault, claim: Claim, kind: str, data: dict[str, Any], parent_id: int | None
+) -> int:
+    """Store one event of a run; a checkpoint is also kept for the participant's later runs."""
+    key = conversation_key(connection, vault, _of(claim))
+    words = {name: value for name, value in data.items() if name in KINDS[kind].words}
+    facts = {name: value for name, value in data.items() if name not in words}
+    event_id, _ = events.append(
+        connection,
+        job_id=claim.id,
+        owner=claim.owner,
+        fence=claim.fence,
+        kind=kind,
+        version=KINDS[kind].version,
+        data=facts,
+        seal=(lambda seq: seal(key, words, "event", claim.id, seq)) if words else None,
+        parent_id=parent_id,
+    )
+    if kind == "tool.finished" and data["asked"]:
+        # Answered by what somebody wrote instead of a press: nobody is to be asked any longer.
+        asked = (questions.c.job_id == claim.id) & (questions.c.call_id == data["call_id"])
+        connection.execute(
+            update(questions).where(asked, questions.c.answered_at.is_(None)).values(answered_at=now())
+        )
+    if kind == CHECKPOINT and claim.participant_id is not None:
+        kept = {name: data[name] for name in ("summary", "rules", "covers_to", "narrowed", "asked")}
+        connection.execute(
+            update(participants)
+            .where(participants.c.id == claim.participant_id)
+            .values(summary=seal(key, kept, "summary", claim.participant_id))
+        )
+    return event_id
+
+
+def load_events(
+    connection: Connection, vault: Vault, conversation_id: str, job_id: int
+) -> list[JournalEvent]:
+    """The agent's events of a job, opened."""
+    key = conversation_key(connection, vault, conversation_id)
+    return [_event(key, row) for row in events.of_job(connection, job_id) if row["kind"] in KINDS]
+
+
+def _event(key: DataKey, row: dict[str, Any]) -> JournalEvent:
+    words = {} if row["sealed"] is None else unseal(key, row["sealed"], "event", row["job_id"], row["seq"])
+    return JournalEvent(row["id"], row["kind"], {**row["data"], **words}, row["parent_id"], row["version"])
+
+
+class StoreInbox:
+    """The `Inbox` of a run: what is unread, admitted; and the wish to stop."""
+
+    def __init__(
+        self, database: Database, vault: Vault, *, admitter: Admitter, run: Run, files: FilesIn
+    ) -> None:
+        self._database = database
+        self._vault = vault
+        self._admitter = admitter
+        self._run = run
+        self._files = files
+
+    async def unread(self, after: int) -> Sequence[ConversationMessage]:
+        claim = self._run.claim
+        found = await self._database.read(partial(unread, vault=self._vault, claim=claim, after=after))
+        own = agent_author(claim.agent_id or "")
+        admitted = await self._admitter.admit(
+            claim, [read for read in found if read.message.author.id != own]
+        )
+        if any(read.message.quoted_here for read in admitted):
+            admitted = await self._database.read(
+                partial(_with_origins, vault=self._vault, claim=claim, admitted=admitted)
+            )
+        return [said(read, files=await self._files.place(read)) for read in admitted]
+
+    async def stopped(self) -> StopSignal:
+        await self._run.cancelled.wait()
+        return StopSignal()
+
+
+def _with_origins(connection: Connection, vault: Vault, claim: Claim, admitted: list[Read]) -> list[Read]:
+    """The messages; of those that answer what a narrowed run said, the quoted words are strangers'."""
+    key = conversation_key(connection, vault, _of(claim))
+    return [
+        replace(read, message=replace(read.message, quoted_here=False))
+        if _quotes_narrowed(connection, key, _of(claim), read.message)
+        else read
+        for read in admitted
+    ]
+
+
+def _quotes_narrowed(connection: Connection, key: DataKey, conversation_id: str, message: Incoming) -> bool:
+    """Whether a message answers a reply of ours that strangers may speak through; also when that is not known any
+    more."""
+    if not (message.quoted and message.quoted_here and message.reply_to):
+        return False
+    query = select(replies).where(
+        replies.c.conversation_id == conversation_id, replies.c.external_id == message.reply_to
+    )
+    rows = connection.execute(query).all()
+    return any(
+        row.sealed is None
+        or unseal(key, row.sealed, "reply", row.job_id, row.kind, row.part).get("narrowed", False)
+        for row in rows
+    )
+
+
+class FilesIn:
+    """Puts what came with a message into the run's shell, so that tools can work on it."""
+
+    def __init__(self, database: Database, vault: Vault, claim: Claim, write: Write | None) -> None:
+        self._database = database
+        self._vault = vault
+        self._claim = claim
+        self._write = write
+        self._placed: set[str] = set()
+
+    async def place(self, read: Read) -> tuple[str, ...]:
+        """Where each attachment went that the model does not see as it is, or what became of it."""
+        told = []
+        for number, attachment in enumerate(read.message.attachments, 1):
+            seen = _is_picture(attachment)
+            if seen and (attachment.size <= ENOUGH_BYTES or self._write is None):
+                continue
+            if not attachment.ref.startswith(BLOB_REF):
+                told.append(f"{attachment.name or 'a file'} (not fetched)")
+            elif self._write is None:
+                told.append(f"{attachment.name or 'a file'} (no shell to put it in)")
+            else:
+                told.append(await self._place(read.seq, number, attachment.ref, attachment.name))
+        return tuple(told)
+
+    async def _place(self, seq: int, number: int, ref: str, name: str) -> str:
+        path = f"inbox/{seq}-{number}-{_clean_name(name)}"
+        if path not in self._placed and self._write is not None:
+            content = await self._database.read(
+                partial(
+                    read_blob,
+                    vault=self._vault,
+                    conversation_id=_of(self._claim),
+                    digest=ref.removeprefix(BLOB_REF),
+                )
+            )
+            await self._write(path, content)
+            self._placed.add(path)
+        return path
+
+
+def _is_picture(attachment: Attachment) -> bool:
+    """Whether a model can be shown it, if in a smaller version."""
+    return attachment.media_type in SHOWN and attachment.ref.startswith(BLOB_REF)
+
+
+def _is_document(attachment: Attachment) -> bool:
+    """Whether a model that takes PDFs can be shown it; its file is put into the shell in any case."""
+    fits = attachment.ref.startswith(BLOB_REF) and attachment.size <= MAX_PDF
+    return fits and attachment.media_type == PDF
+
+
+def _clean_name(name: str) -> str:
+    kept = "".join(char if char.isalnum() or char in "._-" else "_" for char in name).strip("._")
+    return kept[-80:] or "file"
+
+
+def said(
+    read: Read, *, by_us: bool = False, files: tuple[str, ...] = (), at: float | None = None
+) -> ConversationMessage:
+    """A message as the agent knows it."""
+    pictures = tuple(
+        Picture(one.ref.removeprefix(BLOB_REF), one.media_type, one.name, one.size)
+        for one in read.message.attachments
+        if _is_picture(one) or _is_document(one)
+    )
+    return ConversationMessage(
+        seq=read.seq,
+        author=read.message.author.name or read.message.author.id,
+        trust=read.trust.value,
+        text=read.message.text,
+        addressed=read.message.addressed,
+        by_us=by_us,
+        pictures=pictures,
+        files=files,
+        quoted=read.message.quoted,
+        quoted_here=read.message.quoted_here,
+        background=read.message.event == SCHEDULE,
+        identity=f"{read.connection_id or ''}/{read.message.author.id}",
+        at="" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+class StoreHistory:
+    """The `History` of a participant, within its epoch."""
+
+    def __init__(self, database: Database, vault: Vault, claim: Claim) -> None:
+        self._database = database
+        self._vault = vault
+        self._claim = claim
+
+    async def summary(self) -> Summary | None:
+        return await self._database.read(partial(_summary, vault=self._vault, claim=self._claim))
+
+    async def between(self, after: int, to: int, *, newest: int) -> Sequence[ConversationMessage]:
+        return await self._database.read(
+            partial(_between, vault=self._vault, claim=self._claim, after=after, to=to, newest=newest)
+        )
+
+    async def answer(self, number: int) -> str | None:
+        return await self._database.read(
+            partial(_own_answer, vault=self._vault, claim=self._claim, number=number)
+        )
+
+
+def _summary(connection: Connection, vault: Vault, claim: Claim) -> Summary | None:
+    row = connection.execute(
+        select(participants).where(participants.c.id == claim.participant_id)
+    ).one_or_none()
+    if row is None or row.summary is None:
+        return None
+    key = conversation_key(connection, vault, _of(claim))
+    kept = unseal(key, row.summary, "summary", row.id)
+    if kept["covers_to"] <= row.epoch_seq:
+        return None
+    return Summary(
+        kept["summary"],
+        tuple(kept["rules"]),
+        kept["covers_to"],
+        kept["narrowed"],
+        tuple(kept.get("asked", ())),
+    )
+
+
+def _between(
+    connection: Connection, vault: Vault, claim: Claim, after: int, to: int, newest: int
+) -> list[ConversationMessage]:
+    """The messages up to `to`, and then the agent's own replies to them, which have later numbers."""
+    own = agent_author(claim.agent_id or "")
+    epoch = _epoch(claim)
+    reply_after = (messages.c.author == own) & (messages.c.event == "reply")
+    query = (
+        select(messages)
+        .where(messages.c.conversation_id == claim.conversation_id, messages.c.sealed.is_not(None))
+        .where(messages.c.event.not_in(ASIDE))
+        .where(messages.c.seq > after, messages.c.seq > epoch, (messages.c.seq <= to) | reply_after)
+        .order_by(messages.c.seq.desc())
+        .limit(newest)
+    )
+    key = conversation_key(connection, vault, _of(claim))
+    rows = list(reversed(connection.execute(query).all()))
+    return [_said_of(connection, key, row, own, to) for row in rows]
+
+
+def _own_answer(connection: Connection, vault: Vault, claim: Claim, number: int) -> str | None:
+    own = agent_author(claim.agent_id or "")
+    query = (
+        select(messages)
+        .where(messages.c.conversation_id == claim.conversation_id, messages.c.sealed.is_not(None))
+        .where(messages.c.seq == number, messages.c.seq > _epoch(claim), messages.c.author == own)
+    )
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        return None
+    return _said_of(connection, conversation_key(connection, vault, _of(claim)), row, own, row.seq).text
+
+
+def _epoch(claim: Claim) -> ScalarSelect[int]:
+    """The last message before the participant's conversation began anew."""
+    return select(participants.c.epoch_seq).where(participants.c.id == claim.participant_id).scalar_subquery()
+
+
+def _said_of(connection: Connection, key: DataKey, row: Any, own: str, to: int) -> ConversationMessage:
+    message, trust, came_by = open_trusted(key, row)
+    if _quotes_narrowed(connection, key, row.conversation_id, message):
+        # Later runs do not need it, and would be narrowed by it until a new epoch.
+        message = replace(message, quoted="")
+    read = Read(min(row.seq, to), message, trust, came_by)
+    by_us = row.author == message.author.id == own
+    one = replace(said(read, by_us=by_us, at=row.created_at), number=row.seq if by_us else 0)
+    if not by_us or SAID not in message.facts:
+        return one
+    words = str(message.facts[SAID])
+    return replace(one, text=words, ours=message.text.replace(words, "", 1).strip())
+
+
+class StoreQuestions:
+    """The `Questions` of a job."""
+
+    def __init__(self, database: Database, vault: Vault, claim: Claim) -> None:
+        self._database = database
+        self._vault = vault
+        self._claim = claim
+
+    async def answer(self, call_id: str) -> QuestionAnswer | None:
+        return await self._database.read(
+            partial(_answer, vault=self._vault, claim=self._claim, call_id=call_id)
+        )
+
+
+def _answer(connection: Connection, vault: Vault, claim: Claim, call_id: str) -> QuestionAnswer | None:
+    query = select(questions).where(questions.c.job_id == claim.id, questions.c.call_id == call_id)
+    row = connection.execute(query.order_by(questions.c.asked_at.desc()).limit(1)).one_or_none()
+    if row is None or row.answered_at is None:
+        return None
+    if row.answer is None or not row_macs.fits(connection, questions, row):
+        return QuestionAnswer(expired=True)
+    kept = unseal(conversation_key(connection, vault, _of(claim)), row.answer, "answer", row.id)
+    return QuestionAnswer(kept["text"], kept["by"], kept["trust"])
+
+
+class StoreBlobs:
+    """The `Blobs` of a conversation."""
+
+    def __init__(self, database: Database, vault: Vault, conversation_id: str) -> None:
+        self._database = database
+        self._vault = vault
+        self._conversation_id = conversation_id
+
+    async def put(self, data: bytes, media_type: str) -> str:
+        return await self._database.write(
+            partial(
+                put_blob,
+                vault=self._vault,
+                conversation_id=self._conversation_id,
+                data=data,
+                media_type=media_type,
+            )
+        )
+
+    async def get(self, ref: str) -> bytes | None:
+        try:
+            return await self._database.read(
+                partial(read_blob, vault=self._vault, conversation_id=self._conversation_id, digest=ref)
+            )
+        except NotFound:
+            return None
+
+
+def _of(claim: Claim) -> str:
+    assert claim.conversation_id is not None
+    return claim.conversation_id

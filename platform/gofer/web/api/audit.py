@@ -1,0 +1,120 @@
+"""The audit log: every change that somebody asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+from pydantic import Field
+from sqlalchemy import Connection, select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.alarms import examined, remember_head
+from gofer.store import audit as chain
+from gofer.store.audit import CHAIN
+from gofer.store.tables import audit_entries
+from gofer.web.api.http import (
+    EmptyBody,
+    Paged,
+    RequestModel,
+    answered,
+    asked,
+    next_of,
+    platform_of,
+    queried,
+    rows,
+    without,
+)
+from gofer.web.auth import note
+from gofer.web.auth.confirmation import check_confirmed
+
+MAX_EXPORTED = 1000
+MAX_PLACE = 2**62
+
+
+class AuditFilter(Paged):
+    """Which changes to list, newest first."""
+
+    member: str = Field(default="", max_length=200, description="By this member only, by id or name.")
+    action: str = Field(default="", max_length=200, description="Of this kind only, such as jobs.cancel.")
+
+
+class KnownHead(RequestModel):
+    """A head that was seen before, which the log must still reach."""
+
+    place: int = Field(default=0, ge=0, le=MAX_PLACE)
+    link: str = Field(default="", pattern="^([0-9a-f]{64})?$")
+
+
+class ChainRange(RequestModel):
+    """Which entries: those after a place in the chain, oldest first."""
+
+    after: int = Field(default=0, ge=0, le=MAX_PLACE)
+
+
+async def index(request: Request) -> Response:
+    """List changes."""
+    wanted = queried(request, AuditFilter)
+    found = await platform_of(request).database.read(partial(_list, wanted=wanted))
+    return answered(request, {"entries": found, "next": next_of(found, wanted.limit)})
+
+
+async def verify(request: Request) -> Response:
+    """Look whether the log is whole, up to its signed head and past what this machine has seen of it."""
+    platform, seen = platform_of(request), queried(request, KnownHead)
+    verdict = await examined(platform)
+    if seen.place:
+        head = chain.Head(seen.place, seen.link)
+        verdict = await platform.database.read(partial(chain.verify, seen=head))
+    return answered(request, dataclasses.asdict(verdict))
+
+
+async def export(request: Request) -> Response:
+    """A part of the log with its chain, to keep elsewhere."""
+    found = await platform_of(request).database.read(
+        partial(_export, after=queried(request, ChainRange).after)
+    )
+    return answered(request, found)
+
+
+async def accept(request: Request) -> Response:
+    """Chain what is there anew: somebody knows why it was not whole."""
+    platform = platform_of(request)
+    check_confirmed(request)
+    await asked(request, EmptyBody)
+    problems = (await examined(platform)).problems
+    note(request, problems=list(problems[:20]))
+    count = await platform.database.write(chain.begin_chain)
+    await remember_head(platform, anew=True)
+    return answered(request, {"entries": count, "problems": problems})
+
+
+def _export(connection: Connection, after: int) -> dict[str, Any]:
+    entry = audit_entries.c
+    query = select(audit_entries).where(entry.place > after).order_by(entry.place).limit(MAX_EXPORTED)
+    head = chain.current_head(connection)
+    found = []
+    for row in rows(connection, query):
+        del row["workspace_id"]
+        found.append({**row, "link": _hex(row["link"]), "end_mac": _hex(row["end_mac"])})
+    return {"entries": found, "head": dataclasses.asdict(head) if head is not None else None}
+
+
+def _hex(value: bytes | None) -> str:
+    return bytes(value or b"").hex()
+
+
+def _list(connection: Connection, wanted: AuditFilter) -> list[dict[str, Any]]:
+    entry = audit_entries.c
+    query = (
+        select(*without(audit_entries, "workspace_id", *CHAIN)).order_by(entry.id.desc()).limit(wanted.limit)
+    )
+    if wanted.member:
+        query = query.where((entry.member_id == wanted.member) | (entry.name == wanted.member))
+    if wanted.action:
+        query = query.where(entry.action == wanted.action)
+    if wanted.before is not None:
+        query = query.where(entry.id < wanted.before)
+    return rows(connection, query)

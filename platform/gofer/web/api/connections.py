@@ -1,0 +1,268 @@
+"""Connections: the configured accounts."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from pydantic import Field
+from sqlalchemy import Connection, func, select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.agent.agents import AgentFiles, choosable
+from gofer.app import Platform
+from gofer.connections.changes import (
+    add_connection,
+    change_settings,
+    choose_connection_agent,
+    find_connection,
+    invite,
+    switch_connection,
+)
+from gofer.connections.health import disconnect, health_of, set_up
+from gofer.connections.setup_flow import begin_setup, finish_setup
+from gofer.integration import Role
+from gofer.jobs.notifications import JOBS
+from gofer.store.tables import connections, deliveries, secrets
+from gofer.vault.secret import Secret
+from gofer.web.api.http import (
+    WORKSPACE,
+    EmptyBody,
+    RequestModel,
+    answered,
+    asked,
+    by,
+    check_match,
+    etag_of,
+    platform_of,
+    rows,
+    without,
+)
+from gofer.web.auth import note
+from gofer.web.auth.confirmation import check_confirmed
+
+
+class NewConnection(RequestModel):
+    """A connection to make."""
+
+    integration: str = Field(max_length=100)
+    name: str = Field(default="", max_length=200)
+    settings: dict[str, Any] = Field(default_factory=dict)
+    secrets: dict[str, Secret] = Field(default_factory=dict)
+
+
+class Begin(RequestModel):
+    """An account to have made at a service."""
+
+    integration: str
+    name: str = ""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    owner: str = ""
+    back_url: str
+
+
+class Finish(RequestModel):
+    """What the service came back with."""
+
+    state: str
+    code: str
+
+
+class Pair(RequestModel):
+    """Whom to pair."""
+
+    role: Role = "owner"
+
+
+class ConnectionChange(RequestModel):
+    """What to change of one."""
+
+    settings: dict[str, Any] | None = None
+    enabled: bool | None = None
+    agent: str | None = Field(
+        default=None,
+        max_length=40,
+        description="The agent that answers what no route fits; empty for the instance's default agent.",
+    )
+
+
+async def index(request: Request) -> Response:
+    """List connections."""
+    platform = platform_of(request)
+    found = await platform.database.read(_list)
+    return answered(request, {"connections": [_with_hook(platform, each) for each in found]})
+
+
+def _list(connection: Connection) -> list[dict[str, Any]]:
+    return rows(connection, select(*without(connections)).order_by(connections.c.created_at))
+
+
+def _with_hook(platform: Platform, connection: dict[str, Any]) -> dict[str, Any]:
+    """Where its service posts to: by the public URL, or where this process listens."""
+    base = platform.settings.public_url.rstrip("/") or platform.url
+    return {
+        **connection,
+        "hook_path": f"/hooks/{connection['id']}",
+        "hook_url": _joined(base, connection["id"]),
+    }
+
+
+def _joined(base: str, connection_id: str) -> str | None:
+    return f"{base}/hooks/{connection_id}" if base else None
+
+
+async def show(request: Request) -> Response:
+    """One connection, with the names of its secrets and when it was last heard of."""
+    platform = platform_of(request)
+    found = await platform.database.read(partial(_show, connection_id=request.path_params["id"]))
+    shown = {**found, "connection": _with_hook(platform, found["connection"])}
+    return answered(request, shown, etag=_version(found["connection"]))
+
+
+def _version(row: Any) -> str:
+    return etag_of(row["name"], row["enabled"], row["settings"], row["max_running"], row["agent"])
+
+
+def _show(connection: Connection, connection_id: str) -> dict[str, Any]:
+    connection_id = find_connection(connection, connection_id).id
+    (shown,) = rows(connection, select(*without(connections)).where(connections.c.id == connection_id))
+    names = select(secrets.c.name).where(secrets.c.owner == connection_id).order_by(secrets.c.name)
+    heard = select(func.max(deliveries.c.received_at), func.count()).where(
+        deliveries.c.connection_id == connection_id
+    )
+    last, count = connection.execute(heard).one()
+    return {
+        "connection": shown,
+        "secrets": list(connection.execute(names).scalars()),
+        "deliveries": count,
+        "last_delivery_at": last,
+    }
+
+
+async def add(request: Request) -> Response:
+    """Make a connection, and prepare its service."""
+    check_confirmed(request)
+    platform = platform_of(request)
+    new = await asked(request, NewConnection)
+    integration = platform.registry.get(new.integration)
+    connection_id = await platform.database.write(
+        partial(
+            add_connection,
+            vault=platform.vault,
+            workspace_id=WORKSPACE,
+            integration=integration,
+            name=new.name,
+            settings=new.settings,
+            secrets_given=new.secrets,
+            by=by(request),
+        )
+    )
+    return await _changed(request, connection_id, 201)
+
+
+async def begin_sign_up(request: Request) -> Response:
+    """The form with which a browser has an account made."""
+    check_confirmed(request)
+    wish = await asked(request, Begin)
+    begun = begin_setup(platform_of(request), **wish.model_dump())
+    return answered(request, dataclasses.asdict(begun))
+
+
+async def finish_sign_up(request: Request) -> Response:
+    """Make the connection of an account that was just made."""
+    wish = await asked(request, Finish)
+    made = await finish_setup(platform_of(request), state=wish.state, code=wish.code, by=by(request))
+    return await _changed(request, made, 201)
+
+
+async def pair(request: Request) -> Response:
+    """A pairing code, for a person to become an owner or a member."""
+    check_confirmed(request)
+    platform, wish = platform_of(request), await asked(request, Pair)
+    connection_id = (await _found(request)).id
+    words = await invite(platform.database, platform.accounts, connection_id, wish.role)
+    return answered(request, {"id": connection_id, "invitation": words})
+
+
+async def change(request: Request) -> Response:
+    """Change a connection's settings, or switch it on or off."""
+    platform = platform_of(request)
+    wish = await asked(request, ConnectionChange)
+    if wish.settings is not None:
+        check_confirmed(request)  # who is a member, and where its secrets are sent
+    row = await _found(request)
+    connection_id = row.id
+    common = {"connection_id": connection_id, "by": by(request)}
+    changes: list[Callable[[Connection], None]] = []
+    if wish.settings is not None:
+        integration = platform.registry.get(row.integration)
+        changes.append(partial(change_settings, integration=integration, settings=wish.settings, **common))
+    if wish.enabled is not None:
+        changes.append(partial(switch_connection, enabled=wish.enabled, **common))
+    if wish.agent is not None:
+        there = await asyncio.to_thread(choosable, AgentFiles(platform.settings.data_dir / "agents"))
+        changes.append(partial(choose_connection_agent, agent=wish.agent, there=there, **common))
+    note(request, fields=sorted(wish.model_fields_set), settings=sorted(wish.settings or ()))
+    await platform.database.write(
+        partial(_change, request=request, connection_id=connection_id, changes=changes)
+    )
+    if wish.agent is not None:
+        await platform.agents_changed()
+    return await _changed(request, connection_id)
+
+
+async def _found(request: Request) -> Any:
+    """The row of the connection that the path names, by id or name."""
+    named = request.path_params["id"]
+    return await platform_of(request).database.read(partial(find_connection, connection_id=named))
+
+
+def _change(
+    connection: Connection,
+    request: Request,
+    connection_id: str,
+    changes: Iterable[Callable[[Connection], None]],
+) -> None:
+    """Within one transaction: nobody else's change falls between the look and the change."""
+    row = connection.execute(
+        select(connections).where(connections.c.id == connection_id).with_for_update()
+    ).one_or_none()
+    if row is not None:
+        check_match(request, _version(row._mapping))
+    for change_it in changes:
+        change_it(connection)
+
+
+async def _changed(request: Request, connection_id: str, status: int = 200) -> Response:
+    platform = platform_of(request)
+    await platform.secrets_changed()
+    health = dataclasses.asdict(await set_up(platform, connection_id))
+    await platform.database.write(platform.start_inflow)
+    platform.signals.wake(JOBS)
+    found = await platform.database.read(partial(_show, connection_id=connection_id))
+    shown = _with_hook(platform, found["connection"])
+    answer = {**found, "connection": shown, "health": health, "invitation": ""}
+    if status == 201 and health["ok"]:
+        answer["invitation"] = await invite(platform.database, platform.accounts, connection_id)
+    location = f"/connections/{connection_id}" if status == 201 else ""
+    return answered(request, answer, status, location=location, etag=_version(found["connection"]))
+
+
+async def remove(request: Request) -> Response:
+    """Remove a connection that has no conversations."""
+    platform, connection_id = platform_of(request), (await _found(request)).id
+    await disconnect(platform, connection_id, by=by(request))
+    return answered(request, {"id": connection_id})
+
+
+async def test(request: Request) -> Response:
+    """Ask the service how the connection is doing."""
+    platform = platform_of(request)
+    await asked(request, EmptyBody)
+    connection_id = (await _found(request)).id
+    health = dataclasses.asdict(await health_of(platform, connection_id))
+    return answered(request, {"id": connection_id, "health": health})

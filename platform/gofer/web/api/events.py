@@ -1,0 +1,127 @@
+"""Live events: a stream that is resumed where it broke off."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
+from typing import Any
+
+from pydantic import Field
+from sqlalchemy import Connection, select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.app import Platform
+from gofer.errors import Malformed, NotFound
+from gofer.jobs.control import find_job
+from gofer.jobs.event_stream import EventFilter as Watched
+from gofer.jobs.event_stream import place_of
+from gofer.store.events import Cursor
+from gofer.store.tables import FINAL, JobState, conversations, events, jobs
+from gofer.web.api.http import Number, RequestModel, platform_of, queried
+from gofer.web.auth import visitor_of, watch_over, words_read
+from gofer.web.event_source import Stream
+
+PULSE = 15.0
+"""Seconds without an event after which a comment is sent, so that proxies keep the connection."""
+MOST_EACH = 250
+"""Streams of one member at once; others want to watch, too."""
+
+
+class EventStreamFilter(RequestModel):
+    """Which events to follow. A stream of one job ends with the job."""
+
+    job: Number | None = None
+    conversation: str = Field(default="", max_length=200)
+    after: str = Field(
+        default="",
+        pattern=r"^([0-9]{1,18}\.[0-9]{1,18})?$",
+        description="The id of the last event seen, or 0.0 for all. When empty, all of a job, else new ones only. "
+        "`Last-Event-ID` does the same.",
+    )
+
+
+async def follow(request: Request) -> Response:
+    """Follow events as they happen (server-sent events).
+
+    Each has an id to resume from (send it as Last-Event-ID, as browsers do by themselves) and an event as JSON.
+    The stream of a job ends with an event called `end` that has the job's state.
+    """
+    platform, wanted = platform_of(request), queried(request, EventStreamFilter)
+    cursor = _place(request.headers.get("last-event-id") or wanted.after)
+    await platform.database.read(partial(_check, wanted=wanted))
+    watched = Watched(wanted.job, wanted.conversation or None)
+    platform.follower.check_room()
+    if wanted.job is not None and cursor is None:
+        cursor = Cursor()
+    if request.method == "HEAD":
+        return Response(media_type=Stream.media_type)
+    of_job = f"job {wanted.job}" if wanted.job is not None else "events"
+    await words_read(request, wanted.conversation or None, of_job)
+    return Stream(
+        _told(platform, watched, cursor),
+        request.app.state.watching,
+        visitor_of(request).member_id,
+        most=MOST_EACH,
+        refusal=partial(watch_over, platform, request, "viewer"),
+    )
+
+
+def _place(given: str) -> Cursor | None:
+    try:
+        return Cursor.parse(given) if given else None
+    except ValueError:
+        raise Malformed("Last-Event-ID: is not the id of an event.") from None
+
+
+def _check(connection: Connection, wanted: EventStreamFilter) -> None:
+    if wanted.job is not None:
+        find_job(connection, wanted.job)
+    if wanted.conversation:
+        query = select(conversations.c.id).where(conversations.c.id == wanted.conversation)
+        if connection.execute(query).first() is None:
+            raise NotFound(f"There is no conversation {wanted.conversation[:60]!r}.")
+
+
+async def _told(platform: Platform, watched: Watched, cursor: Cursor | None) -> AsyncIterator[bytes]:
+    yield b"retry: 1000\n\n"
+    seen = cursor or Cursor()
+    if end := await _end(platform, watched, seen):
+        yield end
+        return
+    async for found in platform.follower.watch(watched, cursor, pulse=PULSE):
+        for event in found:
+            yield _line(event)
+            seen = place_of(event)
+        if end := await _end(platform, watched, seen):
+            yield end
+            return
+        if not found:
+            yield b": still here\n\n"
+
+
+async def _end(platform: Platform, watched: Watched, seen: Cursor) -> bytes:
+    """The last thing to say of a job that has ended and of which everything was seen; else nothing."""
+    if watched.job_id is None:
+        return b""
+    state, last = await platform.database.read(partial(_last, job_id=watched.job_id))
+    if state in FINAL and seen >= last:
+        return f"event: end\ndata: {json.dumps({'state': state})}\n\n".encode()
+    return b""
+
+
+def _last(connection: Connection, job_id: int) -> tuple[str, Cursor]:
+    """A job's state and the place of its last event; one that was pruned is done with."""
+    row = connection.execute(
+        select(jobs.c.state, events.c.tx, events.c.id)
+        .outerjoin(events, (events.c.job_id == jobs.c.id) & (events.c.seq == jobs.c.event_seq))
+        .where(jobs.c.id == job_id)
+    ).one_or_none()
+    if row is None:
+        return JobState.DONE, Cursor()
+    return str(row.state), Cursor(row.tx or 0, row.id or 0)
+
+
+def _line(event: Mapping[str, Any]) -> bytes:
+    return f"id: {place_of(event)}\ndata: {json.dumps(event, default=str)}\n\n".encode()

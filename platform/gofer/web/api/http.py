@@ -1,0 +1,161 @@
+"""What the endpoints share: who asks, what was asked, how it is answered."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from sqlalchemy import ColumnElement, Connection, Select, Table
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from gofer.app import Platform
+from gofer.errors import Malformed, NotFound, Stale
+from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.row_macs import MAC
+from gofer.strict_json import load_json
+from gofer.validation import first_error
+from gofer.web.auth import visitor_of
+from gofer.web.body import BodyError, read_body
+
+WORKSPACE = FIRST_WORKSPACE
+
+MOST_ROWS = 1000
+MOST_BODY = 1024 * 1024
+LARGEST = 2**63 - 1
+
+Q = TypeVar("Q", bound="RequestModel")
+Id = Annotated[str, Field(max_length=200)]
+
+
+def _whole(value: Any) -> Any:
+    """5.0 is a whole number to JSON Schema, and so to the document we serve."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_whole)
+Number = Annotated[int, Field(ge=0, le=LARGEST), WHOLE]
+
+
+class RequestModel(BaseModel):
+    """A request's body or query; what it does not know it refuses."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+
+class EmptyBody(RequestModel):
+    """No body, or an empty object."""
+
+
+class Paged(RequestModel):
+    """A list that may be long, newest first."""
+
+    cursor: str = Field(default="", pattern=r"^([0-9]{1,18})?$", description="`next` of the page before.")
+    limit: int = Field(default=50, ge=1, le=MOST_ROWS)
+
+    @property
+    def before(self) -> int | None:
+        """The number of the last one of the page before."""
+        return int(self.cursor) if self.cursor else None
+
+
+def platform_of(request: Request) -> Platform:
+    """The platform the app was built for."""
+    platform: Platform = request.app.state.platform
+    return platform
+
+
+def by(request: Request) -> str:
+    """Who did it, in the event log."""
+    visitor = visitor_of(request)
+    return f"{visitor.name} (token)" if visitor.via == "token" else visitor.name
+
+
+async def body_of(request: Request) -> bytes:
+    """The raw body, read once, bounded in size and time."""
+    if "gofer.body" not in request.scope:
+        within = platform_of(request).settings.body_timeout
+        most: int = request.scope.get("gofer.most_body", MOST_BODY)
+        request.scope["gofer.body"] = await read_body(request, at_most=most, within=within)
+    return bytes(request.scope["gofer.body"])
+
+
+async def asked(request: Request, kind: type[Q]) -> Q:
+    """The JSON body as a model; raises Malformed."""
+    body = await body_of(request)
+    media = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if body and media != "application/json":
+        raise BodyError(415, "Send the body as application/json.")
+    load_json(body or b"{}")  # refuses what is JSON only to the lenient
+    # Strict: true is no number, and "5" is none either.
+    return _checked(lambda: kind.model_validate_json(body or b"{}", strict=True))
+
+
+def queried(request: Request, kind: type[Q]) -> Q:
+    """The query string as a model; raises Malformed."""
+    return _checked(lambda: kind.model_validate(dict(request.query_params)))
+
+
+def _checked(read: Callable[[], Q]) -> Q:
+    try:
+        return read()
+    except ValidationError as error:
+        raise Malformed(f"{first_error(error)}.") from None
+
+
+def number_in(request: Request, name: str = "id") -> int:
+    """A number of the path; one that no database could hold names nothing."""
+    number: int = request.path_params[name]
+    if number > LARGEST:
+        raise NotFound(f"There is no number {str(number)[:40]}….")
+    return number
+
+
+def answered(
+    request: Request, value: Any, status: int = 200, *, location: str = "", etag: str = ""
+) -> Response:
+    """JSON with every known secret masked."""
+    headers = {"location": f"/api/v1{location}"} if location else {}
+    if etag:
+        headers["etag"] = etag
+    return JSONResponse(platform_of(request).redactor.redact_value(value), status, headers)
+
+
+def shown_once(value: Any, status: int = 200) -> Response:
+    """JSON that is itself a secret, told to the one who asked for it."""
+    return JSONResponse(value, status)
+
+
+def etag_of(*parts: Any) -> str:
+    """A mark that changes with what it is made of."""
+    plain = json.dumps(parts, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
+    return f'"{hashlib.sha256(plain).hexdigest()[:32]}"'
+
+
+def check_match(request: Request, etag: str) -> None:
+    """Raises Stale when the caller means another version than the one that is there."""
+    given = request.headers.get("if-match", "*")
+    marks = {mark.strip() for mark in given.split(",")}
+    if "*" not in marks and etag not in marks:
+        raise Stale
+
+
+def without(table: Table, *names: str) -> list[ColumnElement[Any]]:
+    """A table's columns but for some: nothing sealed leaves by accident."""
+    return [column for column in table.columns if column.name not in ("sealed", "data_key", MAC, *names)]
+
+
+def rows(connection: Connection, query: Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """A query's rows as JSON objects."""
+    return [
+        {name: value for name, value in row._mapping.items() if name != MAC}
+        for row in connection.execute(query)
+    ]
+
+
+def next_of(found: list[dict[str, Any]], limit: int, name: str = "id") -> str | None:
+    """The cursor of the next page; None when this one is not full."""
+    return str(found[-1][name]) if len(found) == limit else None

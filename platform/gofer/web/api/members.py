@@ -1,0 +1,252 @@
+"""Members: who may sign in, and their links and passwords."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import Field
+from sqlalchemy import Connection
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.errors import Forbidden
+from gofer.store import row_macs
+from gofer.store.tables import members
+from gofer.vault.secret import Secret
+from gofer.web.api.http import EmptyBody, RequestModel, answered, asked, platform_of, shown_once
+from gofer.web.auth import Role, Visitor, caller_of, note, visitor_of
+from gofer.web.auth.confirmation import check_confirmed, check_password, confirm
+from gofer.web.auth.members import (
+    LINK_LIFE,
+    add_member,
+    change_member,
+    digest,
+    find_member,
+    first_owner,
+    list_members,
+    new_link,
+    remove_member,
+)
+from gofer.web.auth.passwords import LONGEST, SHORTEST, Passwords
+from gofer.web.auth.sessions import end_sessions, list_sessions
+
+Password = Annotated[Secret, Field(json_schema_extra={"minLength": SHORTEST, "maxLength": LONGEST})]
+KEEP_TOKENS = "Whether tokens outlive the old password; they end with it unless asked not to."
+NAME = r"^[a-z0-9][a-z0-9._-]{0,39}$"
+
+
+class NewMember(RequestModel):
+    """Somebody who may sign in from now on."""
+
+    name: str = Field(pattern=NAME)
+    role: Role = "viewer"
+    password: Password | None = Field(default=None, description="Without one they sign in by a link.")
+
+
+class MemberChange(RequestModel):
+    """What to change of one."""
+
+    name: str | None = Field(default=None, pattern=NAME)
+    role: Role | None = None
+    password: Password | None = Field(default=None, description="Ends their sessions and tokens.")
+    keep_tokens: bool = Field(default=False, description=KEEP_TOKENS)
+
+
+class NewPassword(RequestModel):
+    """One's own password."""
+
+    current: Secret | None = Field(
+        default=None, description="The one in use; not needed while there is none."
+    )
+    password: Password
+    keep_tokens: bool = Field(default=False, description=KEEP_TOKENS)
+
+
+async def me(request: Request) -> Response:
+    """Who is asking, and what they may do."""
+    visitor = visitor_of(request)
+    shown = {"member_id": visitor.member_id, "name": visitor.name, "role": visitor.role, "via": visitor.via}
+    return answered(
+        request, {**shown, "scopes": dict(visitor.scopes) if visitor.scopes is not None else None}
+    )
+
+
+class Confirmed(RequestModel):
+    """Proof that it is oneself."""
+
+    password: Secret
+
+
+async def confirm_me(request: Request) -> Response:
+    """Confirm with one's password who one is, before one makes tokens, keys, members or secrets."""
+    visitor = _signed_in(request)
+    given = await asked(request, Confirmed)
+    await confirm(platform_of(request), request, given.password.reveal())
+    return answered(request, {"id": visitor.member_id, "name": visitor.name})
+
+
+async def sessions(request: Request) -> Response:
+    """List one's own sessions."""
+    visitor = visitor_of(request)
+    if visitor.scopes is not None:
+        raise Forbidden("A token with scopes of its own does not see where its member is signed in.")
+    found = await platform_of(request).database.read(
+        partial(list_sessions, member_id=visitor.member_id, current=caller_of(request).session)
+    )
+    return answered(request, {"sessions": found})
+
+
+async def end_session(request: Request) -> Response:
+    """End one of one's own sessions."""
+    visitor, session_id = _signed_in(request), request.path_params["id"]
+    await platform_of(request).database.write(
+        partial(end_sessions, member_id=visitor.member_id, session_id=session_id)
+    )
+    return answered(request, {"id": session_id})
+
+
+async def end_other_sessions(request: Request) -> Response:
+    """End all of one's own sessions but the one that asks."""
+    visitor, here = _signed_in(request), caller_of(request).session
+    ended = await platform_of(request).database.write(
+        partial(end_sessions, member_id=visitor.member_id, keep=here)
+    )
+    return answered(request, {"ended": ended})
+
+
+def _signed_in(request: Request) -> Visitor:
+    """Whoever asks with a browser's session; raises Forbidden."""
+    visitor = visitor_of(request)
+    if visitor.via != "session":
+        raise Forbidden("Only somebody who is signed in with a browser has sessions.")
+    return visitor
+
+
+async def index(request: Request) -> Response:
+    """List members."""
+    await _settled(request)
+    found = await platform_of(request).database.read(_list)
+    return answered(request, {"members": found})
+
+
+def _list(connection: Connection) -> list[dict[str, Any]]:
+    found = list_members(connection)
+    return [{**_told(row), "refused": not row_macs.fits(connection, members, row)} for row in found]
+
+
+async def _settled(request: Request) -> None:
+    """A command may be the first thing that ever happens here."""
+    if visitor_of(request).via == "socket":
+        await platform_of(request).database.write(first_owner)
+
+
+def _told(row: Any) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "name": row.name,
+        "role": row.role,
+        "has_password": bool(row.password),
+        "created_at": row.created_at,
+        "signed_in_at": row.signed_in_at,
+    }
+
+
+async def add(request: Request) -> Response:
+    """Add a member."""
+    check_confirmed(request)
+    platform, new = platform_of(request), await asked(request, NewMember)
+    note(request, name=new.name, role=new.role)
+    hashed = await _hashed(new.password)
+    member_id = await platform.database.write(
+        partial(add_member, name=new.name, role=new.role, password=hashed or "")
+    )
+    row = await platform.database.read(partial(find_member, named=member_id))
+    return answered(request, _told(row), 201, location=f"/members/{member_id}")
+
+
+async def show(request: Request) -> Response:
+    """One member."""
+    row = await platform_of(request).database.read(partial(find_member, named=request.path_params["id"]))
+    return answered(request, _told(row))
+
+
+async def change(request: Request) -> Response:
+    """Change a member's name, role or password."""
+    check_confirmed(request)
+    platform, wish = platform_of(request), await asked(request, MemberChange)
+    await _settled(request)
+    note(request, fields=sorted(wish.model_fields_set), role=wish.role)
+    hashed = await _hashed(wish.password)
+    row = await platform.database.write(
+        partial(
+            _change,
+            named=request.path_params["id"],
+            name=wish.name,
+            role=wish.role,
+            password=hashed,
+            keep_tokens=wish.keep_tokens,
+        )
+    )
+    return answered(request, _told(row))
+
+
+def _change(connection: Connection, named: str, **values: Any) -> Any:
+    member_id = find_member(connection, named).id
+    change_member(connection, member_id, **values)
+    return find_member(connection, member_id)
+
+
+async def _hashed(password: Secret | None) -> str | None:
+    return await Passwords().hashed(password.reveal()) if password is not None else None
+
+
+async def remove(request: Request) -> Response:
+    """Remove a member, with their sessions and tokens."""
+    gone = await platform_of(request).database.write(partial(remove_member, named=request.path_params["id"]))
+    return answered(request, {"id": gone})
+
+
+async def link(request: Request) -> Response:
+    """A one-time link that signs a member in."""
+    check_confirmed(request)
+    platform = platform_of(request)
+    await asked(request, EmptyBody)
+    member, value = await platform.database.write(partial(_link, named=request.path_params["id"]))
+    base = platform.settings.public_url.rstrip("/") or platform.url or _usual(platform.settings)
+    return shown_once({"member": member, "url": f"{base}/link/{value}", "expires_in": LINK_LIFE}, 201)
+
+
+def _usual(settings: Any) -> str:
+    """Where a server would listen that does not run now."""
+    return f"http://{settings.host}:{settings.port}"
+
+
+def _link(connection: Connection, named: str) -> tuple[str, str]:
+    row = find_member(connection, named)
+    return str(row.name), new_link(connection, row.id)
+
+
+async def set_password(request: Request) -> Response:
+    """Set one's own password; other sessions and one's tokens end."""
+    platform, visitor, caller = platform_of(request), visitor_of(request), caller_of(request)
+    given = await asked(request, NewPassword)
+    if visitor.via != "session":
+        raise Forbidden("Only somebody who is signed in sets their own password.")
+    row = await platform.database.read(partial(find_member, named=visitor.member_id))
+    if row.password:
+        await check_password(platform, request, given.current.reveal() if given.current is not None else "")
+    else:
+        check_confirmed(request)
+    hashed = await Passwords().hashed(given.password.reveal())
+    keep = digest(caller.session)
+    await platform.database.write(
+        partial(
+            change_member,
+            member_id=row.id,
+            password=hashed,
+            keep_session=keep,
+            keep_tokens=given.keep_tokens,
+        )
+    )
+    return answered(request, {"id": row.id, "name": row.name})

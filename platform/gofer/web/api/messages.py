@@ -1,0 +1,109 @@
+"""Saying something: the same way as the web chat, in the name of the member who asks."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pydantic import Field
+from sqlalchemy import Connection, select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.app import Platform
+from gofer.errors import Conflict, NotFound
+from gofer.jobs.kinds import ANSWER
+from gofer.store.ids import new_id
+from gofer.store.tables import connections, jobs
+from gofer.web.api.conversations import find_conversation
+from gofer.web.api.http import RequestModel, answered, asked, platform_of
+from gofer.web.api.idempotency import HEADER
+from gofer.web.auth import Visitor, visitor_of
+from gofer.web.auth.members import digest, first_owner
+from gofer.web.chat.posts import ChatPost, take
+from gofer.web.chat.rooms import INTEGRATION, Room, choosable, connected, find_room, open_room
+
+
+class NewMessage(RequestModel):
+    """Something to say."""
+
+    text: str = Field(min_length=1, max_length=100_000, pattern=r"\S")
+
+
+class FirstMessage(NewMessage):
+    """Something that begins a conversation."""
+
+    agent: str = Field(
+        default="", max_length=100, description="Who should answer; whoever listens when empty."
+    )
+
+
+async def begin(request: Request) -> Response:
+    """Say something in a new conversation of one's own."""
+    platform, given = platform_of(request), await asked(request, FirstMessage)
+    visitor = await _speaker(platform, visitor_of(request))
+    if given.agent and given.agent not in await choosable(platform):
+        raise NotFound(
+            f"There is no agent called {given.agent[:40]!r}. `gofer agents list` shows those there are."
+        )
+    connection = await connected(platform)
+    room_id = await platform.database.write(
+        partial(
+            open_room,
+            vault=platform.vault,
+            connection_id=connection.account.id,
+            member_id=visitor.member_id,
+        )
+    )
+    return await _say(request, visitor, room_id, given.text, given.agent)
+
+
+async def say(request: Request) -> Response:
+    """Say something in a conversation one has in the web chat."""
+    platform, given = platform_of(request), await asked(request, NewMessage)
+    visitor = await _speaker(platform, visitor_of(request))
+    return await _say(request, visitor, request.path_params["id"], given.text)
+
+
+async def _speaker(platform: Platform, visitor: Visitor) -> Visitor:
+    """The member; the command line speaks for the first owner."""
+    if visitor.member_id:
+        return visitor
+    owner = await platform.database.write(first_owner)
+    return Visitor(owner.id, owner.name, "owner", "socket")
+
+
+async def _say(request: Request, visitor: Visitor, room_id: str, text: str, agent: str = "") -> Response:
+    platform = platform_of(request)
+    room = await platform.database.read(partial(_room, conversation_id=room_id, member_id=visitor.member_id))
+    taken = await take(platform, visitor, room, ChatPost(id=_mark(request), text=text, agent=agent))
+    # A repeat may have been taken in by the conversation that the first one began.
+    where = taken.conversation_id or room_id
+    job_id = await platform.database.read(partial(_job, conversation_id=where))
+    said = {"conversation_id": where, "seq": taken.seq, "job_id": job_id, "result": taken.result}
+    location = f"/jobs/{job_id}" if job_id is not None else f"/conversations/{where}"
+    return answered(request, said, 202, location=location)
+
+
+def _room(connection: Connection, conversation_id: str, member_id: str) -> Room:
+    """One's own room; raises NotFound, or Conflict for a conversation that is held elsewhere."""
+    where = find_conversation(connection, conversation_id)["connection_id"]
+    held_by = select(connections.c.integration).where(connections.c.id == where)
+    if connection.execute(held_by).scalar() not in (None, INTEGRATION):
+        raise Conflict(f"This conversation is held at {where}; say it there.")
+    return find_room(connection, conversation_id, member_id)
+
+
+def _mark(request: Request) -> str:
+    """Made from the Idempotency-Key if there is one, so that intake itself knows a repeat."""
+    key = request.headers.get(HEADER)
+    return digest(key)[:40] if key is not None else new_id("said").replace("_", "-")
+
+
+def _job(connection: Connection, conversation_id: str) -> int | None:
+    query = (
+        select(jobs.c.id)
+        .where(jobs.c.conversation_id == conversation_id, jobs.c.kind == ANSWER)
+        .order_by(jobs.c.id.desc())
+        .limit(1)
+    )
+    return connection.execute(query).scalar()

@@ -1,0 +1,41 @@
+"""Who is there, and what they may do: members, sessions, tokens, the guard before every request."""
+
+from __future__ import annotations
+
+from gofer.web.auth.audit import audited, note, words_read
+from gofer.web.auth.guard import (
+    CSRF_FIELD,
+    CSRF_HEADER,
+    FromSocket,
+    Guard,
+    check_still,
+    csrf_of,
+    require,
+    watch_over,
+)
+from gofer.web.auth.headers import POLICY, SecurityHeaders
+from gofer.web.auth.login import routes
+from gofer.web.auth.principal import NotSignedIn, Role, Scope, Visitor, caller_of, visitor_of
+
+__all__ = [
+    "CSRF_FIELD",
+    "CSRF_HEADER",
+    "POLICY",
+    "FromSocket",
+    "Guard",
+    "NotSignedIn",
+    "Role",
+    "Scope",
+    "SecurityHeaders",
+    "Visitor",
+    "audited",
+    "caller_of",
+    "check_still",
+    "csrf_of",
+    "note",
+    "require",
+    "routes",
+    "visitor_of",
+    "watch_over",
+    "words_read",
+]

@@ -1,0 +1,109 @@
+"""The record of changes: who asked for what, when, from where, and how it was answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import structlog
+from sqlalchemy import Connection, select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.app import Platform
+from gofer.errors import GoferError
+from gofer.store import audit
+from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.tables import bindings
+from gofer.web.auth.principal import Visitor, caller_of, visitor_of
+from gofer.web.problems import status_of
+
+log = structlog.get_logger()
+
+LONGEST = 200
+READ = "words.read"
+"""The action of an entry that says that somebody read what others said."""
+READ_EVERY = 3600.0
+MAX_READERS = 10_000
+
+
+async def audited(request: Request, visitor: Visitor, do: Callable[[], Awaitable[Response]]) -> Response:
+    """Do what was asked with an entry written before and completed after."""
+    platform: Platform = request.app.state.platform
+    entry = await platform.database.write(partial(_begin, **_facts(request, visitor)))
+    status = 500
+    try:
+        response = await do()
+        status = response.status_code
+    except Exception as error:
+        status = getattr(error, "status_code", None) or status_of(error)  # type: ignore[arg-type]
+        raise
+    finally:
+        data = platform.redactor.redact_value(getattr(request.state, "audit", {}))
+        try:
+            await platform.database.write(partial(_end, entry=entry, status=status, data=data))
+        except GoferError as error:
+            # The change was made, and that it was asked for is on record.
+            log.warning("audit.not_completed", entry=entry, status=status, error=str(error))
+    return response
+
+
+async def words_read(request: Request, conversation_id: str | None, otherwise: str = "") -> None:
+    """Put on record that somebody reads what others said: once an hour for each reader and conversation. What belongs
+    to no conversation is named by `otherwise`. One's own web chat is nobody else's words."""
+    platform: Platform = request.app.state.platform
+    lately: dict[tuple[str, str, str], float] = request.app.state.words_read
+    visitor, subject = visitor_of(request), conversation_id or otherwise
+    reader = (visitor.via, visitor.member_id, subject)
+    current = time.monotonic()
+    if current - lately.get(reader, -READ_EVERY) < READ_EVERY:
+        return
+    facts = {**_facts(request, visitor), "action": READ, "subject": subject[:LONGEST], "status": 200}
+    data = {"by": str(getattr(request.scope.get("route"), "name", "") or request.url.path)[:LONGEST]}
+    await platform.database.write(partial(_words_read, facts={**facts, "data": data}))
+    if len(lately) >= MAX_READERS:
+        lately.clear()
+    lately[reader] = current
+
+
+def _words_read(connection: Connection, facts: dict[str, Any]) -> None:
+    own = bindings.c.ref.startswith(f"{facts['member_id']}:", autoescape=True)
+    mine = select(bindings.c.id).where(bindings.c.conversation_id == facts["subject"], own).limit(1)
+    if not facts["member_id"] or connection.execute(mine).first() is None:
+        audit.append(connection, facts)
+
+
+def note(request: Request, **facts: Any) -> None:
+    """Add facts to the entry of the change at hand. Never words, never secrets."""
+    request.state.audit = {**getattr(request.state, "audit", {}), **facts}
+
+
+def _facts(request: Request, visitor: Visitor) -> dict[str, Any]:
+    route = request.scope.get("route")
+    named = ", ".join(str(value) for value in request.path_params.values())
+    return {
+        "workspace_id": FIRST_WORKSPACE,
+        "member_id": visitor.member_id,
+        "name": visitor.name,
+        "via": visitor.via,
+        "address": caller_of(request).address,
+        "action": str(getattr(route, "name", "") or request.url.path)[:LONGEST],
+        "subject": named[:LONGEST],
+    }
+
+
+def _begin(connection: Connection, **facts: Any) -> int:
+    return audit.append(connection, facts)
+
+
+def signed_in(connection: Connection, *, member_id: str, name: str, address: str, by: str) -> None:
+    """Note that somebody came in."""
+    who = {"workspace_id": FIRST_WORKSPACE, "member_id": member_id, "name": name, "via": "session"}
+    what = {"address": address, "action": "session.begin", "subject": "", "data": {"by": by}, "status": 303}
+    audit.append(connection, {**who, **what})
+
+
+def _end(connection: Connection, entry: int, status: int, data: dict[str, Any]) -> None:
+    audit.end(connection, entry, status=status, data=data)

@@ -1,0 +1,90 @@
+"""Following a conversation as it goes: changes of the log, and what runs say meanwhile, here or elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection
+
+from gofer.app import Platform
+from gofer.jobs.event_stream import EventFilter
+from gofer.live import Fresh, Watcher
+from gofer.store.events import Cursor
+from gofer.web.chat.timeline import Reader, Timeline
+from gofer.web.dashboard.sanitize import inert
+
+LOOK_ANYWAY = 15.0
+"""Seconds after which a follower looks at the log although nobody woke it."""
+BREATH = 0.05
+"""Seconds in which words are gathered, so that a fast model or a chatty command makes few frames."""
+
+
+async def follow(platform: Platform, conversation_id: str, cursor: Cursor) -> AsyncIterator[Any]:
+    """Timelines of what changed after a place, and frames of what is being said; for ever."""
+    state = ""
+    with (
+        platform.live.watching(conversation_id) as watcher,
+        _woken_by_log(platform, conversation_id, watcher),
+    ):
+        while True:
+            news = await platform.database.read(
+                partial(read_news, platform=platform, conversation_id=conversation_id, cursor=cursor)
+            )
+            if news.items or news.state != state:
+                state = news.state
+                yield news
+            for job_id in _spoken(news):
+                watcher.forget(job_id)
+            look, cursor = news.cursor != cursor, news.cursor
+            while not look:
+                for fresh in watcher.fresh(news.at_work.jobs):
+                    if (frame := _frame(fresh)) is not None:
+                        yield frame
+                look = await watcher.wait(LOOK_ANYWAY)
+                if not look:
+                    await asyncio.sleep(BREATH)
+
+
+@contextlib.contextmanager
+def _woken_by_log(platform: Platform, conversation_id: str, watcher: Watcher) -> Iterator[None]:
+    """Have the process's one reader of the log wake a watcher, wherever what happened was written."""
+
+    async def wake() -> None:
+        wanted = EventFilter(conversation_id=conversation_id)
+        async for _ in platform.follower.watch(wanted, None, pulse=LOOK_ANYWAY):
+            watcher.wake()
+
+    waking = asyncio.create_task(wake(), name="chat-follower")
+    try:
+        yield
+    finally:
+        waking.cancel()
+
+
+def read_news(connection: Connection, platform: Platform, conversation_id: str, cursor: Cursor) -> Timeline:
+    """What changed in a conversation."""
+    return Reader(connection, platform.vault, platform.redactor, conversation_id).news(cursor)
+
+
+def read_now(connection: Connection, platform: Platform, conversation_id: str) -> Timeline:
+    """Where a conversation is, and what the agent is at."""
+    return Reader(connection, platform.vault, platform.redactor, conversation_id).now()
+
+
+def _spoken(news: Timeline) -> set[int]:
+    """The jobs of which something stands there now in place of what they were saying: a page wipes that."""
+    return {item["job"] for item in news.items if item["kind"] in ("reply", "aside")}
+
+
+def _frame(fresh: Fresh) -> dict[str, Any] | None:
+    if not fresh.text and not fresh.whole:
+        return None
+    if fresh.call_id:
+        place: dict[str, Any] = {"type": "output", "item": f"call-{fresh.job_id}-{fresh.call_id}"}
+    else:
+        place = {"type": "text", "job": fresh.job_id}
+    return {**place, "text": inert(fresh.text), "whole": fresh.whole}

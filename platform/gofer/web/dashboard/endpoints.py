@@ -1,0 +1,142 @@
+"""What the pages' endpoints share: who may see them, what was asked, and errors as pages."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from sqlalchemy import Connection, select
+from starlette.datastructures import FormData
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from gofer.errors import GoferError, Malformed
+from gofer.jobs.notifications import EVENTS, JOBS
+from gofer.store.row_macs import MAC
+from gofer.store.tables import agents, connections
+from gofer.web.api.http import number_in
+from gofer.web.auth import Role, require, visitor_of
+from gofer.web.auth.confirmation import CONFIRM, Unconfirmed
+from gofer.web.auth.guard import MAX_FIELDS, MAX_FILES
+from gofer.web.body import read_form
+from gofer.web.dashboard.error_pages import refusal
+from gofer.web.dashboard.render import REFUSED, RefusedForm, platform_of
+from gofer.web.problems import TITLES, status_of
+
+PER_PAGE = 50
+UNTOLD = frozenset({"csrf", "value", "password"})
+"""Fields that are never shown again."""
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def page(role: Role, form: Endpoint | None = None) -> Callable[[Endpoint], Endpoint]:
+    """An endpoint for those with at least this role; what it raises becomes a page that says what to do.
+
+    With `form`, the page whose form was sent, that page is shown again, with what was wrong and what was typed.
+    """
+
+    def around(endpoint: Endpoint) -> Endpoint:
+        async def shown(request: Request) -> Response:
+            try:
+                _check_numbers(request)
+                return await endpoint(request)
+            except Unconfirmed:
+                return to_confirm(request)
+            except GoferError as error:
+                if form is None or status_of(error) >= 500:
+                    return troubled(request, error)
+                request.scope[REFUSED] = RefusedForm(
+                    str(error), status_of(error), _typed(await form_of(request))
+                )
+                # Without its guard: who may send a form may see it, and the wish was checked.
+                again: Endpoint = inspect.unwrap(form)
+                return await again(request)
+
+        return require(role)(shown)
+
+    return around
+
+
+def to_confirm(request: Request) -> Response:
+    """Where one confirms who one is, and from there back to the page whose form was sent."""
+    came = urlsplit(request.headers.get("referer", "")).path or "/"
+    return RedirectResponse(f"{CONFIRM}?next={quote(came, safe='')}", 303)
+
+
+def _check_numbers(request: Request) -> None:
+    """A number of the address that no database could hold names nothing."""
+    for name, value in request.path_params.items():
+        if isinstance(value, int):
+            number_in(request, name)
+
+
+def troubled(request: Request, error: GoferError) -> Response:
+    """The page for an error of ours."""
+    status = status_of(error)
+    request.scope.pop(REFUSED, None)
+    return refusal(request, status, title=TITLES.get(status, "Error"), detail=str(error))
+
+
+def _typed(form: FormData) -> dict[str, str]:
+    """What a form is filled with again: never a secret, nor a file."""
+    return {
+        name: value
+        for name, value in form.items()
+        if isinstance(value, str) and name not in UNTOLD and not name.startswith("secret.")
+    }
+
+
+def by(request: Request) -> str:
+    """Who did it, for the event log."""
+    return f"member {visitor_of(request).name}"
+
+
+async def form_of(request: Request) -> FormData:
+    """The form that was sent."""
+    return await read_form(request, max_files=MAX_FILES, max_fields=MAX_FIELDS)
+
+
+def text_of(form: FormData, name: str, default: str = "") -> str:
+    """A text field."""
+    value = form.get(name, default)
+    if not isinstance(value, str):
+        raise Malformed(f"{name}: must be text, not a file.")
+    return value.replace("\r\n", "\n")
+
+
+def number_of(request: Request, name: str) -> int | None:
+    """A number from the query; raises Malformed."""
+    value = request.query_params.get(name, "")
+    if not value:
+        return None
+    if not value.isascii() or not value.isdigit() or len(value) > 18:
+        raise Malformed(f"{name}: must be a number.")
+    return int(value)
+
+
+def wake(request: Request) -> None:
+    """Tell workers and watchers that something changed."""
+    signals = platform_of(request).signals
+    signals.wake(JOBS)
+    signals.wake(EVENTS)
+
+
+def rows(connection: Connection, query: Any) -> list[dict[str, Any]]:
+    """A query's rows as dictionaries."""
+    return [
+        {name: value for name, value in row._mapping.items() if name != MAC}
+        for row in connection.execute(query)
+    ]
+
+
+def agent_names(connection: Connection) -> dict[str, str]:
+    """Every agent's name by its id."""
+    return {row.id: row.name for row in connection.execute(select(agents.c.id, agents.c.name))}
+
+
+def connection_names(connection: Connection) -> dict[str, str]:
+    """Every connection's name by its id."""
+    return {row.id: row.name for row in connection.execute(select(connections.c.id, connections.c.name))}

@@ -1,0 +1,116 @@
+"""The instance itself: its settings, its processes, the doctor's findings and the last lines of its log."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from sqlalchemy import Connection, select
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer import __version__
+from gofer.settings import PREFIX, Settings
+from gofer.store import migrations
+from gofer.store.db_time import now
+from gofer.store.tables import workers
+from gofer.web.dashboard.checks import Checks
+from gofer.web.dashboard.endpoints import page, rows
+from gofer.web.dashboard.render import go, platform_of, render
+
+LONG_SILENT = 60.0
+"""Seconds after which a process that was not seen is not counted as there."""
+LEVELS = ("debug", "info", "warning", "error")
+MOST_LINES = 300
+HIDDEN = "set, not shown"
+
+
+@page("operator")
+async def settings(request: Request) -> Response:
+    """Every setting, where it comes from, and the processes that run by them."""
+    platform = platform_of(request)
+    found = await platform.database.read(_read)
+    return render(
+        request,
+        "settings.html",
+        settings=_told(platform.settings),
+        **found,
+        version=__version__,
+        database="SQLite" if platform.database.dialect == "sqlite" else "PostgreSQL",
+        url=platform.url,
+        pid=os.getpid(),
+        owner=platform.owner,
+    )
+
+
+def _read(connection: Connection) -> dict[str, Any]:
+    query = select(workers).where(workers.c.seen_at > now() - LONG_SILENT).order_by(workers.c.started_at)
+    return {"processes": rows(connection, query), "schema": migrations.current(connection)}
+
+
+def _told(settings: Settings) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": f"{PREFIX}{name.upper()}",
+            "value": _value(getattr(settings, name), shown=field.repr and not name.endswith("_url")),
+            "help": field.description or "",
+            "set": name in settings.model_fields_set,
+        }
+        for name, field in type(settings).model_fields.items()
+    ]
+
+
+def _value(value: Any, *, shown: bool) -> str:
+    """What may be told: addresses may hold a password."""
+    if value in ("", None):
+        return ""
+    text = str(value)
+    if shown or (text.startswith("http") and "@" not in text):
+        return text
+    return HIDDEN
+
+
+@page("viewer")
+async def doctor(request: Request) -> Response:
+    """What the doctor last found."""
+    checks: Checks = request.app.state.checks
+    findings = [dataclasses.asdict(each) for each in checks.findings]
+    return render(request, "doctor.html", findings=findings, examined_at=checks.examined_at)
+
+
+@page("viewer")
+async def examine(request: Request) -> Response:
+    """Have the doctor make the round now."""
+    checks: Checks = request.app.state.checks
+    await checks.examine()
+    return go("/doctor")
+
+
+@page("operator")
+async def logs(request: Request) -> Response:
+    """The last lines of this process."""
+    least = request.query_params.get("level", "info")
+    least = least if least in LEVELS else "info"
+    sought = request.query_params.get("q", "").strip().lower()
+    lines = [
+        told
+        for line in reversed(platform_of(request).recent_lines.lines)
+        if _rank(line.get("level")) >= _rank(least)
+        and sought in (told := _line(line))["text"].lower() + told["event"].lower()
+    ][:MOST_LINES]
+    return render(request, "logs.html", lines=lines, level=least, levels=LEVELS, q=sought)
+
+
+def _rank(level: Any) -> int:
+    return LEVELS.index(level) if level in LEVELS else len(LEVELS)
+
+
+def _line(line: dict[str, Any]) -> dict[str, str]:
+    rest = {name: value for name, value in line.items() if name not in ("event", "level", "timestamp")}
+    return {
+        "at": str(line.get("timestamp", "")),
+        "level": str(line.get("level", "")),
+        "event": str(line.get("event", "")),
+        "text": " ".join(f"{name}={value}" for name, value in rest.items() if not name.startswith("_")),
+    }
