@@ -14,6 +14,7 @@ COPY docs docs
 COPY platform platform
 COPY integrations integrations
 COPY sandbox sandbox
+COPY rehearsal rehearsal
 RUN /opt/build/bin/python -m hatchling build -t wheel -d /opt/dist \
  && /opt/gofer/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps /opt/dist/*.whl \
  && /opt/gofer/bin/python -m compileall -q /opt/gofer/lib

@@ -26,7 +26,7 @@ $(VENV)/.runtime: requirements.lock pyproject.toml | $(BIN)/python
 	@$(INSTALL) --require-hashes -r requirements.lock
 	@$(INSTALL) --require-hashes -r requirements-build.lock
 	@$(INSTALL) --no-deps --no-build-isolation -e .
-	@$(BIN)/python -m compileall -q platform integrations sandbox
+	@$(BIN)/python -m compileall -q platform integrations sandbox rehearsal
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
@@ -44,7 +44,7 @@ check: $(VENV)/.dev ## ruff, mypy strict, import contracts, names
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-logo
+	@PYTHONPATH=. $(BIN)/lint-imports --no-logo
 	@$(BIN)/python scripts/check-names
 
 test: $(VENV)/.dev ## checks, and every test that is not slow by nature

@@ -26,10 +26,8 @@ import structlog
 import uvloop
 from sqlalchemy import Connection
 
-from gofer.agent.agents import AgentFiles
 from gofer.agent.model import Features, Model, ModelEvent, ModelRequest, Turn, Usage
 from gofer.agent.models.catalogue import AUTO, Catalogue
-from gofer.agent.models.keys import ModelKeys
 from gofer.app import SERVICE_SLOTS, Platform, open_app
 from gofer.connections.changes import add_connection
 from gofer.intake.admit import Admitter
@@ -42,7 +40,9 @@ from gofer.jobs.notifications import JOBS
 from gofer.jobs.outcome import Done, Outcome
 from gofer.jobs.queue import AGENT, SERVICE, Claim, claim
 from gofer.jobs.worker import Capacity, Run, Worker
+from gofer.runs.agent_files import AgentFiles
 from gofer.runs.answer import Answerer, apology
+from gofer.runs.model_keys import ModelKeys
 from gofer.runs.shell_access import Loans, ShellAccessGrants
 from gofer.runs.shells import Shells
 from gofer.settings import Settings

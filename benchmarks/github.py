@@ -22,7 +22,7 @@ from benchmarks.node_peers import NODE, NotInstalled, install
 from benchmarks.report import Row
 from benchmarks.webhook import Loaded, load, serving
 from gofer.connections.changes import add_connection
-from gofer.integration import Account, Request
+from gofer.integration import ConnectionContext, Request
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.vault.secret import Secret
 from gofer.web.app import public_app
@@ -64,7 +64,7 @@ async def main(quick: bool) -> list[Row]:
 
 
 def _routing(requests: list[Request], quick: bool) -> list[Row]:
-    account = Account("bench", "bench", {}, {"webhook_secret": Secret(SECRET)})
+    account = ConnectionContext("bench", "bench", {}, {"webhook_secret": Secret(SECRET)})
 
     def ours(request: Request) -> None:
         integration.verify(request, account)

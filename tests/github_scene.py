@@ -19,7 +19,7 @@ from sqlalchemy import select
 
 from gofer.app import Platform, open_app
 from gofer.connections.changes import add_connection
-from gofer.integration import Account, Health, Incoming, Request
+from gofer.integration import ConnectionContext, Health, Incoming, Request
 from gofer.settings import Settings
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import JobState, events, jobs
@@ -56,9 +56,9 @@ def signer(*parts: str) -> str:
     return hmac.new(b"a key of the tests", repr(parts).encode(), hashlib.sha256).hexdigest()
 
 
-def account(**settings: Any) -> Account:
+def account(**settings: Any) -> ConnectionContext:
     """A connection as the integration sees it, without anything behind it."""
-    return Account("github_1", "test", settings, {"webhook_secret": Secret(SECRET)}, signer=signer)
+    return ConnectionContext("github_1", "test", settings, {"webhook_secret": Secret(SECRET)}, signer=signer)
 
 
 def tool(name: str, **arguments: Any) -> str:
@@ -102,9 +102,9 @@ class Scene:
             "login": f"{self.app.slug}[bot]",
         }
 
-    def account(self, **settings: Any) -> Account:
+    def account(self, **settings: Any) -> ConnectionContext:
         secrets = {"webhook_secret": Secret(self.app.webhook_secret), "private_key": Secret(self.private_key)}
-        return Account("github_1", "test", {**self.settings, **settings}, secrets, signer=signer)
+        return ConnectionContext("github_1", "test", {**self.settings, **settings}, secrets, signer=signer)
 
     def ours(self, number: int) -> list[Comment]:
         """What we wrote on an issue."""

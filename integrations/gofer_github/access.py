@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from gofer.errors import Permanent, ServiceError, Unset
-from gofer.integration import Account, Job
+from gofer.integration import ConnectionContext, JobScope
 from gofer_github.client import PATIENCE, Branches, Client, RateLimit, is_missing
 from gofer_github.place import Repository
 from gofer_github.settings import Settings
@@ -74,14 +74,14 @@ class Access:
     def __init__(self, reuse: float = REUSE) -> None:
         self._reuse = reuse
         self._ending: set[asyncio.Task[None]] = set()
-        self._tokens: dict[tuple[str, Job | None], Tokens] = {}
+        self._tokens: dict[tuple[str, JobScope | None], Tokens] = {}
         self._signers: dict[str, Signer] = {}
         self._installations: dict[tuple[str, str], int] = {}
         self._numbers: dict[str, int] = {}
         self._limits: dict[tuple[str, str, str], RateLimit] = {}
         self._branches: dict[tuple[str, str], Branches] = {}
 
-    def as_app(self, account: Account) -> Client:
+    def as_app(self, account: ConnectionContext) -> Client:
         """The App itself; it can mint tokens and list deliveries, and touch no repository."""
         from github.Auth import AppAuth
 
@@ -96,7 +96,7 @@ class Access:
                 f"The secret private_key is not an RSA key: {error}", reason="credentials"
             ) from None
 
-    def _signer(self, account: Account) -> Signer:
+    def _signer(self, account: ConnectionContext) -> Signer:
         """Reading a key takes fifty times as long as signing with it, so it is kept while it stays the same."""
         pem = account.secret("private_key").encode()
         digest = hashlib.sha256(pem).digest()
@@ -105,7 +105,7 @@ class Access:
             kept = self._signers[account.id] = Signer(digest, _read_key(pem))
         return kept
 
-    async def to(self, account: Account, repository: str, permissions: Permissions) -> Client:
+    async def to(self, account: ConnectionContext, repository: str, permissions: Permissions) -> Client:
         """A client that can do just this in one repository."""
         from github.Auth import Token as TokenAuth
 
@@ -123,14 +123,14 @@ class Access:
             settings.api_url, TokenAuth(token), renew, limit=limit, patience=patience, branches=branches
         )
 
-    def _limit(self, account: Account, owner: str = "") -> RateLimit:
+    def _limit(self, account: ConnectionContext, owner: str = "") -> RateLimit:
         """Of an installation, which there is one of for each owner; of the App itself; of a plain token."""
         settings = Settings.model_validate(account.settings)
         whose = owner.lower() if settings.app_id is not None else ""
         return self._limits.setdefault((account.id, settings.api_url, whose), RateLimit())
 
     @contextlib.asynccontextmanager
-    async def to_installation(self, account: Account, installation: int) -> AsyncIterator[Client]:
+    async def to_installation(self, account: ConnectionContext, installation: int) -> AsyncIterator[Client]:
         """A client that can see what an installation consists of now, and no more."""
         from github.Auth import Token as TokenAuth
 
@@ -141,7 +141,7 @@ class Access:
             with contextlib.suppress(ServiceError):  # it ends by itself within the hour
                 await self._revoke(account, token)
 
-    async def own_number(self, account: Account, client: Client) -> int:
+    async def own_number(self, account: ConnectionContext, client: Client) -> int:
         """The number of the account we write as: GitHub knows a commit's author by it. 0 when it cannot be had."""
         login = Settings.model_validate(account.settings).login
         if login and login not in self._numbers:
@@ -152,7 +152,7 @@ class Access:
         return self._numbers.get(login, 0)
 
     async def token(
-        self, account: Account, repository: str, permissions: Permissions, refused: str = ""
+        self, account: ConnectionContext, repository: str, permissions: Permissions, refused: str = ""
     ) -> str:
         """A token for one repository with no more than these permissions: the job's own, where there is a job."""
         if Settings.model_validate(account.settings).app_id is None:
@@ -161,7 +161,7 @@ class Access:
         what = (named.lower(), named.number, frozenset(permissions.items()))
         return await self._kept(account).get(what, partial(self._mint, account, named, permissions), refused)
 
-    def _kept(self, account: Account) -> Tokens:
+    def _kept(self, account: ConnectionContext) -> Tokens:
         key = (account.id, account.job)
         if (kept := self._tokens.get(key)) is None:
             kept = Tokens()
@@ -172,27 +172,29 @@ class Access:
             self._tokens[key] = kept
         return kept
 
-    async def _end(self, account: Account) -> None:
+    async def _end(self, account: ConnectionContext) -> None:
         """End the tokens that were minted for a job, or beside all of them. Who still uses one of the latter gets
         another when GitHub refuses it."""
         await self._tokens.pop((account.id, account.job)).end(partial(self._revoke, account))
 
-    def _end_soon(self, account: Account) -> None:
+    def _end_soon(self, account: ConnectionContext) -> None:
         task = asyncio.create_task(self._ended(account))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    async def _ended(self, account: Account) -> None:
+    async def _ended(self, account: ConnectionContext) -> None:
         with contextlib.suppress(ServiceError):  # they end by themselves within the hour
             await self._end(account)
 
-    def _plain(self, account: Account) -> str:
+    def _plain(self, account: ConnectionContext) -> str:
         try:
             return account.secret("token")
         except Unset as error:
             raise Permanent(f"Neither app_id nor token is set: {error}", reason="credentials") from None
 
-    async def _mint(self, account: Account, repository: Repository, permissions: Permissions) -> Token:
+    async def _mint(
+        self, account: ConnectionContext, repository: Repository, permissions: Permissions
+    ) -> Token:
         app = self.as_app(account)
         which: dict[str, Any] = {"repositories": [repository.partition("/")[2]]}
         if repository.number:
@@ -212,7 +214,7 @@ class Access:
         self._installations[account.id, repository] = installation
         return token
 
-    async def _revoke(self, account: Account, token: str) -> None:
+    async def _revoke(self, account: ConnectionContext, token: str) -> None:
         from github.Auth import Token as TokenAuth
 
         api_url = Settings.model_validate(account.settings).api_url

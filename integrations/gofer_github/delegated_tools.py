@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from gofer.errors import Permanent
-from gofer.integration import Account
+from gofer.integration import ConnectionContext
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer_github import marks
 from gofer_github.access import READ, WRITE, Access
@@ -45,7 +45,9 @@ class DelegatedRequest:
     login: str
 
 
-def marked(account: Account, repository: str, subject: str, login: str, title: str, text: str) -> str:
+def marked(
+    account: ConnectionContext, repository: str, subject: str, login: str, title: str, text: str
+) -> str:
     """The hidden line that makes an issue of ours, with these words, somebody's request."""
     return marks.line(
         account, marks.elsewhere(repository), f"errand={secrets.token_hex(8)}", f"for={subject}", f"login={login}",
@@ -53,7 +55,7 @@ def marked(account: Account, repository: str, subject: str, login: str, title: s
     )  # fmt: skip
 
 
-def asked_by(account: Account, repository: str, title: str, body: str) -> DelegatedRequest | None:
+def asked_by(account: ConnectionContext, repository: str, title: str, body: str) -> DelegatedRequest | None:
     """Whose wish an issue of ours is; None when it is nobody's."""
     found = marks.words(account, marks.elsewhere(repository), body)
     id_, subject, login, words = (marks.value(found, name) for name in ("errand", "for", "login", "words"))
@@ -70,7 +72,7 @@ def _digest(title: str, text: str) -> str:
     return hashlib.sha256(told.encode("utf-8", "replace")).hexdigest()[:32]
 
 
-def errand_tool(access: Access, account: Account, subject: str) -> Tool[Errand]:
+def errand_tool(access: Access, account: ConnectionContext, subject: str) -> Tool[Errand]:
     """Opens an issue for somebody who is known by their number, and has it worked on there."""
 
     async def run(wanted: Errand, context: ToolContext) -> ToolResult:

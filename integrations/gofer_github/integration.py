@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from gofer.integration import (
-    Account,
     Admission,
-    Equipment,
+    ConnectionContext,
     Health,
     Incoming,
     Integration,
@@ -20,6 +19,7 @@ from gofer.integration import (
     Progress,
     Request,
     SecretField,
+    ShellAccess,
     SignUp,
     Unread,
 )
@@ -53,7 +53,7 @@ class GitHub(Integration):
     can_catch_up = True
     can_poll = True
     progress_every = 10
-    tells_work = True
+    shows_run_summary = True
     tool_names = tools.NAMES | {"github_ask"}
 
     def __init__(self) -> None:
@@ -62,41 +62,43 @@ class GitHub(Integration):
         self._missed = redelivery.Missed(self._access)
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
-    def verify(self, request: Request, account: Account) -> None:
+    def verify(self, request: Request, account: ConnectionContext) -> None:
         request.check_hmac(SIGNATURE, account.secret("webhook_secret"), prefix="sha256=")
 
-    def parse(self, request: Request, account: Account) -> Parsed:
+    def parse(self, request: Request, account: ConnectionContext) -> Parsed:
         return webhook.parse(request, account)
 
     def split(self, text: str) -> Sequence[str]:
         return replies.split(text)
 
-    def move(self, settings: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    def rename_conversation(self, settings: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
         known = Settings.model_validate(settings)
         names = tuple(new if name.lower() == old.lower() else name for name in known.repositories)
         return known.model_copy(update={"repositories": names}).model_dump(mode="json")
 
-    async def admit(self, unread: Unread, account: Account) -> Admission:
+    async def admit(self, unread: Unread, account: ConnectionContext) -> Admission:
         return await people.admit(unread, account, self._access)
 
-    async def find(self, outgoing: Outgoing, account: Account) -> str | None:
+    async def find(self, outgoing: Outgoing, account: ConnectionContext) -> str | None:
         with replies.saying_if_gone(outgoing.conversation):
             return await self._replies.find(outgoing, account)
 
-    async def place(self, outgoing: Outgoing, account: Account) -> str:
+    async def place(self, outgoing: Outgoing, account: ConnectionContext) -> str:
         async with self._turn(account, outgoing.conversation):
             with replies.saying_if_gone(outgoing.conversation):
                 return await self._replies.place(outgoing, account)
 
-    async def complete(self, outgoing: Outgoing, external_id: str, account: Account) -> None:
+    async def complete(self, outgoing: Outgoing, external_id: str, account: ConnectionContext) -> None:
         async with self._turn(account, outgoing.conversation):
             with replies.saying_if_gone(outgoing.conversation):
                 await self._replies.complete(outgoing, external_id, account)
 
-    async def notice(self, message: Incoming, account: Account) -> None:
-        await self._replies.notice(message, account)
+    async def acknowledge(self, message: Incoming, account: ConnectionContext) -> None:
+        await self._replies.acknowledge(message, account)
 
-    async def show_progress(self, conversation: str, progress: Progress, shown: str, account: Account) -> str:
+    async def show_progress(
+        self, conversation: str, progress: Progress, shown: str, account: ConnectionContext
+    ) -> str:
         async with self._turn(account, conversation):
             return await self._replies.show_progress(conversation, progress, shown, account)
 
@@ -118,37 +120,37 @@ class GitHub(Integration):
         page = setup.manifest_page(known, state, owner)
         return SignUp(page, {"manifest": json.dumps(wanted)}, asks)
 
-    async def signed_up(
+    async def finish_setup(
         self, settings: Mapping[str, Any], code: str
     ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
         return await setup.convert(Settings.model_validate(settings), code)
 
-    async def set_up(self, account: Account) -> Health:
+    async def set_up(self, account: ConnectionContext) -> Health:
         return await setup.set_up(self._access, account)
 
-    async def health(self, account: Account) -> Health:
+    async def health(self, account: ConnectionContext) -> Health:
         return await setup.health(self._access, account)
 
-    async def poll(self, account: Account, last: str | None) -> Sequence[Request]:
+    async def poll(self, account: ConnectionContext, last: str | None) -> Sequence[Request]:
         return await redelivery.poll(self._access, account, last)
 
-    def catch_up(self, account: Account, since: float) -> AsyncIterator[Request]:
+    def catch_up(self, account: ConnectionContext, since: float) -> AsyncIterator[Request]:
         return self._missed.since(account, since)
 
-    def tools(self, account: Account, message: Incoming) -> Sequence[Tool[Any]]:
+    def tools(self, account: ConnectionContext, message: Incoming) -> Sequence[Tool[Any]]:
         return tools.tools(self._access, account, message)
 
-    def limits(self, account: Account, message: Incoming) -> Mapping[str, float]:
+    def limits(self, account: ConnectionContext, message: Incoming) -> Mapping[str, float]:
         found = workflows.chosen(message, Settings.model_validate(account.settings)).limits
         return found.model_dump(exclude_none=True)
 
-    def errands(self, account: Account, subject: str) -> Sequence[Tool[Any]]:
+    def delegated_tools(self, account: ConnectionContext, subject: str) -> Sequence[Tool[Any]]:
         return (errand_tool(self._access, account, subject),)
 
-    async def equip(self, message: Incoming, account: Account) -> Equipment:
+    async def shell_access(self, message: Incoming, account: ConnectionContext) -> ShellAccess:
         return await repository_access.equip(self._access, account, message)
 
-    def _turn(self, account: Account, conversation: str) -> asyncio.Lock:
+    def _turn(self, account: ConnectionContext, conversation: str) -> asyncio.Lock:
         """One writer of a place's sticky comment at a time, so that late progress never covers an answer."""
         return self._turns.setdefault(f"{account.id} {conversation}", asyncio.Lock())
 

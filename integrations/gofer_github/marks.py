@@ -9,7 +9,7 @@ from __future__ import annotations
 import hmac
 import re
 
-from gofer.integration import Account
+from gofer.integration import ConnectionContext
 from gofer_github.place import MARK, Place, Repository
 
 NARROWED = "narrowed"
@@ -17,13 +17,13 @@ NARROWED = "narrowed"
 _LINE = re.compile(re.escape(MARK) + r" ([!-~]+(?: [!-~]+)*) mac=([0-9a-f]{32}) -->")
 
 
-def line(account: Account, place: Place, *words: str) -> str:
+def line(account: ConnectionContext, place: Place, *words: str) -> str:
     """The line for a place; empty words are left out."""
     told = " ".join(filter(None, words))
     return f"{MARK} {told} mac={_mac(account, _names(place)[0], told)} -->"
 
 
-def words(account: Account, place: Place, body: str | None) -> tuple[str, ...]:
+def words(account: ConnectionContext, place: Place, body: str | None) -> tuple[str, ...]:
     """What the last line of a body says; nothing where it is not ours, or was made for another place."""
     found = _LINE.fullmatch((body or "").rstrip().rpartition("\n")[2])
     if found is None:
@@ -57,5 +57,5 @@ def _names(place: Place) -> list[str]:
     return [f"{number}#{place.number}", by_name] if number else [by_name]
 
 
-def _mac(account: Account, place: str, told: str) -> str:
+def _mac(account: ConnectionContext, place: str, told: str) -> str:
     return account.mac("mark", place, told)[:32]

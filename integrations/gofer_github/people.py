@@ -14,7 +14,7 @@ import httpx2
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gofer.errors import Permanent, Temporary
-from gofer.integration import Account, Admission, File, Incoming, TrustLevel, Unread
+from gofer.integration import Admission, ConnectionContext, File, Incoming, TrustLevel, Unread
 from gofer_github import markdown, marks, rules
 from gofer_github.access import READ, Access, moment
 from gofer_github.client import Client, DefaultBranch, is_missing, login_of
@@ -46,11 +46,11 @@ class RepositoryConfig(BaseModel):
     rules: tuple[Rule, ...] = Field(default=(), max_length=50)
 
 
-async def admit(unread: Unread, account: Account, access: Access) -> Admission:
+async def admit(unread: Unread, account: ConnectionContext, access: Access) -> Admission:
     """Look the sender's permission up. Gofer's owner is who is paired as such; repository roles give no more
     than membership, because they say nothing about who runs this Gofer."""
     message = unread.message
-    place = Place.of(message.conversation, message.lasting)
+    place = Place.of(message.conversation, message.stable_id)
     settings = Settings.model_validate(account.settings)
     client = await access.to(account, place.repository, READ)
     if message.trigger == "check":
@@ -89,10 +89,14 @@ async def _patiently(asking: Awaitable[T]) -> T:
 
 
 async def _admit_by_rule(
-    message: Incoming, known_as: TrustLevel | None, permission: str, client: Client, account: Account
+    message: Incoming,
+    known_as: TrustLevel | None,
+    permission: str,
+    client: Client,
+    account: ConnectionContext,
 ) -> Admission:
     """Something that nobody asked for in words: a request only if the repository has a rule for it."""
-    place = Place.of(message.conversation, message.lasting)
+    place = Place.of(message.conversation, message.stable_id)
     settings = Settings.model_validate(account.settings)
     branch = await _patiently(client.default_branch(place.repository))
     config = await _patiently(repository_config(branch))
@@ -110,7 +114,7 @@ async def _admit_by_rule(
         author=rules.AUTHOR,
         text=f"A rule in {CONFIG} asks for this ({rule.workflow}), on {message.facts.get('occasion')}.",
         quoted=str(message.facts.get("subject") or message.text),
-        quoted_here=permission in MAY_WRITE and bool(message.facts.get("subject_is_senders")),
+        quote_is_ours=permission in MAY_WRITE and bool(message.facts.get("subject_is_senders")),
         facts={name: value for name, value in about.items() if name != "subject"},
     )
     try:
@@ -149,7 +153,9 @@ async def permission_of(client: Client, repository: str, login: str, number: str
     )
 
 
-async def _admit_check(message: Incoming, client: Client, place: Place, account: Account) -> Admission:
+async def _admit_check(
+    message: Incoming, client: Client, place: Place, account: ConnectionContext
+) -> Admission:
     """A failing check wakes us only on our own pull request, and only so often."""
     settings = Settings.model_validate(account.settings)
     pull = await _failing_pull(message, client, place)
@@ -268,7 +274,7 @@ class _Images(HTMLParser):
             self.found += [value for name, value in attrs if name == "src" and value]
 
 
-async def fetch(message: Incoming, client: Client, account: Account, place: Place) -> Pictures:
+async def fetch(message: Incoming, client: Client, account: ConnectionContext, place: Place) -> Pictures:
     """The pictures of a request and of the issue or pull request that it is about."""
     if account.http is None:
         return Pictures()

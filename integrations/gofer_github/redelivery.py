@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from gofer.errors import Permanent
-from gofer.integration import Account, Request
+from gofer.integration import ConnectionContext, Request
 from gofer_github.access import Access, moment
 from gofer_github.client import PER_PAGE, Client, is_missing
 from gofer_github.settings import Settings
@@ -34,7 +34,7 @@ class Missed:
         self._access = access
         self._fetched: dict[tuple[str, str], None] = {}
 
-    async def since(self, account: Account, since: float) -> AsyncIterator[Request]:
+    async def since(self, account: ConnectionContext, since: float) -> AsyncIterator[Request]:
         """Oldest first: every delivery since then, and those before that GitHub could not deliver, if it can."""
         if Settings.model_validate(account.settings).app_id is None:
             return  # only an App has a list of deliveries
@@ -96,7 +96,7 @@ async def _fetched(app: Client, summary: dict[str, Any]) -> Request | None:
     return Request(body, headers)
 
 
-async def poll(access: Access, account: Account, last: str | None) -> list[Request]:
+async def poll(access: Access, account: ConnectionContext, last: str | None) -> list[Request]:
     """Wait a little, then return the deliveries that came after the last one we have."""
     settings = Settings.model_validate(account.settings)
     await asyncio.sleep(settings.poll_every)

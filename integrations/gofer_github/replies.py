@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gofer.errors import Gone, Permanent, Temporary
-from gofer.integration import Account, Incoming, Outgoing, Progress
+from gofer.integration import ConnectionContext, Incoming, Outgoing, Progress
 from gofer_github import marks
 from gofer_github.access import CHECKS, READ, WRITE, Access, moment
 from gofer_github.client import AGAIN_AFTER, GIVE_UP_AFTER, Client, is_missing, login_of
@@ -48,7 +48,7 @@ def body_of(outgoing: Outgoing, mark: str) -> str:
     return "\n\n".join([_fitted(outgoing.text), *_approval(outgoing), *_how_it_went(outgoing), mark])
 
 
-def mark_of(outgoing: Outgoing, account: Account, place: Place, check: str = "") -> str:
+def mark_of(outgoing: Outgoing, account: ConnectionContext, place: Place, check: str = "") -> str:
     """The mark of a reply, by which it is found again."""
     trigger = "check" if outgoing.reply_to.startswith(("check_suite-", "status-")) else "request"
     narrowed = marks.NARROWED if outgoing.narrowed else ""
@@ -131,16 +131,16 @@ class Replies:
     def __init__(self, access: Access) -> None:
         self._access = access
 
-    async def find(self, outgoing: Outgoing, account: Account) -> str | None:
+    async def find(self, outgoing: Outgoing, account: ConnectionContext) -> str | None:
         """Our comment with this reply's mark, if it is there already."""
-        place = Place.of(outgoing.conversation, outgoing.lasting)
+        place = Place.of(outgoing.conversation, outgoing.stable_id)
         client = await self._access.to(account, place.repository, WRITE)
         found = await self._marked(client, account, place, outgoing.id, outgoing.facts)
         return str(found["id"]) if found else None
 
-    async def place(self, outgoing: Outgoing, account: Account) -> str:
+    async def place(self, outgoing: Outgoing, account: ConnectionContext) -> str:
         """Turn the progress comment into the answer, or post one."""
-        place = Place.of(outgoing.conversation, outgoing.lasting)
+        place = Place.of(outgoing.conversation, outgoing.stable_id)
         client = await self._access.to(account, place.repository, WRITE)
         if (began := _began_with(outgoing)) and outgoing.kind != "note" and outgoing.part == 1:
             # As old as the first request: it is not looked for from the last on, if that is another.
@@ -155,9 +155,9 @@ class Replies:
         made = await client.post(f"/repos/{place.repository}/issues/{place.number}/comments", {"body": body})
         return str(made["id"])
 
-    async def complete(self, outgoing: Outgoing, external_id: str, account: Account) -> None:
+    async def complete(self, outgoing: Outgoing, external_id: str, account: ConnectionContext) -> None:
         """Bring the comment to its text again, and end the check that stands for the work."""
-        place = Place.of(outgoing.conversation, outgoing.lasting)
+        place = Place.of(outgoing.conversation, outgoing.stable_id)
         client = await self._access.to(account, place.repository, WRITE)
         try:
             comment = await client.get(f"/repos/{place.repository}/issues/comments/{external_id}")
@@ -185,7 +185,7 @@ class Replies:
         return True
 
     async def _marked(
-        self, client: Client, account: Account, place: Place, mark: str, facts: Mapping[str, Any]
+        self, client: Client, account: ConnectionContext, place: Place, mark: str, facts: Mapping[str, Any]
     ) -> dict[str, Any] | None:
         """A comment of ours with a mark, looked for from the newest one back to the moment of the request. Anybody can
         write a mark; it counts only in what we wrote."""
@@ -198,9 +198,9 @@ class Replies:
                 return None  # older than what it answers
         return None
 
-    async def notice(self, message: Incoming, account: Account) -> None:
+    async def acknowledge(self, message: Incoming, account: ConnectionContext) -> None:
         """Eyes on the request."""
-        place = Place.of(message.conversation, message.lasting)
+        place = Place.of(message.conversation, message.stable_id)
         client = await self._access.to(account, place.repository, WRITE)
         base = f"/repos/{place.repository}"
         if comment := message.facts.get("review_comment"):
@@ -211,9 +211,11 @@ class Replies:
             target = f"{base}/issues/{place.number}"
         await client.post(f"{target}/reactions", {"content": "eyes"})
 
-    async def show_progress(self, conversation: str, progress: Progress, shown: str, account: Account) -> str:
+    async def show_progress(
+        self, conversation: str, progress: Progress, shown: str, account: ConnectionContext
+    ) -> str:
         """The sticky comment while work goes on; the answer takes its place."""
-        place = Place.of(conversation, progress.lasting)
+        place = Place.of(conversation, progress.stable_id)
         client = await self._access.to(account, place.repository, WRITE)
         if not shown:
             found = await self._marked(client, account, place, _working_mark(progress.message), {})
@@ -236,7 +238,7 @@ class Replies:
             await _edit(client, place, shown, _progress_body(progress, mark))
         return shown
 
-    async def _begin_check(self, account: Account, place: Place, message: str) -> str:
+    async def _begin_check(self, account: ConnectionContext, place: Place, message: str) -> str:
         """A check run on a pull request's head, so that its page shows the work; none on an issue."""
         reading = await self._access.to(account, place.repository, READ)
         try:
@@ -259,11 +261,15 @@ class Replies:
         except Permanent:
             return ""  # an issue has none, and a token may not be allowed to: the comment says it all
 
-    async def _settle_check(self, account: Account, place: Place, check: str, outgoing: Outgoing) -> None:
+    async def _settle_check(
+        self, account: ConnectionContext, place: Place, check: str, outgoing: Outgoing
+    ) -> None:
         client = await self._access.to(account, place.repository, CHECKS)
         await client.patch(f"/repos/{place.repository}/check-runs/{check}", _settled(outgoing))
 
-    async def _check_what_was_made(self, account: Account, place: Place, outgoing: Outgoing) -> None:
+    async def _check_what_was_made(
+        self, account: ConnectionContext, place: Place, outgoing: Outgoing
+    ) -> None:
         """The run's end as a check on what it pushed, so that the pull request tells of it. Once per answer."""
         settings = Settings.model_validate(account.settings)
         head = str(outgoing.facts.get("head") or f"{settings.branch_prefix}{place.number}")
@@ -282,7 +288,7 @@ class Replies:
             return  # decoration: the answer stands without it
 
     async def _check_once(
-        self, account: Account, place: Place, sha: str, outgoing: Outgoing, acting: list[str]
+        self, account: ConnectionContext, place: Place, sha: str, outgoing: Outgoing, acting: list[str]
     ) -> None:
         client = await self._access.to(account, place.repository, CHECKS)
         base = f"/repos/{place.repository}"
@@ -345,7 +351,7 @@ async def _edit(client: Client, place: Place, comment: object, body: str) -> Non
     await client.patch(f"/repos/{place.repository}/issues/comments/{comment}", {"body": body})
 
 
-def _progress_mark(progress: Progress, account: Account, place: Place, check: str) -> str:
+def _progress_mark(progress: Progress, account: ConnectionContext, place: Place, check: str) -> str:
     return marks.line(account, place, "progress", _working_mark(progress.message), check and f"check={check}")
 
 

@@ -13,8 +13,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from gofer.errors import Permanent
-from gofer.integration import Account, EgressRule, Equipment, Incoming
-from gofer.sanitize import defuse
+from gofer.integration import ConnectionContext, EgressRule, Incoming, ShellAccess, defuse
 from gofer_github.access import GIT, GIT_READ, LOOK, READ, Access
 from gofer_github.client import Client, is_missing
 from gofer_github.people import is_fork, permission_of
@@ -82,9 +81,9 @@ class Branches:
         return any(fnmatchcase(branch, name) for name in self.allowed)
 
 
-async def branches(access: Access, account: Account, message: Incoming) -> Branches | None:
+async def branches(access: Access, account: ConnectionContext, message: Incoming) -> Branches | None:
     """The branches of a conversation; None for a pull request from a fork, which gets no repository at all."""
-    place = Place.of(message.conversation, message.lasting)
+    place = Place.of(message.conversation, message.stable_id)
     prefix = Settings.model_validate(account.settings).branch_prefix
     own = f"{prefix}{place.number}"
     names: tuple[str, ...] = (own, f"{own}-*")
@@ -140,12 +139,12 @@ async def acting_commits(
     return [sha for sha, text in messages.items() if defuse(text, here=here, people=people) != text]
 
 
-async def equip(access: Access, account: Account, message: Incoming) -> Equipment:
+async def equip(access: Access, account: ConnectionContext, message: Incoming) -> ShellAccess:
     """The way to the repository for one job, with tokens minted for it alone."""
     found = await branches(access, account, message)
     if found is None:
-        return Equipment()
-    place = Place.of(message.conversation, message.lasting)
+        return ShellAccess()
+    place = Place.of(message.conversation, message.stable_id)
     settings = Settings.model_validate(account.settings)
     pushes = chosen(message, settings).may_push
     token = partial(access.token, account, place.repository, GIT if pushes else GIT_READ)
@@ -167,11 +166,11 @@ async def equip(access: Access, account: Account, message: Incoming) -> Equipmen
     client = await access.to(account, place.repository, READ)
     number = await access.own_number(account, client) or settings.app_id or 0
     files = _files(settings, number, message.facts)
-    return Equipment(rules, "x-access-token", token, files, _SETUP)
+    return ShellAccess(rules, "x-access-token", token, files, _SETUP)
 
 
 async def _closed(
-    access: Access, account: Account, repository: str, refs: Sequence[str]
+    access: Access, account: ConnectionContext, repository: str, refs: Sequence[str]
 ) -> Mapping[str, str]:
     """Which of these a push may not change although they lie below our prefix, and why: as GitHub has it now."""
     client = await access.to(account, repository, READ)
@@ -185,7 +184,7 @@ async def _closed(
 
 
 async def _unmerged(
-    access: Access, account: Account, repository: str, commits: Sequence[str]
+    access: Access, account: ConnectionContext, repository: str, commits: Sequence[str]
 ) -> Mapping[str, str]:
     """Which commits that no branch or tag names are not part of the default branch either: anybody who opens a pull
     request puts commits into a repository that git would hand out by their numbers."""
@@ -210,7 +209,9 @@ async def _is_part_of(client: Client, repository: str, branch: str, commit: str)
         raise
 
 
-async def _now_at(access: Access, account: Account, repository: str, number: int) -> tuple[str, ...]:
+async def _now_at(
+    access: Access, account: ConnectionContext, repository: str, number: int
+) -> tuple[str, ...]:
     """Where git finds the repository by now; nowhere, if the name leads to another one."""
     client = await access.to(account, repository, READ)
     found = await client.get(f"/repos/{repository}")
@@ -228,7 +229,7 @@ async def _is_protected(client: Client, repository: str, branch: str) -> bool:
 
 
 async def _modules(
-    access: Access, account: Account, message: Incoming, rule: EgressRule
+    access: Access, account: ConnectionContext, message: Incoming, rule: EgressRule
 ) -> tuple[EgressRule, ...]:
     """Ways to the submodules, where they are allowed: for reading alone, each with a token that can do no more."""
     found = await allowed(access, account, message)
@@ -271,11 +272,11 @@ MOST = 10
 _URL = re.compile(r"^[^\S\n]*+url[^\S\n]*+=[^\S\n]*+\"?([^\s\"]{1,300})\"?[^\S\n]*+$", re.M)
 
 
-async def allowed(access: Access, account: Account, message: Incoming) -> tuple[str, ...]:
+async def allowed(access: Access, account: ConnectionContext, message: Incoming) -> tuple[str, ...]:
     """Full names of the repositories; none where nobody asked, such as for a failing check."""
     settings, place = (
         Settings.model_validate(account.settings),
-        Place.of(message.conversation, message.lasting),
+        Place.of(message.conversation, message.stable_id),
     )
     if not settings.submodules or not message.facts.get("login"):
         return ()
@@ -315,7 +316,7 @@ def _named(url: str, repository: str, web_url: str) -> str:
     return path.strip("/").removesuffix(".git")
 
 
-async def _may_read(access: Access, account: Account, message: Incoming, name: str) -> bool:
+async def _may_read(access: Access, account: ConnectionContext, message: Incoming, name: str) -> bool:
     """Whether the App reaches it, and whoever asks may see it: the run tells them what is in there."""
     try:
         client = await access.to(account, name, LOOK)

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gofer.integration import Account, Incoming
+from gofer.integration import ConnectionContext, Incoming
 from gofer.tool import ToolContext
 from gofer_github import marks
 from gofer_github.access import Access
@@ -20,12 +20,12 @@ class Scope:
     """The tools' view of one conversation."""
 
     access: Access
-    account: Account
+    account: ConnectionContext
     message: Incoming
 
     @property
     def place(self) -> Place:
-        return Place.of(self.message.conversation, self.message.lasting)
+        return Place.of(self.message.conversation, self.message.stable_id)
 
     @property
     def settings(self) -> Settings:

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from gofer.errors import ConfigError, Permanent, ServiceError, Temporary
-from gofer.integration import Account, Health
+from gofer.integration import ConnectionContext, Health
 from gofer_github.access import Access
 from gofer_github.client import Client, is_missing
 from gofer_github.settings import Settings
@@ -78,7 +78,7 @@ async def convert(settings: Settings, code: str) -> tuple[dict[str, Any], dict[s
     return learned, {"private_key": made["pem"], "webhook_secret": made["webhook_secret"]}
 
 
-async def set_up(access: Access, account: Account) -> Health:
+async def set_up(access: Access, account: ConnectionContext) -> Health:
     """See that the credentials work, and learn our name."""
     settings = Settings.model_validate(account.settings)
     try:
@@ -92,13 +92,13 @@ async def set_up(access: Access, account: Account) -> Health:
     return Health(health.ok, health.line, health.fix, learned)
 
 
-async def _set_up_token(access: Access, account: Account) -> Health:
+async def _set_up_token(access: Access, account: ConnectionContext) -> Health:
     user = await (await access.to(account, "", {})).get("/user")
     line = f"A token of {user['login']}; without an App nothing missed can be fetched."
     return Health(True, line, learned={"login": user["login"]})
 
 
-async def health(access: Access, account: Account) -> Health:
+async def health(access: Access, account: ConnectionContext) -> Health:
     """Whether GitHub still knows us, and whether permissions and events are those we need."""
     try:
         settings = Settings.model_validate(account.settings)
@@ -135,7 +135,7 @@ def _missing(granted: dict[str, str]) -> list[str]:
     ]
 
 
-async def _installed(access: Access, account: Account, app: dict[str, Any]) -> Health:
+async def _installed(access: Access, account: ConnectionContext, app: dict[str, Any]) -> Health:
     """Where the App is installed, on which repositories, and whether what it asks for was accepted there."""
     settings = Settings.model_validate(account.settings)
     # An Enterprise Server has it elsewhere than the public one, and says where.
@@ -157,7 +157,7 @@ async def _installed(access: Access, account: Account, app: dict[str, Any]) -> H
     return Health(True, f"The App {app['slug']}, installed by {', '.join(lines)}{more}.")
 
 
-async def _repositories(access: Access, account: Account, installation: int) -> str:
+async def _repositories(access: Access, account: ConnectionContext, installation: int) -> str:
     try:
         async with access.to_installation(account, installation) as client:
             answer = await client.get("/installation/repositories", per_page=MOST_SHOWN)
@@ -170,7 +170,7 @@ async def _repositories(access: Access, account: Account, installation: int) -> 
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
 
-def _ill(error: ServiceError, account: Account) -> Health:
+def _ill(error: ServiceError, account: ConnectionContext) -> Health:
     if isinstance(error, Temporary):
         return Health(False, f"GitHub cannot say now: {error}")
     if isinstance(error, Permanent) and error.reason in ("github.credentials", "credentials"):

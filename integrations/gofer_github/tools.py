@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import httpx2
 
 from gofer.errors import Permanent, Temporary
-from gofer.integration import Account, Incoming
+from gofer.integration import ConnectionContext, Incoming
 from gofer.tool import Arguments, Reach, Tier, Tool, ToolContext, ToolResult
 from gofer_github import markdown, marks, reviews
 from gofer_github.access import LOGS, OPEN_PULL, READ, STATUSES, WRITE, Access, moment
@@ -383,7 +383,7 @@ NAMES = frozenset(
 )  # fmt: skip
 
 
-def tools(access: Access, account: Account, message: Incoming) -> list[Tool[Any]]:
+def tools(access: Access, account: ConnectionContext, message: Incoming) -> list[Tool[Any]]:
     """The tools of one conversation."""
     work = Work(access, account, message)
     names = chosen(message, work.settings).tools

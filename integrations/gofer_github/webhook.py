@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gofer.errors import Malformed
-from gofer.integration import COMMANDS, Account, Author, Incoming, Parsed, Request
+from gofer.integration import COMMANDS, Author, ConnectionContext, Incoming, Parsed, Request
 from gofer_github import delegated_tools, markdown, marks, reviews, rules
 from gofer_github.node import Node
 from gofer_github.place import Place, Repository, is_repository
@@ -39,14 +39,14 @@ class _Said:
     """Of a review comment: the code it stands below. Whoever made the pull request wrote that."""
     note: str = ""
     """Facts of ours about it, for the model."""
-    joins: str = ""
+    group_id: str = ""
     """The review that it is a piece of."""
     otherwise: str = ""
     """What it counts as when no words in it address us."""
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def parse(request: Request, account: Account) -> Parsed:
+def parse(request: Request, account: ConnectionContext) -> Parsed:
     """Read a verified webhook."""
     delivery = request.text_header("x-github-delivery")
     kind = request.text_header("x-github-event")
@@ -76,7 +76,7 @@ def parse(request: Request, account: Account) -> Parsed:
 def _message_id(message: Incoming, body: bytes) -> str:
     """What GitHub signs that names a message and no other: its number, or, for what has none, all that is told."""
     if _SAID_ONCE.fullmatch(message.external_id):
-        return f"{message.lasting} {message.external_id}"
+        return f"{message.stable_id} {message.external_id}"
     return f"body {hashlib.sha256(body).hexdigest()}"
 
 
@@ -91,7 +91,9 @@ def _renamed(event: str, payload: Node) -> tuple[str, str] | None:
     return (old, new) if is_repository(old) and is_repository(new) and old != new else None
 
 
-def _message(kind: str, action: str, payload: Node, account: Account, delivery: str) -> Incoming | str:
+def _message(
+    kind: str, action: str, payload: Node, account: ConnectionContext, delivery: str
+) -> Incoming | str:
     settings = Settings.model_validate(account.settings)
     repository = payload.node("repository").must_text("full_name")
     sender = payload.node("sender")
@@ -132,12 +134,12 @@ def _no_rule(payload: Node, settings: Settings, said: _Said, login: str) -> str:
     return "perhaps our own doing" if settings.wrote(login) and ours else ""
 
 
-def _is_ours(account: Account, payload: Node, repository: str, text: str) -> bool:
+def _is_ours(account: ConnectionContext, payload: Node, repository: str, text: str) -> bool:
     """Whether a text is our own: its last line says so, made for this place or for one that had no number yet."""
     return bool(_marked(account, payload, repository, text))
 
 
-def _marked(account: Account, payload: Node, repository: str, text: str) -> tuple[str, ...]:
+def _marked(account: ConnectionContext, payload: Node, repository: str, text: str) -> tuple[str, ...]:
     """What the last line of a text of ours says."""
     told = payload.node("repository")
     known = Repository(repository, told.node("owner").number("id"), told.number("id"))
@@ -146,7 +148,7 @@ def _marked(account: Account, payload: Node, repository: str, text: str) -> tupl
 
 
 def _wish(
-    event: str, payload: Node, account: Account, settings: Settings
+    event: str, payload: Node, account: ConnectionContext, settings: Settings
 ) -> delegated_tools.DelegatedRequest | None:
     """Whose wish an issue is that we opened because somebody asked us to, elsewhere."""
     issue = payload.node("issue")
@@ -158,7 +160,7 @@ def _wish(
     return delegated_tools.asked_by(account, repository, issue.text("title"), issue.text("body"))
 
 
-def _errand(payload: Node, account: Account, wish: delegated_tools.DelegatedRequest) -> Incoming:
+def _errand(payload: Node, account: ConnectionContext, wish: delegated_tools.DelegatedRequest) -> Incoming:
     """The request of whoever asked."""
     issue = {**payload.node("issue").value, "body": marks.without(payload.node("issue").text("body"))}
     person = {"id": wish.subject, "login": wish.login, "type": "User"}
@@ -218,10 +220,12 @@ def _review(payload: Node, settings: Settings) -> _Said | str:
     if wanted and ours and spoken(words, settings.handle) == NOT_AT_ALL:
         asks = words if words.strip() else "Changes are requested; see the comments on lines."
         note = "Changes are requested of this pull request of yours."
-        return _Said(asks, said.external_id, trigger="changes_requested", facts=facts, joins=joins, note=note)
+        return _Said(
+            asks, said.external_id, trigger="changes_requested", facts=facts, group_id=joins, note=note
+        )
     if not words.strip():
         return "a review without words of its own"
-    return replace(said, facts=facts, joins=joins)
+    return replace(said, facts=facts, group_id=joins)
 
 
 def _review_comment(comment: Node) -> _Said:
@@ -234,7 +238,7 @@ def _review_comment(comment: Node) -> _Said:
     note = f"This is review comment {id_}{f', in answer to {thread}' if thread else ''}; its place is quoted below."
     return _Said(
         comment.text("body"), f"review_comment-{id_}", facts=facts, place=place, note=note,
-        joins=f"review-{review}" if review else "",
+        group_id=f"review-{review}" if review else "",
     )  # fmt: skip
 
 
@@ -281,7 +285,7 @@ def _as_seen(title: str, body: str) -> str:
     return _titled(markdown.line(title, _LONGEST_TITLE), markdown.clean(body))
 
 
-def _incoming(kind: str, payload: Node, account: Account, repository: str, said: _Said) -> Incoming:
+def _incoming(kind: str, payload: Node, account: ConnectionContext, repository: str, said: _Said) -> Incoming:
     settings = Settings.model_validate(account.settings)
     subject = _subject(payload)
     number = subject.must_number("number")
@@ -307,8 +311,8 @@ def _incoming(kind: str, payload: Node, account: Account, repository: str, said:
         quoted="\n\n".join(
             filter(None, (said.place, _quoted(subject, said) if trigger and not ruled else ""))
         ),
-        joins=said.joins,
-        quoted_here=_by_us_or(sender, subject.node("user"), settings)
+        group_id=said.group_id,
+        quote_is_ours=_by_us_or(sender, subject.node("user"), settings)
         and marks.NARROWED not in _marked(account, payload, repository, subject.text("body")),
         facts={
             **_facts(payload, subject, repository),
@@ -316,7 +320,7 @@ def _incoming(kind: str, payload: Node, account: Account, repository: str, said:
             **said.facts,
             **(_for_rules(sender, subject) if ruled else {}),
         },
-        lasting=_lasting(payload, number),
+        stable_id=_lasting(payload, number),
     )
 
 
@@ -418,7 +422,7 @@ def _failed(
         kind="issue",
         trigger="check",
         facts={"repository": repository, "number": number, "head": branch, "sha": sha, "fork": False},
-        lasting=_lasting(payload, number),
+        stable_id=_lasting(payload, number),
     )
 
 
@@ -445,7 +449,7 @@ def _asked_again(
             "repository": repository, "number": number, "login": sender.text("login"),
             "sender": sender.value["id"], "sha": check.text("head_sha"), "fork": False,
         },
-        lasting=_lasting(payload, number),
+        stable_id=_lasting(payload, number),
     )  # fmt: skip
 
 

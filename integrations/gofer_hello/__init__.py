@@ -4,9 +4,9 @@ from pydantic import BaseModel, HttpUrl
 
 from gofer.errors import Malformed
 from gofer.integration import (
-    Account,
     Admission,
     Author,
+    ConnectionContext,
     Incoming,
     Integration,
     Outgoing,
@@ -37,10 +37,10 @@ class Hello(Integration):
     settings = Settings
     secret_headers = frozenset({SIGNATURE})
 
-    def verify(self, request: Request, account: Account) -> str | None:
+    def verify(self, request: Request, account: ConnectionContext) -> str | None:
         return request.check_signature(SIGNATURE, *account.secrets_of("signing_key", "next_signing_key"))
 
-    def parse(self, request: Request, account: Account) -> Parsed:
+    def parse(self, request: Request, account: ConnectionContext) -> Parsed:
         match request.json():
             case {"id": str(id_), "room": str(room), "from": str(sender), "text": str(text), **rest}:
                 author = Author(sender, is_bot=bool(rest.get("bot")))
@@ -53,15 +53,15 @@ class Hello(Integration):
             case _:
                 raise Malformed("Expected a JSON object with id, room, from and text.")
 
-    async def admit(self, unread: Unread, account: Account) -> Admission:
+    async def admit(self, unread: Unread, account: ConnectionContext) -> Admission:
         # Whoever holds the signing key vouches for the people it speaks of.
         return Admission(trust=unread.known_as or "member")
 
-    async def find(self, outgoing: Outgoing, account: Account) -> str | None:
+    async def find(self, outgoing: Outgoing, account: ConnectionContext) -> str | None:
         found = await account.call("GET", account.settings["reply_url"], params={"key": outgoing.id})
         return str(found["id"]) if found else None
 
-    async def place(self, outgoing: Outgoing, account: Account) -> str:
+    async def place(self, outgoing: Outgoing, account: ConnectionContext) -> str:
         reply = {
             "key": outgoing.id,
             "room": outgoing.conversation,

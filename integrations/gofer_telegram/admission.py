@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import httpx2
 
-from gofer.integration import Account, Admission, Attachment, File, Incoming, TrustLevel, Unread
+from gofer.integration import Admission, Attachment, ConnectionContext, File, Incoming, TrustLevel, Unread
 from gofer_telegram.attachments import DOWNLOAD_LIMIT, PASSED_ON, VIDEO_NOTE
 from gofer_telegram.chat import place_of
 from gofer_telegram.client import Client, Rejected
@@ -49,7 +49,7 @@ class _Found:
     """Of listening, in dollars."""
 
 
-async def admit(unread: Unread, account: Account) -> Admission:
+async def admit(unread: Unread, account: ConnectionContext) -> Admission:
     """Look who it is; fetch files, and listen to them, only for people we work for."""
     message = unread.message
     trust = trust_of(unread, Settings.model_validate(account.settings))
@@ -62,7 +62,7 @@ async def admit(unread: Unread, account: Account) -> Admission:
     return Admission(trust, text=text, files=tuple(found.files), message=changed, cost=found.cost)
 
 
-async def _fetch(message: Incoming, account: Account) -> _Found:
+async def _fetch(message: Incoming, account: ConnectionContext) -> _Found:
     found = _Found()
     if not message.attachments:
         return found
@@ -133,7 +133,7 @@ def is_speech(attachment: Attachment) -> bool:
     return attachment.media_type.startswith("audio/") or attachment.name == VIDEO_NOTE
 
 
-async def words_of(attachment: Attachment, content: bytes, account: Account) -> Heard:
+async def words_of(attachment: Attachment, content: bytes, account: ConnectionContext) -> Heard:
     """What is said in a file. Never raises."""
     settings = Settings.model_validate(account.settings)
     name = attachment.name
@@ -154,7 +154,7 @@ async def words_of(attachment: Attachment, content: bytes, account: Account) -> 
 
 
 async def _transcribed(
-    attachment: Attachment, content: bytes, settings: Settings, account: Account
+    attachment: Attachment, content: bytes, settings: Settings, account: ConnectionContext
 ) -> tuple[str, float]:
     """The words, and the seconds that are paid for."""
     assert account.http is not None

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 import httpx2
 
 from gofer.errors import Permanent, Temporary
-from gofer.integration import Account
+from gofer.integration import ConnectionContext
 from gofer_telegram.markdown import clean
 from gofer_telegram.settings import Settings
 
@@ -66,7 +66,7 @@ class Rejected(Permanent):
 class Client:
     """Calls the Bot API for one account."""
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: ConnectionContext) -> None:
         assert account.http is not None
         self.settings = Settings.model_validate(account.settings)
         self._http = account.proxied or account.http

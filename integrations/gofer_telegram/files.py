@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from gofer.integration import Account
+from gofer.integration import ConnectionContext
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer_telegram.attachments import clean_name
 from gofer_telegram.chat import place_of
@@ -64,7 +64,7 @@ def kind_of(content: bytes) -> str:
     return "audio" if is_mp3 else "document"
 
 
-def send_file_tool(account: Account, conversation: str) -> Tool[SendFile]:
+def send_file_tool(account: ConnectionContext, conversation: str) -> Tool[SendFile]:
     """The tool for one conversation: it sends nowhere else."""
 
     async def run(given: SendFile, context: ToolContext) -> ToolResult:

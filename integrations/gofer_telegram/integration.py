@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from gofer.errors import Permanent, Refused
 from gofer.integration import (
-    Account,
     Admission,
+    ConnectionContext,
     Health,
     Incoming,
     Integration,
@@ -58,12 +58,12 @@ class Telegram(Integration):
     progress_every = 5.0
     reasons = MappingProxyType({"conflict": CONFLICT})
 
-    def verify(self, request: Request, account: Account) -> None:
+    def verify(self, request: Request, account: ConnectionContext) -> None:
         expected = account.secret("webhook_secret").encode()
         if not hmac.compare_digest(request.header(SECRET_HEADER) or b"", expected):
             raise Refused("The secret token does not match.")
 
-    def parse(self, request: Request, account: Account) -> Parsed:
+    def parse(self, request: Request, account: ConnectionContext) -> Parsed:
         return read_update(request.json(), _bot(account))
 
     def split(self, text: str) -> Sequence[str]:
@@ -73,7 +73,7 @@ class Telegram(Integration):
         # A person's private chat has the person's id.
         return author_id if author_id.isdigit() else None
 
-    def words_every(self, conversation: str, account: Account) -> float:
+    def words_every(self, conversation: str, account: ConnectionContext) -> float:
         return progress_message.words_every(place_of(conversation), Settings.model_validate(account.settings))
 
     def proxy(self, settings: Mapping[str, Any], secrets: Mapping[str, Secret]) -> str:
@@ -82,71 +82,73 @@ class Telegram(Integration):
         scheme, _, host = url.partition("://")
         return f"{scheme}://{quote(login, safe=':')}@{host}" if login else url
 
-    def instructions(self, account: Account, message: Incoming) -> str:
+    def instructions(self, account: ConnectionContext, message: Incoming) -> str:
         settings = Settings.model_validate(account.settings)
         group = settings.groups.get(str(place_of(message.conversation).chat))
         return group.prompt.strip() if group is not None else ""
 
-    def invitation(self, code: str, account: Account) -> str:
+    def invitation(self, code: str, account: ConnectionContext) -> str:
         name = Settings.model_validate(account.settings).username
         if not name:
             return f"Open the bot in Telegram and send it /start {code} . "
         return f"Open https://t.me/{name}?start={code} and press Start, or send /start {code} to @{name}. "
 
-    def allow(self, settings: Mapping[str, Any], place: str) -> dict[str, Any]:
+    def allow_conversation(self, settings: Mapping[str, Any], place: str) -> dict[str, Any]:
         current = Settings.model_validate(dict(settings))
         groups = {**current.groups, place: current.groups.get(place, Group())}
         return current.model_copy(update={"groups": groups}).model_dump(mode="json")
 
-    def move(self, settings: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    def rename_conversation(self, settings: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
         current = Settings.model_validate(dict(settings))
         groups = {new if place == old else place: group for place, group in current.groups.items()}
         return current.model_copy(update={"groups": groups}).model_dump(mode="json")
 
-    async def admit(self, unread: Unread, account: Account) -> Admission:
+    async def admit(self, unread: Unread, account: ConnectionContext) -> Admission:
         return await admission.admit(unread, account)
 
-    async def place(self, outgoing: Outgoing, account: Account) -> str:
+    async def place(self, outgoing: Outgoing, account: ConnectionContext) -> str:
         return await delivery.place(outgoing, Client(account))
 
-    async def complete(self, outgoing: Outgoing, external_id: str, account: Account) -> None:
+    async def complete(self, outgoing: Outgoing, external_id: str, account: ConnectionContext) -> None:
         await delivery.complete(outgoing, external_id, Client(account))
 
-    async def notice(self, message: Incoming, account: Account) -> None:
+    async def acknowledge(self, message: Incoming, account: ConnectionContext) -> None:
         await progress_message.notice(message, Client(account))
 
-    async def finish(self, message: Incoming, well: bool, account: Account) -> None:
+    async def finish(self, message: Incoming, well: bool, account: ConnectionContext) -> None:
         await progress_message.finish(message, well, Client(account))
 
-    async def show_progress(self, conversation: str, progress: Progress, shown: str, account: Account) -> str:
+    async def show_progress(
+        self, conversation: str, progress: Progress, shown: str, account: ConnectionContext
+    ) -> str:
         return await progress_message.show_progress(conversation, progress, shown, Client(account))
 
-    async def clear_progress(self, conversation: str, shown: str, account: Account) -> None:
+    async def clear_progress(self, conversation: str, shown: str, account: ConnectionContext) -> None:
         await progress_message.clear_progress(shown, Client(account))
 
-    async def end_question(self, conversation: str, external_id: str, account: Account) -> None:
+    async def end_question(self, conversation: str, external_id: str, account: ConnectionContext) -> None:
         await progress_message.end_question(external_id, Client(account))
 
-    async def settle(self, message: Incoming, outcome: str, account: Account) -> None:
+    async def answer_callback(self, message: Incoming, outcome: str, account: ConnectionContext) -> None:
         await progress_message.settle(message, outcome, Client(account))
 
-    async def set_up(self, account: Account) -> Health:
+    async def set_up(self, account: ConnectionContext) -> Health:
         return await setup.set_up(account)
 
-    async def tear_down(self, account: Account) -> None:
+    async def tear_down(self, account: ConnectionContext) -> None:
         await setup.tear_down(account)
 
-    async def health(self, account: Account) -> Health:
+    async def health(self, account: ConnectionContext) -> Health:
         return await setup.health(account)
 
-    def tools(self, account: Account, message: Incoming) -> Sequence[Tool[Any]]:
+    def tools(self, account: ConnectionContext, message: Incoming) -> Sequence[Tool[Any]]:
         return (send_file_tool(account, message.conversation),)
 
-    async def poll(self, account: Account, last: str | None) -> Sequence[Request]:
+    async def poll(self, account: ConnectionContext, last: str | None) -> Sequence[Request]:
         return await setup.poll(account, last)
 
 
-def _bot(account: Account) -> Bot:
+def _bot(account: ConnectionContext) -> Bot:
     number = account.secret("token").partition(":")[0]
     if not number.isdigit():
         raise Permanent("The token does not look like one: it should be 123456:ABC…", reason="token_refused")

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gofer.errors import Temporary
-from gofer.integration import COMMANDS, Account, Command, Health, Request
+from gofer.integration import COMMANDS, Command, ConnectionContext, Health, Request
 from gofer_telegram.client import Client, Rejected
 from gofer_telegram.updates import WANTED
 
@@ -31,7 +31,7 @@ PRIVACY = (
 )
 
 
-async def set_up(account: Account) -> Health:
+async def set_up(account: ConnectionContext) -> Health:
     """Check the token, see to how updates come in, then offer the commands. Drops nothing that waits at Telegram.
 
     What the bot cannot work without comes first, and the commands, without which it can, fail nothing.
@@ -49,7 +49,7 @@ async def set_up(account: Account) -> Health:
     return Health(True, f"@{name} is ready: {way}.{missing}{hint}", learned=learned)
 
 
-async def _receive(client: Client, account: Account) -> str:
+async def _receive(client: Client, account: ConnectionContext) -> str:
     """Have updates pushed to us, or kept for us to fetch."""
     if account.hook_url is None:
         await _patiently(client, "deleteWebhook", drop_pending_updates=False)
@@ -92,7 +92,7 @@ def _menu(commands: Sequence[Command]) -> list[dict[str, str]]:
     return [{"command": command.name, "description": command.help} for command in commands]
 
 
-async def tear_down(account: Account) -> None:
+async def tear_down(account: ConnectionContext) -> None:
     """Leave the bot as it was found; what waits at Telegram stays there."""
     client = Client(account)
     await _patiently(client, "deleteWebhook", drop_pending_updates=False)
@@ -101,7 +101,7 @@ async def tear_down(account: Account) -> None:
             await client.call("deleteMyCommands", scope={"type": scope})
 
 
-async def health(account: Account) -> Health:
+async def health(account: ConnectionContext) -> Health:
     """Who the bot is, how its updates come in, how many wait, and what Telegram last complained about."""
     client = Client(account)
     try:
@@ -114,7 +114,7 @@ async def health(account: Account) -> Health:
     return _judge(account, f"@{me.get('username', '')}", info)
 
 
-def _judge(account: Account, name: str, info: dict[str, Any]) -> Health:
+def _judge(account: ConnectionContext, name: str, info: dict[str, Any]) -> Health:
     url, waiting = str(info.get("url", "")), int(info.get("pending_update_count", 0))
     again = f"gofer connections enable {account.id}"
     if account.hook_url is not None and url != account.hook_url:
@@ -136,12 +136,12 @@ def _judge(account: Account, name: str, info: dict[str, Any]) -> Health:
     return Health(True, f"{name}: {way}, {waiting} waiting.")
 
 
-def _foreign(url: str, account: Account) -> str:
+def _foreign(url: str, account: ConnectionContext) -> str:
     """Only the host: others put secrets into their paths."""
     return FOREIGN_WEBHOOK.format(url=urlsplit(url).netloc, connection=account.id)
 
 
-async def poll(account: Account, last: str | None) -> Sequence[Request]:
+async def poll(account: ConnectionContext, last: str | None) -> Sequence[Request]:
     """Wait for what comes after the last stored update. Confirming is what the offset does, so it is never guessed."""
     client = Client(account)
     offset = int(last) + 1 if last is not None and last.isdigit() else None
@@ -161,7 +161,7 @@ async def poll(account: Account, last: str | None) -> Sequence[Request]:
     return [Request(json.dumps(update).encode()) for update in found if isinstance(update, dict)]
 
 
-async def _remove_own_webhook(client: Client, account: Account) -> None:
+async def _remove_own_webhook(client: Client, account: ConnectionContext) -> None:
     """After a switch from webhook to polling the old webhook is ours to remove; another program's is not."""
     url = str((await client.call("getWebhookInfo")).get("url", ""))
     if url and not url.endswith(f"/hooks/{account.id}"):

@@ -138,13 +138,13 @@ def _said(message: Node, place: Place, author: Author, bot: Bot) -> Incoming | s
         trigger=trigger or "any",
         external_id=number,
         reply_to=str(message.node("reply_to_message").number("message_id") or ""),
-        replaces=number if edited else "",
+        replaces_id=number if edited else "",
         control=CONTROLS.get(command, ""),  # type: ignore[arg-type]
         command=command,
         arguments=arguments,
         quoted=quoted[: REMINDER_LIMIT if here else QUOTE_LIMIT],
-        quoted_here=here,
-        joins=f"album:{album}" if album else "",
+        quote_is_ours=here,
+        group_id=f"album:{album}" if album else "",
         attachments=_all_attachments(message),
         usual_agent=group.agent if (group := bot.group(place)) is not None else "",
     )

@@ -18,10 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from gofer.errors import Malformed, Permanent, Temporary
 from gofer.integration import (
     COMMANDS,
-    Account,
     Admission,
     Attachment,
     Author,
+    ConnectionContext,
     Health,
     Incoming,
     Integration,
@@ -69,23 +69,23 @@ class WebChat(Integration):
     settings = Settings
     secret_headers = frozenset({SIGNATURE})
 
-    def verify(self, request: Request, account: Account) -> str | None:
+    def verify(self, request: Request, account: ConnectionContext) -> str | None:
         return request.check_signature(SIGNATURE, *account.secrets_of("signing_key", "next_signing_key"))
 
-    def parse(self, request: Request, account: Account) -> Parsed:
+    def parse(self, request: Request, account: ConnectionContext) -> Parsed:
         return read(request.json())
 
-    async def admit(self, unread: Unread, account: Account) -> Admission:
+    async def admit(self, unread: Unread, account: ConnectionContext) -> Admission:
         role = str(unread.message.facts.get("role", ""))
         return Admission(trust=TRUST.get(role, "stranger"), note=f"signed in as {role}")
 
-    async def find(self, outgoing: Outgoing, account: Account) -> str | None:
+    async def find(self, outgoing: Outgoing, account: ConnectionContext) -> str | None:
         if not account.settings.get("reply_url"):
             return None
         found = await self._call(account, "GET", outgoing.id)
         return outgoing.id if found else None
 
-    async def place(self, outgoing: Outgoing, account: Account) -> str:
+    async def place(self, outgoing: Outgoing, account: ConnectionContext) -> str:
         if account.settings.get("reply_url"):
             reply = {
                 "conversation": outgoing.conversation,
@@ -98,14 +98,14 @@ class WebChat(Integration):
             await self._call(account, "PUT", outgoing.id, json=reply)
         return outgoing.id
 
-    async def health(self, account: Account) -> Health:
+    async def health(self, account: ConnectionContext) -> Health:
         where = account.settings.get("reply_url")
         return Health(True, f"Replies go to {where}." if where else "On the page /chat.")
 
-    def tools(self, account: Account, message: Incoming) -> Sequence[Tool[Any]]:
+    def tools(self, account: ConnectionContext, message: Incoming) -> Sequence[Tool[Any]]:
         return (SEND_FILE,)
 
-    async def _call(self, account: Account, method: str, key: str, **request: Any) -> bool:
+    async def _call(self, account: ConnectionContext, method: str, key: str, **request: Any) -> bool:
         """Whether the page has it. Putting the same again changes nothing, so a lost answer may be repeated."""
         assert account.http is not None
         url = f"{account.settings['reply_url']}/{quote(key, safe='')}"

@@ -18,18 +18,17 @@ import structlog
 from sqlalchemy import Connection, insert
 
 from gofer import __version__
-from gofer.agent.agents import AgentFiles
-from gofer.agent.models.keys import ModelKeys
 from gofer.agent.state import Listener
 from gofer.alarms import keep_watch, note_refused
 from gofer.commands.approvals import Approvals
 from gofer.commands.handler import CommandHandler
+from gofer.connections.context import HttpClients, LoadedConnections
 from gofer.connections.health import watch
-from gofer.connections.loaded_connections import HttpClients, LoadedConnections
+from gofer.connections.inflow import CATCH_UP, POLL, SET_UP, ensure_catch_up, ensure_inflow
 from gofer.connections.registry import IntegrationRegistry
 from gofer.errors import GoferError
 from gofer.intake.admit import Admitter
-from gofer.intake.polling import CATCH_UP, POLL, SET_UP, Poller, ensure_catch_up, ensure_inflow
+from gofer.intake.polling import Poller
 from gofer.intake.receive import Gate, Intake, Refusals
 from gofer.intake.schedule_messages import ScheduledSender
 from gofer.intake.stranger_limit import StrangerLimit
@@ -53,10 +52,12 @@ from gofer.live import Live, SharedLive
 from gofer.logs import RecentLines
 from gofer.mac_upgrade import begin_signing
 from gofer.outbox.deliver import Outbox
-from gofer.outbox.progress import ProgressDisplay
+from gofer.outbox.progress import ProgressUpdater
 from gofer.outbox.run_summary import RunSummary
+from gofer.runs.agent_files import AgentFiles
 from gofer.runs.agent_sync import AgentSync
 from gofer.runs.answer import Answerer, apology
+from gofer.runs.model_keys import ModelKeys
 from gofer.runs.shell_access import Loans
 from gofer.runs.shells import Shells
 from gofer.runs.spend import charge
@@ -287,7 +288,7 @@ async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
     await shells.start()
     stack.push_async_callback(shells.stop)
     telling = RunSummary(platform.vault, platform.redactor, platform.settings.public_url)
-    presence = ProgressDisplay(database=platform.database, accounts=platform.accounts, telling=telling)
+    presence = ProgressUpdater(database=platform.database, accounts=platform.accounts, telling=telling)
     presence.start()
     stack.push_async_callback(presence.close)
     lending = Loans()
@@ -315,7 +316,7 @@ def _signals(settings: Settings, database: Database) -> Signals:
     return PostgresSignals(settings.database_url) if database.dialect == "postgresql" else LocalSignals()
 
 
-def make_worker(platform: Platform, shells: Shells, presence: ProgressDisplay, lending: Loans) -> Worker:
+def make_worker(platform: Platform, shells: Shells, presence: ProgressUpdater, lending: Loans) -> Worker:
     """A worker with a handler for every kind of job."""
     settings, database, vault = platform.settings, platform.database, platform.vault
     admitter = Admitter(
@@ -392,7 +393,7 @@ def make_worker(platform: Platform, shells: Shells, presence: ProgressDisplay, l
     )
 
 
-def _listener(platform: Platform, presence: ProgressDisplay, claim: Claim) -> Listener:
+def _listener(platform: Platform, presence: ProgressUpdater, claim: Claim) -> Listener:
     """What a run tells as it goes to who watches, and a wake-up to who follows the log."""
 
     def listen(kind: str, data: dict[str, Any]) -> None:

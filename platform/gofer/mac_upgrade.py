@@ -21,6 +21,7 @@ import structlog
 from sqlalchemy import Connection, exists, select
 
 from gofer.errors import ConfigError
+from gofer.secrets.mac_root import load_mac_keys
 from gofer.settings import Settings
 from gofer.store import audit, row_macs
 from gofer.store.content import open_message, seal_message
@@ -30,7 +31,6 @@ from gofer.store.encryption import data_key
 from gofer.store.tables import Trust, conversations, messages
 from gofer.vault.envelope import Vault
 from gofer.vault.errors import Tampered
-from gofer.vault.macs import load_mac_keys
 
 log = structlog.get_logger()
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from gofer.errors import ConfigError, Conflict, Malformed
 from gofer.mac_upgrade import SEEN, forget_record
+from gofer.secrets.mac_root import ROOT
+from gofer.secrets.secret_store import PLATFORM
 from gofer.settings import Settings, prepare_data_dir
 from gofer.store import migrations
 from gofer.store.backup import (
-    has_rows_key,
+    has_secret,
     key_beside,
     key_needed,
     restore_database,
@@ -57,7 +59,7 @@ def restore(settings: Settings, backup: Path, *, with_key: bool) -> Restored:
     with held(path):
         _check_version(backup)
         added = _see_to_the_key(settings, backup, with_key=with_key)
-        unsigned = not has_rows_key(backup)
+        unsigned = not has_secret(backup, PLATFORM, ROOT)
         previous = restore_database(backup, path)
         forget_record(settings)
         (settings.data_dir / SEEN).unlink(missing_ok=True)

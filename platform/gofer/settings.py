@@ -14,8 +14,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from gofer.database_url import check_address
 from gofer.errors import ConfigError
-from gofer.store.address import check_address
 from gofer.validation import first_error
 
 PREFIX = "GOFER_"

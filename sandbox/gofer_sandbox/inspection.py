@@ -14,7 +14,7 @@ from pathlib import Path
 from gofer_sandbox import processes, tree
 from gofer_sandbox.disk import Usage, measure
 from gofer_sandbox.errors import InvalidInput, SandboxGone
-from gofer_sandbox.files.confined import Listing, list_directory
+from gofer_sandbox.files.confinement import Listing, list_directory
 from gofer_sandbox.kernel import closing
 from gofer_sandbox.provider import Process
 from gofer_sandbox.record import Record, Reference

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gofer.agent.agents import AgentSpec
 from gofer.agent.conversation import ConversationMessage, Covers, QuestionAnswer, StopSignal, Summary
 from gofer.agent.journal import JournalEvent
 from gofer.agent.limits import Scope, Short
@@ -22,6 +21,7 @@ from gofer.agent.prices import load_prices
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.tools.output import Masker, NoMask
 from gofer.errors import Fenced
+from gofer.runs.agent_files import AgentSpec
 from gofer.runs.build import Ports, build
 from gofer.runs.shells import WorkspaceChanges
 from gofer.tool import CommandResult, Entry, Tool

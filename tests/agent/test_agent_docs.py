@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gofer.agent.agents import AgentSpec
 from gofer.agent.context.compressor import ContextSettings
 from gofer.agent.limits import LimitSettings
 from gofer.agent.prices import Price
 from gofer.agent.tools.builtin import builtin_tools
+from gofer.runs.agent_files import AgentSpec
 
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r'"((?:user|limit|budget|price|loop|model)\.[a-z]+)"')

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gofer.agent.agents import AgentFileError, AgentFiles, AgentSpec, as_toml, known_tools, remove_agent
-from gofer.agent.models.keys import ModelKeys
 from gofer.agent.models.providers import BUILT_IN
 from gofer.errors import NotFound
+from gofer.runs.agent_files import AgentFileError, AgentFiles, AgentSpec, as_toml, known_tools, remove_agent
+from gofer.runs.model_keys import ModelKeys
 from gofer.settings import Settings
 
 FILE = """\

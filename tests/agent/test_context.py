@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from agent.conftest import Make
 from agent.ports import DictLedger, ListHistory, ListInbox, ListJournal, ada, bob
-from gofer.agent.agents import AgentSpec
 from gofer.agent.context.compressor import ContextSettings, standing_rules
 from gofer.agent.context.summariser import fitted
 from gofer.agent.conversation import ConversationMessage, Covers, Summary
@@ -22,6 +21,7 @@ from gofer.agent.limits import LimitSettings
 from gofer.agent.outcome import Answered
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.untrusted import plain, quoted
+from gofer.runs.agent_files import AgentSpec
 from gofer.sanitize import clean
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer_standins.anthropic import Reply, call, calls, say

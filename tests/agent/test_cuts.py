@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from agent.conftest import Make
 from agent.ports import DictLedger, Killed, ListInbox, ListJournal, World, ada, bob
-from gofer.agent.agents import AgentSpec
 from gofer.agent.context.compressor import ContextSettings
 from gofer.agent.conversation import QuestionAnswer
 from gofer.agent.limits import Go, LimitSettings
@@ -27,6 +26,7 @@ from gofer.agent.models.anthropic import parameters
 from gofer.agent.outcome import Answered, Asked
 from gofer.agent.state import fold
 from gofer.agent.tools.builtin import builtin_tools
+from gofer.runs.agent_files import AgentSpec
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer_standins.anthropic import Anthropic, Reply, call, calls, say, think
 

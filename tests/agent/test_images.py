@@ -12,13 +12,13 @@ from PIL import Image
 
 from agent.conftest import Make
 from agent.ports import ada
-from gofer.agent.agents import AgentSpec
 from gofer.agent.conversation import Picture
 from gofer.agent.model import Features, ModelRequest, ToolSpec
 from gofer.agent.models.anthropic import parameters
 from gofer.agent.models.documents import PDF
 from gofer.agent.models.images import ENOUGH_SIDE, problem, smaller
 from gofer.agent.outcome import Answered
+from gofer.runs.agent_files import AgentSpec
 from gofer_standins.anthropic import call, calls, fault, say
 from gofer_standins.anthropic_rules import problems
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from agent.conftest import Make
 from agent.ports import ListInbox, ListJournal, ada
-from gofer.agent.agents import AgentSpec
 from gofer.agent.context.sizes import dense_extra, text_size
 from gofer.agent.limits import LimitSettings
 from gofer.agent.model import Usage
@@ -22,6 +21,7 @@ from gofer.agent.prices import MICROS, load_prices
 from gofer.agent.state import fold
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.errors import ConfigError
+from gofer.runs.agent_files import AgentSpec
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer_standins.anthropic import Reply, call, calls, say
 

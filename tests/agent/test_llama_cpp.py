@@ -20,12 +20,12 @@ from starlette.routing import Route
 
 from agent.ports import LocalShell, World
 from e2e.process import free_port
-from gofer.agent.agents import AgentSpec
 from gofer.agent.limits import LimitSettings
 from gofer.agent.model import Block, Model, ModelError, ModelRequest, Turn
 from gofer.agent.models.catalogue import Catalogue, Provider
 from gofer.agent.models.providers import ModelSettings
 from gofer.agent.outcome import Answered
+from gofer.runs.agent_files import AgentSpec
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer_standins.loopback import serve
 from support.patience import patiently

@@ -16,19 +16,19 @@ from pydantic import Field
 
 from agent.pictures import PNG
 from agent.ports import LocalShell, World, ada
-from gofer.agent.agents import AgentFileError, AgentSpec, put_agent
 from gofer.agent.conversation import Picture
 from gofer.agent.limits import LimitSettings
 from gofer.agent.model import ModelError
 from gofer.agent.models.catalogue import Catalogue, Provider
 from gofer.agent.models.errors import body_of, refusal
-from gofer.agent.models.keys import ModelKeys
 from gofer.agent.models.providers import ModelSettings, load_providers
 from gofer.agent.models.resilient import Steady
 from gofer.agent.outcome import Answered, Failed, Stopped
 from gofer.agent.prices import load_prices
 from gofer.doctor.model import QUESTION
 from gofer.errors import ConfigError
+from gofer.runs.agent_files import AgentFileError, AgentSpec, put_agent
+from gofer.runs.model_keys import ModelKeys
 from gofer.secrets.secret_store import put_secret
 from gofer.settings import Settings
 from gofer.store.bootstrap import FIRST_WORKSPACE

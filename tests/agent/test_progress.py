@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from agent.conftest import Make
 from agent.replay import Replay, recorded_turns
-from gofer.agent.agents import AgentSpec
 from gofer.agent.loop_detection import call_sig, detect_loop, result_sig
 from gofer.agent.outcome import Answered, Stopped
 from gofer.agent.state import State, Step
+from gofer.runs.agent_files import AgentSpec
 from gofer.tool import ToolResult
 from gofer_standins.anthropic import Reply, call, calls, say
 

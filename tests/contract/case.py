@@ -10,13 +10,13 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from gofer.integration import Account, Integration, Request
+from gofer.integration import ConnectionContext, Integration, Request
 
 
 class Service(Protocol):
     """A strict stand-in for the outside service, in which the suite looks."""
 
-    account: Account
+    account: ConnectionContext
     """The connection under test, reaching the stand-in, with an HTTP client."""
     conversation: str
     """A place in it to which replies can be sent."""
@@ -30,7 +30,7 @@ class Case:
     """One integration, ready to be tried."""
 
     integration: Integration
-    account: Account
+    account: ConnectionContext
     """With every secret and setting it needs, and no network."""
     message: Callable[[], Request]
     """A genuine request that addresses an agent."""

@@ -19,7 +19,7 @@ from gofer.connections.changes import checked_settings
 from gofer.connections.registry import IntegrationRegistry
 from gofer.errors import ConfigError, Malformed, Refused, Unset
 from gofer.intake.receive import SECRET_HEADERS
-from gofer.integration import Job, Outgoing, Parsed, Request
+from gofer.integration import JobScope, Outgoing, Parsed, Request
 from gofer.vault.secret import Secret
 
 TESTS = Path(__file__).parents[1]
@@ -112,7 +112,7 @@ def test_it_says_what_its_tools_are_called(case: Case) -> None:
     assert message is not None
     brought = [
         *case.integration.tools(case.account, message),
-        *case.integration.errands(case.account, message.author.id),
+        *case.integration.delegated_tools(case.account, message.author.id),
     ]
     assert {tool.name for tool in brought} == set(case.integration.tool_names)
 
@@ -264,9 +264,11 @@ async def test_what_a_shell_is_given_holds_no_secret(case: Case) -> None:
     assert parsed.message is not None
     async with case.serve() as service:
         # Said at the service that is served: what the captured one tells of its own place is not true there.
-        message = dataclasses.replace(parsed.message, conversation=service.conversation, lasting="", facts={})
-        job = Job()
-        given = await case.integration.equip(message, dataclasses.replace(service.account, job=job))
+        message = dataclasses.replace(
+            parsed.message, conversation=service.conversation, stable_id="", facts={}
+        )
+        job = JobScope()
+        given = await case.integration.shell_access(message, dataclasses.replace(service.account, job=job))
         if given is not None:
             inside = repr((given, given.setup)).encode() + b"".join(given.files.values())
             passwords = [given.password, *(rule.password for rule in given.rules)]

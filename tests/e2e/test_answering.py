@@ -18,7 +18,7 @@ from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from gofer.app import open_app
-from gofer.integration import Account, Admission, Unread
+from gofer.integration import Admission, ConnectionContext, Unread
 from gofer.jobs.wait_reasons import clock_time
 from gofer.runs.answer import SAYINGS
 from gofer.settings import Settings
@@ -239,7 +239,7 @@ async def test_whoever_cannot_be_looked_up_is_told_once_that_it_could_not_be_don
 ) -> None:
     """As with an integration whose `admit` has a bug: nobody ever finds out who is asking."""
 
-    async def stumble(self: Hello, unread: Unread, account: Account) -> Admission:
+    async def stumble(self: Hello, unread: Unread, account: ConnectionContext) -> Admission:
         raise KeyError("role")
 
     monkeypatch.setattr(Hello, "admit", stumble)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from contract.case import Case
 from github_scene import Scene, account, open_scene, request
-from gofer.integration import Account, Request
+from gofer.integration import ConnectionContext, Request
 from gofer_github import integration
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -24,7 +24,7 @@ def mention() -> Request:
 
 @dataclass
 class Served:
-    account: Account
+    account: ConnectionContext
     scene: Scene
     conversation: str = "acme/widgets#1"
 

@@ -21,7 +21,7 @@ from github_scene import Scene, gofer
 from gofer.connections.health import health_of, set_up
 from gofer.connections.setup_flow import begin_setup, finish_setup
 from gofer.errors import ConfigError, Conflict, Permanent, Refused
-from gofer.integration import Account
+from gofer.integration import ConnectionContext
 from gofer.secrets.secret_store import put_secret
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import audit_entries
@@ -39,7 +39,7 @@ async def test_an_app_is_made_from_a_manifest_with_a_code_that_works_once(scene:
     code = scene.github.manifest_code("gofer-acme")
     settings = Settings(web_url=scene.github.url)
     learned, secrets = await convert(settings, code)
-    account = Account(
+    account = ConnectionContext(
         "new", "new", {**settings.model_dump(), **learned}, {k: Secret(v) for k, v in secrets.items()}
     )
     health = await integration.set_up(account)
@@ -247,7 +247,9 @@ async def test_with_the_right_key_in_place_of_a_wrong_one_what_was_missed_is_fet
 async def test_a_plain_token_works_without_an_app(scene: Scene) -> None:
     token = scene.github.world.token(user=scene.github.world.user("ada")).value
     settings = {"web_url": scene.github.url}
-    account = Account("plain", "plain", settings, {"token": Secret(token), "webhook_secret": Secret("s")})
+    account = ConnectionContext(
+        "plain", "plain", settings, {"token": Secret(token), "webhook_secret": Secret("s")}
+    )
     health = await integration.set_up(account)
     assert health.ok
     assert health.learned == {"login": "ada"}

@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 
 from github_scene import SECRET, account, request
 from gofer.errors import Malformed, Refused, Unset
-from gofer.integration import Account, Incoming, Outgoing, Parsed
+from gofer.integration import ConnectionContext, Incoming, Outgoing, Parsed
 from gofer_github import integration, marks
 from gofer_github.markdown import clean, plain
 from gofer_github.place import Place
@@ -27,7 +27,7 @@ def payload(name: str) -> dict[str, Any]:
     return found
 
 
-def parse(event: str, value: dict[str, Any], to: Account | None = None) -> Parsed:
+def parse(event: str, value: dict[str, Any], to: ConnectionContext | None = None) -> Parsed:
     return integration.parse(request(event, json.dumps(value).encode()), to or account())
 
 
@@ -296,7 +296,7 @@ def test_a_listed_repository_is_heard_under_its_new_name() -> None:
                "repository": value["repository"]}  # fmt: skip
     moved = parse("repository", renamed).moved
     assert moved == (f"{owner}/Old", f"{owner}/{name}")
-    settings = integration.move({"repositories": [f"{owner.lower()}/old", "acme/*"]}, *moved)
+    settings = integration.rename_conversation({"repositories": [f"{owner.lower()}/old", "acme/*"]}, *moved)
     assert settings["repositories"] == [f"{owner}/{name}", "acme/*"]
     assert message(parse("issue_comment", value, account(**settings)))
     transferred = {"action": "transferred", "repository": value["repository"]}
@@ -348,7 +348,7 @@ def test_a_sha1_signature_alone_is_refused_and_no_secret_closes_the_door() -> No
     with pytest.raises(Refused):
         integration.verify(alone, account())
     with pytest.raises(Unset):
-        integration.verify(given, Account("a", "a", {}, {}))
+        integration.verify(given, ConnectionContext("a", "a", {}, {}))
     with pytest.raises(Refused):
         integration.verify(request("ping", b"{}", secret=SECRET + "x"), account())
 

@@ -48,7 +48,7 @@ async def test_an_allowed_bot_may_ask_though_github_knows_no_permission_of_it(sc
     allowed = scene.account(allowed_bots=[bot.login])
     message = integration.parse(delivered, allowed).message
     assert message is not None
-    assert (message.quoted != "", message.quoted_here) == (True, False), "strangers may speak through it"
+    assert (message.quoted != "", message.quote_is_ours) == (True, False), "strangers may speak through it"
     assert (await integration.admit(Unread(message, None), allowed)).trust == "member"
     assert (await integration.admit(Unread(message, None), scene.account())).trust == "stranger"
 

@@ -10,7 +10,7 @@ import pytest
 
 from github_scene import Running, Scene, gofer, tool
 from gofer.errors import Permanent
-from gofer.integration import Account, Job
+from gofer.integration import ConnectionContext, JobScope
 from gofer.runs.shell_access import Loans
 from gofer_github.access import READ, WRITE, Access
 from gofer_standins.github import Fault
@@ -99,7 +99,7 @@ async def test_a_token_is_one_jobs_for_one_repository(
 ) -> None:
     second_repository(scene)
     github, access, account = scene.github, Access(), scene.account()
-    one, other = (dataclasses.replace(account, job=Job()) for _ in range(2))
+    one, other = (dataclasses.replace(account, job=JobScope()) for _ in range(2))
     client = await access.to(one, "acme/widgets", READ)
     with pytest.raises(Permanent, match="404"):
         await client.get("/repos/acme/gadgets")
@@ -121,7 +121,7 @@ async def test_a_token_is_one_jobs_for_one_repository(
     assert "job.not_given_back" in "".join(capfd.readouterr())
 
 
-async def ended(account: Account) -> None:
+async def ended(account: ConnectionContext) -> None:
     assert account.job is not None
     await account.job.end()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import httpx2
 
 from contract.case import Case
-from gofer.integration import Account, Request, sign_body
+from gofer.integration import ConnectionContext, Request, sign_body
 from gofer.vault.secret import Secret
 from gofer_hello import SIGNATURE, integration
 from hello_service import HelloService
@@ -19,8 +19,8 @@ from hello_service import HelloService
 KEY = "a-signing-key-of-the-tests"
 
 
-def account(url: str = "http://127.0.0.1:1/", http: httpx2.AsyncClient | None = None) -> Account:
-    return Account("hello_1", "hello", {"reply_url": url}, {"signing_key": Secret(KEY)}, http=http)
+def account(url: str = "http://127.0.0.1:1/", http: httpx2.AsyncClient | None = None) -> ConnectionContext:
+    return ConnectionContext("hello_1", "hello", {"reply_url": url}, {"signing_key": Secret(KEY)}, http=http)
 
 
 def signed(value: object) -> Request:
@@ -31,7 +31,7 @@ def signed(value: object) -> Request:
 
 @dataclass
 class Served:
-    account: Account
+    account: ConnectionContext
     service: HelloService
     conversation: str = "kitchen"
 

@@ -122,7 +122,7 @@ def test_nor_does_the_text_of_a_pull_request_of_ours(word: str, here: bool) -> N
     }
     parsed = integration.parse(request("issue_comment", json.dumps(event).encode()), ours)
     assert parsed.message is not None
-    assert (bool(parsed.message.quoted), parsed.message.quoted_here) == (True, here)
+    assert (bool(parsed.message.quoted), parsed.message.quote_is_ours) == (True, here)
 
 
 async def test_nor_does_an_answer_that_somebody_replies_to(world: World) -> None:
@@ -137,13 +137,13 @@ async def test_nor_does_an_answer_that_somebody_replies_to(world: World) -> None
     await world.end(claim, Done(drafts, included_to=1))
     await world.run(lambda c: c.execute(update(replies).values(external_id=replies.c.kind)))
     for sent, words in (("final", EVIL), ("note", "Fine.")):
-        await world.say("so?", quoted=words, quoted_here=True, reply_to=sent)
+        await world.say("so?", quoted=words, quote_is_ours=True, reply_to=sent)
     claim = await world.claim_one()
     found = await world.database.read(
         lambda c: _with_origins(c, world.vault, claim, unread(c, world.vault, claim, 1))
     )
     asked = [read.message for read in found if read.message.text == "so?"]
-    assert [each.quoted_here for each in asked] == [False, True]
+    assert [each.quote_is_ours for each in asked] == [False, True]
     later = await StoreHistory(world.database, world.vault, claim).between(0, asked_to(found), newest=50)
     assert [said.quoted for said in later if said.text == "so?"] == ["", "Fine."]
 

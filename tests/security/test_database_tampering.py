@@ -27,11 +27,12 @@ from sqlalchemy import (
 
 import gofer
 from gofer.alarms import note_refused
+from gofer.connections.inflow import CATCH_UP
 from gofer.doctor import examine
 from gofer.errors import ConfigError
 from gofer.identity import grant_role, new_code, redeem
 from gofer.intake.admit import Read, known_role, unread
-from gofer.intake.polling import CATCH_UP, Poller
+from gofer.intake.polling import Poller
 from gofer.jobs.cron import add_schedule, tick
 from gofer.jobs.kinds import APPROVAL
 from gofer.jobs.outcome import Done, Wait

@@ -12,7 +12,7 @@ import pytest
 from gofer.connections.changes import add_connection
 from gofer.doctor import examine
 from gofer.errors import Refused, Unset
-from gofer.integration import MAX_SIGNATURE_AGE, Account, Integration, Request, sign_body
+from gofer.integration import MAX_SIGNATURE_AGE, ConnectionContext, Integration, Request, sign_body
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.vault.secret import Secret
 from gofer_hello import integration as hello
@@ -30,7 +30,7 @@ both = pytest.mark.parametrize("integration", [hello, webchat], ids=["hello", "w
 def verify(integration: Integration, signature: str, at: float = NOW, **secrets: str) -> str | None:
     known = {name: Secret(value) for name, value in ({"signing_key": KEY} | secrets).items()}
     request = Request(BODY, ((HEADERS[integration.name], signature.encode()),), received_at=at)
-    return integration.verify(request, Account("x", "x", {}, known))
+    return integration.verify(request, ConnectionContext("x", "x", {}, known))
 
 
 @both
@@ -84,7 +84,7 @@ def test_two_keys_are_accepted_while_one_is_replaced(integration: Integration) -
 def test_a_key_that_is_to_come_does_not_stand_in_for_one_that_is_missing(integration: Integration) -> None:
     request = Request(BODY, ((HEADERS[integration.name], sign_body(BODY, NEXT, NOW).encode()),))
     with pytest.raises(Unset):
-        integration.verify(request, Account("x", "x", {}, {"next_signing_key": Secret(NEXT)}))
+        integration.verify(request, ConnectionContext("x", "x", {}, {"next_signing_key": Secret(NEXT)}))
 
 
 def test_the_doctor_names_a_sender_that_signs_without_a_time(house: House) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import httpx2
 
 from contract.case import Case
-from gofer.integration import Account, Request
+from gofer.integration import ConnectionContext, Request
 from gofer.vault.secret import Secret
 from gofer_standins.telegram import TOKEN, Chat, Telegram
 from gofer_telegram import integration
@@ -21,10 +21,10 @@ from telegram.captured import NAME, update
 SECRET = "a-webhook-secret-of-the-tests"
 
 
-def account(url: str = "http://127.0.0.1:1", http: httpx2.AsyncClient | None = None) -> Account:
+def account(url: str = "http://127.0.0.1:1", http: httpx2.AsyncClient | None = None) -> ConnectionContext:
     settings = Settings(api_url=url, username=NAME).model_dump(mode="json")
     secrets = {"token": Secret(TOKEN), "webhook_secret": Secret(SECRET)}
-    return Account("telegram_1", "bot", settings, secrets, http=http)
+    return ConnectionContext("telegram_1", "bot", settings, secrets, http=http)
 
 
 def pushed(name: str) -> Request:
@@ -34,7 +34,7 @@ def pushed(name: str) -> Request:
 
 @dataclass
 class Served:
-    account: Account
+    account: ConnectionContext
     telegram: Telegram
     chat: Chat
     conversation: str = field(init=False)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gofer.errors import Malformed, Refused, Unset
-from gofer.integration import Account, Incoming, Parsed, Request
+from gofer.integration import ConnectionContext, Incoming, Parsed, Request
 from gofer.vault.secret import Secret
 from gofer_telegram import integration
 from gofer_telegram.attachments import clean_name
@@ -22,7 +22,7 @@ SETTINGS = Settings(
     username=NAME,
     groups={str(GROUP): {}, str(FORUM): {"when": "always"}},  # type: ignore[dict-item]
 ).model_dump(mode="json")
-ACCOUNT = Account("telegram_x", "bot", SETTINGS, SECRETS)
+ACCOUNT = ConnectionContext("telegram_x", "bot", SETTINGS, SECRETS)
 
 
 def parse(body: Any) -> Parsed:
@@ -71,7 +71,7 @@ def test_messages(name: str) -> None:
     message = said(name)
     found = (message.conversation, message.addressed, message.trigger, message.text, message.quoted)
     assert found == SAID[name]
-    assert message.quoted_here == (name in ("reply_to_bot", "reply_to_own")), "costs no reach"
+    assert message.quote_is_ours == (name in ("reply_to_bot", "reply_to_own")), "costs no reach"
     assert (message.command, message.control) == ("", "")
 
 
@@ -130,7 +130,7 @@ def test_a_press_carries_its_question() -> None:
 
 def test_an_edit_names_what_it_replaces() -> None:
     message = said("edit")
-    assert (message.replaces, message.external_id, message.text) == ("77", "77", "hello!")
+    assert (message.replaces_id, message.external_id, message.text) == ("77", "77", "hello!")
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,9 @@ def test_the_right_secret_is_not() -> None:
 
 
 def test_without_a_secret_the_door_is_closed() -> None:
-    blank = Account("telegram_x", "bot", SETTINGS, {"token": SECRETS["token"], "webhook_secret": Secret(" ")})
+    blank = ConnectionContext(
+        "telegram_x", "bot", SETTINGS, {"token": SECRETS["token"], "webhook_secret": Secret(" ")}
+    )
     with pytest.raises(Unset):
         integration.verify(Request(b"{}", (("x-telegram-bot-api-secret-token", b" "),)), blank)
 

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from contract.case import Case
-from gofer.integration import Account, Request, sign_body
+from gofer.integration import ConnectionContext, Request, sign_body
 from gofer.vault.secret import Secret
 from gofer_standins import loopback
 from gofer_webchat import integration
@@ -25,8 +25,10 @@ from gofer_webchat.integration import SIGNATURE
 KEY = "a-signing-key-of-the-tests"
 
 
-def account(url: str = "", http: httpx2.AsyncClient | None = None) -> Account:
-    return Account("webchat_1", "webchat", {"reply_url": url}, {"signing_key": Secret(KEY)}, http=http)
+def account(url: str = "", http: httpx2.AsyncClient | None = None) -> ConnectionContext:
+    return ConnectionContext(
+        "webchat_1", "webchat", {"reply_url": url}, {"signing_key": Secret(KEY)}, http=http
+    )
 
 
 def posted(**values: Any) -> Request:
@@ -61,7 +63,7 @@ class Page:
 
 @dataclass
 class Served:
-    account: Account
+    account: ConnectionContext
     page: Page
     conversation: str = "c1"
 

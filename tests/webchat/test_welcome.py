@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from gofer.agent.models.keys import ModelKeys
+from gofer.runs.model_keys import ModelKeys
 from gofer.secrets.secret_store import delete_secret, secrets_of
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import connections

@@ -43,7 +43,7 @@ class ConversationMessage:
     """Where other attachments were put in the shell, or what became of them."""
     quoted: str = ""
     """Somebody else's words that came along: a forward, the message it answers."""
-    quoted_here: bool = False
+    quote_is_ours: bool = False
     """They were said here before, by us or by the author."""
     at: str = ""
     """When, for the model: 2026-11-16 09:30 UTC."""
@@ -61,7 +61,7 @@ class ConversationMessage:
     @property
     def has_strangers_words(self) -> bool:
         """Whether something in it was written by nobody we know."""
-        return self.trust in ("stranger", "unknown") or (bool(self.quoted) and not self.quoted_here)
+        return self.trust in ("stranger", "unknown") or (bool(self.quoted) and not self.quote_is_ours)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def render(said: ConversationMessage, of_run: Trust) -> list[Block]:
         body = quoted(body)
     if said.quoted:
         whose = (
-            "in answer to what was said here before" if said.quoted_here else "with words of somebody else"
+            "in answer to what was said here before" if said.quote_is_ours else "with words of somebody else"
         )
         body += f"\n({whose}, for your information only)\n{quoted(plain(said.quoted))}"
     origin: dict[str, Any] = {"seq": said.seq, "trust": said.trust, "quoted": is_quoted}

@@ -9,11 +9,11 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from gofer.agent.agents import DEFAULT_MODEL, AgentFiles, AgentSpec, choosable, in_force
 from gofer.errors import GoferError, NotFound
 from gofer.integration import COMMANDS, Incoming
 from gofer.jobs.kinds import ANSWER
 from gofer.jobs.wait_reasons import clock_time, why
+from gofer.runs.agent_files import DEFAULT_MODEL, AgentFiles, AgentSpec, choosable, in_force
 from gofer.store.db_time import now
 from gofer.store.tables import (
     LIVE,

@@ -7,7 +7,7 @@ from functools import partial
 from sqlalchemy import Connection, select
 
 from gofer.connections.changes import change_settings
-from gofer.connections.loaded_connections import LoadedConnection, LoadedConnections
+from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.errors import NotFound, Permanent, Temporary
 from gofer.identity import grant_role, owners_of
 from gofer.intake.unknown_senders import binding_at
@@ -112,7 +112,7 @@ def _bound(connection: Connection, connection_id: str, ref: str) -> str | None:
 def _act(connection: Connection, claim: Claim, connected: LoadedConnection) -> Outcome:
     payload, integration, account = claim.payload, connected.integration, connected.account
     if payload["what"] == "place":
-        settings = integration.allow(account.settings, str(payload["subject"]))
+        settings = integration.allow_conversation(account.settings, str(payload["subject"]))
         change_settings(
             connection, connection_id=account.id, integration=integration, settings=settings, by="an owner"
         )

@@ -16,12 +16,10 @@ from zoneinfo import ZoneInfo
 import structlog
 from sqlalchemy import Connection, select, update
 
-from gofer.agent.agents import DEFAULT_MODEL, AgentFiles, choosable
 from gofer.agent.models.catalogue import Catalogue
-from gofer.agent.models.keys import ModelKeys
 from gofer.agent.prices import load_prices
 from gofer.commands.answers import CommandRequest, answer_to
-from gofer.connections.loaded_connections import LoadedConnection, LoadedConnections
+from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.errors import ConfigError, Conflict, GoferError, NotFound, Temporary
 from gofer.identity import TooManyGuesses, link, new_link, redeem
 from gofer.intake.admit import Admitter, Read, read_one
@@ -31,6 +29,8 @@ from gofer.jobs.notifications import JOBS, Signals
 from gofer.jobs.outcome import Done, Draft, Outcome, Retry, Snooze
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
+from gofer.runs.agent_files import DEFAULT_MODEL, AgentFiles, choosable
+from gofer.runs.model_keys import ModelKeys
 from gofer.settings import Settings
 from gofer.store import events, row_macs
 from gofer.store.database import Database
@@ -356,7 +356,7 @@ class CommandHandler:
         if outcome in (NOT_YOURS, NOT_AN_OWNER):
             told = dataclasses.replace(told, answers="")
         try:
-            await connected.integration.settle(told, outcome, connected.account)
+            await connected.integration.answer_callback(told, outcome, connected.account)
         except GoferError as error:
             log.info("button.not_settled", error=str(error))
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from sqlalchemy import Connection, delete, select
 
-from gofer.connections.loaded_connections import LoadedConnections
+from gofer.connections.context import LoadedConnections
 from gofer.errors import ConfigError, Conflict, NotFound
 from gofer.identity import new_code
 from gofer.integration import Health, Integration, Role

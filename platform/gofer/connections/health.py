@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gofer.connections.changes import find_connection, remove_connection, set_up_connection
-from gofer.connections.loaded_connections import LoadedConnection
+from gofer.connections.context import LoadedConnection
+from gofer.connections.inflow import fetch_now, fetch_trouble
 from gofer.errors import GoferError, NotFound, NotInstalled
-from gofer.intake.polling import fetch_now, fetch_trouble
 from gofer.integration import Health
 from gofer.jobs.notifications import JOBS
 from gofer.purge import remove_mirrors

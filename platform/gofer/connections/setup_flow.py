@@ -83,7 +83,7 @@ async def finish_setup(platform: Platform, *, state: str, code: str, by: str) ->
     if await platform.database.read(partial(_exists, connection_id=known["id"])):
         raise Conflict(f"This sign-up was finished before: it made {known['id']}.")
     integration = platform.registry.get(known["integration"])
-    learned, secrets = await integration.signed_up(known["settings"], code)
+    learned, secrets = await integration.finish_setup(known["settings"], code)
     return await platform.database.write(
         partial(
             add_connection,

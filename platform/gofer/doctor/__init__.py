@@ -12,7 +12,6 @@ from pathlib import Path
 
 from sqlalchemy import Connection, select
 
-from gofer.agent.agents import NAME, AgentFiles, AgentSpec, RouteSettings, default_agent, in_force
 from gofer.agent.models.catalogue import Catalogue
 from gofer.agent.prices import load_prices
 from gofer.alarms import examined
@@ -30,6 +29,7 @@ from gofer.doctor.model import (
 )
 from gofer.errors import ConfigError, GoferError
 from gofer.jobs.maintenance import depth, oldest_ready
+from gofer.runs.agent_files import NAME, AgentFiles, AgentSpec, RouteSettings, default_agent, in_force
 from gofer.runs.agent_sync import meant_connections
 from gofer.runs.shells import make_provider
 from gofer.secrets.key_check import open_canary

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 import httpx2
 
 from gofer.agent.model import ModelError, ModelRequest, Turn
-from gofer.agent.models.keys import ModelKeys
 from gofer.agent.models.offline import Offline
 from gofer.agent.models.openai import OPENAI_URL
 from gofer.agent.models.providers import BUILT_IN, FILE
 from gofer.app import Platform
 from gofer.doctor.findings import Finding
+from gofer.runs.model_keys import ModelKeys
 from gofer.store.bootstrap import FIRST_WORKSPACE
 
 WITHIN = 30.0

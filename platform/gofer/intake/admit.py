@@ -10,14 +10,14 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, select, update
 
-from gofer.connections.loaded_connections import LoadedConnections
+from gofer.connections.context import LoadedConnections
 from gofer.errors import NotFound, Permanent
 from gofer.identity import known_principal
 from gofer.intake.stranger_limit import StrangerLimit
 from gofer.intake.unknown_senders import decline
 from gofer.integration import Admission, Attachment, File, Incoming, Role, Unread
+from gofer.jobs.fence import hold
 from gofer.jobs.queue import Claim
-from gofer.outbox.ledger import hold
 from gofer.store import events as log
 from gofer.store.blobs import put_blob
 from gofer.store.content import open_trusted, seal_message

@@ -42,7 +42,7 @@ def put_together(
     for row, message in others:
         if row.admitted_at is None:
             return int(row.seq), join(message, piece)
-    if read and piece.replaces:
+    if read and piece.replaces_id:
         return None, late_edit(piece, read[-1][0].seq)
     if read:
         piece = dataclasses.replace(piece, text=f"{LATE}\n{piece.text}".strip())
@@ -56,7 +56,7 @@ def late_edit(message: Incoming, seq: int) -> Incoming:
 
 
 def _belongs(piece: Incoming, stored: Incoming) -> bool:
-    return stored.joins == piece.joins and stored.author.id == piece.author.id
+    return stored.group_id == piece.group_id and stored.author.id == piece.author.id
 
 
 _STORED = (

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from gofer.connections.loaded_connections import LoadedConnection, LoadedConnections
+from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.crash import crash_point
 from gofer.errors import GoferError, Malformed, NotFound, Refused, TooBusy
 from gofer.intake.arrival import Arrival, Source, Taken
@@ -305,7 +305,7 @@ def _check_texts(parsed: Parsed) -> None:
     if (said := parsed.message) is not None:
         texts += [said.conversation, said.author.id, said.author.name, said.text, said.title, said.quoted]
         texts += [said.kind, said.event, said.trigger, said.agent, said.command, said.arguments]
-        texts += [said.external_id, said.reply_to, said.replaces, said.joins, said.lasting]
+        texts += [said.external_id, said.reply_to, said.replaces_id, said.group_id, said.stable_id]
     joined = "\n".join(texts)
     if not joined.isascii():
         joined.encode()
@@ -316,7 +316,7 @@ def _check_texts(parsed: Parsed) -> None:
 def _moved(connected: LoadedConnection, parsed: Parsed) -> dict[str, Any] | None:
     if parsed.moved is None:
         return None
-    return connected.integration.move(connected.account.settings, *parsed.moved)
+    return connected.integration.rename_conversation(connected.account.settings, *parsed.moved)
 
 
 @dataclass(frozen=True, slots=True)

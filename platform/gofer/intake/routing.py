@@ -56,7 +56,7 @@ def wake(connection: Connection, arrival: Arrival, message: Incoming, conversati
         if message.addressed:
             answering += 1
             # More parts of it are about to come: an agent should read it whole.
-            delay = WHOLE_AFTER if message.joins else 0
+            delay = WHOLE_AFTER if message.group_id else 0
             patient = message.event == SCHEDULE
             woke |= wake_participant(
                 connection, participant_id, seq, arrival.workspace_id, via=via, delay=delay, patient=patient

@@ -90,7 +90,7 @@ class ScheduledSender:
             # No service knows it; an integration tells the work on one message from that on another by it.
             external_id=f"schedule-{claim.id}",
             # Its name may mean another place by the time that something is said there.
-            lasting=place.lasting or "",
+            stable_id=place.lasting or "",
         )
         body = text.encode("utf-8", "replace")
         return Arrival(

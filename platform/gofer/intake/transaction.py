@@ -92,8 +92,8 @@ def _place(connection: Connection, vault: Vault, arrival: Arrival, message: Inco
     """The conversation of a place outside, made when it is new; locked by taking its next number. None when the
     name is another place's."""
     take, place = _TAKE_SEQ, {"via": arrival.connection_id, "at": message.conversation}
-    if message.lasting:
-        take, place["lasting"] = _TAKE_LASTING_SEQ, message.lasting
+    if message.stable_id:
+        take, place["lasting"] = _TAKE_LASTING_SEQ, message.stable_id
     found = fast_sql.first(connection, take, place)
     if found is None:
         _make_conversation(connection, vault, arrival, message)
@@ -146,7 +146,7 @@ def _make_conversation(connection: Connection, vault: Vault, arrival: Arrival, m
             conversation_id=conversation_id,
             connection_id=arrival.connection_id,
             ref=message.conversation,
-            **({"lasting": message.lasting} if message.lasting else {}),
+            **({"lasting": message.stable_id} if message.stable_id else {}),
         )
         .on_conflict_do_nothing(index_elements=["connection_id", "ref"])
         .returning(bindings.c.id)
@@ -282,12 +282,12 @@ def _in_place(
 
     A new version of what was read is kept for context and wakes nobody: it was answered as it stood.
     """
-    if message.joins:
+    if message.group_id:
         return put_together(connection, key, conversation_id, message)
-    if not message.replaces:
+    if not message.replaces_id:
         return None, message
     earlier = connection.execute(
-        _EARLIER_VERSION, {"conversation": conversation_id, "of": message.replaces}
+        _EARLIER_VERSION, {"conversation": conversation_id, "of": message.replaces_id}
     ).first()
     if earlier is None or (earlier.admitted_at is None and earlier.given_up):
         # Given up on without being read: what is said about it now is new.
@@ -401,10 +401,10 @@ def _plain(text: str) -> str:
 
 def is_settled(connection: Connection, connection_id: str, message: Incoming) -> bool:
     """Whether the name still means the place that it meant, or the place has nothing but its name."""
-    if not message.lasting:
+    if not message.stable_id:
         return True
     here = {"via": connection_id, "at": message.conversation}
-    return bool(fast_sql.scalar(connection, _LASTING, here) == message.lasting)
+    return bool(fast_sql.scalar(connection, _LASTING, here) == message.stable_id)
 
 
 _LASTING = select(bindings.c.lasting).where(
@@ -424,11 +424,11 @@ def settle(connection: Connection, workspace_id: str, connection_id: str, messag
     if named is not None and named.lasting is None:
         # From before places were known by more than their name.
         known = update(bindings).where(bindings.c.id == named.id, bindings.c.lasting.is_(None))
-        connection.execute(known.values(lasting=message.lasting))
+        connection.execute(known.values(lasting=message.stable_id))
         return
     if named is not None:
         _call(connection, workspace_id, named, f"{named.ref} (was {named.lasting})")
-    known_as = select(bindings).where(of_connection, bindings.c.lasting == message.lasting)
+    known_as = select(bindings).where(of_connection, bindings.c.lasting == message.stable_id)
     if (moved := connection.execute(known_as.order_by(bindings.c.id)).first()) is not None:
         _call(connection, workspace_id, moved, message.conversation)
 

@@ -10,7 +10,7 @@ from gofer.identity import may_tell
 from gofer.jobs.kinds import APPROVAL
 from gofer.jobs.outcome import Draft
 from gofer.jobs.queue import SERVICE, Claim, submit
-from gofer.outbox.planner import plan_replies
+from gofer.jobs.reply_planner import plan_replies
 from gofer.sanitize import display_name
 from gofer.store import events as log
 from gofer.store.tables import LIVE, bindings, in_state, jobs

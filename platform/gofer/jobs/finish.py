@@ -38,8 +38,8 @@ from gofer.jobs.kinds import DELIVER
 from gofer.jobs.lanes import promote_behind
 from gofer.jobs.outcome import OUTAGE, Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim, lock_lane
+from gofer.jobs.reply_planner import ask, is_open, plan_replies
 from gofer.jobs.wait_reasons import NOTICED
-from gofer.outbox.planner import ask, is_open, plan_replies
 from gofer.store import events as log
 from gofer.store import fast_sql, json_text
 from gofer.store.database import DIALECTS

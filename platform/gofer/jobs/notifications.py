@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from gofer.store.address import driver_arguments
+from gofer.database_url import driver_arguments
 
 log = structlog.get_logger()
 

@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection, select
 
-from gofer.connections.loaded_connections import LoadedConnection, LoadedConnections
+from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.crash import crash_point
 from gofer.errors import Fenced, Gone, NotFound, Permanent, Refused, StoreError, Temporary
 from gofer.identity import linked_identities, owners_of
@@ -226,7 +226,7 @@ class Outbox:
 
     async def _outgoing(self, part: Part, connected: LoadedConnection) -> Outgoing:
         work = None
-        if connected.integration.tells_work and part.kind != "note":
+        if connected.integration.shows_run_summary and part.kind != "note":
             work = await self._database.read(partial(self._telling.progress, job_id=part.job_id))
         return Outgoing(
             id=part.key,
@@ -237,7 +237,7 @@ class Outbox:
             kind=part.kind,  # type: ignore[arg-type]
             reply_to=part.reply_to,
             facts=part.facts,
-            lasting=part.lasting,
+            stable_id=part.lasting,
             question=part.question,
             choices=tuple(self._redactor.redact(choice) for choice in part.choices),
             work=work,

@@ -8,7 +8,8 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, select, update
 
-from gofer.errors import Fenced, NotFound
+from gofer.errors import NotFound
+from gofer.jobs.fence import hold
 from gofer.jobs.outcome import STOPPED
 from gofer.jobs.queue import Claim
 from gofer.store import events as log
@@ -16,11 +17,9 @@ from gofer.store.db_time import now
 from gofer.store.encryption import conversation_key, unseal
 from gofer.store.tables import (
     IS_UNSENT,
-    JobState,
     ReplyState,
     attempts,
     bindings,
-    in_state,
     jobs,
     questions,
     replies,
@@ -66,23 +65,6 @@ class Part:
     """Why its run ended before the work was done."""
     narrowed: bool = False
     """Its run had read strangers' text."""
-
-
-def hold(connection: Connection, claim: Claim) -> None:
-    """Take the job's row under the fence; raises Fenced. Before every write a run makes."""
-    held = connection.execute(_HOLD, {"job": claim.id, "holder": claim.owner, "held": claim.fence}).first()
-    if held is None:
-        raise Fenced
-
-
-_HOLD = (
-    select(jobs.c.id)
-    .where(
-        jobs.c.id == bindparam("job"), jobs.c.owner == bindparam("holder"), jobs.c.fence == bindparam("held")
-    )
-    .where(in_state(JobState.RUNNING))
-    .with_for_update()
-)
 
 
 def next_part(connection: Connection, vault: Vault, binding_id: str) -> Part | None:

@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection, delete, insert, select
 
-from gofer.connections.loaded_connections import LoadedConnection, LoadedConnections
+from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.intake.admit import Read
 from gofer.integration import Incoming
 from gofer.jobs.kinds import ANSWER
@@ -70,7 +70,7 @@ class Companion:
             self.words = ""
 
 
-class ProgressDisplay:
+class ProgressUpdater:
     """Companions of the runs of this process."""
 
     def __init__(self, *, database: Database, accounts: LoadedConnections, telling: RunSummary) -> None:
@@ -150,7 +150,7 @@ class ProgressDisplay:
 
     async def _notice(self, read: Read) -> None:
         connected = await self._accounts.get(str(read.connection_id))
-        await connected.integration.notice(read.message, connected.account)
+        await connected.integration.acknowledge(read.message, connected.account)
 
     async def _finish(self, companion: Companion, well: bool) -> None:
         connected = await self._accounts.get(companion.connection_id)
@@ -168,7 +168,7 @@ class ProgressDisplay:
             with contextlib.suppress(Exception):
                 shown = await self._show(companion, connected, shown)
             await _until_something_is_new(companion, every, words_every)
-        if companion.waits_for and connected.integration.tells_work:
+        if companion.waits_for and connected.integration.shows_run_summary:
             shown = await self._show(companion, connected, shown)
         if shown:
             await self._clear(connected, companion.claim.id, companion.ref, shown)

@@ -9,7 +9,7 @@ from functools import partial
 
 import structlog
 
-from gofer.connections.loaded_connections import LoadedConnections
+from gofer.connections.context import LoadedConnections
 from gofer.outbox.ledger import ended_questions
 from gofer.store.database import Database
 from gofer.vault.envelope import Vault

@@ -39,7 +39,7 @@ class RunSummary:
             steps=steps,
             doing=doing,
             message=message,
-            lasting=lasting,
+            stable_id=lasting,
             waits_for=waits_for or (SLOW_MODEL if _is_slow(connection, job_id) else ""),
             words=defuse(words),
             plan=tuple(

@@ -15,8 +15,8 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection, delete, or_, select
 
-from gofer.agent.agents import AgentFiles, AgentSpec, RouteSettings, default_agent, in_force
 from gofer.errors import StoreError
+from gofer.runs.agent_files import AgentFiles, AgentSpec, RouteSettings, default_agent, in_force
 from gofer.store import row_macs
 from gofer.store.database import Database
 from gofer.store.db_time import now

@@ -12,10 +12,8 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection, bindparam, select
 
-from gofer.agent.agents import AgentFiles, AgentSpec, in_force
 from gofer.agent.conversation import Covers
 from gofer.agent.limits import LimitSettings
-from gofer.agent.models.keys import ModelKeys
 from gofer.agent.outcome import Answered, Asked, Failed, Stopped
 from gofer.agent.outcome import Outcome as End
 from gofer.agent.prices import MICROS, load_prices
@@ -23,17 +21,19 @@ from gofer.agent.state import Listener
 from gofer.agent.tool_calls import SERVICE_WAIT
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.tools.registry import plugin_tools
-from gofer.connections.loaded_connections import LoadedConnection, LoadedConnections
+from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.crash import crash_point
 from gofer.errors import ConfigError, NotFound, Temporary
 from gofer.identity import linked_identities
 from gofer.intake.admit import Admitter, Read, covered, unread
-from gofer.integration import Job
+from gofer.integration import JobScope
 from gofer.jobs.outcome import OUTAGE, Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
 from gofer.jobs.wait_reasons import NOTICED, clock_time, waited
 from gofer.jobs.worker import Run
+from gofer.runs.agent_files import AgentFiles, AgentSpec, in_force
 from gofer.runs.build import Ports, build
+from gofer.runs.model_keys import ModelKeys
 from gofer.runs.shell_access import Loans, ShellAccessGrants
 from gofer.runs.shells import Shells
 from gofer.runs.spend import SPANNING, StoreLedger, cost_of_job, nearly_used, ran_out_before
@@ -213,7 +213,7 @@ class Answerer:
             )
         return spec.model_copy(update=changes)
 
-    async def _tools(self, asker: Read, job: Job) -> list[Tool[Any]]:
+    async def _tools(self, asker: Read, job: JobScope) -> list[Tool[Any]]:
         tools = [*builtin_tools(), *self._plugins]
         if asker.connection_id is not None:
             connected = await self._accounts.get(asker.connection_id)
@@ -221,7 +221,7 @@ class Answerer:
             tools += await self._errands(asker, connected, job)
         return tools
 
-    async def _errands(self, asker: Read, here: LoadedConnection, job: Job) -> list[Tool[Any]]:
+    async def _errands(self, asker: Read, here: LoadedConnection, job: JobScope) -> list[Tool[Any]]:
         """What an owner can have done at other services where they are known."""
         if asker.trust is not Trust.OWNER:
             return []
@@ -238,15 +238,17 @@ class Answerer:
             # With two connections of one sort, the first one: a tool has one name.
             subject = known.pop(connected.integration.name, None) if connected.enabled else None
             if subject is not None:
-                tools += connected.integration.errands(replace(connected.account, job=job), subject)
+                tools += connected.integration.delegated_tools(replace(connected.account, job=job), subject)
         return tools
 
-    async def _equipping(self, asker: Read, job: Job) -> ShellAccessGrants | None:
+    async def _equipping(self, asker: Read, job: JobScope) -> ShellAccessGrants | None:
         if asker.connection_id is None:
             return None
         connected = await self._accounts.get(asker.connection_id)
         account = replace(connected.account, job=job)
-        return ShellAccessGrants(lambda: connected.integration.equip(asker.message, account), account.id)
+        return ShellAccessGrants(
+            lambda: connected.integration.shell_access(asker.message, account), account.id
+        )
 
     def _ports(self, run: Run, shell: Shell | None) -> Ports:
         claim = run.claim

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gofer.agent.agents import AgentSpec
 from gofer.agent.context import WholeContext
 from gofer.agent.context.assembler import ConversationProvider, PlainAssembler
 from gofer.agent.context.compressor import PlainCompressor
@@ -24,6 +23,7 @@ from gofer.agent.tools.output import MAX_CHARACTERS, Masker, NoMask
 from gofer.agent.tools.policy import Policy
 from gofer.agent.tools.registry import ToolRegistry
 from gofer.agent.tools.runner import ToolRunner
+from gofer.runs.agent_files import AgentSpec
 from gofer.tool import Blobs, Shell, Tool
 
 LEAST_CHARACTERS = 2000

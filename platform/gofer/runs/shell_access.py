@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
 from gofer.errors import ServiceError
-from gofer.integration import EgressRule, Equipment, Job
+from gofer.integration import EgressRule, JobScope, ShellAccess
 from gofer_sandbox import Sandbox
 from gofer_sandbox.network import Callers, Credential, Egress, GitAccess, Rule, Unanswered
 
@@ -21,19 +21,19 @@ class ShellAccessGrants:
 
     def __init__(
         self,
-        fetch: Callable[[], Awaitable[Equipment | None]],
+        fetch: Callable[[], Awaitable[ShellAccess | None]],
         connection_id: str = "",
     ) -> None:
         self._fetch = fetch
         self._turn = asyncio.Lock()
         self._fetched = False
-        self._equipment: Equipment | None = None
+        self._equipment: ShellAccess | None = None
         self._rules: tuple[Rule, ...] = ()
         self._put_in = False
         self._callers: Callers | None = None
         self.connection_id = connection_id
 
-    async def get(self) -> Equipment | None:
+    async def get(self) -> ShellAccess | None:
         """The equipment; None when the job has none."""
         async with self._turn:
             if not self._fetched:
@@ -81,11 +81,11 @@ class ShellAccessGrants:
         self._equipment, self._rules = None, ()
 
 
-def _rules_of(equipment: Equipment | None) -> tuple[EgressRule, ...]:
+def _rules_of(equipment: ShellAccess | None) -> tuple[EgressRule, ...]:
     return equipment.rules if equipment is not None else ()
 
 
-def _rule(equipment: Equipment | None, one: EgressRule) -> Rule:
+def _rule(equipment: ShellAccess | None, one: EgressRule) -> Rule:
     assert equipment is not None
     user, password = equipment.user, one.password or equipment.password
     return Rule(
@@ -168,15 +168,15 @@ PATIENCE = 10.0
 
 
 class Loans:
-    """Makes the Job that integrations see, and ends it."""
+    """Makes the JobScope that integrations see, and ends it."""
 
     def __init__(self) -> None:
         self._endings: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
-    async def job(self) -> AsyncIterator[Job]:
+    async def job(self) -> AsyncIterator[JobScope]:
         """One job, for as long as the block lasts. Its answer waits for the end of what it was lent."""
-        job, stopped = Job(), False
+        job, stopped = JobScope(), False
         try:
             yield job
         except asyncio.CancelledError:
@@ -188,7 +188,7 @@ class Loans:
             if not stopped:
                 await asyncio.shield(ending)
 
-    def _end(self, job: Job) -> asyncio.Task[None]:
+    def _end(self, job: JobScope) -> asyncio.Task[None]:
         ending = asyncio.create_task(job.end(), name="job-end")
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)

@@ -23,8 +23,8 @@ from sqlalchemy import Connection, delete, select
 from gofer.agent.conversation import rank
 from gofer.crash import crash_point
 from gofer.errors import Fenced, StoreError, Temporary
+from gofer.jobs.fence import hold
 from gofer.jobs.queue import Claim
-from gofer.outbox.ledger import hold
 from gofer.purge import MIRRORS, purged_conversations, remove_shell_files
 from gofer.runs.git_mirrors import Mirrors
 from gofer.runs.shell_access import ShellAccessGrants

@@ -18,8 +18,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.agent.limits import Scope, Short
 from gofer.agent.prices import MICROS
+from gofer.jobs.fence import hold
 from gofer.jobs.queue import Claim
-from gofer.outbox.ledger import hold
 from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.tables import JobState, agents, events, in_state, jobs, spends

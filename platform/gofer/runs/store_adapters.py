@@ -19,8 +19,8 @@ from gofer.errors import NotFound
 from gofer.intake.admit import BLOB_REF, Admitter, Read, unread
 from gofer.integration import Attachment, Incoming
 from gofer.jobs.queue import Claim
+from gofer.jobs.reply_planner import SAID, agent_author
 from gofer.jobs.worker import Run
-from gofer.outbox.planner import SAID, agent_author
 from gofer.store import events, row_macs
 from gofer.store.blobs import put_blob, read_blob
 from gofer.store.content import open_trusted
@@ -126,7 +126,7 @@ class StoreInbox:
         admitted = await self._admitter.admit(
             claim, [read for read in found if read.message.author.id != own]
         )
-        if any(read.message.quoted_here for read in admitted):
+        if any(read.message.quote_is_ours for read in admitted):
             admitted = await self._database.read(
                 partial(_with_origins, vault=self._vault, claim=claim, admitted=admitted)
             )
@@ -141,7 +141,7 @@ def _with_origins(connection: Connection, vault: Vault, claim: Claim, admitted: 
     """The messages; of those that answer what a narrowed run said, the quoted words are strangers'."""
     key = conversation_key(connection, vault, _of(claim))
     return [
-        replace(read, message=replace(read.message, quoted_here=False))
+        replace(read, message=replace(read.message, quote_is_ours=False))
         if _quotes_narrowed(connection, key, _of(claim), read.message)
         else read
         for read in admitted
@@ -151,7 +151,7 @@ def _with_origins(connection: Connection, vault: Vault, claim: Claim, admitted: 
 def _quotes_narrowed(connection: Connection, key: DataKey, conversation_id: str, message: Incoming) -> bool:
     """Whether a message answers a reply of ours that strangers may speak through; also when that is not known any
     more."""
-    if not (message.quoted and message.quoted_here and message.reply_to):
+    if not (message.quoted and message.quote_is_ours and message.reply_to):
         return False
     query = select(replies).where(
         replies.c.conversation_id == conversation_id, replies.c.external_id == message.reply_to
@@ -240,7 +240,7 @@ def said(
         pictures=pictures,
         files=files,
         quoted=read.message.quoted,
-        quoted_here=read.message.quoted_here,
+        quote_is_ours=read.message.quote_is_ours,
         background=read.message.event == SCHEDULE,
         identity=f"{read.connection_id or ''}/{read.message.author.id}",
         at="" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -12,8 +12,6 @@ from contextlib import closing
 from pathlib import Path
 
 from gofer.errors import ConfigError, StoreError
-from gofer.secrets.secret_store import PLATFORM
-from gofer.vault.macs import ROOT
 
 
 def copy_database(source: Path, target: Path, key_of: Callable[[str], str] | None = None) -> int:
@@ -191,11 +189,11 @@ def key_needed(backup: Path) -> str | None:
     return str(row[0]) if row else None
 
 
-def has_rows_key(backup: Path) -> bool:
-    """Whether a backup holds a key that its rows are signed with."""
+def has_secret(backup: Path, owner: str, name: str) -> bool:
+    """Whether a backup holds a secret."""
     query = "SELECT 1 FROM secret WHERE owner = ? AND name = ?"
     with closing(_reading(backup)) as connection:
-        return connection.execute(query, (PLATFORM, ROOT)).fetchone() is not None
+        return connection.execute(query, (owner, name)).fetchone() is not None
 
 
 def restore_database(backup: Path, target: Path) -> Path | None:

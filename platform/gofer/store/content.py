@@ -10,7 +10,14 @@ from gofer.store.encryption import seal, unseal
 from gofer.store.tables import Trust
 from gofer.vault.envelope import DataKey
 
-_NAMES = {field.name for field in dataclasses.fields(Incoming)}
+_STORED = {
+    "stable_id": "lasting",
+    "group_id": "joins",
+    "replaces_id": "replaces",
+    "quote_is_ours": "quoted_here",
+}
+"""What fields are called in sealed content, where that is not their name: stored names never change."""
+_NAMES = {_STORED.get(field.name, field.name): field.name for field in dataclasses.fields(Incoming)}
 _TRUST = "trust"
 _CAME_BY = "came_by"
 
@@ -26,7 +33,7 @@ def seal_message(
 ) -> bytes:
     """The sealed form of a message in its place, with its author's trust once that is known, and the connection it came
     by, which decides who its author is."""
-    content = {name: getattr(message, name) for name in _NAMES}
+    content = {stored: getattr(message, name) for stored, name in _NAMES.items()}
     if trust is not Trust.UNKNOWN:
         content[_TRUST] = trust
     if came_by is not None:
@@ -48,7 +55,7 @@ def open_trusted(key: DataKey, row: Any) -> tuple[Incoming, Trust, str | None]:
 
 
 def _message(value: dict[str, Any]) -> Incoming:
-    kept = {name: item for name, item in value.items() if name in _NAMES}
+    kept = {_NAMES[stored]: item for stored, item in value.items() if stored in _NAMES}
     kept["author"] = Author(**value["author"])
     kept["attachments"] = tuple(Attachment(**item) for item in value.get("attachments", ()))
     return Incoming(**kept)

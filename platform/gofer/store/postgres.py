@@ -17,9 +17,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only, greenlet_spawn
 
+from gofer.database_url import driver_arguments
 from gofer.errors import ConfigError, StoreUnavailable
 from gofer.store import json_text
-from gofer.store.address import driver_arguments
 from gofer.store.database import Dialect
 from gofer.store.row_macs import Signing
 

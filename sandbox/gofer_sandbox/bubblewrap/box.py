@@ -15,8 +15,8 @@ from gofer_sandbox.limits import Limits
 from gofer_sandbox.local import LocalBox
 from gofer_sandbox.provider import Capabilities, Pressure, Process
 from gofer_sandbox.record import Reference
-from gofer_sandbox.shell.attested import SocketWire, take
 from gofer_sandbox.shell.outputs import Ownership
+from gofer_sandbox.shell.socket_wire import SocketWire, take
 
 
 class BubblewrapBox(LocalBox):

@@ -23,7 +23,7 @@ from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import MIB, RESERVE
 from gofer_sandbox.provider import IMAGE, PROJECT_QUOTA, WATCHED, Box, Capabilities, Feature, Report, Spec
 from gofer_sandbox.record import Record, Reference
-from gofer_sandbox.shell import attested, scripts
+from gofer_sandbox.shell import scripts, socket_wire
 from gofer_sandbox.shell.control import prepare
 from gofer_sandbox.shell.outputs import Ownership
 
@@ -188,7 +188,7 @@ class Bubblewrap:
         user = uid if os.geteuid() == 0 and not prefix else None
         group = probe.groups.make(spec.id) if probe.groups else None
         entrances = group.entrances() if group else []
-        ours, theirs = attested.pair()
+        ours, theirs = socket_wire.pair()
         ends = [theirs.detach(), *([os.dup(ours.fileno())] if spec.survives else [])]
         channel = scripts.Channel(scripts.INSIDE, *ends)
 

@@ -1,6 +1,14 @@
 """Files of a live sandbox, reached from outside without a process inside and without leaving it."""
 
-from gofer_sandbox.files.confined import BytesPage, ConfinedFiles, Edited, Entry, FileLimits, Listing, Written
+from gofer_sandbox.files.confinement import (
+    BytesPage,
+    ConfinedFiles,
+    Edited,
+    Entry,
+    FileLimits,
+    Listing,
+    Written,
+)
 from gofer_sandbox.files.edits import Edit
 from gofer_sandbox.files.errors import (
     BinaryFile,

@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from gofer.errors import Permanent, Temporary
-from gofer.integration import Account, Integration, Outgoing
+from gofer.integration import ConnectionContext, Integration, Outgoing
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer_hello import Hello
 
@@ -25,14 +25,14 @@ class Probe(Hello):
 
     find = Integration.find
 
-    async def place(self, outgoing: Outgoing, account: Account) -> str:
+    async def place(self, outgoing: Outgoing, account: ConnectionContext) -> str:
         opening = {"room": outgoing.conversation, "text": outgoing.text[:OPENING], "to": outgoing.reply_to}
         return str((await self._send(account, "POST", "", opening))["id"])
 
-    async def complete(self, outgoing: Outgoing, external_id: str, account: Account) -> None:
+    async def complete(self, outgoing: Outgoing, external_id: str, account: ConnectionContext) -> None:
         await self._send(account, "PUT", f"/{external_id}", {"text": outgoing.text, "key": outgoing.id})
 
-    async def _send(self, account: Account, method: str, path: str, body: Any) -> Any:
+    async def _send(self, account: ConnectionContext, method: str, path: str, body: Any) -> Any:
         assert account.http is not None
         url = str(account.settings["reply_url"]) + path
         response = await account.http.request(method, url, json=body)

@@ -26,7 +26,7 @@ CROSSINGS: dict[str, tuple[list[Known], list[Known], list[Known]]] = {
 
 
 def intake(world: World, room: str, lasting: str | None) -> Verb:
-    arrival = world.arrival(room=room, lasting=lasting or "")
+    arrival = world.arrival(room=room, stable_id=lasting or "")
 
     def verb(connection: Connection) -> Taken:
         return take_in(connection, world.vault, arrival)
@@ -83,6 +83,6 @@ async def _set(world: World, step: str, before: list[Known]) -> dict[str | None,
     """Have these places be known. Returns the conversation of each."""
     for one in before:
         room, lasting = _at(step, one)
-        await world.say("hello", room=room, lasting=lasting or "")
+        await world.say("hello", room=room, stable_id=lasting or "")
     rows = await world.rows(select(bindings).where(bindings.c.ref.startswith(step)))
     return {row.lasting: row.conversation_id for row in rows if row.lasting}

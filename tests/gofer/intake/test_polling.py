@@ -12,13 +12,24 @@ from typing import Any
 import pytest
 from sqlalchemy import select, true
 
-from gofer.connections.loaded_connections import LoadedConnections
+from gofer.connections.context import LoadedConnections
+from gofer.connections.inflow import CATCH_UP, POLL, ensure_inflow, fetch_now, fetch_trouble
 from gofer.connections.registry import IntegrationRegistry
 from gofer.errors import Fenced, Malformed, Permanent, Temporary
 from gofer.intake.admit import Admitter, unread
-from gofer.intake.polling import CATCH_UP, POLL, Poller, ensure_inflow, fetch_now, fetch_trouble
+from gofer.intake.polling import Poller
 from gofer.intake.receive import LARGE, Gate, Intake
-from gofer.integration import Account, Admission, Author, File, Incoming, Integration, Parsed, Request, Unread
+from gofer.integration import (
+    Admission,
+    Author,
+    ConnectionContext,
+    File,
+    Incoming,
+    Integration,
+    Parsed,
+    Request,
+    Unread,
+)
 from gofer.jobs.kinds import ANSWER
 from gofer.jobs.notifications import LocalSignals
 from gofer.jobs.outcome import Done, Outcome
@@ -50,7 +61,7 @@ class Post(Integration):
         self.reading, self.go_on = threading.Event(), threading.Event()
         self.reads: Any = ...
 
-    def parse(self, request: Request, account: Account) -> Parsed:
+    def parse(self, request: Request, account: ConnectionContext) -> Parsed:
         if self.reads is not ...:
             odd: Parsed = self.reads
             return odd
@@ -63,7 +74,7 @@ class Post(Integration):
         )
         return Parsed(letter["id"], "message", message)
 
-    async def poll(self, account: Account, last: str | None) -> Sequence[Request]:
+    async def poll(self, account: ConnectionContext, last: str | None) -> Sequence[Request]:
         if self.trouble is not None:
             trouble, self.trouble = self.trouble, None
             raise trouble
@@ -74,13 +85,13 @@ class Post(Integration):
             await asyncio.sleep(0.01)
         return [Request(json.dumps(letter).encode()) for letter in new]
 
-    async def catch_up(self, account: Account, since: float) -> AsyncIterator[Request]:
+    async def catch_up(self, account: ConnectionContext, since: float) -> AsyncIterator[Request]:
         if self.locked is not None:
             raise self.locked
         for letter in self.box:
             yield Request(json.dumps(letter).encode())
 
-    async def admit(self, unread: Unread, account: Account) -> Admission:
+    async def admit(self, unread: Unread, account: ConnectionContext) -> Admission:
         if self.trouble is not None:
             raise self.trouble
         self.admitted.append(unread.message.text)
@@ -293,6 +304,6 @@ async def test_an_edit_that_crosses_admission_is_not_lost(world: World, office: 
     await world.say("helo", external_id="m1")
     claim = await world.claim_one()
     found = await world.database.read(lambda c: unread(c, world.vault, claim, 0))
-    await world.say("hello, world", external_id="m1", replaces="m1")
+    await world.say("hello, world", external_id="m1", replaces_id="m1")
     (read,) = await office.admitter.admit(claim, found)
     assert read.message.text == "HELLO, WORLD"

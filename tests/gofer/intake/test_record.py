@@ -7,13 +7,13 @@ import asyncio
 import pytest
 from sqlalchemy import Connection, select
 
-from gofer.agent.agents import AgentSpec, RouteSettings
 from gofer.identity import grant_role
 from gofer.intake.admit import unread as read_by_run
 from gofer.intake.routing import UNHEARD, event_matches
 from gofer.jobs.control import cancel_conversation
 from gofer.jobs.kinds import RECEPTION
 from gofer.jobs.outcome import Cancel, Dead, Done
+from gofer.runs.agent_files import AgentSpec, RouteSettings
 from gofer.runs.agent_sync import sync_agents
 from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
@@ -250,7 +250,7 @@ async def test_an_agent_that_joins_late_owes_nothing_for_the_past(world: World) 
 
 async def test_an_edit_replaces_what_nobody_has_read(world: World) -> None:
     await world.say("helo", external_id="m1")
-    taken = await world.say("hello", external_id="m1", replaces="m1")
+    taken = await world.say("hello", external_id="m1", replaces_id="m1")
     assert taken.seq == 1
     assert await texts(world) == ["hello"]
     assert len(await world.answer_jobs()) == 1
@@ -260,7 +260,7 @@ async def test_an_edit_of_what_was_read_is_kept_and_wakes_nobody(world: World) -
     await world.say("helo", external_id="m1")
     await world.run(lambda c: c.execute(messages.update().values(admitted_at=now(), trust="member")))
     await world.answer(to=1)
-    taken = await world.say("hello", external_id="m1", replaces="m1")
+    taken = await world.say("hello", external_id="m1", replaces_id="m1")
     assert taken.seq is not None
     assert taken.seq > 1
     assert not taken.woke
@@ -269,12 +269,12 @@ async def test_an_edit_of_what_was_read_is_kept_and_wakes_nobody(world: World) -
 async def test_an_edit_of_what_was_given_up_on_unread_is_answered(world: World) -> None:
     await world.say("helo", external_id="m1")
     await world.end(await world.claim_one(), Dead("hopeless"))
-    assert (await world.say("hello", external_id="m1", replaces="m1")).woke
+    assert (await world.say("hello", external_id="m1", replaces_id="m1")).woke
     assert len(await world.claim(limit=5)) == 1
 
 
 async def test_an_edit_of_something_unknown_is_a_new_message(world: World) -> None:
-    assert (await world.say("hello", replaces="never seen")).result == "accepted"
+    assert (await world.say("hello", replaces_id="never seen")).result == "accepted"
     assert await texts(world) == ["hello"]
 
 

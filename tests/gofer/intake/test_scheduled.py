@@ -35,7 +35,7 @@ WORDS = "Is the garden watered? The gate's code is open-sesame-42."
 
 async def kitchen(world: World) -> str:
     """A conversation in which somebody has spoken before; returns its id."""
-    await world.say("hello", lasting="the kitchen of house 7")
+    await world.say("hello", stable_id="the kitchen of house 7")
     return str((await world.work()).conversation_id)
 
 
@@ -98,7 +98,7 @@ async def test_what_is_due_is_said_once_and_wakes_the_agent_though_the_worker_di
     assert read.message.text.startswith("Is the garden watered?")
     assert "open-sesame" not in read.message.text, "a secret stays one"
     assert read.message.author.name == "ada (schedule garden)"
-    assert read.message.lasting == "the kitchen of house 7", "whatever else is called so by then"
+    assert read.message.stable_id == "the kitchen of house 7", "whatever else is called so by then"
 
 
 async def _claimed(world: World) -> Any:

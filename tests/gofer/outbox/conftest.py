@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import httpx2
 import pytest
 
-from gofer.connections.loaded_connections import LoadedConnections
+from gofer.connections.context import LoadedConnections
 from gofer.connections.registry import IntegrationRegistry
 from gofer.jobs.outcome import Outcome
 from gofer.jobs.queue import SERVICE, Claim

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select, update
 
 from gofer.errors import Fenced, Gone, Temporary
-from gofer.integration import Account, Outgoing
+from gofer.integration import ConnectionContext, Outgoing
 from gofer.jobs import queue
 from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Retry, Snooze
 from gofer.jobs.queue import SERVICE, Claim
@@ -218,7 +218,7 @@ async def test_what_was_deleted_before_it_was_complete_is_placed_again(
 ) -> None:
     vanishing = [True]
 
-    async def complete(self: Hello, outgoing: Outgoing, external_id: str, account: Account) -> None:
+    async def complete(self: Hello, outgoing: Outgoing, external_id: str, account: ConnectionContext) -> None:
         if vanishing:
             vanishing.pop()
             service.replies.clear()
@@ -234,7 +234,7 @@ async def test_what_was_deleted_before_it_was_complete_is_placed_again(
 async def test_what_vanishes_again_and_again_is_given_up(
     world: World, service: HelloService, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def complete(self: Hello, outgoing: Outgoing, external_id: str, account: Account) -> None:
+    async def complete(self: Hello, outgoing: Outgoing, external_id: str, account: ConnectionContext) -> None:
         raise Gone("Somebody deletes it.")
 
     monkeypatch.setattr(Hello, "complete", complete)
@@ -247,7 +247,7 @@ async def test_what_vanishes_again_and_again_is_given_up(
 async def test_a_refusal_that_may_pass_is_tried_for_as_long_as_it_says_and_then_given_up(
     world: World, service: HelloService, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def place(self: Hello, outgoing: Outgoing, account: Account) -> str:
+    async def place(self: Hello, outgoing: Outgoing, account: ConnectionContext) -> str:
         raise Temporary("The room is locked.", reason="locked", retry_after=600, give_up_after=2 * 86400)
 
     monkeypatch.setattr(Hello, "place", place)

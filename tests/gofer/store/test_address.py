@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import text
 
+from gofer.database_url import driver_arguments
 from gofer.errors import ConfigError, StoreUnavailable
 from gofer.jobs.notifications import PostgresSignals
 from gofer.settings import load_settings
-from gofer.store.address import driver_arguments
 from gofer.store.postgres import PostgresDatabase
 
 SSL_REQUEST = (80877103).to_bytes(4, "big")

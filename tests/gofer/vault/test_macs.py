@@ -11,6 +11,7 @@ from sqlalchemy import Connection, select, update
 
 from gofer.errors import Malformed, NotFound
 from gofer.secrets.key_check import check_canary
+from gofer.secrets.mac_root import ROOT, load_mac_keys
 from gofer.secrets.rotation import rotate_master_key
 from gofer.secrets.secret_store import PLATFORM, all_secrets, delete_secret, list_secrets, put_secret
 from gofer.store.database import Database
@@ -18,7 +19,7 @@ from gofer.store.tables import secrets
 from gofer.vault.envelope import Vault
 from gofer.vault.errors import Tampered
 from gofer.vault.keyring import open_ring
-from gofer.vault.macs import ROOT, MacKey, load_mac_keys
+from gofer.vault.macs import MacKey
 from gofer.vault.secret import Secret
 
 WORKSPACE = "ws_test"

@@ -12,7 +12,8 @@ from sqlalchemy import select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.agent.agents import (
+from gofer.errors import ConfigError, NotFound
+from gofer.runs.agent_files import (
     NAME,
     AgentFileError,
     AgentFiles,
@@ -24,7 +25,6 @@ from gofer.agent.agents import (
     remove_agent,
     texts,
 )
-from gofer.errors import ConfigError, NotFound
 from gofer.store.bootstrap import FIRST_AGENT
 from gofer.store.tables import agents
 from gofer.web.api.http import RequestModel, answered, asked, check_match, etag_of, platform_of, rows

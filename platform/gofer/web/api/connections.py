@@ -13,7 +13,6 @@ from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.agent.agents import AgentFiles, choosable
 from gofer.app import Platform
 from gofer.connections.changes import (
     add_connection,
@@ -27,6 +26,7 @@ from gofer.connections.health import disconnect, health_of, set_up
 from gofer.connections.setup_flow import begin_setup, finish_setup
 from gofer.integration import Role
 from gofer.jobs.notifications import JOBS
+from gofer.runs.agent_files import AgentFiles, choosable
 from gofer.store.tables import connections, deliveries, secrets
 from gofer.vault.secret import Secret
 from gofer.web.api.http import (

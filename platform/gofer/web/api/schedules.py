@@ -15,8 +15,8 @@ from sqlalchemy.exc import IntegrityError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gofer.connections.inflow import SCHEDULABLE, check_schedulable
 from gofer.errors import Conflict, NotFound
-from gofer.intake.polling import SCHEDULABLE, check_schedulable
 from gofer.jobs.control import find_job
 from gofer.jobs.cron import Missed, add_schedule, next_tick, spelt_out, ticks
 from gofer.jobs.notifications import JOBS

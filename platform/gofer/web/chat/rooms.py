@@ -9,12 +9,12 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from gofer.agent.agents import AgentFiles
-from gofer.agent.agents import choosable as agents_there
 from gofer.app import Platform
 from gofer.connections.changes import add_connection
-from gofer.connections.loaded_connections import LoadedConnection
+from gofer.connections.context import LoadedConnection
 from gofer.errors import Conflict, NotFound
+from gofer.runs.agent_files import AgentFiles
+from gofer.runs.agent_files import choosable as agents_there
 from gofer.secrets.rotation import new_conversation_key
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now

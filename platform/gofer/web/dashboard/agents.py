@@ -12,7 +12,8 @@ from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.agent.agents import (
+from gofer.errors import Conflict, GoferError, NotFound
+from gofer.runs.agent_files import (
     NAME,
     AgentFileError,
     AgentFiles,
@@ -23,7 +24,6 @@ from gofer.agent.agents import (
     remove_agent,
     texts,
 )
-from gofer.errors import Conflict, GoferError, NotFound
 from gofer.store.tables import LIVE, agents, in_state, jobs
 from gofer.web.dashboard.endpoints import form_of, page, rows, text_of
 from gofer.web.dashboard.render import go, platform_of, render

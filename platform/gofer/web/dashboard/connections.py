@@ -14,7 +14,6 @@ from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.agent.agents import AgentFiles, choosable
 from gofer.app import Platform
 from gofer.connections.changes import (
     add_connection,
@@ -28,6 +27,7 @@ from gofer.connections.health import disconnect, set_up
 from gofer.errors import Malformed
 from gofer.integration import Integration
 from gofer.jobs.notifications import JOBS
+from gofer.runs.agent_files import AgentFiles, choosable
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.tables import deliveries, secrets
 from gofer.vault.secret import Secret

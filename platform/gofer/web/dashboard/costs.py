@@ -13,9 +13,9 @@ from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.agent.agents import AgentFiles, AgentSpec
 from gofer.agent.prices import MICROS
 from gofer.errors import GoferError
+from gofer.runs.agent_files import AgentFiles, AgentSpec
 from gofer.runs.spend import today
 from gofer.store.tables import spends
 from gofer.web.dashboard.endpoints import agent_names, connection_names, page

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gofer.agent.prices import MICROS
 from gofer.alarms import refused_lately
-from gofer.intake.polling import POLL, SCHEDULABLE
+from gofer.connections.inflow import POLL, SCHEDULABLE
 from gofer.intake.routing import UNHEARD
 from gofer.jobs.maintenance import depth, oldest_ready
 from gofer.runs.spend import today

@@ -26,7 +26,7 @@ from gofer.web.dashboard.sanitize import inert, ticks, words
 from gofer.web.static_files import StaticFiles
 
 TEMPLATES = Path(__file__).parent / "templates"
-OTHERS = [Path(__file__).parents[1] / part / "templates" for part in ("chat", "welcome")]
+OTHERS = [Path(__file__).parents[1] / part / "templates" for part in ("chat", "onboarding")]
 REFUSED = "gofer.refused"
 """Where a request keeps the form that is shown again."""
 SAID = "gofer_said"

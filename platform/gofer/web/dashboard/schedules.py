@@ -18,8 +18,8 @@ from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gofer.connections.inflow import SCHEDULABLE
 from gofer.errors import Conflict, Malformed
-from gofer.intake.polling import SCHEDULABLE
 from gofer.jobs import scheduled_messages
 from gofer.jobs.cron import spelt_out, ticks
 from gofer.store import row_macs

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, select
 
 from gofer.connections.registry import IntegrationRegistry
 from gofer.errors import ConfigError, NotFound, NotInstalled
-from gofer.integration import Account, Integration
+from gofer.integration import ConnectionContext, Integration
 from gofer.jobs.lease import only_while_held
 from gofer.secrets.last_used import Uses
 from gofer.secrets.secret_store import secrets_of
@@ -34,7 +34,7 @@ MARKS = "marks 1"
 class LoadedConnection:
     """A connection with the code that speaks for it."""
 
-    account: Account
+    account: ConnectionContext
     integration: Integration
     workspace_id: str
     enabled: bool
@@ -100,7 +100,7 @@ class LoadedConnections:
         """A connection's row with its secrets and code."""
         integration = self._integration(row)
         proxy = integration.proxy(row.settings, secrets) if self._proxied is not None else ""
-        account = Account(
+        account = ConnectionContext(
             id=row.id,
             name=row.name,
             settings=row.settings,

@@ -1,0 +1,85 @@
+"""The contract between Gofer and an integration.
+
+An Integration is stateless code that speaks with one outside service; a Connection is one configured account of
+it. Subclass `Integration`, export an instance through the entry point group `gofer.integrations`, and Gofer does
+the rest: it receives, verifies, dedupes, stores, routes, runs the agent and keeps the ledger of what was sent.
+`gofer_hello` is the smallest complete example; docs/integrations/hello.md walks through it.
+
+What is pure (`verify`, `parse`, `split`) must touch no network, clock or database, and may run in any thread. What is
+async may raise `gofer.errors.Temporary` (tried again, at `retry_after` if given) or `gofer.errors.Permanent` (given
+up, visibly).
+
+Read `core.py` first, then `messages.py`. `capabilities.py` has what only some services can do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gofer.integration import deprecated
+from gofer.integration.capabilities import Inflow, People, ProgressDisplay, QuestionButtons, RunSupport, Setup
+from gofer.integration.commands import COMMANDS, Command
+from gofer.integration.connection import ConnectionContext, Health, JobScope, NoSettings, SecretField, SignUp
+from gofer.integration.core import Integration
+from gofer.integration.messages import (
+    MAX_SIGNATURE_AGE,
+    Admission,
+    Attachment,
+    Author,
+    File,
+    Incoming,
+    Outgoing,
+    Parsed,
+    PlanItem,
+    Progress,
+    Request,
+    Role,
+    TrustLevel,
+    Unread,
+    sign_body,
+)
+from gofer.integration.shell_access import EgressRule, Password, ShellAccess
+from gofer.sanitize import defuse
+
+__all__ = [
+    "COMMANDS",
+    "MAX_SIGNATURE_AGE",
+    "Admission",
+    "Attachment",
+    "Author",
+    "Command",
+    "ConnectionContext",
+    "EgressRule",
+    "File",
+    "Health",
+    "Incoming",
+    "Inflow",
+    "Integration",
+    "JobScope",
+    "NoSettings",
+    "Outgoing",
+    "Parsed",
+    "Password",
+    "People",
+    "PlanItem",
+    "Progress",
+    "ProgressDisplay",
+    "QuestionButtons",
+    "Request",
+    "Role",
+    "RunSupport",
+    "SecretField",
+    "Setup",
+    "ShellAccess",
+    "SignUp",
+    "TrustLevel",
+    "Unread",
+    "defuse",
+    "sign_body",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in deprecated.NAMES:
+        return globals()[deprecated.warn_of_name(name)]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

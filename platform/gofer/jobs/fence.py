@@ -1,0 +1,26 @@
+"""The fence: no write of a run that has lost its job."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, bindparam, select
+
+from gofer.errors import Fenced
+from gofer.jobs.queue import Claim
+from gofer.store.tables import JobState, in_state, jobs
+
+
+def hold(connection: Connection, claim: Claim) -> None:
+    """Take the job's row under the fence; raises Fenced. Before every write a run makes."""
+    held = connection.execute(_HOLD, {"job": claim.id, "holder": claim.owner, "held": claim.fence}).first()
+    if held is None:
+        raise Fenced
+
+
+_HOLD = (
+    select(jobs.c.id)
+    .where(
+        jobs.c.id == bindparam("job"), jobs.c.owner == bindparam("holder"), jobs.c.fence == bindparam("held")
+    )
+    .where(in_state(JobState.RUNNING))
+    .with_for_update()
+)
