@@ -402,7 +402,8 @@ async def test_a_strict_tool_of_an_integration_is_offered_as_providers_take_it(d
     )
     assert await world.run() == Answered("Booked.", included_to=1)
     assert service.refused == []
-    free, strict = service.received[0]["tools"]
+    offered = {tool["name"]: tool for tool in service.received[0]["tools"]}
+    free, strict = offered["any"], offered["book"]
     assert strict["strict"] is True
     assert "strict" not in free, "what cannot be strict is offered all the same"
     assert "maximum: 90" in str(strict["input_schema"]), "the model is told, and held to it by us"

@@ -686,10 +686,16 @@ class Member(Shape):
     signed_in_at: float | None
 
 
+class ListedMember(Member):
+    """A member in the list."""
+
+    refused: bool = Field(description="Its row was not written by Gofer, so it counts for nothing.")
+
+
 class Members(Shape):
     """The first one first."""
 
-    members: list[Member]
+    members: list[ListedMember]
 
 
 class Link(Shape):
@@ -748,6 +754,7 @@ class Token(Shape):
     created_at: float
     expires_at: float | None
     used_at: float | None
+    refused: bool = Field(description="Its row was not written by Gofer, so it counts for nothing.")
 
 
 class Tokens(Shape):
