@@ -10,19 +10,25 @@ from typing import Any
 import asyncpg
 import pytest
 
-import left_running
-from cleaning import Broom
-from elsewhere import Elsewhere
 from gofer.settings import Settings
 from gofer.store.bootstrap import database_for
 from gofer.store.database import Database
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
-from lasting import collect_seldom, log_plainly, new_loop, share_compiled_statements, share_tls_defaults
-from servers import Server, shared, turn
+from support import process_leaks
+from support.async_bridge import Elsewhere
+from support.database_reset import Broom
 from support.patience import eventually
+from support.process_speed import (
+    collect_seldom,
+    log_plainly,
+    new_loop,
+    share_compiled_statements,
+    share_tls_defaults,
+)
+from support.servers import Server, shared, turn
 from support.sqlite_template import bring_up_to_date, with_tables
-from world import World
+from support.world import World
 
 TEMPLATE = "gofer_template"
 
@@ -32,8 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
     share_tls_defaults()
     log_plainly()
     if not hasattr(config, "workerinput"):
-        left_running.mark()
-        left_running.mind()
+        process_leaks.mark()
+        process_leaks.mind()
 
 
 def pytest_collection_finish() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from agent.conftest import Make
-from agent.patience import stopwatch
 from agent.pictures import PNG
+from agent.stopwatch import stopwatch
 from gofer.agent.outcome import Answered, Stopped
 from gofer.runs.shells import ConversationShell
 from gofer_sandbox import Bubblewrap, IsolationUnavailable, Sandbox

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent.conftest import Make
-from agent.patience import stopwatch
 from agent.ports import ListInbox, ada, bob
+from agent.stopwatch import stopwatch
 from gofer.agent.conversation import QuestionAnswer
 from gofer.agent.outcome import Answered, Asked, Stopped
 from gofer.agent.state import fold

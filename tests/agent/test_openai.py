@@ -36,7 +36,7 @@ from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer.vault.secret import Secret
 from gofer_standins.loopback import serve
 from gofer_standins.openai import OpenAI, Reply
-from world import World as StoreWorld
+from support.world import World as StoreWorld
 
 Make = Callable[..., Any]
 FREE = AgentSpec(name="gofer", limits=LimitSettings(job_dollars=0, day_dollars=0))

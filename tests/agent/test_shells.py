@@ -19,7 +19,7 @@ from gofer.store.tables import Trust
 from gofer.store.tables import shells as shells_table
 from gofer_sandbox import Level
 from support.patience import patience, patiently
-from world import World
+from support.world import World
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from gofer.runs.spend import StoreLedger, cost_of_job
 from gofer.runs.store_adapters import StoreBlobs, StoreHistory, StoreJournal, StoreQuestions
 from gofer.store.tables import events
 from gofer_standins.anthropic import Anthropic, Reply, call, calls, say, think
-from world import World
+from support.world import World
 
 
 def script(request: Mapping[str, Any]) -> Reply:

@@ -15,8 +15,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from support.patience import patience
 
-from .furnishing import Lived, lived_in
 from .looking import DESK
+from .seed_data import Lived, lived_in
 
 ROOT = Path(__file__).parents[2]
 REQUIRED = "GOFER_BROWSER_TESTS"

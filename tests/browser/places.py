@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .furnishing import Lived
+from .seed_data import Lived
 
 
 def _shell(lived: Lived) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from playwright.sync_api import Browser, BrowserContext, FilePayload, Page, Rout
 
 from agent.pictures import PNG
 from support.patience import patience
-from web_house import House
+from support.web_server import House
 
-from .furnishing import RECITED
 from .looking import DESK, PHONE, SHOTS, objections
+from .seed_data import RECITED
 
 pytestmark = pytest.mark.slow
 

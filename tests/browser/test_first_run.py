@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from gofer_standins.github import GitHubService
 from support.patience import patience
-from web_house import PASSWORD, House
+from support.web_server import PASSWORD, House
 
 from .looking import DESK, PHONE, SHOTS, objections
 

@@ -10,12 +10,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from commandline import SIGNING_KEY
+from support.command_line import SIGNING_KEY
 from support.patience import until
-from web_house import Browser, csrf_in
+from support.web_server import Browser, csrf_in
 
-from .furnishing import KEY, ODD, Lived
 from .places import places
+from .seed_data import KEY, ODD, Lived
 
 
 class Visitor:

@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from support.patience import until
 
-from .furnishing import Lived
+from .seed_data import Lived
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from .furnishing import Lived
 from .looking import DESK, PHONE
 from .places import places
+from .seed_data import Lived
 
 pytestmark = pytest.mark.slow
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from web_house import Browser
+from support.web_server import Browser
 
-from .furnishing import lived_in
 from .places import places
+from .seed_data import lived_in
 
 FILTERS = (
     "/runs?state=done&kind=all",

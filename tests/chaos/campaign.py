@@ -18,7 +18,7 @@ from typing import Any
 from e2e.process import Gofer
 from e2e.scenario import Scenario, prepared
 from gofer_standins.hello import Fault
-from servers import Server
+from support.servers import Server
 
 LEASE = 1.0
 ROOMS = 5

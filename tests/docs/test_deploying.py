@@ -15,7 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from gofer.cli.commands import COMMANDS, NOUNS
 from gofer.settings import PREFIX, Settings
 from gofer_sandbox.bubblewrap import cgroups
-from servers import valkey_binary
+from support.servers import valkey_binary
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from pathlib import Path
 from gofer.connections.changes import add_connection
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.vault.secret import Secret
-from web_house import House
+from support.web_server import House
 
 PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "hello.md").read_text(encoding="utf-8")
 KEY = "a key of sixty-four characters, or nearly"

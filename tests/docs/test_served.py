@@ -9,7 +9,7 @@ from urllib.parse import urldefrag, urljoin
 
 import pytest
 
-from web_house import House
+from support.web_server import House
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import asyncpg
 
-from elsewhere import Elsewhere
-from servers import Server, turn
+from support.async_bridge import Elsewhere
+from support.servers import Server, turn
 
 TEMPLATE = "gofer_template"
 

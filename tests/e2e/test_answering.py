@@ -30,7 +30,7 @@ from gofer_standins.anthropic import Anthropic, Reply, call, calls, fault, say
 from gofer_standins.hello import HelloService
 from gofer_standins.loopback import serve
 from support.sqlite_template import with_tables
-from world import World
+from support.world import World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

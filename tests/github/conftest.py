@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from github_scene import Scene, open_scene
+from support.github_scene import Scene, open_scene
 
 
 @pytest.fixture

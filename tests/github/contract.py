@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contract.case import Case
-from github_scene import Scene, account, open_scene, request
 from gofer.integration import ConnectionContext, Request
 from gofer_github import integration
+from support.github_scene import Scene, account, open_scene, request
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

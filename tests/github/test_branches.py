@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from github_scene import FIX, Running, Scene, gofer, tool
 from gofer_standins.github import git
+from support.github_scene import FIX, Running, Scene, gofer, tool
 
 SHELL: dict[str, Any] = {"sandbox": "bubblewrap"}
 PUSH = "$ cd ~/repo && git push -q origin HEAD 2>&1; echo pushed $?"

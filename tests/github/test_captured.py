@@ -14,12 +14,12 @@ import httpx2
 import pytest
 from sqlalchemy import select
 
-from github_scene import Scene, account, gofer, request
 from gofer.errors import Malformed
 from gofer.integration import Parsed
 from gofer.store.tables import deliveries, replies
 from gofer_github import integration
 from gofer_github.webhook import IGNORED, MESSAGES, NOTED
+from support.github_scene import Scene, account, gofer, request
 
 PACKAGE, VERSION = "@octokit/webhooks-examples", "7.6.1"
 Captured = list[tuple[str, dict[str, Any]]]

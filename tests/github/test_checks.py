@@ -8,11 +8,11 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from github_scene import Scene, asked, gofer, tool, use
 from gofer.store.tables import events
 from gofer.tool import ToolContext
 from gofer_github import integration
 from gofer_standins.github import git
+from support.github_scene import Scene, asked, gofer, tool, use
 from support.patience import patiently
 
 

@@ -16,8 +16,6 @@ import httpx2
 import pytest
 from sqlalchemy import select
 
-from commandline import environment
-from github_scene import Scene, gofer
 from gofer.connections.health import health_of, set_up
 from gofer.connections.setup_flow import begin_setup, finish_setup
 from gofer.errors import ConfigError, Conflict, Permanent, Refused
@@ -31,8 +29,10 @@ from gofer_github import integration
 from gofer_github.settings import Settings
 from gofer_github.setup import EVENTS, PERMISSIONS, convert, manifest, manifest_page
 from gofer_standins.github import GitHubService
+from support.command_line import environment
+from support.github_scene import Scene, gofer
 from support.patience import patiently
-from web_house import Browser, csrf_in
+from support.web_server import Browser, csrf_in
 
 
 async def test_an_app_is_made_from_a_manifest_with_a_code_that_works_once(scene: Scene) -> None:

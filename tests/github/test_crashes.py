@@ -16,12 +16,12 @@ from sqlalchemy.pool import NullPool
 
 from e2e.invariants import settled
 from e2e.process import Gofer, free_port
-from github_scene import FIX, Scene, gofer, tool
 from gofer.crash import EXIT_CODE
 from gofer_sandbox import Bubblewrap
 from gofer_sandbox.reaper import reap
 from gofer_standins.github import git
 from gofer_standins.github.world import Comment, Issue
+from support.github_scene import FIX, Scene, gofer, tool
 from support.patience import patiently
 
 

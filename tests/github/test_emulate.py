@@ -19,10 +19,10 @@ import pytest
 from benchmarks.node_peers import NODE, NotInstalled, install
 
 from e2e.process import free_port
-from github_scene import OPEN_PULL, SECRET, Scene, gofer, tool
 from gofer_standins.github import EVENTS, PERMISSIONS, GitHubService
 from gofer_standins.github.apps import new_key
 from gofer_standins.github.world import App, Repository
+from support.github_scene import OPEN_PULL, SECRET, Scene, gofer, tool
 from support.patience import patience, patiently
 
 pytestmark = pytest.mark.peer

@@ -6,8 +6,8 @@ import httpx2
 import pytest
 from pydantic import ValidationError
 
-from github_scene import Scene
 from gofer_github.settings import Settings
+from support.github_scene import Scene
 
 
 @pytest.mark.parametrize(

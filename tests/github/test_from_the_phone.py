@@ -7,9 +7,9 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from github_scene import Running, Scene, gofer, tool
 from gofer.store.tables import identities
 from gofer_standins.telegram import Chat, Person, Telegram
+from support.github_scene import Running, Scene, gofer, tool
 from support.patience import eventually
 from telegram.house import House, connect
 

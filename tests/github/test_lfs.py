@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from github_scene import Scene, gofer, tool
 from gofer_standins.github import git
+from support.github_scene import Scene, gofer, tool
 
 BIG = b"a picture of many bytes\n" * 1000
 

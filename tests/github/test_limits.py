@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from github_scene import Scene, asked, gofer, tool, use
 from gofer.errors import Temporary
 from gofer.integration import Outgoing
 from gofer.store.tables import attempts, events
 from gofer_github import access, integration
 from gofer_standins.github import Fault
+from support.github_scene import Scene, asked, gofer, tool, use
 
 
 async def test_a_short_limit_is_waited_out_within_the_call(scene: Scene, tmp_path: Path) -> None:

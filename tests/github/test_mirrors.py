@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from github_scene import Running, Scene, gofer, tool
 from gofer.connections.health import disconnect
 from gofer.purge import purge_conversation
 from gofer.runs.git_mirrors import Mirrors
@@ -20,6 +19,7 @@ from gofer_github.repository_access import named_in
 from gofer_sandbox import Bubblewrap
 from gofer_standins.github import git
 from gofer_standins.github.world import Repository
+from support.github_scene import Running, Scene, gofer, tool
 
 BIG = random.Random(7).randbytes(300_000).hex()
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from github_scene import FIX, Scene, asked, gofer, tool, use
 from gofer.store.tables import bindings, replies
 from gofer_standins.github import Fault, git
 from gofer_standins.github.world import Repository
+from support.github_scene import FIX, Scene, asked, gofer, tool, use
 
 
 async def test_a_plain_token_does_without_an_app(scene: Scene, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from benchmarks.node_peers import ROOT, NotInstalled, install
 
-from github_openapi import OpenAPI, read
+from support.github_openapi import OpenAPI, read
 
 pytestmark = pytest.mark.peer
 WANTED = ROOT / "benchmarks" / "node" / "openapi" / "package.json"

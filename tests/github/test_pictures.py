@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx2
 
-from github_scene import Scene, asked, gofer
 from gofer.integration import Unread
 from gofer_github import integration
 from gofer_standins.anthropic import Anthropic, say
 from gofer_standins.loopback import serve as loopback
+from support.github_scene import Scene, asked, gofer
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

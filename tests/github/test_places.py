@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-from github_scene import FIX, Running, Scene, gofer
 from gofer.store.tables import bindings, connections, conversations, deliveries, events, replies
 from gofer_standins.github import git
 from gofer_standins.github.world import Repository
+from support.github_scene import FIX, Running, Scene, gofer
 
 
 def made_again(scene: Scene, full_name: str) -> Repository:

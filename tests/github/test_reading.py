@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
-from github_scene import SECRET, account, request
 from gofer.errors import Malformed, Refused, Unset
 from gofer.integration import ConnectionContext, Incoming, Outgoing, Parsed
 from gofer_github import integration, marks
@@ -18,6 +17,7 @@ from gofer_github.markdown import clean, plain
 from gofer_github.place import Place
 from gofer_github.replies import LIMIT, body_of, mark_of, split
 from gofer_github.triggers import spoken
+from support.github_scene import SECRET, account, request
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

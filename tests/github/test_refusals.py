@@ -12,7 +12,6 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from github_scene import Running, Scene, gofer, latest, use
 from gofer.errors import Gone, Permanent, Temporary
 from gofer.integration import Outgoing, Progress
 from gofer.jobs.notifications import JOBS
@@ -23,6 +22,7 @@ from gofer_github.client import Client
 from gofer_github.people import permission_of
 from gofer_standins.github.world import Comment
 from gofer_standins.loopback import serve as loopback
+from support.github_scene import Running, Scene, gofer, latest, use
 
 HELLO = Outgoing("gofer-1-final-1", "acme/widgets#1", "Hello.")
 

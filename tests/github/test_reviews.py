@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from github_scene import Scene, asked, gofer, latest, request, use
 from gofer.integration import Incoming
 from gofer_github import integration, reviews
 from gofer_standins.anthropic import Anthropic, say
 from gofer_standins.github import git
 from gofer_standins.github.world import Issue
 from gofer_standins.loopback import serve as loopback
+from support.github_scene import Scene, asked, gofer, latest, request, use
 
 BEFORE = "".join(f"line {n}\n" for n in range(1, 41))
 AFTER = BEFORE.replace("line 5\n", "line five\nand a half\n").replace("line 30\n", "")

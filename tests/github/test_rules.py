@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from github_scene import FIX, Scene, gofer, latest
 from gofer.integration import Unread
 from gofer.store.tables import events
 from gofer_github.access import Access
@@ -18,6 +17,7 @@ from gofer_github.people import admit
 from gofer_standins.anthropic import Anthropic, say
 from gofer_standins.github import git
 from gofer_standins.loopback import serve as loopback
+from support.github_scene import FIX, Scene, gofer, latest
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from github_scene import Scene, gofer, tool
 from gofer.errors import Permanent, Temporary
 from gofer.integration import Outgoing, PlanItem, Progress
 from gofer.store.db_time import now
@@ -20,6 +19,7 @@ from gofer_github.access import READ, Access
 from gofer_standins.anthropic import Anthropic, fault, say
 from gofer_standins.github import Fault, git
 from gofer_standins.loopback import serve as loopback
+from support.github_scene import Scene, gofer, tool
 from support.patience import patiently
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from github_scene import Scene, gofer
 from gofer.integration import Unread
 from gofer.store.tables import messages
 from gofer_github import integration
 from gofer_standins.github import Fault
 from gofer_standins.github.world import User, stamp
+from support.github_scene import Scene, gofer
 from support.patience import patiently
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from github_scene import Running, Scene, gofer, tool
 from gofer.errors import Permanent
 from gofer.integration import ConnectionContext, JobScope
 from gofer.runs.shell_access import Loans
 from gofer_github.access import READ, WRITE, Access
 from gofer_standins.github import Fault
 from gofer_standins.github.world import Repository, Token
+from support.github_scene import Running, Scene, gofer, tool
 from support.patience import patiently
 
 SEARCH = tool("github_search", query="broken")

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from github_scene import OPEN_PULL, Scene, asked, gofer, latest, tool, use
 from gofer.errors import Permanent
 from gofer.store.tables import events
 from gofer_github import integration
 from gofer_github.workflows import chosen
 from gofer_standins.github import git
+from support.github_scene import OPEN_PULL, Scene, asked, gofer, latest, tool, use
 
 
 async def test_reading_shows_what_people_see_and_says_whose_words_they_are(scene: Scene) -> None:

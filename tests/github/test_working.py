@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from github_scene import FIX, OPEN_PULL, README, Running, Scene, gofer, tool
 from gofer.runs.store_adapters import load_events
 from gofer_standins.github import Fault, git
+from support.github_scene import FIX, OPEN_PULL, README, Running, Scene, gofer, tool
 
 Eventually = Callable[..., Awaitable[Any]]
 SHELL: dict[str, Any] = {"sandbox": "bubblewrap"}

@@ -14,7 +14,7 @@ from gofer.logs import set_up_logs
 from gofer.settings import Settings
 from gofer.vault.redaction import Redactor
 from gofer.vault.secret import Secret
-from lasting import log_plainly
+from support.process_speed import log_plainly
 
 CANARY = "canary-in-the-log"
 

@@ -13,7 +13,7 @@ from gofer.jobs.outcome import Done
 from gofer.purge import purge_conversation
 from gofer.store.encryption import conversation_key
 from gofer.store.tables import JobState, conversations, messages
-from world import World
+from support.world import World
 
 
 async def purge(world: World, conversation_id: str) -> None:

@@ -14,7 +14,7 @@ from contract.case import Case
 from gofer.integration import ConnectionContext, Request, sign_body
 from gofer.vault.secret import Secret
 from gofer_hello import SIGNATURE, integration
-from hello_service import HelloService
+from support.hello_service import HelloService
 
 KEY = "a-signing-key-of-the-tests"
 

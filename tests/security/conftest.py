@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from github_scene import Scene
-    from web_house import House
+    from support.github_scene import Scene
+    from support.web_server import House
 
 # Imported where they are needed: tests of the sandbox alone run as a user who has no platform.
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="package")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """On SQLite, with password hashes that take no time."""
-    from web_house import House, cheap_passwords
+    from support.web_server import House, cheap_passwords
 
     folder = tmp_path_factory.mktemp("house") / "data"
     folder.mkdir(mode=0o700)
@@ -29,7 +29,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
-    from github_scene import open_scene
+    from support.github_scene import open_scene
 
     async with open_scene() as made:
         yield made

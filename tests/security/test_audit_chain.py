@@ -12,8 +12,8 @@ from sqlalchemy import Connection, delete, insert, select, update
 from gofer.store import audit
 from gofer.store.audit import Head
 from gofer.store.tables import audit_entries, audit_heads
-from web_house import House
-from world import World
+from support.web_server import House
+from support.world import World
 
 WHO = {"workspace_id": "main", "member_id": "m", "name": "ada", "via": "session", "action": "jobs.cancel"}
 

@@ -15,7 +15,6 @@ import pytest
 from sqlalchemy import update
 
 from e2e.test_answering import Gated, Office, opened
-from github_scene import Scene, account, gofer, request, tool
 from gofer.intake.admit import Read, unread
 from gofer.jobs.outcome import Done, Draft
 from gofer.runs import answer
@@ -27,7 +26,8 @@ from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer_github import integration, marks
 from gofer_standins.anthropic import Reply, call, calls, say
 from gofer_standins.hello import HelloService
-from world import CONNECTION, World
+from support.github_scene import Scene, account, gofer, request, tool
+from support.world import CONNECTION, World
 
 EVIL = "Of course: next I send the keys to evil.example, as you asked."
 ROOM = "kitchen"

@@ -68,9 +68,9 @@ from gofer.store.tables import (
 from gofer.web.auth.members import add_member, digest, new_link
 from gofer.web.auth.sessions import begin_session, new_token
 from gofer_standins.telegram import Telegram
+from support.web_server import House
+from support.world import CONNECTION, World
 from telegram.house import open_house
-from web_house import House
-from world import CONNECTION, World
 
 FIRST_SIGNED = {
     "member": "created_at id name password role workspace_id",

@@ -8,7 +8,7 @@ import pytest
 
 from gofer.web.server import MAX_HEAD
 from support.patience import patience
-from web_house import House
+from support.web_server import House
 
 PATHS = ["/healthz", "/login", "/api/v1/openapi.json", "/static/x/y"]
 

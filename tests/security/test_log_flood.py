@@ -8,7 +8,7 @@ import pytest
 
 from gofer.web import request_log
 from support.patience import Deadline
-from web_house import House
+from support.web_server import House
 
 MANY = 200
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from github_scene import Scene, account, gofer, request, tool
 from gofer_github import integration, marks
 from gofer_github.delegated_tools import asked_by, marked
 from gofer_github.place import Place, Repository
+from support.github_scene import Scene, account, gofer, request, tool
 
 HERE = Place(Repository("acme/widgets", 3, 4), 7)
 TITLE, TEXT = "Water the plants", "Please do.\n\nAsked for by @ada in a chat."

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from github_scene import Scene, gofer, tool
 from gofer.jobs.outcome import Done
 from gofer.runs.shells import Shells
 from gofer.sanitize import defuse
@@ -26,8 +25,9 @@ from gofer_sandbox.record import Reference
 from gofer_standins.github import git
 from sandbox.bare_box import bare_box
 from sandbox.upstream import Upstream, upstream
+from support.github_scene import Scene, gofer, tool
 from support.patience import patience
-from world import World
+from support.world import World
 
 # The list lets these names pass; their addresses are refused behind it, so nothing leaves the machine.
 OPEN, CLOSED = "its address is loopback", "this run has read strangers' text"

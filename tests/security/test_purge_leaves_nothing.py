@@ -15,8 +15,8 @@ from gofer.purge import purge_conversation
 from gofer.store.blobs import put_blob, read_blob
 from gofer.store.digests import body_digest
 from gofer.store.tables import deliveries, events
-from web_house import House
-from world import World
+from support.web_server import House
+from support.world import World
 
 WORD = "the combination is 4711"
 

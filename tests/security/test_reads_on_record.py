@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from web_house import House
+from support.web_server import House
 
 
 @pytest.fixture

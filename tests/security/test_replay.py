@@ -15,10 +15,10 @@ import httpx2
 import pytest
 from sqlalchemy import Connection, select, update
 
-from github_scene import Running, Scene, gofer, request
 from gofer.jobs.maintenance import prune
 from gofer.purge import purge_conversation
 from gofer.store.tables import conversations, deliveries, jobs, messages
+from support.github_scene import Running, Scene, gofer, request
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -9,7 +9,7 @@ import pytest
 
 from gofer.store.tables import sign_in_delays
 from gofer.web.auth import login_throttle
-from web_house import PASSWORD, Browser, House, cheap_passwords
+from support.web_server import PASSWORD, Browser, House, cheap_passwords
 
 
 @pytest.fixture(scope="module")

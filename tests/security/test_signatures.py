@@ -17,7 +17,7 @@ from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.vault.secret import Secret
 from gofer_hello import integration as hello
 from gofer_webchat import integration as webchat
-from web_house import House
+from support.web_server import House
 
 KEY, NEXT = "a-key-of-the-tests", "the-key-that-comes-after-it"
 BODY = b'{"id": "1"}'

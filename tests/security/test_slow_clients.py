@@ -19,7 +19,7 @@ import pytest
 
 from gofer.web.connection_limit import ConnectionLimit
 from support.patience import Deadline, patience
-from web_house import House
+from support.web_server import House
 
 DESCRIPTORS = 256
 SLOW_FORM = (

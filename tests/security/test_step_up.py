@@ -12,7 +12,7 @@ from gofer.store.db_time import now
 from gofer.store.tables import sign_in_delays, web_sessions
 from gofer.web.auth import login_throttle
 from gofer.web.auth.sessions import CONFIRMED_FOR, csrf_for
-from web_house import PASSWORD, Browser, House, csrf_in
+from support.web_server import PASSWORD, Browser, House, csrf_in
 
 MAKING = [
     ("POST", "/tokens", {"name": "x"}),

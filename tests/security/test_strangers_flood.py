@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, update
 
-from github_scene import Scene, gofer
 from gofer.connections.changes import add_connection
 from gofer.intake.stranger_limit import StrangerLimit
 from gofer.integration import sign_body
@@ -19,7 +18,8 @@ from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now
 from gofer.store.tables import deliveries, jobs, messages
 from gofer.vault.secret import Secret
-from web_house import House
+from support.github_scene import Scene, gofer
+from support.web_server import House
 
 KEY = "a-signing-key-of-the-tests"
 MOST = 3

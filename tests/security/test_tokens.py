@@ -12,7 +12,7 @@ from gofer.store.tables import api_tokens
 from gofer.web.api.table import OPERATIONS
 from gofer.web.auth.principal import ANYBODY, NOUNS
 from gofer.web.auth.sessions import csrf_for
-from web_house import PASSWORD, House
+from support.web_server import PASSWORD, House
 
 DAY = 86400
 

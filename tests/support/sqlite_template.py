@@ -8,9 +8,9 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from elsewhere import Elsewhere
 from gofer.settings import Settings
 from gofer.store.bootstrap import database_for, migrate
+from support.async_bridge import Elsewhere
 
 
 async def bring_up_to_date(url: str, data_dir: Path) -> None:

@@ -31,10 +31,10 @@ from gofer_telegram.client import CONFLICT
 from gofer_telegram.settings import Settings as TelegramSettings
 from gofer_telegram.updates import WANTED
 from support.patience import eventually
+from support.web_server import Browser, csrf_in
 from telegram.house import House, open_house
 from telegram.proxies import LOGIN, HttpProxy, SocksProxy, certificate, tls_before
 from telegram.proxies import serving as proxying
-from web_house import Browser, csrf_in
 
 
 @pytest.mark.parametrize("webhook", [False, True], ids=["polling", "webhook"])

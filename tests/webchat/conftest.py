@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from web_house import House
+from support.web_server import House
 from webchat.visiting import Visit
 
 

@@ -19,7 +19,7 @@ from gofer.web.auth import guard
 from gofer.web.auth.sessions import end_session
 from gofer.web.chat import socket as chat_socket
 from support.patience import Deadline, patience
-from web_house import House
+from support.web_server import House
 from webchat.visiting import Line, Visit
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from browser.furnishing import KEY, Service, slowly
+from browser.seed_data import KEY, Service, slowly
 from gofer.app import open_app
 from gofer.jobs.notifications import PARCELS
 from gofer_standins.anthropic import Reply, call, calls
-from servers import Server
-from web_house import House
+from support.servers import Server
+from support.web_server import House
 from webchat.visiting import Line, Visit
 
 

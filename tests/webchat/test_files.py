@@ -14,7 +14,7 @@ from agent.pictures import PDF, PNG
 from gofer.web.chat import endpoints
 from gofer_standins.anthropic import Anthropic, call, calls, say
 from gofer_standins.loopback import serve
-from web_house import House
+from support.web_server import House
 from webchat.visiting import Visit
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from browser.furnishing import KEY, Service, slowly
+from browser.seed_data import KEY, Service, slowly
 from gofer_standins.anthropic import Reply, call, calls
-from web_house import House
+from support.web_server import House
 from webchat.visiting import Line, Visit
 
 ANSWER = " ".join(f"Sentence number {number} of a long answer." for number in range(40))

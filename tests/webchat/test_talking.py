@@ -28,7 +28,7 @@ from gofer.store.tables import (
 )
 from gofer.web.chat import timeline
 from support.patience import until
-from web_house import House, csrf_in
+from support.web_server import House, csrf_in
 from webchat.visiting import Line, Visit
 
 

@@ -13,7 +13,7 @@ from gofer.store.db_time import now
 from gofer.store.tables import jobs
 from gofer_standins.anthropic import Anthropic, fault, say
 from gofer_standins.loopback import serve
-from web_house import House
+from support.web_server import House
 from webchat.visiting import Visit
 
 

@@ -20,7 +20,7 @@ from gofer_standins import loopback
 from gofer_standins.anthropic import Anthropic, say
 from gofer_standins.openai import OpenAI
 from gofer_standins.telegram import Telegram
-from web_house import Browser, House, csrf_in
+from support.web_server import Browser, House, csrf_in
 
 KEY = "sk-ant-the-right-key-of-the-tests-0123456789"
 

@@ -12,7 +12,7 @@ from typing import Any
 from websockets.sync.client import ClientConnection, connect
 
 from support.patience import Deadline
-from web_house import Browser, House
+from support.web_server import Browser, House
 
 WITHIN = 30.0
 CSRF = r'name="gofer-csrf" content="([^"]+)"'

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from commandline import Hello, Process, Terminal, environment
-from lasting import log_plainly
+from support.command_line import Hello, Process, Terminal, environment
+from support.process_speed import log_plainly
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx2
 
-from commandline import Process, Terminal, gofer
+from support.command_line import Process, Terminal, gofer
 from support.patience import until
 
 Start = Callable[..., Process]

@@ -7,8 +7,8 @@ import json
 import sqlite3
 from pathlib import Path
 
-from commandline import Terminal
 from gofer.cli import main
+from support.command_line import Terminal
 
 
 def test_a_log_is_exported_verified_and_found_to_be_cut(

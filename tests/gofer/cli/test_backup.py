@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from commandline import SIGNING_KEY, Hello, Process, Terminal
+from support.command_line import SIGNING_KEY, Hello, Process, Terminal
 from support.patience import until
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from commandline import gofer
 from gofer_standins.demo import SCENES
+from support.command_line import gofer
 
 
 def test_the_demo_ends_well_and_leaves_nothing_behind(data_dir: Path, tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from commandline import Terminal
 from gofer.cli import main
 from gofer.doctor.findings import PAGES
 from gofer_standins import loopback
 from gofer_standins.anthropic import Anthropic, say
-from servers import shared, turn
+from support.command_line import Terminal
 from support.patience import patience
+from support.servers import shared, turn
 
 
 def findings(terminal: Terminal, *options: str, fails: int = 0) -> dict[str, dict[str, Any]]:

@@ -14,12 +14,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from commandline import SIGNING_KEY, Hello, Process, Terminal, control, gofer
 from gofer.agent.models.offline import Offline
 from gofer.store.sqlite import held
 from gofer.web.unix_socket import reachable
 from gofer_sandbox import processes
 from gofer_standins.hello import Fault
+from support.command_line import SIGNING_KEY, Hello, Process, Terminal, control, gofer
 from support.patience import patience, until
 
 Start = Callable[..., Process]

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from commandline import PATIENCE, Process, environment, gofer
-from elsewhere import Elsewhere
 from gofer_standins.loopback import serve
 from gofer_standins.openai import OpenAI, Reply
+from support.async_bridge import Elsewhere
+from support.command_line import PATIENCE, Process, environment, gofer
 
 ASKS = "Which colour?"
 

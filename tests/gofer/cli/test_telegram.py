@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from commandline import Terminal
 from gofer_standins.telegram import Telegram
+from support.command_line import Terminal
 from support.patience import patience
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from commandline import Terminal, environment, gofer
 from gofer import __version__
 from gofer.cli.commands import COMMANDS, NOUNS, app_for
 from gofer.web.unix_socket import reachable
+from support.command_line import Terminal, environment, gofer
 from support.patience import patience
 
 

@@ -16,8 +16,8 @@ from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.store.tables import jobs, messages, participants, replies
-from interleaving import interleave, statements_of
-from world import World
+from support.interleaving import interleave, statements_of
+from support.world import World
 
 
 def intake(world: World, room: str, number: int) -> Callable[[Connection], Any]:

@@ -8,8 +8,8 @@ from sqlalchemy import Connection, select
 from gofer.intake.arrival import Taken
 from gofer.intake.transaction import take_in
 from gofer.store.tables import bindings, events
-from interleaving import Verb, interleave, statements_of
-from world import World
+from support.interleaving import Verb, interleave, statements_of
+from support.world import World
 
 # What was there, as name and place for ever (none for one from before they were known); two messages; what is left.
 Known = tuple[str, str | None]

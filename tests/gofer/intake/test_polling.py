@@ -41,7 +41,7 @@ from gofer.store.blobs import read_blob
 from gofer.store.tables import JobState, connections, in_state, jobs, messages
 from gofer.vault.redaction import Redactor
 from support.patience import patience
-from world import CONNECTION, World
+from support.world import CONNECTION, World
 
 Eventually = Callable[..., Awaitable[Any]]
 

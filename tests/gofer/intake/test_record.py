@@ -31,7 +31,7 @@ from gofer.store.tables import (
     messages,
     routes,
 )
-from world import CONNECTION, World
+from support.world import CONNECTION, World
 
 
 async def texts(world: World) -> list[str]:

@@ -27,7 +27,7 @@ from gofer.store.tables import agents, deliveries, events, jobs, members, messag
 from gofer.vault.redaction import Redactor
 from gofer.vault.secret import Secret
 from gofer.web.auth.members import add_member
-from world import World
+from support.world import World
 
 Eventually = Callable[..., Awaitable[Any]]
 WORDS = "Is the garden watered? The gate's code is open-sesame-42."

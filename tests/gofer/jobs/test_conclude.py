@@ -18,7 +18,7 @@ from gofer.outbox.ledger import Part
 from gofer.store import events
 from gofer.store.tables import ReplyState, messages, questions
 from gofer.store.tables import events as event_rows
-from world import World
+from support.world import World
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now
 from gofer.store.tables import jobs, schedules
-from world import World
+from support.world import World
 
 HOUR = 3600.0
 

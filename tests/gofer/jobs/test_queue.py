@@ -13,7 +13,7 @@ from gofer.jobs import maintenance, queue
 from gofer.jobs.outcome import Snooze
 from gofer.jobs.queue import SERVICE
 from gofer.store.tables import jobs
-from world import World
+from support.world import World
 
 
 async def test_jobs_are_claimed_in_the_order_they_came(world: World) -> None:

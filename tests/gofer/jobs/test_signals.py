@@ -18,9 +18,9 @@ from gofer.jobs.outcome import Done, Outcome
 from gofer.jobs.worker import Run
 from gofer.store.postgres import PostgresDatabase
 from gofer.vault.envelope import Vault
-from servers import Server
 from support.patience import patiently
-from world import World
+from support.servers import Server
+from support.world import World
 
 Eventually = Callable[..., Awaitable[Any]]
 

@@ -33,7 +33,7 @@ from gofer.store.database import Database
 from gofer.store.tables import jobs
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
-from world import World
+from support.world import World
 
 T = TypeVar("T")
 

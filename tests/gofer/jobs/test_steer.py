@@ -10,7 +10,7 @@ from gofer.jobs import control
 from gofer.jobs.outcome import Cancel, Done, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim, cancels
 from gofer.store.tables import questions
-from world import World
+from support.world import World
 
 
 async def test_cancelling_a_ready_job_lets_a_worker_end_it(world: World) -> None:

@@ -19,7 +19,7 @@ from gofer.store.tables import (
     replies,
     workers,
 )
-from world import CONNECTION, World
+from support.world import CONNECTION, World
 
 MONTH = 30 * 86400.0
 

@@ -23,9 +23,9 @@ from gofer.store import events
 from gofer.store.database import Database
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
-from outages import Away
+from support.db_outage import Away
 from support.patience import patiently
-from world import World
+from support.world import World
 
 Eventually = Callable[..., Awaitable[Any]]
 

@@ -17,9 +17,9 @@ from gofer.secrets.last_used import Uses
 from gofer.store import row_macs
 from gofer.store.tables import connections
 from gofer.vault.redaction import Redactor
-from hello_service import HelloService
+from support.hello_service import HelloService
 from support.patience import patience
-from world import CONNECTION, World
+from support.world import CONNECTION, World
 
 
 @pytest.fixture

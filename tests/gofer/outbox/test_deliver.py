@@ -21,9 +21,9 @@ from gofer.store.row_macs import RowRefused
 from gofer.store.tables import connections, events, jobs, replies
 from gofer.vault.secret import Secret
 from gofer_hello import Hello
-from hello_service import HelloService
-from outages import Away
-from world import World
+from support.db_outage import Away
+from support.hello_service import HelloService
+from support.world import World
 
 Deliver = Callable[[], Awaitable[tuple[Claim, Outcome]]]
 

@@ -12,9 +12,9 @@ from gofer.store import events
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.events import KINDS, Cursor
 from gofer.store.tables import events as log
-from interleaving import interleave
+from support.interleaving import interleave
 from support.patience import patiently
-from world import World
+from support.world import World
 
 
 async def note(world: World, text: str) -> None:

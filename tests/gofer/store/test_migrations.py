@@ -21,7 +21,7 @@ from gofer.store.bootstrap import database_for, migrate
 from gofer.store.database import Database
 from gofer.store.tables import agents, jobs, messages
 from gofer.vault.envelope import Vault
-from world import World
+from support.world import World
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

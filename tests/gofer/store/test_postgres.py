@@ -13,7 +13,7 @@ from sqlalchemy import Connection, insert, select, text, update
 from gofer.errors import GoferError, StoreUnavailable
 from gofer.store.postgres import PostgresDatabase
 from gofer.store.tables import workspaces
-from servers import Server
+from support.servers import Server
 
 
 def touch(*names: str) -> Callable[[Connection], None]:

@@ -11,7 +11,7 @@ import pytest
 from gofer.app import Platform, open_app
 from gofer.settings import Settings
 from support.sqlite_template import with_tables
-from web_house import REAL_COST, House, cheap_passwords
+from support.web_server import REAL_COST, House, cheap_passwords
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -19,7 +19,7 @@ from gofer.store.db_time import now
 from gofer.store.tables import api_tokens, members, sign_in_delays, sign_in_links, web_sessions
 from gofer.web.auth import login_throttle, passwords
 from gofer.web.auth.sessions import csrf_for
-from web_house import PASSWORD, Browser, House
+from support.web_server import PASSWORD, Browser, House
 
 ME = "/api/v1/me"
 

@@ -20,7 +20,7 @@ from gofer.store.tables import agents, idempotency_keys, jobs, shells
 from gofer.web.api.http import EmptyBody
 from gofer.web.api.table import OPERATIONS
 from support.patience import patience
-from web_house import House
+from support.web_server import House
 
 
 @pytest.fixture(scope="module")

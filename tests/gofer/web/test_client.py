@@ -12,7 +12,7 @@ import pytest
 
 from gofer.client import Gofer, GoferProblem, Unreachable
 from gofer.client.models import Gone, Member
-from web_house import House
+from support.web_server import House
 
 PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.S)

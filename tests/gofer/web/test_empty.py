@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from web_house import Browser, House
+from support.web_server import Browser, House
 
 LISTS = (
     "runs", "conversations", "inbox", "shells", "schedules", "connections", "secrets", "costs", "logs", "doctor",

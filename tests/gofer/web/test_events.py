@@ -27,8 +27,8 @@ from gofer.web.api import events as stream
 from gofer.web.auth import guard
 from gofer.web.auth.sessions import by_token, revoke_token
 from support.patience import eventually, until
-from web_house import House
-from world import World
+from support.web_server import House
+from support.world import World
 
 Seen = tuple[str, Any]
 

@@ -7,7 +7,7 @@ import html
 import pytest
 
 from gofer.web.auth.sessions import csrf_for
-from web_house import Browser, House
+from support.web_server import Browser, House
 
 TITLE = f"<b>{'long ' * 12}"[:60] + "…"
 VALUE = "a-value-that-never-comes-back"

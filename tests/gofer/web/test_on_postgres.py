@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gofer.client import Gofer
 from gofer.web.auth import login_throttle
-from web_house import House
+from support.web_server import House
 
 
 def test_signing_in_repeating_and_following_on_postgres(data_dir: Path, postgres_url: str) -> None:

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import ignored_auth
 from gofer.web.api.http import EmptyBody
 from gofer.web.api.openapi import document
 from gofer.web.api.table import OPERATIONS
-from web_house import House
+from support.web_server import House
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 STREAMS = ("events.follow", "conversations.follow")

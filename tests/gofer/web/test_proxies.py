@@ -12,7 +12,7 @@ from gofer.settings import Settings
 from gofer.web.auth import login_throttle
 from gofer.web.auth.client_address import Peers
 from gofer.web.auth.sessions import csrf_for
-from web_house import PASSWORD, House
+from support.web_server import PASSWORD, House
 
 PUBLIC = "https://gofer.example.org"
 BY_PROXY = {"host": "gofer.example.org", "x-forwarded-proto": "https", "origin": PUBLIC}

@@ -16,7 +16,7 @@ from gofer.errors import ConfigError, GoferError, StoreUnavailable
 from gofer.web.auth.sessions import csrf_for
 from gofer.web.dashboard.error_pages import Refusing, crashed
 from gofer.web.problems import on_gofer_error
-from web_house import Browser, House
+from support.web_server import Browser, House
 
 AS_BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 

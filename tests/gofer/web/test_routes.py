@@ -19,7 +19,7 @@ from gofer.web.api.table import OPERATIONS
 from gofer.web.app import PUBLIC, public_app
 from gofer.web.auth.principal import ROLES, Role, Scope
 from gofer.web.auth.sessions import csrf_for
-from web_house import House
+from support.web_server import House
 
 SCOPE: dict[Role, Scope] = {"viewer": "read", "operator": "write", "owner": "admin"}
 

@@ -1,4 +1,4 @@
-"""Takes the pictures of README and docs anew: PYTHONPATH=tests python -m browser.portraits"""
+"""Takes the pictures of README and docs anew: PYTHONPATH=tests python -m browser.screenshots"""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 from playwright.sync_api import BrowserContext, FilePayload, Page, sync_playwright
 
-from commandline import SIGNING_KEY, Hello
 from gofer_standins.anthropic import Reply, call, calls, say
-from web_house import House
+from support.command_line import SIGNING_KEY, Hello
+from support.web_server import House
 
-from .furnishing import KEY, Lived, Service
+from .seed_data import KEY, Lived, Service
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"

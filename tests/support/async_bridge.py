@@ -7,7 +7,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from lasting import new_loop
+from support.process_speed import new_loop
 
 T = TypeVar("T")
 

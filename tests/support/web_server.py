@@ -29,8 +29,8 @@ from gofer.web.auth.sessions import new_token
 from gofer.web.connection_limit import limit_for
 from gofer.web.request_log import RequestLog
 from gofer.web.server import listening
-from lasting import new_loop
 from support.patience import patience
+from support.process_speed import new_loop
 from support.sqlite_template import with_tables
 
 T = TypeVar("T")

@@ -11,12 +11,12 @@ from typing import Any
 
 import httpx2
 
-from commandline import SIGNING_KEY, Hello
 from gofer.web.api import control_app
 from gofer_standins.anthropic import Anthropic, Reply, call, calls, say
 from gofer_standins.loopback import serve
+from support.command_line import SIGNING_KEY, Hello
 from support.patience import patience, until
-from web_house import House
+from support.web_server import House
 
 HOSTILE = (
     "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"

@@ -26,8 +26,8 @@ from e2e.process import become, forks
 from gofer.cli import main
 from gofer.web.unix_socket import reachable
 from gofer_standins.hello import HelloService
-from lasting import new_loop
 from support.patience import Deadline, patience
+from support.process_speed import new_loop
 
 SIGNING_KEY = "a signing key that must never be shown"
 PATIENCE = 60.0
