@@ -38,7 +38,7 @@ async def test_githubs_openapi_describes_every_request_and_answer_of_the_flows(t
         "-n",
         "2",
         "-p",
-        "github_openapi",
+        "support.github_openapi",
         "-m",
         "not peer and not chaos",
     ]

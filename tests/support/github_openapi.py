@@ -1,6 +1,6 @@
 """GitHub's own OpenAPI over what goes between Gofer and the stand-in.
 
-As a pytest plugin (`-p github_openapi`) it writes every exchange with the stand-in's API into the folder
+As a pytest plugin (`-p support.github_openapi`) it writes every exchange with the stand-in's API into the folder
 `GITHUB_EXCHANGES`.
 """
 
