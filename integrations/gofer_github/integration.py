@@ -52,6 +52,7 @@ class GitHub(Integration):
     same_body_window = 86_400
     can_catch_up = True
     can_poll = True
+    can_sign_up = True
     progress_every = 10
     shows_run_summary = True
     tool_names = tools.NAMES | {"github_ask"}

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gofer.errors import Malformed
-from gofer.integration import COMMANDS, Author, ConnectionContext, Incoming, Parsed, Request
+from gofer.integration import COMMANDS, Author, ConnectionContext, Incoming, Parsed, Payload, Request
 from gofer_github import delegated_tools, markdown, marks, reviews, rules
-from gofer_github.node import Node
 from gofer_github.place import Place, Repository, is_repository
 from gofer_github.settings import Settings
 from gofer_github.triggers import NOT_AT_ALL, spoken
@@ -54,7 +53,7 @@ def parse(request: Request, account: ConnectionContext) -> Parsed:
         raise Malformed("A webhook of GitHub has the headers X-GitHub-Delivery and X-GitHub-Event.")
     if request.body.startswith(b"payload="):
         raise Malformed("The webhook's content type must be application/json; choose it in its settings.")
-    payload = Node.of(request.json())
+    payload = Payload.of(request.json())
     action = payload.text("action")
     event = f"{kind}.{action}" if action else kind
     if kind not in MESSAGES:
@@ -80,30 +79,30 @@ def _message_id(message: Incoming, body: bytes) -> str:
     return f"body {hashlib.sha256(body).hexdigest()}"
 
 
-def _renamed(event: str, payload: Node) -> tuple[str, str] | None:
+def _renamed(event: str, payload: Payload) -> tuple[str, str] | None:
     """The old and the new name of a repository that is called otherwise now. One that another owner has is not
     followed: who may write to it is other people."""
     if event != "repository.renamed":
         return None
-    new = payload.node("repository").text("full_name")
-    name = payload.node("changes").node("repository").node("name").text("from")
+    new = payload.child("repository").text("full_name")
+    name = payload.child("changes").child("repository").child("name").text("from")
     old = f"{new.partition('/')[0]}/{name}"
     return (old, new) if is_repository(old) and is_repository(new) and old != new else None
 
 
 def _message(
-    kind: str, action: str, payload: Node, account: ConnectionContext, delivery: str
+    kind: str, action: str, payload: Payload, account: ConnectionContext, delivery: str
 ) -> Incoming | str:
     settings = Settings.model_validate(account.settings)
-    repository = payload.node("repository").must_text("full_name")
-    sender = payload.node("sender")
-    login = sender.must_text("login")
+    repository = payload.child("repository").required_text("full_name")
+    sender = payload.child("sender")
+    login = sender.required_text("login")
     if not is_repository(repository):
         raise Malformed("The event's repository has an impossible name.")
     if not settings.hears(repository):
         return f"{repository} is not among the connection's repositories"
     if kind in ("check_suite", "check_run") and action == "rerequested":
-        return _asked_again(payload.node(kind), payload, settings, repository, delivery)
+        return _asked_again(payload.child(kind), payload, settings, repository, delivery)
     if kind == "check_run":
         return "heard once for all as its check_suite"
     if kind == "check_suite":
@@ -124,56 +123,56 @@ def _message(
     return _incoming(kind, payload, account, repository, said)
 
 
-def _no_rule(payload: Node, settings: Settings, said: _Said, login: str) -> str:
+def _no_rule(payload: Payload, settings: Settings, said: _Said, login: str) -> str:
     """Why no rule is for something; empty when one may be. With a plain token its owner and we have the same login, so
     what may be our doing counts as such: a rule that pushes or labels must not set itself off."""
     if rules.TRIGGER not in settings.triggers:
         return "rules are not listened to"
-    branch = payload.node("pull_request").node("head").text("ref")
+    branch = payload.child("pull_request").child("head").text("ref")
     ours = said.facts["occasion"] == "label" or branch.startswith(settings.branch_prefix)
     return "perhaps our own doing" if settings.wrote(login) and ours else ""
 
 
-def _is_ours(account: ConnectionContext, payload: Node, repository: str, text: str) -> bool:
+def _is_ours(account: ConnectionContext, payload: Payload, repository: str, text: str) -> bool:
     """Whether a text is our own: its last line says so, made for this place or for one that had no number yet."""
     return bool(_marked(account, payload, repository, text))
 
 
-def _marked(account: ConnectionContext, payload: Node, repository: str, text: str) -> tuple[str, ...]:
+def _marked(account: ConnectionContext, payload: Payload, repository: str, text: str) -> tuple[str, ...]:
     """What the last line of a text of ours says."""
-    told = payload.node("repository")
-    known = Repository(repository, told.node("owner").number("id"), told.number("id"))
-    here = Place(known, _subject(payload).number("number"))
+    told = payload.child("repository")
+    known = Repository(repository, told.child("owner").number("id") or 0, told.number("id") or 0)
+    here = Place(known, _subject(payload).number("number") or 0)
     return marks.words(account, here, text) or marks.words(account, marks.elsewhere(known), text)
 
 
 def _wish(
-    event: str, payload: Node, account: ConnectionContext, settings: Settings
+    event: str, payload: Payload, account: ConnectionContext, settings: Settings
 ) -> delegated_tools.DelegatedRequest | None:
     """Whose wish an issue is that we opened because somebody asked us to, elsewhere."""
-    issue = payload.node("issue")
-    if event != "issues.opened" or not settings.wrote(payload.node("sender").text("login")):
+    issue = payload.child("issue")
+    if event != "issues.opened" or not settings.wrote(payload.child("sender").text("login")):
         return None
-    repository = payload.node("repository").must_text("full_name")
+    repository = payload.child("repository").required_text("full_name")
     if not is_repository(repository) or not settings.hears(repository):
         return None
     return delegated_tools.asked_by(account, repository, issue.text("title"), issue.text("body"))
 
 
-def _errand(payload: Node, account: ConnectionContext, wish: delegated_tools.DelegatedRequest) -> Incoming:
+def _errand(payload: Payload, account: ConnectionContext, wish: delegated_tools.DelegatedRequest) -> Incoming:
     """The request of whoever asked."""
-    issue = {**payload.node("issue").value, "body": marks.without(payload.node("issue").text("body"))}
+    issue = {**payload.child("issue").value, "body": marks.without(payload.child("issue").text("body"))}
     person = {"id": wish.subject, "login": wish.login, "type": "User"}
-    theirs = Node({**payload.value, "issue": issue, "sender": person})
-    said = replace(_opened(Node(issue)), trigger="errand")
-    return _incoming("issues", theirs, account, payload.node("repository").must_text("full_name"), said)
+    theirs = Payload({**payload.value, "issue": issue, "sender": person})
+    said = replace(_opened(Payload(issue)), trigger="errand")
+    return _incoming("issues", theirs, account, payload.child("repository").required_text("full_name"), said)
 
 
-def _is_bot(sender: Node) -> bool:
+def _is_bot(sender: Payload) -> bool:
     return sender.text("type").lower() == "bot" or sender.text("login").endswith("[bot]")
 
 
-def _said(kind: str, action: str, payload: Node, settings: Settings, delivery: str) -> _Said | str:
+def _said(kind: str, action: str, payload: Payload, settings: Settings, delivery: str) -> _Said | str:
     """What the sender says with an event; or why nothing."""
     if action == "edited":
         return "text that is edited after it was said is not used"
@@ -184,37 +183,39 @@ def _said(kind: str, action: str, payload: Node, settings: Settings, delivery: s
         case "pull_request", ("ready_for_review" | "synchronize"):
             return _changed(action, payload, delivery)
         case "issue_comment", "created":
-            return _comment(payload.node("comment"), "comment")
+            return _comment(payload.child("comment"), "comment")
         case "pull_request_review", "submitted":
             return _review(payload, settings)
         case "pull_request_review_comment", "created":
-            return _review_comment(payload.node("comment"))
+            return _review_comment(payload.child("comment"))
         case (("issues" | "pull_request"), ("labeled" | "assigned" | "review_requested")):
             return _gesture(action, payload, settings, delivery)
         case _:
             return "nothing is asked for"
 
 
-def _opened(subject: Node) -> _Said:
-    return _Said(subject.text("body"), str(subject.must_number("number")), subject.text("title"))
+def _opened(subject: Payload) -> _Said:
+    return _Said(subject.text("body"), str(subject.required_number("number")), subject.text("title"))
 
 
-def _comment(comment: Node, what: str) -> _Said:
+def _comment(comment: Payload, what: str) -> _Said:
     return _Said(
-        comment.text("body"), f"{what}-{comment.must_number('id')}", facts={"comment": comment.value["id"]}
+        comment.text("body"),
+        f"{what}-{comment.required_number('id')}",
+        facts={"comment": comment.value["id"]},
     )
 
 
-def _review(payload: Node, settings: Settings) -> _Said | str:
+def _review(payload: Payload, settings: Settings) -> _Said | str:
     """A review as a whole; its comments on lines come by themselves. Changes that are requested of our own pull request
     are a request, with or without a mention."""
-    review = payload.node("review")
+    review = payload.child("review")
     said = _comment(review, "review")
     words, wanted = said.text, review.text("state").lower() == "changes_requested"
-    pull = payload.node("pull_request")
-    ours = settings.wrote(pull.node("user").text("login"))
+    pull = payload.child("pull_request")
+    ours = settings.wrote(pull.child("user").text("login"))
     if settings.app_id is None:  # whoever the token belongs to makes pull requests, too
-        ours = ours and pull.node("head").text("ref").startswith(settings.branch_prefix)
+        ours = ours and pull.child("head").text("ref").startswith(settings.branch_prefix)
     facts = {**said.facts, "review": review.value["id"]}
     joins = f"review-{review.value['id']}"
     if wanted and ours and spoken(words, settings.handle) == NOT_AT_ALL:
@@ -228,8 +229,8 @@ def _review(payload: Node, settings: Settings) -> _Said | str:
     return replace(said, facts=facts, group_id=joins)
 
 
-def _review_comment(comment: Node) -> _Said:
-    id_ = comment.must_number("id")
+def _review_comment(comment: Payload) -> _Said:
+    id_ = comment.required_number("id")
     thread = reviews.number(comment.value.get("in_reply_to_id"))
     review = reviews.number(comment.value.get("pull_request_review_id"))
     where = reviews.place_facts(comment.value)
@@ -242,27 +243,27 @@ def _review_comment(comment: Node) -> _Said:
     )  # fmt: skip
 
 
-def _changed(action: str, payload: Node, delivery: str) -> _Said:
+def _changed(action: str, payload: Payload, delivery: str) -> _Said:
     """A pull request is ready, or has new commits: nothing is said, but a rule may want to know."""
     occasion = "opened" if action == "ready_for_review" else "synchronize"
-    sha = markdown.line(payload.node("pull_request").node("head").text("sha"), 12)
+    sha = markdown.line(payload.child("pull_request").child("head").text("sha"), 12)
     did = "marked this pull request as ready for review" if occasion == "opened" else f"pushed {sha}"
     return _Said(
-        f"({markdown.line(payload.node('sender').text('login'), 60)} {did}.)", f"{action}-{delivery}",
+        f"({markdown.line(payload.child('sender').text('login'), 60)} {did}.)", f"{action}-{delivery}",
         trigger=rules.TRIGGER, facts={"occasion": occasion},
     )  # fmt: skip
 
 
-def _gesture(action: str, payload: Node, settings: Settings, delivery: str) -> _Said | str:
+def _gesture(action: str, payload: Payload, settings: Settings, delivery: str) -> _Said | str:
     """A label, an assignment or a request for review, if it is meant for us."""
-    who = payload.node("assignee" if action == "assigned" else "requested_reviewer").text("login")
-    name = payload.node("label").text("name")
+    who = payload.child("assignee" if action == "assigned" else "requested_reviewer").text("login")
+    name = payload.child("label").text("name")
     if action == "labeled":
         if name.lower() == settings.plan_label.lower():
             asks, facts = "Please make a plan for this.", {"workflow": PLAN}
             return _Said(asks, f"label-{delivery}", trigger="label", facts=facts)
         if name.lower() != settings.label.lower():
-            sent = markdown.line(payload.node("sender").text("login"), 60)
+            sent = markdown.line(payload.child("sender").text("login"), 60)
             said = f"({sent} put the label {markdown.line(name, 60)} on this.)"
             facts = {"occasion": "label", "label": markdown.line(name, 60)}
             return _Said(said, f"label-{delivery}", trigger=rules.TRIGGER, facts=facts)
@@ -273,8 +274,8 @@ def _gesture(action: str, payload: Node, settings: Settings, delivery: str) -> _
     return _Said(asks, f"{trigger}-{delivery}", trigger=trigger)
 
 
-def _subject(payload: Node) -> Node:
-    return payload.node("pull_request") or payload.node("issue")
+def _subject(payload: Payload) -> Payload:
+    return payload.child("pull_request") or payload.child("issue")
 
 
 def _titled(title: str, body: str) -> str:
@@ -285,19 +286,21 @@ def _as_seen(title: str, body: str) -> str:
     return _titled(markdown.line(title, _LONGEST_TITLE), markdown.clean(body))
 
 
-def _incoming(kind: str, payload: Node, account: ConnectionContext, repository: str, said: _Said) -> Incoming:
+def _incoming(
+    kind: str, payload: Payload, account: ConnectionContext, repository: str, said: _Said
+) -> Incoming:
     settings = Settings.model_validate(account.settings)
     subject = _subject(payload)
-    number = subject.must_number("number")
-    sender = payload.node("sender")
-    pull = kind.startswith("pull_request") or bool(subject.node("pull_request"))
+    number = subject.required_number("number")
+    sender = payload.child("sender")
+    pull = kind.startswith("pull_request") or bool(subject.child("pull_request"))
     words = spoken(_titled(said.title, said.text), settings.handle) if not said.trigger else NOT_AT_ALL
     trigger = said.trigger or words.trigger or said.otherwise
     command = words.command if words.command in _COMMANDS else ""
     ruled = trigger == rules.TRIGGER
     return Incoming(
         conversation=f"{repository}#{number}",
-        author=Author(str(sender.must_number("id")), sender.text("login"), _is_bot(sender)),
+        author=Author(str(sender.required_number("id")), sender.text("login"), _is_bot(sender)),
         text="\n\n".join(filter(None, (_as_seen(said.title, said.text), said.note and f"({said.note})"))),
         addressed=bool(trigger) and not command and trigger in settings.triggers,
         kind="pull" if pull else "issue",
@@ -312,7 +315,7 @@ def _incoming(kind: str, payload: Node, account: ConnectionContext, repository: 
             filter(None, (said.place, _quoted(subject, said) if trigger and not ruled else ""))
         ),
         group_id=said.group_id,
-        quote_is_ours=_by_us_or(sender, subject.node("user"), settings)
+        quote_is_ours=_by_us_or(sender, subject.child("user"), settings)
         and marks.NARROWED not in _marked(account, payload, repository, subject.text("body")),
         facts={
             **_facts(payload, subject, repository),
@@ -324,95 +327,95 @@ def _incoming(kind: str, payload: Node, account: ConnectionContext, repository: 
     )
 
 
-def _for_rules(sender: Node, subject: Node) -> dict[str, Any]:
+def _for_rules(sender: Payload, subject: Payload) -> dict[str, Any]:
     """What a rule wants to know: the issue or pull request as it is, and whose it is."""
-    author = markdown.line(subject.node("user").text("login"), 60)
+    author = markdown.line(subject.child("user").text("login"), 60)
     shown = _as_seen(subject.text("title"), subject.text("body"))
     return {
         "subject": f"{author} wrote:\n{shown}"[:_LONGEST_QUOTE],
-        "subject_is_senders": subject.node("user").value.get("id") == sender.value.get("id"),
+        "subject_is_senders": subject.child("user").value.get("id") == sender.value.get("id"),
         "draft": bool(subject.value.get("draft")),
     }
 
 
-def _lasting(payload: Node, number: int) -> str:
-    told = payload.node("repository")
-    owner, id_ = told.node("owner").must_number("id"), told.must_number("id")
+def _lasting(payload: Payload, number: int) -> str:
+    told = payload.child("repository")
+    owner, id_ = told.child("owner").required_number("id"), told.required_number("id")
     return Place(Repository(told.text("full_name"), owner, id_), number).lasting
 
 
-def _by_us_or(sender: Node, author: Node, settings: Settings) -> bool:
+def _by_us_or(sender: Payload, author: Payload, settings: Settings) -> bool:
     """Whether what a request is about was written by whoever makes it, or by us."""
     theirs = author.value.get("id") == sender.value.get("id")
     return (theirs or settings.wrote(author.text("login"))) and not _is_bot(sender)
 
 
-def _quoted(subject: Node, said: _Said) -> str:
+def _quoted(subject: Payload, said: _Said) -> str:
     """The issue or pull request the request is about, as it was at that moment, in its author's words."""
     if said.external_id == str(subject.value.get("number")):  # the request is the issue itself
-        return _RELAYED if _is_bot(subject.node("user")) else ""
-    author = markdown.line(subject.node("user").text("login"), 60)
+        return _RELAYED if _is_bot(subject.child("user")) else ""
+    author = markdown.line(subject.child("user").text("login"), 60)
     return f"{author} wrote:\n{_as_seen(subject.text('title'), subject.text('body'))}"[:_LONGEST_QUOTE]
 
 
-def _facts(payload: Node, subject: Node, repository: str) -> dict[str, Any]:
-    head, base = subject.node("head"), subject.node("base")
+def _facts(payload: Payload, subject: Payload, repository: str) -> dict[str, Any]:
+    head, base = subject.child("head"), subject.child("base")
     return {
         "repository": repository,
         "number": subject.value["number"],
-        "login": payload.node("sender").text("login"),
-        "sender": payload.node("sender").value["id"],
-        "default_branch": payload.node("repository").text("default_branch"),
+        "login": payload.child("sender").text("login"),
+        "sender": payload.child("sender").value["id"],
+        "default_branch": payload.child("repository").text("default_branch"),
         "head": head.text("ref"),
         "sha": head.text("sha"),
-        "fork": bool(head) and head.node("repo").text("full_name") != base.node("repo").text("full_name"),
+        "fork": bool(head) and head.child("repo").text("full_name") != base.child("repo").text("full_name"),
         "title": markdown.line(subject.text("title")),
         "body": hashlib.sha256(subject.text("body").encode("utf-8", "replace")).hexdigest(),
         "asked_at": _moment(payload) or subject.text("updated_at"),
     }
 
 
-def _moment(payload: Node) -> str:
+def _moment(payload: Payload) -> str:
     """When the request was made; what is changed later is not part of it."""
-    return payload.node("comment").text("created_at") or payload.node("review").text("submitted_at")
+    return payload.child("comment").text("created_at") or payload.child("review").text("submitted_at")
 
 
-def _failing(payload: Node, settings: Settings, repository: str) -> Incoming | str:
+def _failing(payload: Payload, settings: Settings, repository: str) -> Incoming | str:
     """A failed round of checks on a branch of ours, once for all its checks."""
-    suite = payload.node("check_suite")
+    suite = payload.child("check_suite")
     branch = suite.text("head_branch")
-    pulls = suite.nodes("pull_requests")
-    if settings.app_id is not None and suite.node("app").value.get("id") == settings.app_id:
+    pulls = suite.children("pull_requests")
+    if settings.app_id is not None and suite.child("app").value.get("id") == settings.app_id:
         return "our own checks"
     if payload.text("action") != "completed" or suite.text("conclusion") not in ("failure", "timed_out"):
         return "checks that did not fail ask for nothing"
     if not branch.startswith(settings.branch_prefix) or not pulls:
         return "failing checks on a branch that is not ours"
-    number, sha = pulls[0].must_number("number"), suite.must_text("head_sha")
+    number, sha = pulls[0].required_number("number"), suite.required_text("head_sha")
     what = f"The checks on {markdown.line(branch)}"
     message = _failed(payload, settings, repository, number, branch, sha, what)
     return replace(
-        message, kind="pull", event="check_suite", external_id=f"check_suite-{suite.must_number('id')}"
+        message, kind="pull", event="check_suite", external_id=f"check_suite-{suite.required_number('id')}"
     )
 
 
-def _failing_status(payload: Node, settings: Settings, repository: str) -> Incoming | str:
+def _failing_status(payload: Payload, settings: Settings, repository: str) -> Incoming | str:
     """A failed commit status, which older services set instead of checks. It names branches and no pull request: the
     branch says which conversation it belongs to."""
     if payload.text("state") not in ("failure", "error"):
         return "statuses that did not fail ask for nothing"
     named = re.compile(rf"{re.escape(settings.branch_prefix)}([1-9][0-9]{{0,8}})(?:-.*)?")
-    found = [match for one in payload.nodes("branches") if (match := named.fullmatch(one.text("name")))]
+    found = [match for one in payload.children("branches") if (match := named.fullmatch(one.text("name")))]
     if not found:
         return "failing checks on a branch that is not ours"
-    branch, number, sha = found[0].group(), int(found[0].group(1)), payload.must_text("sha")
+    branch, number, sha = found[0].group(), int(found[0].group(1)), payload.required_text("sha")
     what = f"The status {markdown.line(payload.text('context'), 100)} on {markdown.line(branch)}"
     message = _failed(payload, settings, repository, number, branch, sha, what)
-    return replace(message, event="status", external_id=f"status-{payload.must_number('id')}")
+    return replace(message, event="status", external_id=f"status-{payload.required_number('id')}")
 
 
 def _failed(
-    payload: Node, settings: Settings, repository: str, number: int, branch: str, sha: str, what: str
+    payload: Payload, settings: Settings, repository: str, number: int, branch: str, sha: str, what: str
 ) -> Incoming:
     return Incoming(
         conversation=f"{repository}#{number}",
@@ -427,18 +430,18 @@ def _failed(
 
 
 def _asked_again(
-    check: Node, payload: Node, settings: Settings, repository: str, delivery: str
+    check: Payload, payload: Payload, settings: Settings, repository: str, delivery: str
 ) -> Incoming | str:
     """Somebody pressed re-run on our own check: what was asked for there is asked for again."""
-    sender, pulls = payload.node("sender"), check.nodes("pull_requests")
-    if settings.app_id is None or check.node("app").value.get("id") != settings.app_id:
+    sender, pulls = payload.child("sender"), check.children("pull_requests")
+    if settings.app_id is None or check.child("app").value.get("id") != settings.app_id:
         return "somebody else's checks"
     if not pulls or _is_bot(sender):
         return "a check of no pull request" if not pulls else "bots are not heard"
-    number = pulls[0].must_number("number")
+    number = pulls[0].required_number("number")
     return Incoming(
         conversation=f"{repository}#{number}",
-        author=Author(str(sender.must_number("id")), sender.must_text("login")),
+        author=Author(str(sender.required_number("id")), sender.required_text("login")),
         text="The check was asked to run again: do once more what you were last asked for here, as things are now.",
         addressed="rerun" in settings.triggers,
         kind="pull",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from gofer.integration import Attachment
-from gofer_telegram.node import Node
+from gofer.integration import Attachment, Payload
 
 DOWNLOAD_LIMIT = 20 * 1024 * 1024
 PASSED_ON = "passed-on:"
@@ -16,11 +15,11 @@ PHOTO_SIDE = 1600
 """Pixels of the longer side above which models gain nothing."""
 
 
-def attachments(message: Node) -> tuple[Attachment, ...]:
+def attachments(message: Payload) -> tuple[Attachment, ...]:
     """The files of a message, still at Telegram."""
     found = [*_photo(message)]
     for kind, (name, media_type) in _FILES.items():
-        if file := message.node(kind):
+        if file := message.child(kind):
             found += _file(file, name, media_type)
     return tuple({file.ref: file for file in reversed(found)}.values())[::-1]
 
@@ -36,9 +35,9 @@ _FILES = {
 }
 
 
-def _photo(message: Node) -> Iterator[Attachment]:
+def _photo(message: Payload) -> Iterator[Attachment]:
     """One of the sizes Telegram made: the largest a model has use for."""
-    sizes = [size for size in message.nodes("photo") if size.text("file_id")]
+    sizes = [size for size in message.children("photo") if size.text("file_id")]
     if not sizes:
         return
     fitting = [size for size in sizes if _side(size) <= PHOTO_SIDE]
@@ -46,11 +45,11 @@ def _photo(message: Node) -> Iterator[Attachment]:
     yield from _file(best, "photo.jpg", "image/jpeg")
 
 
-def _side(size: Node) -> int:
+def _side(size: Payload) -> int:
     return max(size.number("width") or 0, size.number("height") or 0)
 
 
-def _file(file: Node, name: str, media_type: str) -> list[Attachment]:
+def _file(file: Payload, name: str, media_type: str) -> list[Attachment]:
     ref = file.text("file_id")
     if not ref:
         return []
@@ -74,49 +73,49 @@ def clean_name(name: str) -> str:
     return short or "file"
 
 
-def in_words(message: Node) -> str:
+def in_words(message: Payload) -> str:
     """What is neither text nor a file, as text; nothing when there is nothing."""
     return "\n".join(
-        line for kind, say in _WORDS.items() if kind in message and (line := say(message.node(kind)))
+        line for kind, say in _WORDS.items() if kind in message and (line := say(message.child(kind)))
     )
 
 
-def _location(node: Node) -> str:
-    return f"[location: {node.real('latitude'):.6f}, {node.real('longitude'):.6f}]"
+def _location(part: Payload) -> str:
+    return f"[location: {part.real('latitude'):.6f}, {part.real('longitude'):.6f}]"
 
 
-def _venue(node: Node) -> str:
-    return f"[place: {node.text('title')}, {node.text('address')}]"
+def _venue(part: Payload) -> str:
+    return f"[place: {part.text('title')}, {part.text('address')}]"
 
 
-def _contact(node: Node) -> str:
-    name = f"{node.text('first_name')} {node.text('last_name')}".strip()
-    return f"[contact: {name}, {node.text('phone_number')}]"
+def _contact(part: Payload) -> str:
+    name = f"{part.text('first_name')} {part.text('last_name')}".strip()
+    return f"[contact: {name}, {part.text('phone_number')}]"
 
 
-def _poll(node: Node) -> str:
-    options = "; ".join(option.text("text") for option in node.nodes("options"))
-    return f"[poll: {node.text('question')} Options: {options}]"
+def _poll(part: Payload) -> str:
+    options = "; ".join(option.text("text") for option in part.children("options"))
+    return f"[poll: {part.text('question')} Options: {options}]"
 
 
-def _sticker(node: Node) -> str:
-    return f"[sticker: {node.text('emoji') or node.text('set_name') or 'without a name'}]"
+def _sticker(part: Payload) -> str:
+    return f"[sticker: {part.text('emoji') or part.text('set_name') or 'without a name'}]"
 
 
-def _dice(node: Node) -> str:
-    return f"[dice {node.text('emoji')}: {node.number('value')}]"
+def _dice(part: Payload) -> str:
+    return f"[dice {part.text('emoji')}: {part.number('value')}]"
 
 
-def _checklist(node: Node) -> str:
-    tasks = "; ".join(task.text("text") for task in node.nodes("tasks"))
-    return f"[checklist: {node.text('title')}: {tasks}]"
+def _checklist(part: Payload) -> str:
+    tasks = "; ".join(task.text("text") for task in part.children("tasks"))
+    return f"[checklist: {part.text('title')}: {tasks}]"
 
 
-def _named(name: str) -> Callable[[Node], str]:
-    return lambda node: f"[{name}: {node.text('title') or 'without a title'}]"
+def _named(name: str) -> Callable[[Payload], str]:
+    return lambda part: f"[{name}: {part.text('title') or 'without a title'}]"
 
 
-_WORDS: dict[str, Callable[[Node], str]] = {
+_WORDS: dict[str, Callable[[Payload], str]] = {
     "venue": _venue,
     "location": _location,
     "contact": _contact,
@@ -125,9 +124,9 @@ _WORDS: dict[str, Callable[[Node], str]] = {
     "dice": _dice,
     "checklist": _checklist,
     "game": _named("game"),
-    "story": lambda node: "[a story]",
+    "story": lambda part: "[a story]",
     "invoice": _named("invoice"),
-    "paid_media": lambda node: "[paid media]",
+    "paid_media": lambda part: "[paid media]",
 }
 
 CONTENT = ("text", "caption", "photo", *_FILES, *_WORDS)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gofer.errors import Permanent
-from gofer_telegram.node import Node
+from gofer.integration import Payload
 
 GENERAL = 1
 
@@ -50,9 +50,9 @@ def place_of(ref: str) -> Place:
         raise Permanent(f"{ref!r} is not a Telegram chat.") from None
 
 
-def where(message: Node) -> Place | None:
+def where(message: Payload) -> Place | None:
     """The place of a message. In a group that is no forum a thread is only a chain of replies."""
-    chat = message.node("chat")
+    chat = message.child("chat")
     chat_id = chat.number("id")
     if chat_id is None:
         return None

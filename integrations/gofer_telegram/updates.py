@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gofer.errors import Malformed
-from gofer.integration import Attachment, Author, Incoming, Parsed
+from gofer.integration import Attachment, Author, Incoming, Parsed, Payload
 from gofer_telegram.attachments import CONTENT, PASSED_ON, attachments, in_words
 from gofer_telegram.buttons import STOP, offered, pressed
 from gofer_telegram.chat import Place, where
-from gofer_telegram.node import Node
 from gofer_telegram.settings import Group, Settings
 
 CONTROLS = {"stop": "stop", "new": "new"}
@@ -35,17 +34,15 @@ class Bot:
 
 def read_update(update: Any, bot: Bot) -> Parsed:
     """What an update means."""
-    node = Node(update)
-    number = node.number("update_id")
+    payload = Payload.of(update)
+    number = payload.number("update_id")
     if number is None:
         raise Malformed("An update has no update_id.")
-    kind = node.kind(tuple(_READERS))
+    kind = payload.first_of(tuple(_READERS))
     if not kind:
-        other = next(
-            (name for name in (update if isinstance(update, dict) else ()) if name != "update_id"), "empty"
-        )
+        other = next((name for name in payload.value if name != "update_id"), "empty")
         return Parsed(str(number), str(other)[:100], note="this kind of update is not handled")
-    read = _READERS[kind](node.node(kind), bot)
+    read = _READERS[kind](payload.child(kind), bot)
     if isinstance(read, Incoming):
         return Parsed(str(number), kind, message=read)
     if isinstance(read, tuple):
@@ -53,7 +50,7 @@ def read_update(update: Any, bot: Bot) -> Parsed:
     return Parsed(str(number), kind, note=read)
 
 
-def _message(message: Node, bot: Bot) -> Incoming | tuple[str, str] | str:
+def _message(message: Payload, bot: Bot) -> Incoming | tuple[str, str] | str:
     place = where(message)
     if place is None:
         return "a message without a chat"
@@ -71,39 +68,39 @@ def _message(message: Node, bot: Bot) -> Incoming | tuple[str, str] | str:
     return _said(message, place, author, bot)
 
 
-def _moved(message: Node, place: Place) -> tuple[str, str] | None:
+def _moved(message: Payload, place: Place) -> tuple[str, str] | None:
     to, since = message.number("migrate_to_chat_id"), message.number("migrate_from_chat_id")
     if to is not None:
         return str(place.chat), str(to)
     return (str(since), str(place.chat)) if since is not None else None
 
 
-def author_of(message: Node, place: Place) -> Author | None:
+def author_of(message: Payload, place: Place) -> Author | None:
     """Who wrote it. Somebody who writes as a chat has that chat's id, which nobody can be paired with."""
-    if (sender := message.node("sender_chat")).number("id") is not None:
+    if (sender := message.child("sender_chat")).number("id") is not None:
         number = sender.number("id")
         anonymous = number == place.chat
         name = "an anonymous admin" if anonymous else sender.text("title")
         return Author(f"chat:{number}", name[:200], is_bot=message.flag("is_automatic_forward"))
-    user = message.node("from")
+    user = message.child("from")
     number = user.number("id")
     if number is None:
         return None
     return Author(str(number), _name_of(user), is_bot=user.flag("is_bot"))
 
 
-def _name_of(user: Node) -> str:
+def _name_of(user: Payload) -> str:
     return (f"{user.text('first_name')} {user.text('last_name')}".strip() or user.text("username"))[:200]
 
 
-def _uninvited(message: Node, place: Place, author: Author, bot: Bot) -> Incoming | str:
+def _uninvited(message: Payload, place: Place, author: Author, bot: Bot) -> Incoming | str:
     """In a group nobody allowed, nothing is kept; who addresses us is heard only as a wish to be heard."""
     if not _trigger(message, place, bot):
         return "the group is not allowed"
-    return _wish(message.node("chat"), place, author)
+    return _wish(message.child("chat"), place, author)
 
 
-def _wish(chat: Node, place: Place, author: Author) -> Incoming:
+def _wish(chat: Payload, place: Place, author: Author) -> Incoming:
     return Incoming(
         conversation=str(place.chat),
         author=author,
@@ -117,7 +114,7 @@ def _wish(chat: Node, place: Place, author: Author) -> Incoming:
     )
 
 
-def _said(message: Node, place: Place, author: Author, bot: Bot) -> Incoming | str:
+def _said(message: Payload, place: Place, author: Author, bot: Bot) -> Incoming | str:
     trigger = _trigger(message, place, bot)
     command, arguments = _command(message, bot)
     edited = "edit_date" in message
@@ -132,12 +129,12 @@ def _said(message: Node, place: Place, author: Author, bot: Bot) -> Incoming | s
         text=own,
         addressed=bool(trigger) and not command,
         kind=_kind(place),
-        title=_title(message.node("chat")),
+        title=_title(message.child("chat")),
         private=not place.is_group,
         event="command" if command else "message",
         trigger=trigger or "any",
         external_id=number,
-        reply_to=str(message.node("reply_to_message").number("message_id") or ""),
+        reply_to=str(message.child("reply_to_message").number("message_id") or ""),
         replaces_id=number if edited else "",
         control=CONTROLS.get(command, ""),  # type: ignore[arg-type]
         command=command,
@@ -150,7 +147,7 @@ def _said(message: Node, place: Place, author: Author, bot: Bot) -> Incoming | s
     )
 
 
-def _all_attachments(message: Node) -> tuple[Attachment, ...]:
+def _all_attachments(message: Payload) -> tuple[Attachment, ...]:
     """The files of a message, and those of the message that it answers."""
     foreign = _forwarded(message) or "via_bot" in message
     found = [_passed_on(file) if foreign else file for file in attachments(message)]
@@ -161,9 +158,9 @@ def _passed_on(file: Attachment) -> Attachment:
     return replace(file, ref=PASSED_ON + file.ref)
 
 
-def _replied(message: Node) -> list[Node]:
+def _replied(message: Payload) -> list[Payload]:
     """What a message answers, here or in another chat. In a topic every message formally answers its opening."""
-    found = [message.node(name) for name in ("reply_to_message", "external_reply")]
+    found = [message.child(name) for name in ("reply_to_message", "external_reply")]
     return [one for one in found if one and "forum_topic_created" not in one]
 
 
@@ -173,40 +170,40 @@ def _kind(place: Place) -> str:
     return "group" if place.is_group else "chat"
 
 
-def _title(chat: Node) -> str:
+def _title(chat: Payload) -> str:
     return chat.text("title")[:200] or _name_of(chat)
 
 
-def words(message: Node, author: Author, bot: Bot) -> tuple[str, str, bool]:
+def words(message: Payload, author: Author, bot: Bot) -> tuple[str, str, bool]:
     """What the author says now; what is only quoted: a forward, another bot's, the message answered; and whether
     that was said here before, by us or the author. Our answers hold what we read, so they are no words of theirs."""
     own = message.text("text") or message.text("caption")
     own = "\n".join(part for part in (own, in_words(message)) if part)
     if _forwarded(message):
         return "(forwarded)", own, False
-    if via := message.node("via_bot"):
+    if via := message.child("via_bot"):
         return f"(sent through the bot {via.text('username')})", own, False
     answered, whose = _answered(message)
     return own, answered, bool(answered) and whose in (str(bot.id), author.id)
 
 
-def _forwarded(message: Node) -> bool:
+def _forwarded(message: Payload) -> bool:
     """Whether it was first said elsewhere, in the present fields or in the older ones."""
     return "forward_origin" in message or "forward_date" in message
 
 
-def _answered(message: Node) -> tuple[str, str]:
+def _answered(message: Payload) -> tuple[str, str]:
     """The text a message answers, or the part of it that was marked, with the names of its files; and whose it is."""
     said, whose = "", ""
     for replied in _replied(message):
         files = "".join(f"[{file.name}] " for file in attachments(replied))
         said = f"{files}{replied.text('text') or replied.text('caption')}".strip()
         foreign = _forwarded(replied) or "via_bot" in replied or "origin" in replied
-        whose = "" if foreign else str(replied.node("from").number("id") or "")
-    return message.node("quote").text("text") or said, whose
+        whose = "" if foreign else str(replied.child("from").number("id") or "")
+    return message.child("quote").text("text") or said, whose
 
 
-def _trigger(message: Node, place: Place, bot: Bot) -> str:
+def _trigger(message: Payload, place: Place, bot: Bot) -> str:
     """What in a message wants us, or nothing."""
     if not place.is_group:
         return "private"
@@ -214,23 +211,23 @@ def _trigger(message: Node, place: Place, bot: Bot) -> str:
         return "command"
     if _mentions(message, bot):
         return "mention"
-    if message.node("reply_to_message").node("from").number("id") == bot.id:
+    if message.child("reply_to_message").child("from").number("id") == bot.id:
         return "reply"
     group = bot.group(place)
     return "any" if group is not None and group.when == "always" else ""
 
 
-def _mentions(message: Node, bot: Bot) -> bool:
+def _mentions(message: Payload, bot: Bot) -> bool:
     name = f"@{bot.settings.username}".lower() if bot.settings.username else ""
     for kind, covered, entity in _entities(message):
         if kind == "mention" and name and covered.lower() == name:
             return True
-        if kind == "text_mention" and entity.node("user").number("id") == bot.id:
+        if kind == "text_mention" and entity.child("user").number("id") == bot.id:
             return True
     return False
 
 
-def _command(message: Node, bot: Bot) -> tuple[str, str]:
+def _command(message: Payload, bot: Bot) -> tuple[str, str]:
     """A command at the very beginning that is not another bot's, with what follows it."""
     if _forwarded(message) or "via_bot" in message:
         return "", ""
@@ -244,12 +241,12 @@ def _command(message: Node, bot: Bot) -> tuple[str, str]:
     return "", ""
 
 
-def _entities(message: Node) -> list[tuple[str, str, Node]]:
+def _entities(message: Payload) -> list[tuple[str, str, Payload]]:
     """Each entity's type and the text it covers; offsets count UTF-16 units."""
     source = "text" if message.text("text") else "caption"
     raw = message.text(source).encode("utf-16-le", "replace")
     found = []
-    for entity in message.nodes("entities" if source == "text" else "caption_entities"):
+    for entity in message.children("entities" if source == "text" else "caption_entities"):
         offset, length = entity.number("offset"), entity.number("length")
         if offset is not None and length is not None and offset >= 0 and length > 0:
             covered = raw[2 * offset : 2 * (offset + length)].decode("utf-16-le", "replace")
@@ -257,10 +254,10 @@ def _entities(message: Node) -> list[tuple[str, str, Node]]:
     return found
 
 
-def _button(query: Node, bot: Bot) -> Incoming | str:
+def _button(query: Payload, bot: Bot) -> Incoming | str:
     """A pressed button. One we do not know still has to be answered, or it spins for ever."""
-    place = where(query.node("message"))
-    user = query.node("from")
+    place = where(query.child("message"))
+    user = query.child("from")
     if place is None or user.number("id") is None or not query.text("id"):
         return "a button without a chat"
     question, choice = pressed(query.text("data")) or ("", -1)
@@ -272,7 +269,7 @@ def _button(query: Node, bot: Bot) -> Incoming | str:
         text="",
         addressed=False,
         kind=_kind(place),
-        title=_title(query.node("message").node("chat")),
+        title=_title(query.child("message").child("chat")),
         private=not place.is_group,
         event="button",
         control="stop" if stops else "",
@@ -282,23 +279,23 @@ def _button(query: Node, bot: Bot) -> Incoming | str:
         choice=choice,
         facts={
             "callback": query.text("id")[:100],
-            "text": query.node("message").text("text")[:4096],
-            "entities": query.node("message").raw("entities"),
-            "message": query.node("message").number("message_id"),
-            "inaccessible": query.node("message").number("date") == 0,
+            "text": query.child("message").text("text")[:4096],
+            "entities": query.child("message").array("entities"),
+            "message": query.child("message").number("message_id"),
+            "inaccessible": query.child("message").number("date") == 0,
         },
     )
 
 
-def _reaction(change: Node, bot: Bot) -> Incoming | str:
+def _reaction(change: Payload, bot: Bot) -> Incoming | str:
     """Somebody reacted to a message: kept as an event of its conversation, and no wish for an answer."""
     place = where(change)
-    user = change.node("user")
+    user = change.child("user")
     if place is None or user.number("id") is None or user.flag("is_bot"):
         return "a reaction of nobody we could know"
     if place.is_group and bot.group(place) is None:
         return "the group is not allowed"
-    new, old = (_emoji(change.nodes(name)) for name in ("new_reaction", "old_reaction"))
+    new, old = (_emoji(change.children(name)) for name in ("new_reaction", "old_reaction"))
     said = f"[reacted with {new}]" if new else f"[took back {old}]"
     return Incoming(
         conversation=place.ref,
@@ -306,30 +303,30 @@ def _reaction(change: Node, bot: Bot) -> Incoming | str:
         text=said,
         addressed=False,
         kind=_kind(place),
-        title=_title(change.node("chat")),
+        title=_title(change.child("chat")),
         private=not place.is_group,
         event="reaction",
         reply_to=str(change.number("message_id") or ""),
     )
 
 
-def _emoji(reactions: list[Node]) -> str:
+def _emoji(reactions: list[Payload]) -> str:
     return " ".join(one.text("emoji")[:10] or "an emoji of their own" for one in reactions[:10])
 
 
-def _stopped(stop: Node, bot: Bot) -> Incoming | str:
+def _stopped(stop: Payload, bot: Bot) -> Incoming | str:
     """Telegram's own Stop button, under a draft. Drafts are for private chats, and those have their person's id."""
-    chat, thread = stop.node("chat").number("id"), stop.number("message_thread_id")
+    chat, thread = stop.child("chat").number("id"), stop.number("message_thread_id")
     if chat is None or chat <= 0:
         return "a draft that is not in a private chat"
     place = Place(chat, thread)
     return Incoming(
         conversation=place.ref,
-        author=Author(str(chat), _name_of(stop.node("chat"))),
+        author=Author(str(chat), _name_of(stop.child("chat"))),
         text="",
         addressed=False,
         kind=_kind(place),
-        title=_title(stop.node("chat")),
+        title=_title(stop.child("chat")),
         private=True,
         event="command",
         control="stop",
@@ -337,25 +334,25 @@ def _stopped(stop: Node, bot: Bot) -> Incoming | str:
     )
 
 
-def _membership(change: Node, bot: Bot) -> Incoming | str:
+def _membership(change: Payload, bot: Bot) -> Incoming | str:
     """The bot was added, removed or blocked. Added to a group, it asks whoever added it whether to listen."""
     place = where(change)
-    status = change.node("new_chat_member").text("status")
+    status = change.child("new_chat_member").text("status")
     if place is None or not place.is_group or status not in ("member", "administrator"):
         return f"the bot is now: {status[:50] or 'unknown'}"
     author = author_of(change, place)
     if author is None or author.is_bot or bot.group(place) is not None:
         return "the bot is in a group"
-    if change.node("chat").text("type") == "channel":
+    if change.child("chat").text("type") == "channel":
         return "channels are not listened to"
-    return _wish(change.node("chat"), place, author)
+    return _wish(change.child("chat"), place, author)
 
 
-def _ignored(reason: str) -> Callable[[Node, Bot], str]:
-    return lambda node, bot: reason
+def _ignored(reason: str) -> Callable[[Payload, Bot], str]:
+    return lambda payload, bot: reason
 
 
-_READERS: dict[str, Callable[[Node, Bot], Incoming | tuple[str, str] | str]] = {
+_READERS: dict[str, Callable[[Payload, Bot], Incoming | tuple[str, str] | str]] = {
     "message": _message,
     "edited_message": _message,
     "callback_query": _button,

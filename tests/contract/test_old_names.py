@@ -34,6 +34,19 @@ def test_a_method_by_its_old_name_is_called() -> None:
     assert Old.shows_run_summary
 
 
+def test_a_sign_up_without_its_flag_is_offered() -> None:
+    with pytest.warns(DeprecationWarning, match="Old.sign_up needs can_sign_up = True"):
+
+        class Old(Integration):
+            name = "old"
+
+            def sign_up(self, settings: object, **about: object) -> None:
+                return None
+
+    assert Old().can_sign_up
+    assert not Integration.can_sign_up
+
+
 def test_a_field_by_its_old_name_is_taken_and_read() -> None:
     with pytest.warns(DeprecationWarning, match=r"lasting=\) is called stable_id now"):
         message = Incoming("room", Author("1"), "hi", True, lasting="house 7")  # type: ignore[call-arg]

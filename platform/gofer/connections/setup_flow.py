@@ -19,7 +19,7 @@ from sqlalchemy import Connection, select
 
 from gofer.connections.changes import add_connection, checked_settings
 from gofer.errors import ConfigError, Conflict, Refused
-from gofer.integration import Integration, SignUp
+from gofer.integration import SignUp
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.ids import new_id
 from gofer.store.tables import connections
@@ -56,7 +56,7 @@ def begin_setup(
 ) -> Begun:
     """The form to post. Whoever shows it keeps the state, and takes no answer that comes with another one."""
     found = platform.registry.get(integration)
-    if type(found).sign_up is Integration.sign_up:
+    if not found.can_sign_up:
         raise _none_at(integration)
     checked = checked_settings(found, settings)
     connection_id = new_id(found.name.replace("_", ""))

@@ -1,15 +1,16 @@
 """The contract between Gofer and an integration.
 
-An Integration is stateless code that speaks with one outside service; a Connection is one configured account of
-it. Subclass `Integration`, export an instance through the entry point group `gofer.integrations`, and Gofer does
-the rest: it receives, verifies, dedupes, stores, routes, runs the agent and keeps the ledger of what was sent.
+An Integration is stateless code that speaks with one outside service. A Connection is one configured account of it.
+Subclass `Integration`, export an instance through the entry point group `gofer.integrations`, and Gofer does the rest:
+it receives, dedupes, stores and routes messages, runs the agent, and keeps the ledger of what was sent.
 `gofer_hello` is the smallest complete example; docs/integrations/hello.md walks through it.
 
-What is pure (`verify`, `parse`, `split`) must touch no network, clock or database, and may run in any thread. What is
-async may raise `gofer.errors.Temporary` (tried again, at `retry_after` if given) or `gofer.errors.Permanent` (given
-up, visibly).
+`verify`, `parse` and `split` are pure: no network, clock or database. They may run in any thread. Async methods may
+raise `gofer.errors.Temporary` (tried again, after `retry_after` if given) or `gofer.errors.Permanent` (given up,
+visibly).
 
-Read `core.py` first, then `messages.py`. `capabilities.py` has what only some services can do.
+Read `core.py` first, then `messages.py`. `capabilities.py` has what only some services can do, `connection.py` what a
+method gets of its connection, `payload.py` a safe reader of JSON, `shell_access.py` what a run's shell gets.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from typing import Any
 
 from gofer.integration import deprecated
 from gofer.integration.capabilities import Inflow, People, ProgressDisplay, QuestionButtons, RunSupport, Setup
-from gofer.integration.commands import COMMANDS, Command
 from gofer.integration.connection import ConnectionContext, Health, JobScope, NoSettings, SecretField, SignUp
 from gofer.integration.core import Integration
 from gofer.integration.messages import (
+    COMMANDS,
     MAX_SIGNATURE_AGE,
     Admission,
     Attachment,
     Author,
+    Command,
     File,
     Incoming,
     Outgoing,
@@ -38,6 +40,7 @@ from gofer.integration.messages import (
     Unread,
     sign_body,
 )
+from gofer.integration.payload import Payload
 from gofer.integration.shell_access import EgressRule, Password, ShellAccess
 from gofer.sanitize import defuse
 
@@ -60,6 +63,7 @@ __all__ = [
     "Outgoing",
     "Parsed",
     "Password",
+    "Payload",
     "People",
     "PlanItem",
     "Progress",

@@ -1,4 +1,4 @@
-"""A connection as its integration sees it: settings, secrets, the HTTP client, and how it is doing."""
+"""A connection as its integration sees it: settings, secrets, HTTP client and health."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ log = structlog.get_logger()
 
 
 class JobScope:
-    """A job while a worker is at it, for what must not outlive it, such as a token minted for it alone.
+    """One worker's work on a job, for what must end with it, such as a token minted for this job.
 
-    It ends when the run does, well or badly, and before its answer is on its way. A job that is taken up again,
-    by this worker or the next, is another one. Nothing ends when the process is killed: lend only what also ends
-    by itself.
+    It ends with the run, before its answer is sent, whether the run succeeded or not. A job that is resumed gets a new
+    scope. A killed process ends nothing: use only credentials that also expire.
     """
 
     def __init__(self) -> None:
@@ -34,13 +33,13 @@ class JobScope:
         self._over = False
 
     def at_end(self, ending: Callable[[], Awaitable[None]]) -> None:
-        """Have something ended with the job. What it raises is logged, and costs nobody their answer."""
+        """Call `ending` when the job ends. What it raises is logged and does not affect the answer."""
         if self._over:
             raise Permanent("The job is over.", reason="job.over")
         self._endings.append(ending)
 
     async def end(self) -> None:
-        """The platform calls this, once."""
+        """Gofer calls this, once."""
         self._over = True
         for failed in await asyncio.gather(*(one() for one in self._endings), return_exceptions=True):
             if failed is not None:
@@ -56,20 +55,20 @@ class ConnectionContext:
     settings: Mapping[str, Any]
     secrets: Mapping[str, Secret]
     hook_url: str | None = None
-    """Where the service can reach us; None when Gofer has no public URL."""
+    """The webhook's URL; None when Gofer has no public URL."""
     http: httpx2.AsyncClient | None = None
-    """The shared client; only async methods have it."""
+    """The shared client, in async methods only."""
     proxied: httpx2.AsyncClient | None = None
-    """The client that goes through the connection's proxy, where `Integration.proxy` names one."""
+    """The client through the connection's proxy, when `Integration.proxy` names one."""
     job: JobScope | None = field(default=None, repr=False)
-    """The job it is about, where tools and shell access are asked for; None in what Gofer does beside jobs."""
+    """The job that asks for tools or shell access; None outside a job."""
     on_use: Callable[[str], None] | None = field(default=None, repr=False, compare=False)
-    """Told the name of each secret that is asked for, so that its last use is known."""
+    """Called with the name of each secret that is read, to record its last use."""
     signer: Callable[..., str] | None = field(default=None, repr=False, compare=False)
-    """How `mac` does it."""
+    """Computes `mac`."""
 
     def secret(self, name: str) -> str:
-        """A secret's value; raises Unset when it is missing or blank, so half a configuration stays closed."""
+        """A secret's value; raises Unset when it is missing or blank, so an incomplete connection accepts nothing."""
         value = self.secrets[name].reveal() if name in self.secrets else ""
         if not value.strip():
             raise Unset(f"The secret {name} of connection {self.id} is not set.")
@@ -78,19 +77,19 @@ class ConnectionContext:
         return value
 
     def secrets_of(self, name: str, *others: str) -> list[str]:
-        """A secret's value and those of others that are set, such as a key that is about to replace it; raises
-        Unset when the first is missing."""
+        """A secret's value and the values of others that are set, such as the key that will replace it; raises Unset
+        when the first is missing."""
         return [self.secret(name), *(self.secret(other) for other in others if other in self.secrets)]
 
     def mac(self, *parts: str) -> str:
-        """A MAC in hex, with a key that only this Gofer has and that is this connection's for ever: for what is
-        written outside and has to be known again."""
+        """A MAC in hex with a key of this connection that never changes or leaves Gofer, to recognise what Gofer wrote
+        at the service."""
         if self.signer is None:
             raise Unset(f"The connection {self.id} has no key to sign with.")
         return self.signer(*parts)
 
     async def call(self, method: str, url: str, **arguments: Any) -> Any:
-        """Ask the service, and return the JSON it answers; None for 404. Raises Temporary or Permanent."""
+        """Send a request to the service and return its JSON, None for 404; raises Temporary or Permanent."""
         assert self.http is not None
         response = await self.http.request(method, url, **arguments)
         if response.status_code == 429 or response.status_code >= 500:
@@ -108,24 +107,24 @@ class ConnectionContext:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a connection is doing."""
+    """Whether a connection works."""
 
     ok: bool
     line: str
     fix: str = ""
-    """The exact command or step that mends it."""
+    """The exact command or step that fixes it."""
     learned: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that `set_up` found out (a bot's name); they are stored with the connection."""
+    """Settings that `set_up` learned, such as the bot's name; stored with the connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignUp:
-    """A form that a person's browser posts to a service, which makes an account and sends them back with a code."""
+    """A form that the browser posts to a service, which creates an account and redirects back with a code."""
 
     url: str
     fields: Mapping[str, str]
     asks: Mapping[str, str] = field(default_factory=dict)
-    """What the account may do, and why, for the person to read first."""
+    """What the account may do, and why; shown before the form is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +134,9 @@ class SecretField:
     name: str
     help: str
     generated: bool = False
-    """Made by Gofer when none is given."""
+    """Gofer makes one when none is given."""
     optional: bool = False
-    """A connection may do without it."""
+    """A connection works without it."""
 
 
 class NoSettings(BaseModel):

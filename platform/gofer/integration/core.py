@@ -1,4 +1,4 @@
-"""The core of the contract: what every integration does."""
+"""The core of the contract: receive a request, read it, place a reply."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from gofer.integration.messages import Admission, Outgoing, Parsed, Request, Unr
 
 
 class Integration(Inflow, RunSupport, ProgressDisplay, QuestionButtons, People, Setup):
-    """Speaks with one outside service. Override what it needs; the defaults do nothing, safely."""
+    """Speaks with one outside service.
+
+    A message passes `verify`, `parse` and `admit` on its way in; a reply passes `split`, `find`, `place` and
+    `complete` on its way out. Most services need `verify`, `parse`, `admit` and `place`.
+    """
 
     name: ClassVar[str]
-    """Lower case; the entry point, the docs page and the tests folder have the same name."""
+    """Lower case. The entry point, the docs page and the tests folder have the same name."""
 
     summary: ClassVar[str] = ""
 
@@ -27,18 +31,19 @@ class Integration(Inflow, RunSupport, ProgressDisplay, QuestionButtons, People, 
     settings: ClassVar[type[BaseModel]] = NoSettings
 
     secret_headers: ClassVar[frozenset[str]] = frozenset()
-    """Request headers never to store, beyond the usual ones."""
+    """Request headers that are never stored, beyond the usual ones."""
 
     same_body_window: ClassVar[float] = 0
-    """Seconds in which an equal body is a repeat although its delivery id differs (for unsigned ids)."""
+    """Seconds in which an equal body is a repeat even when its delivery id differs. For services that do not sign the
+    id."""
 
     reasons: ClassVar[Mapping[str, str]] = {}
-    """What a reason of its own means, such as one why polling is interrupted, in a sentence for the operator."""
+    """Explains this integration's own reason codes to the operator, one sentence each."""
 
     def verify(self, request: Request, account: ConnectionContext) -> str | None:
         """Return when the request surely comes from the service; raise Refused otherwise.
 
-        What is returned is for the owner: how the service should be changed before a coming release.
+        A returned text tells the owner what to change at the service before the next release.
         """
         raise Refused(f"{self.name} does not take webhooks.")
 
@@ -46,23 +51,23 @@ class Integration(Inflow, RunSupport, ProgressDisplay, QuestionButtons, People, 
         """Read a verified request; raise Malformed when it makes no sense."""
         raise NotImplementedError
 
-    def split(self, text: str) -> Sequence[str]:
-        """A reply's text in parts the service can take, in order."""
-        return [text]
-
     async def admit(self, unread: Unread, account: ConnectionContext) -> Admission:
-        """Find out how far the author is trusted, and fetch what came along. Runs once per message."""
+        """Decide how far the author is trusted, and fetch attachments. Runs once per message."""
         return Admission(trust=unread.known_as or "stranger")
 
-    async def find(self, outgoing: Outgoing, account: ConnectionContext) -> str | None:
-        """Look for an earlier, perhaps half-sent placing of this part; its external id if it is there.
+    def split(self, text: str) -> Sequence[str]:
+        """Split a reply into parts that the service accepts, in order."""
+        return [text]
 
-        Asked before placing again. A service that can be searched makes replies exactly once here.
+    async def find(self, outgoing: Outgoing, account: ConnectionContext) -> str | None:
+        """Look for this part at the service and return its external id, or None.
+
+        Called before a part is placed again. A service that can be searched makes replies exactly once here.
         """
         return None
 
     async def place(self, outgoing: Outgoing, account: ConnectionContext) -> str:
-        """Make the part exist outside and return its external id, which is stored before `complete`.
+        """Create the part at the service and return its external id, which is stored before `complete`.
 
         Where a service has neither idempotency keys nor a search, send only opening lines here: a crash before
         the id is stored then leaves an orphan opening, never a second answer.
@@ -70,7 +75,7 @@ class Integration(Inflow, RunSupport, ProgressDisplay, QuestionButtons, People, 
         raise NotImplementedError
 
     async def complete(self, outgoing: Outgoing, external_id: str, account: ConnectionContext) -> None:
-        """Bring the placed part to its full text. May run again at any time, and must do no harm then."""
+        """Bring the placed part to its full text. May run again at any time, and must be harmless then."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

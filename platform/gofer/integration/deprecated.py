@@ -1,4 +1,4 @@
-"""Names that the contract had before 0.2. They work for one release, and warn."""
+"""Names of the contract before 0.2. They work for one more release, and warn."""
 
 from __future__ import annotations
 
@@ -23,15 +23,20 @@ METHODS = {
 
 
 def adopt_old_methods(integration: type) -> None:
-    """Make what an integration defines under an old name count under the new one."""
+    """Give what an integration defines under an old name its new name."""
     for old, new in METHODS.items():
         if old in vars(integration) and new not in vars(integration):
             _warn(f"{integration.__name__}.{old}", new)
             setattr(integration, new, vars(integration)[old])
+    if "sign_up" in vars(integration) and not getattr(integration, "can_sign_up", False):
+        # Until 0.2 overriding `sign_up` was enough.
+        message = f"{integration.__name__}.sign_up needs can_sign_up = True from the next release on."
+        warnings.warn(message, DeprecationWarning, stacklevel=3)
+        setattr(integration, "can_sign_up", True)  # noqa: B010 - mypy refuses the plain assignment
 
 
 def old_fields(**renamed: str) -> Callable[[T], T]:
-    """Let a dataclass be made, and read, with the old names of its fields."""
+    """Let a dataclass be created and read by the old names of its fields."""
 
     def decorate(cls: T) -> T:
         make: Any = vars(cls)["__init__"]
@@ -57,7 +62,7 @@ def _read(cls: str, old: str, new: str, value: Any) -> Any:
 
 
 def warn_of_name(old: str) -> str:
-    """The new name of what a module calls otherwise now."""
+    """Warn of an old name of `gofer.integration`, and return the new one."""
     _warn(f"gofer.integration.{old}", NAMES[old])
     return NAMES[old]
 

@@ -1,4 +1,4 @@
-"""What goes in and out: requests, messages, replies, and how a run is getting on. Plain values."""
+"""Plain values that go in and out: requests, messages, replies, commands, and the progress of a run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from gofer.integration.deprecated import old_fields
 from gofer.strict_json import load_json
 
 Role = Literal["owner", "member"]
-
-
 TrustLevel = Literal["owner", "member", "stranger"]
 
 
@@ -29,7 +27,7 @@ class Request:
     received_at: float = field(default_factory=time.time, compare=False)
 
     def header(self, name: str) -> bytes | None:
-        """The value of a header, None when absent. A doubled one is refused: which would be the real one?"""
+        """The value of a header, None when absent; raises Refused when it was sent twice."""
         values = [value for key, value in self.headers if key == name]
         if len(values) > 1:
             raise Refused(f"The header {name} was sent more than once.")
@@ -50,9 +48,9 @@ class Request:
             raise Refused("The signature does not match the body.")
 
     def check_signature(self, header: str, *keys: str) -> str | None:
-        """Return when a header carries a signature that `sign_body` made with one of the keys, within five minutes;
-        raises Refused. A bare HMAC of the body is taken for one more release: returns what to tell its sender's
-        owner."""
+        """Return when a header carries a signature that `sign_body` made with one of the keys within the last five
+        minutes; raise Refused otherwise. A bare HMAC of the body is accepted for one more release: the returned text
+        warns the owner."""
         value = self.header(header) or b""
         said = _SIGNATURE.fullmatch(value)
         signed, given = (said[1] + b"." + self.body, said[2]) if said else (self.body, value)
@@ -71,9 +69,7 @@ class Request:
 
 
 MAX_SIGNATURE_AGE = 300
-"""Seconds that the time of a signature may be away from ours, in both directions."""
-
-
+"""Seconds by which a signature's time may differ from ours, in both directions."""
 _SIGNATURE = re.compile(rb"t=([0-9]{1,12}),v1=([0-9a-f]{64})")
 
 
@@ -85,7 +81,7 @@ def sign_body(body: bytes, key: str, at: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """Who wrote a message, by the service's unchangeable id."""
+    """Who wrote a message. The id never changes at the service."""
 
     id: str
     name: str = ""
@@ -108,69 +104,67 @@ class Incoming:
     """One message, or one event that reads like a message."""
 
     conversation: str
-    """The service's reference of the place it was said in."""
+    """The service's reference of the place where it was said."""
     author: Author
     text: str
     addressed: bool
-    """Whether it wants an agent: it names it, answers it, commands it, or is said in private."""
+    """Whether it is for an agent: it mentions, answers or commands one, or is private."""
     kind: str = "chat"
-    """What the place is: chat, group, topic, issue, pull, web …"""
+    """The kind of place: chat, group, topic, issue, pull, web …"""
     title: str = ""
     private: bool = False
-    """Only the author and we are there; pairing works nowhere else."""
+    """Whether nobody but the author and Gofer reads the place. Pairing works nowhere else."""
     event: str = "message"
     trigger: str = "any"
-    """What in it addressed an agent: mention, reply, command, label, assignment …; routes may ask for one."""
+    """What addressed the agent: mention, reply, command, label, assignment … Routes can match it."""
     agent: str = ""
-    """The one agent it is meant for, by name, where a person may choose; empty for whoever hears the place."""
+    """The name of the agent that the author chose; empty for the agent that hears the place."""
     usual_agent: str = ""
-    """The agent that answers in this place, by name, unless an owner chose another one there; one that is gone does not
-    count."""
+    """The name of the agent that answers here unless an owner chose another. Ignored when no such agent exists."""
     external_id: str = ""
     """Its id at the service."""
     reply_to: str = ""
     """The id at the service of the message it answers."""
     replaces_id: str = ""
-    """The id at the service of the message it is a new version of; an unread one is replaced."""
+    """The id at the service of the message that it is an edit of. An unread message is replaced."""
     control: Literal["", "stop", "new"] = ""
-    """stop: cancel what the agents are doing here. new: that too, and begin a new epoch."""
+    """stop: cancel the runs of this conversation. new: the same, and start a new epoch."""
     command: str = ""
-    """A command without its slash. The platform answers it at once, beside whatever an agent is doing."""
+    """The name of a command, without its slash. Gofer answers it at once, even while an agent works."""
     arguments: str = ""
     answers: str = ""
-    """The id of the Question that a pressed button answers …"""
+    """The id of the Question that a pressed button answers."""
     choice: int = -1
-    """… and which of its choices was pressed."""
+    """The index of the choice that was pressed."""
     quoted: str = ""
-    """Somebody else's words that came along (a forward, the message it answers): never more than quoted."""
+    """Other text that came along, such as a forward or the message it answers. The model gets it as a quotation."""
     quote_is_ours: bool = False
-    """They were said here before, by us or by the author: still no more than quoted, but they cost no reach."""
+    """Whether Gofer or the author said the quoted text here before. It then does not make the run narrowed."""
     group_id: str = ""
-    """The mark its parts share when a service sends one message in several pieces, such as an album."""
+    """The id that messages share when the service sends one in several pieces, such as an album."""
     attachments: tuple[Attachment, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """JSON of the integration's own, handed back to `admit` and `place`."""
+    """The integration's own JSON, passed back to `admit` and `place`."""
     stable_id: str = ""
-    """What the place is for ever, where `conversation` is a name that it may lose and another may get: the
-    conversation goes with this. Empty where the reference itself lasts."""
+    """Stable id of the place when `conversation` can be renamed or reused; empty when it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a request turned out to be."""
+    """What a request means."""
 
     delivery_id: str
     """The service's id of this delivery; a second one with the same id is a repeat."""
     event: str
     message: Incoming | None = None
     note: str = ""
-    """Why there is no message: known but unhandled is said, not dropped."""
+    """Why there is no message. A known event without one is recorded, not dropped."""
     message_id: str = ""
-    """Where the service does not sign the delivery's id: what it does sign that names this message, or this event, and
-    no other. A second delivery of it is a repeat for ever, also once the first was pruned or purged."""
+    """A unique id of this message or event within the signed body, for services that do not sign the delivery id.
+    A second delivery with it is a repeat for ever, even after the first was pruned or purged."""
     moved: tuple[str, str] | None = None
-    """What is called by the first reference is called by the second from now on: the conversation, and those whose
-    references go on with a `#`."""
+    """The old and the new reference of a renamed conversation. References that continue the old one with `#` are
+    renamed as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,30 +182,30 @@ class Unread:
 
     message: Incoming
     known_as: Role | None
-    """The role of the author's Principal, if the author is paired with one."""
+    """The role of the author's Principal, if paired."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What `admit` found out. Stored with the message, so it is asked once."""
+    """The result of `admit`. It is stored with the message, so `admit` runs once."""
 
     trust: TrustLevel
     text: str | None = None
-    """Replaces the text, when looking closer changed it."""
+    """Replaces the text."""
     message: Incoming | None = None
-    """Replaces the whole message, when it turned out to be another's request, or nobody's (`addressed`)."""
+    """Replaces the whole message, when it is another person's request or is not `addressed`."""
     files: tuple[File, ...] = ()
     note: str = ""
-    """For the event log: why."""
+    """The reason, for the event log."""
     turn_away: str = ""
-    """What to tell a stranger, at most once a day; their wish to be let in is put to an owner, if one is near."""
+    """What to tell a stranger, at most once a day. An owner in the same place is asked to let them in."""
     cost: float = 0
-    """What looking closer cost, in dollars: counted with what the run spends."""
+    """Dollars that `admit` spent; added to the run's cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanItem:
-    """One line of the plan that a run keeps of a longer task."""
+    """One line of a run's plan."""
 
     text: str
     state: Literal["open", "doing", "done", "dropped"] = "open"
@@ -220,36 +214,36 @@ class PlanItem:
 @old_fields(lasting="stable_id")
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How a run is getting on; with its answer, how it went."""
+    """What a run is doing; with its answer, how it went."""
 
     seconds: float
-    """For which it was worked on."""
+    """Working time so far."""
     steps: int = 0
     doing: str = ""
-    """The tool at work, if one is."""
+    """The tool that is running, if any."""
     message: str = ""
-    """The id at the service of the message it works on; of several, the first."""
+    """The id at the service of the first message it works on."""
     plan: tuple[PlanItem, ...] = ()
     cost: float = 0
     """In dollars, so far."""
     url: str = ""
-    """Its page; empty when Gofer has no public URL."""
+    """The run's page; empty when Gofer has no public URL."""
     stable_id: str = ""
-    """What the place is for ever, where `Incoming.stable_id` said so."""
+    """`Incoming.stable_id` of the place."""
     waits_for: str = ""
-    """What it waits for: while nobody works on it, or while its model takes long to begin."""
+    """What it waits for, while no worker has it or while its model is slow to start."""
     words: str = ""
-    """What the model is saying in this turn, so far; where the integration has `words_every`. Secrets are masked, and
-    nothing in it acts. Only to be shown for a while: the answer itself is placed as ever."""
+    """The model's text of this turn so far, when the integration has `words_every`. Secrets are masked, and mentions
+    and commands are defused. Show it only until the answer is placed."""
 
 
 @old_fields(lasting="stable_id")
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One part of a reply on its way out."""
+    """One part of a reply."""
 
     id: str
-    """Stable over every retry and unique: the marker or idempotency key."""
+    """Unique, and the same in every retry: use it as the marker or idempotency key."""
     conversation: str
     text: str
     part: int = 1
@@ -257,19 +251,48 @@ class Outgoing:
     kind: Literal["final", "error", "note"] = "final"
     reply_to: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Of the message it answers. `offers` are commands with their arguments, such as `agent sailor`, that whoever
-    reads it may give by a button, where there are some."""
+    """`facts` of the message it answers. `offers` lists commands with arguments, such as `agent sailor`, to show as
+    buttons."""
     question: str = ""
-    """The id of the Question this part asks …"""
+    """The id of the Question that this part asks."""
     choices: tuple[str, ...] = ()
-    """… and what may be chosen, as buttons where there are some; the press comes back as `Incoming.answers`."""
+    """Its choices, to show as buttons. A press comes back as `Incoming.answers` and `choice`."""
     work: Progress | None = None
-    """How the run went, with its answer, where the integration `shows_run_summary`. The same over every retry."""
+    """How the run went, when the integration `shows_run_summary`. The same in every retry."""
     stable_id: str = ""
-    """What the place is for ever, where `Incoming.stable_id` said so."""
+    """`Incoming.stable_id` of the place."""
     stopped_by: str = ""
-    """Why the run ended before its work was done: `cancelled` when a person stopped it, else the code of a limit
-    or guard. Empty for an answer."""
+    """Why the run ended early: `cancelled` when a person stopped it, otherwise the code of a limit or guard. Empty for
+    an answer."""
     narrowed: bool = False
-    """The run had read strangers' text, which may speak through its words. Where they are read again from the service,
-    they are strangers' words."""
+    """Whether the run read strangers' text, which may have shaped the reply. When the reply is read again from the
+    service, treat it as strangers' text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command that people type after a slash. Gofer answers it, in every integration."""
+
+    name: str
+    help: str
+    arguments: str = ""
+    private: bool = False
+    """Offered only in private conversations."""
+
+
+COMMANDS = (
+    Command("help", "What I can do"),
+    Command("new", "Start afresh: what was said before is forgotten"),
+    Command("stop", "Stop what I am doing here"),
+    Command("status", "What I am doing, and what it has cost so far"),
+    Command("cost", "What was spent here, today and in all"),
+    Command("agent", "Who hears this conversation; an owner can choose another", "[name]"),
+    Command("model", "Which model answers; an owner can choose another", "[provider/model]"),
+    Command("settings", "How this conversation is set up"),
+    Command(
+        "link",
+        "Make yourself known elsewhere (@ and your name there), or here with a code",
+        "[@name or code]",
+    ),
+    Command("start", "Say hello, or pair with a code", "[code]", private=True),
+)

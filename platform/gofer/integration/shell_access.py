@@ -1,4 +1,4 @@
-"""What a job brings into its shell, as data: ways out with a credential that never enters it, and files."""
+"""What a job brings into its shell, as data: files, and network access whose credentials never enter the shell."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 Password: TypeAlias = str | Callable[[str], Awaitable[str]]
-"""A secret, or how to get it: asked for with every request, where it does not last as long as a job may. Asked with
-the one that the service refused before its time, or with nothing."""
+"""A secret, or a function that returns it, called with every request, for a secret that may expire before the job ends.
+Its argument is the secret that the service just refused, or empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class EgressRule:
-    """A way out of a shell, as data: open only while a tool of the job that brought it runs."""
+    """Network access of a shell to one upstream, open only while a tool of the job that brought it runs."""
 
     name: str
     """Lower case, and unique within an integration."""
@@ -23,31 +23,31 @@ class EgressRule:
     """Allowed with everything below them; with git, repositories."""
     methods: tuple[str, ...] = ("GET", "HEAD")
     git_push: tuple[str, ...] | None = None
-    """Patterns of full ref names that may be pushed, where git is spoken; None where it is not."""
+    """Patterns of full ref names that git may push; None when the upstream is not git."""
     git_objections: Callable[[Sequence[str]], Awaitable[Mapping[str, str]]] | None = field(
         default=None, repr=False
     )
-    """Asked about the full ref names of each push that is allowed otherwise: why those that may not be changed
-    are not. While it raises, nothing is pushed."""
+    """Called with the full ref names of each push that `git_push` allows. Returns the refs that must not change, with
+    the reason. When it raises, nothing is pushed."""
     git_commit_objections: Callable[[Sequence[str]], Awaitable[Mapping[str, str]]] | None = field(
         default=None, repr=False
     )
-    """Asked about commits that a fetch wants by their numbers and that no branch or tag names: why those that may
-    not be read are not. Without it none may; while it raises, none is."""
+    """Called with commits that a fetch wants by hash and that no branch or tag names. Returns the commits that must not
+    be read, with the reason. Without it, or when it raises, none may be read."""
     allow_private: bool = False
     """Whether the upstream may be on a private network."""
     keep: str = ""
-    """With git: what its first repository is kept under for later clones by jobs of the same connection. It names
-    the repository for ever, not as it is called now; empty for not at all."""
+    """With git: the stable id under which the first repository is cached for later clones by jobs of the same
+    connection; empty for no cache."""
     moved: Callable[[], Awaitable[Sequence[str]]] | None = field(default=None, repr=False)
-    """Asked when the upstream sends a request to another path: where `paths` are now. These are allowed then, too."""
+    """Called when the upstream redirects a request: returns where `paths` are now. These are then allowed, too."""
     password: Password = field(default="", repr=False)
-    """Instead of the equipment's, where one way out may do less than another. Never enters the shell."""
+    """Replaces `ShellAccess.password` for this rule. Never enters the shell."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShellAccess:
-    """What a job brings into its shell: files, and ways out whose credential is added outside."""
+    """What a job brings into its shell: files, and rules whose credential is added outside the shell."""
 
     rules: tuple[EgressRule, ...] = ()
     user: str = ""
@@ -56,4 +56,4 @@ class ShellAccess:
     files: Mapping[str, bytes] = field(default_factory=dict)
     """By path below the shell's home."""
     setup: str = ""
-    """A command to run in the shell before the job's first."""
+    """A command that runs in the shell before the job's first."""

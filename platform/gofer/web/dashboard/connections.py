@@ -43,7 +43,7 @@ async def index(request: Request) -> Response:
     registry = platform_of(request).registry
     checks: Checks = request.app.state.checks
     offered = [
-        {"name": name, "summary": each.summary, "sign_up": offers_sign_up(each)}
+        {"name": name, "summary": each.summary, "sign_up": each.can_sign_up}
         for name, each in sorted(registry.integrations.items())
     ]
     broken = [{"name": name, "why": why} for name, why in sorted(registry.broken.items())]
@@ -125,11 +125,6 @@ def _steps(integration: str, hook: str, public: bool) -> list[str]:
         ],
     }
     return steps.get(integration, [f"Have the service post to {hook}", "Press Test."])
-
-
-def offers_sign_up(integration: Integration) -> bool:
-    """Whether its accounts can be made in one click."""
-    return type(integration).sign_up is not Integration.sign_up
 
 
 _PLAIN = ("string", "integer", "number")
@@ -223,7 +218,7 @@ async def new(request: Request) -> Response:
         request,
         "connection_new.html",
         integration={"name": integration.name, "summary": integration.summary},
-        sign_up=offers_sign_up(integration),
+        sign_up=integration.can_sign_up,
         fields=_typed_over(request, fields_of(integration, {})),
         needs=_needs(integration, []),
     )
