@@ -15,13 +15,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gofer.errors import Permanent, Temporary
 from gofer.integration import Admission, ConnectionContext, File, Incoming, TrustLevel, Unread
-from gofer_github import markdown, marks, rules
+from gofer_github import markdown, marks, workflows
 from gofer_github.access import READ, Access, moment
 from gofer_github.client import Client, DefaultBranch, is_missing, login_of
 from gofer_github.place import Place
-from gofer_github.rules import Rule
 from gofer_github.settings import PUBLIC, Settings, Trigger
-from gofer_github.workflows import chosen
+from gofer_github.workflows import Rule, chosen
 
 MAY_WRITE = frozenset({"write", "maintain", "admin"})
 ALLOWED = "an allowed bot"
@@ -55,13 +54,17 @@ async def admit(unread: Unread, account: ConnectionContext, access: Access) -> A
     client = await access.to(account, place.repository, READ)
     if message.trigger == "check":
         return await _admit_check(message, client, place, account)
-    if message.trigger == rules.TRIGGER and message.addressed:
+    if message.trigger == workflows.RULE_TRIGGER and message.addressed:
         permission = await _patiently(_permission(message, client, place, settings))
         return await _admit_by_rule(message, unread.known_as, permission, client, account)
     permission = await _permission(message, client, place, settings)
     if permission not in MEMBERS:
-        asked = replace(message, trigger=rules.TRIGGER)
-        if message.addressed and message.facts.get("occasion") and rules.TRIGGER in settings.triggers:
+        asked = replace(message, trigger=workflows.RULE_TRIGGER)
+        if (
+            message.addressed
+            and message.facts.get("occasion")
+            and workflows.RULE_TRIGGER in settings.triggers
+        ):
             # What strangers ask for does not count; that they opened something may, like anybody's doing.
             by_rule = await _admit_by_rule(asked, unread.known_as, permission, client, account)
             if by_rule.trust == "member":
@@ -111,7 +114,7 @@ async def _admit_by_rule(
     about = {**message.facts, "workflow": rule.workflow, "login": ""}
     wanted = replace(
         message,
-        author=rules.AUTHOR,
+        author=workflows.RULE_AUTHOR,
         text=f"A rule in {CONFIG} asks for this ({rule.workflow}), on {message.facts.get('occasion')}.",
         quoted=str(message.facts.get("subject") or message.text),
         quote_is_ours=permission in MAY_WRITE and bool(message.facts.get("subject_is_senders")),

@@ -19,7 +19,7 @@ from gofer_github import markdown, marks, reviews
 from gofer_github.access import LOGS, OPEN_PULL, READ, STATUSES, WRITE, Access, moment
 from gofer_github.client import Client, login_of
 from gofer_github.repository_access import RULE, acting_commits, branches, checkout
-from gofer_github.review_tools import ReviewTools
+from gofer_github.reviews import ReviewTools
 from gofer_github.scope import Scope
 from gofer_github.tool_arguments import (
     About,

@@ -9,7 +9,7 @@ from typing import Any
 
 from gofer.errors import Malformed
 from gofer.integration import COMMANDS, Author, ConnectionContext, Incoming, Parsed, Payload, Request
-from gofer_github import delegated_tools, markdown, marks, reviews, rules
+from gofer_github import delegated_tools, markdown, marks, reviews, workflows
 from gofer_github.place import Place, Repository, is_repository
 from gofer_github.settings import Settings
 from gofer_github.triggers import NOT_AT_ALL, spoken
@@ -118,7 +118,7 @@ def _message(
         return said
     if _is_ours(account, payload, repository, said.text):
         return "our own words"
-    if said.trigger == rules.TRIGGER and (told := _no_rule(payload, settings, said, login)):
+    if said.trigger == workflows.RULE_TRIGGER and (told := _no_rule(payload, settings, said, login)):
         return told
     return _incoming(kind, payload, account, repository, said)
 
@@ -126,7 +126,7 @@ def _message(
 def _no_rule(payload: Payload, settings: Settings, said: _Said, login: str) -> str:
     """Why no rule is for something; empty when one may be. With a plain token its owner and we have the same login, so
     what may be our doing counts as such: a rule that pushes or labels must not set itself off."""
-    if rules.TRIGGER not in settings.triggers:
+    if workflows.RULE_TRIGGER not in settings.triggers:
         return "rules are not listened to"
     branch = payload.child("pull_request").child("head").text("ref")
     ours = said.facts["occasion"] == "label" or branch.startswith(settings.branch_prefix)
@@ -179,7 +179,7 @@ def _said(kind: str, action: str, payload: Payload, settings: Settings, delivery
     match kind, action:
         case (("issues" | "pull_request"), "opened"):
             facts = {"occasion": "opened", "draft": bool(_subject(payload).value.get("draft"))}
-            return replace(_opened(_subject(payload)), otherwise=rules.TRIGGER, facts=facts)
+            return replace(_opened(_subject(payload)), otherwise=workflows.RULE_TRIGGER, facts=facts)
         case "pull_request", ("ready_for_review" | "synchronize"):
             return _changed(action, payload, delivery)
         case "issue_comment", "created":
@@ -250,7 +250,7 @@ def _changed(action: str, payload: Payload, delivery: str) -> _Said:
     did = "marked this pull request as ready for review" if occasion == "opened" else f"pushed {sha}"
     return _Said(
         f"({markdown.line(payload.child('sender').text('login'), 60)} {did}.)", f"{action}-{delivery}",
-        trigger=rules.TRIGGER, facts={"occasion": occasion},
+        trigger=workflows.RULE_TRIGGER, facts={"occasion": occasion},
     )  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def _gesture(action: str, payload: Payload, settings: Settings, delivery: str) -
             sent = markdown.line(payload.child("sender").text("login"), 60)
             said = f"({sent} put the label {markdown.line(name, 60)} on this.)"
             facts = {"occasion": "label", "label": markdown.line(name, 60)}
-            return _Said(said, f"label-{delivery}", trigger=rules.TRIGGER, facts=facts)
+            return _Said(said, f"label-{delivery}", trigger=workflows.RULE_TRIGGER, facts=facts)
     elif not (who and settings.is_us(who)):
         return "a person that is not us"
     trigger = {"labeled": "label", "assigned": "assignment", "review_requested": "review_request"}[action]
@@ -297,7 +297,7 @@ def _incoming(
     words = spoken(_titled(said.title, said.text), settings.handle) if not said.trigger else NOT_AT_ALL
     trigger = said.trigger or words.trigger or said.otherwise
     command = words.command if words.command in _COMMANDS else ""
-    ruled = trigger == rules.TRIGGER
+    ruled = trigger == workflows.RULE_TRIGGER
     return Incoming(
         conversation=f"{repository}#{number}",
         author=Author(str(sender.required_number("id")), sender.text("login"), _is_bot(sender)),

@@ -1,6 +1,7 @@
-"""Workflows: what kind of request gets which instructions and tools. Data, one file each.
+"""Workflows: instructions, tools and limits for a kind of request, one TOML file each. Rules start them unasked.
 
-A user's own files, in the folder that the setting `workflows` names, come before those that ship with Gofer.
+The user's own files, in the folder of the setting `workflows`, come before those that ship with Gofer. A repository's
+rules are in its `.gofer.toml`.
 """
 
 from __future__ import annotations
@@ -8,18 +9,19 @@ from __future__ import annotations
 import tomllib
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from gofer.errors import Permanent
-from gofer.integration import Incoming
+from gofer.integration import Author, Incoming
 from gofer_github.settings import Settings
 
 SHIPPED = Path(__file__).parent / "workflows"
 
 
 class Limits(BaseModel):
-    """What a run may use at most, beside the agent's own limits."""
+    """Limits of a run, in addition to the agent's own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -30,7 +32,7 @@ class Limits(BaseModel):
 
 
 class Workflow(BaseModel):
-    """One of them. It is for a request that fits `kinds` and, where they are given, `words` or `triggers`."""
+    """One workflow. It is for requests that match `kinds` and, if given, `words` or `triggers`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,12 +43,12 @@ class Workflow(BaseModel):
     triggers: tuple[str, ...] = ()
     instructions: str
     tools: tuple[str, ...] = ("*",)
-    """Which of GitHub's tools the run has."""
+    """The GitHub tools that the run has."""
     may_push: bool = True
     limits: Limits = Limits()
 
     def fits(self, message: Incoming) -> bool:
-        """Whether a request is of this sort. One that names its workflow has no other."""
+        """Whether a request matches. A request that names a workflow matches no other."""
         if message.kind not in self.kinds:
             return False
         if named := message.facts.get("workflow"):
@@ -56,7 +58,7 @@ class Workflow(BaseModel):
 
 
 def chosen(message: Incoming, settings: Settings) -> Workflow:
-    """The first that fits."""
+    """The first workflow that matches."""
     folders = [Path(settings.workflows)] if settings.workflows else []
     for folder in [*folders, SHIPPED]:
         for path in sorted(folder.glob("*.toml")):
@@ -73,4 +75,41 @@ def _load(path: Path, changed: float) -> Workflow:
     try:
         return Workflow.model_validate({"name": name, **tomllib.loads(path.read_text("utf-8"))})
     except (tomllib.TOMLDecodeError, ValidationError) as error:
-        raise Permanent(f"{path.name} is no workflow: {error}", reason="workflow") from None
+        raise Permanent(f"{path.name} is not a workflow: {error}", reason="workflow") from None
+
+
+RULE_TRIGGER = "rule"
+RULE_AUTHOR = Author("rules", "a rule of this repository", is_bot=True)
+"""The author of a rule's request: the maintainers, who wrote the rule, not the person whose action started it."""
+Occasion = Literal["opened", "synchronize", "label"]
+
+
+class Rule(BaseModel):
+    """Which workflow starts on which occasions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    on: tuple[Occasion, ...] = Field(min_length=1)
+    workflow: str = Field(min_length=1, max_length=60)
+    kinds: tuple[Literal["issue", "pull"], ...] = ("issue", "pull")
+    label: str = Field(default="", max_length=50)
+    drafts: bool = False
+    """Whether draft pull requests count."""
+    from_anyone: bool = False
+    """Whether anyone can start it; otherwise only people who may write to the repository."""
+    instructions: str = Field(default="", max_length=4000)
+
+    @model_validator(mode="after")
+    def _has_its_label(self) -> Rule:
+        if ("label" in self.on) != bool(self.label):
+            raise ValueError("a rule has a label if, and only if, it is on label")
+        return self
+
+    def fits(self, message: Incoming) -> bool:
+        """Whether the rule is for this event."""
+        facts = message.facts
+        if facts.get("occasion") not in self.on or message.kind not in self.kinds:
+            return False
+        if facts.get("occasion") == "label" and str(facts.get("label", "")).lower() != self.label.lower():
+            return False
+        return self.drafts or not facts.get("draft")

@@ -7,25 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import httpx2
 
-from gofer_standins import task
-from gofer_standins.anthropic import Anthropic
-from gofer_standins.github.scene import issue_to_pull
+from gofer_standins.anthropic import Anthropic, Reply, call, calls, say
+from gofer_standins.github import GitHubService, git
 from gofer_standins.hello import Fault, HelloService
 from gofer_standins.instance import Instance, throw_away
 from gofer_standins.loopback import serve
-from gofer_standins.telegram.scene import from_the_phone
+from gofer_standins.telegram import Chat, Telegram
+
+REPLY_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that happened, and whether it was what should happen."""
+    """One thing that happened, and whether it should have."""
 
     what: str
     ok: bool
@@ -35,14 +38,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What scenes play on."""
+    """What a scene works with."""
 
     instance: Instance
     http: httpx2.AsyncClient
     hello: HelloService
     connection: str
     model: Anthropic
-    """A stand-in for a model's provider, with a script."""
+    """A stand-in for the model provider, with a script."""
 
     async def post(self, body: bytes, headers: dict[str, str]) -> httpx2.Response:
         """A webhook over HTTP."""
@@ -124,31 +127,152 @@ async def a_lost_answer(stage: Stage) -> AsyncIterator[Step]:
     yield watch.step("looked before sending again", once, f"{len(found)} reply in the service's ledger")
 
 
-async def an_issue(stage: Stage) -> AsyncIterator[Step]:
-    """A request on a GitHub issue becomes a draft pull request."""
-    watch = Watch()
-    async for what, ok, detail in issue_to_pull(stage.instance):
-        yield watch.step(what, ok, detail)
-
-
 async def a_phone(stage: Stage) -> AsyncIterator[Step]:
-    """A person on Telegram is paired, asks, and is answered."""
+    """A person on Telegram pairs with a code, asks, and is answered in the chat."""
     watch = Watch()
-    async for what, ok, detail in from_the_phone(stage.instance):
-        yield watch.step(what, ok, detail)
+    async with Telegram() as telegram:
+        made = await stage.instance.ask(
+            "POST",
+            "/connections",
+            json={
+                "integration": "telegram",
+                "name": "demo",
+                "settings": {"api_url": telegram.url},
+                "secrets": {"token": telegram.token},
+            },
+        )
+        found = re.search(r"start=([A-Z0-9]{8})", str(made.get("invitation", "")))
+        yield watch.step("bot connected by its token, pairing code made", found is not None)
+        ann = telegram.world.add_person("Ann")
+        chat = telegram.world.private(ann)
+        telegram.phones.say(ann, chat, f"/start {found.group(1) if found else ''}")
+        said = await _answers(telegram, chat, 1)
+        yield watch.step("paired from the phone", "owner" in said, said)
+        telegram.phones.say(ann, chat, "$ echo hello from the sandbox")
+        said = await _answers(telegram, chat, 2)
+        yield watch.step("asked and answered in the chat", "hello from the sandbox" in said, said)
+        # The stand-in ends with this scene: nothing may poll it afterwards.
+        await stage.instance.ask("PATCH", f"/connections/{made['connection']['id']}", json={"enabled": False})
+
+
+async def _answers(telegram: Telegram, chat: Chat, count: int) -> str:
+    """The last of so many answers, once it is whole."""
+
+    def whole() -> bool:
+        said = telegram.said(chat)
+        return len(said) >= count and not any(text.endswith(" …") for text in said)
+
+    try:
+        await telegram.until(whole, within=REPLY_TIMEOUT)
+    except (AssertionError, TimeoutError):
+        return "no answer came"
+    return telegram.said(chat)[-1]
+
+
+REQUEST = """@gofer please fix this
+$tool github_checkout {}
+$ cd ~/repo && sed -i 's/helo/hello/' greeting.txt && git commit -qam 'Spell the greeting right'
+$ cd ~/repo && git push -q origin HEAD 2>&1
+$tool github_open_pull {"title": "Spell the greeting right", "changed": "One letter more.", "why": "It was missing.", \
+"tested": "Read it aloud.", "uncertain": "Nothing."}"""
+
+
+async def an_issue(stage: Stage) -> AsyncIterator[Step]:
+    """A request on a GitHub issue becomes a draft pull request whose diff was made in the sandbox."""
+    watch = Watch()
+    async with GitHubService().open() as github:
+        app, key = github.create_app()
+        repository = github.create_repository("acme/greeter", {"greeting.txt": "helo\n"}, ada="write")
+        github.install(app, "acme/greeter")
+        settings = {"api_url": github.api_url, "web_url": github.url, "app_id": app.id, "handle": app.slug}
+        settings["poll_every"] = 0.2
+        made = await stage.instance.ask(
+            "POST",
+            "/connections",
+            json={
+                "integration": "github",
+                "name": "demo",
+                "settings": {**settings, "login": app.user.login},
+                "secrets": {"private_key": key, "webhook_secret": app.webhook_secret},
+            },
+        )
+        app.hook_url = f"{stage.instance.url}/hooks/{made['connection']['id']}"
+        issue = await github.open_issue("mallory", repository, "The greeting is misspelt", "It says helo.")
+        await github.comment("ada", repository, issue.number, REQUEST)
+        accepted = [one.status_code for one in github.world.deliveries] == [200, 200]
+        detail = "a stranger's issue, and a maintainer's request"
+        yield watch.step("signed webhooks acknowledged", accepted, detail)
+        replies = [one for one in repository.comments.values() if one.user.login == app.user.login]
+        deadline = time.monotonic() + REPLY_TIMEOUT
+        while time.monotonic() < deadline and not any("Opened the draft" in one.body for one in replies):
+            await asyncio.sleep(0.05)
+            replies = [one for one in repository.comments.values() if one.user.login == app.user.login]
+        pulls = [one for one in repository.issues.values() if one.head]
+        well = len(replies) == 1 and len(pulls) == 1 and pulls[0].draft
+        detail = f"{len(replies)} comment, {len(pulls)} draft pull request"
+        if not well:
+            detail = replies[-1].body[-300:] if replies else "no comment came"
+        yield watch.step("one comment, one draft pull request", well, detail)
+        if pulls:
+            diff = git.run(repository.path, "diff", "-U0", f"main...{pulls[0].head}").splitlines()[-2:]
+            yield watch.step("its diff was made in the sandbox", diff == ["-helo", "+hello"], " ".join(diff))
+        dead = not [one for one in github.world.minted if one.permissions.get("contents") == "write" and
+                    one.value in github.world.tokens]  # fmt: skip
+        # The stand-in ends with this scene: nothing may poll it afterwards.
+        await stage.instance.ask("PATCH", f"/connections/{made['connection']['id']}", json={"enabled": False})
+        yield watch.step("the tokens with which it could write are revoked", dead)
+
+
+MODEL_KEY = "rehearsal-key-of-the-demo"
+TASK = "Write a program that prints the first twelve primes, run it, and tell me their sum."
+
+PROGRAM = """n=1 count=0 sum=0
+while ((count < 12)); do
+  ((n += 1)); prime=1
+  for ((d = 2; d * d <= n; d++)); do ((n % d)) || prime=0; done
+  ((prime)) && { printf '%s ' "$n"; ((count += 1, sum += n)); }
+done
+echo; echo "sum $sum"
+"""
+TASK_RESULT = "sum 197"
+"""What the program prints and the script does not know."""
+
+
+def _model_turn(request: Mapping[str, Any]) -> Reply:
+    """The next turn, by how many answers the transcript has."""
+    turn = sum(1 for message in request["messages"] if message["role"] == "assistant")
+    if turn == 0:
+        writing = call("write", path="primes.sh", content=PROGRAM)
+        return say("I shall write it first.", writing, call("ls", path="."))
+    if turn == 1:
+        return calls(call("bash", command="bash primes.sh"))
+    return say(f"Done. The shell printed:\n```\n{_printed(request)}\n```")
+
+
+def _printed(request: Mapping[str, Any]) -> str:
+    """The last command's output, as the request brought it back."""
+    for message in reversed(request["messages"]):
+        for block in message["content"]:
+            if block["type"] == "tool_result":
+                content = block["content"]
+                text = (
+                    content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+                )
+                return text.strip()
+    return ""
 
 
 async def a_real_task(stage: Stage) -> AsyncIterator[Step]:
     """A model gets a key, and works on a task with tools in a real shell."""
     watch = Watch()
-    await stage.instance.ask("PUT", "/secrets", json={"name": "anthropic_key", "value": task.KEY})
+    await stage.instance.ask("PUT", "/secrets", json={"name": "anthropic_key", "value": MODEL_KEY})
     yield watch.step("model key put into the vault, without a restart", True)
-    answer = await stage.send("m6", "bench", task.ASK)
+    answer = await stage.send("m6", "bench", TASK)
     yield watch.step("task acknowledged", answer.json() == {"result": "accepted"})
     settled = await _until_quiet(stage)
     replies = [reply for reply in stage.hello.ledger if reply.to == "m6"]
     told = replies[0].text if replies else "no reply came"
-    turns, well = len(stage.model.received), settled and len(replies) == 1 and task.SUM in told
+    turns, well = len(stage.model.received), settled and len(replies) == 1 and TASK_RESULT in told
     yield watch.step(f"answered with what the shell printed, after {turns} model calls", well, told)
     yield watch.step("every request to the model was valid", not stage.model.refused)
 
@@ -179,7 +303,7 @@ async def play() -> AsyncIterator[tuple[str, Step]]:
 @contextlib.asynccontextmanager
 async def _stage() -> AsyncIterator[Stage]:
     hello = HelloService(signing_key=secrets.token_urlsafe(32))
-    model = Anthropic(task.script, key=task.KEY)
+    model = Anthropic(_model_turn, key=MODEL_KEY)
     async with (
         hello.open(),
         serve(model.app) as provider,
@@ -210,9 +334,9 @@ async def _reckoning(stage: Stage) -> AsyncIterator[Step]:
     yield watch.step("every reply exactly once in the service's ledger", once, f"{len(keys)} replies")
 
 
-async def _until_quiet(stage: Stage, patience: float = 60) -> bool:
-    """Wait until no job is open; False when one is dead or still open after that."""
-    deadline = time.monotonic() + patience
+async def _until_quiet(stage: Stage) -> bool:
+    """Wait until no job is open. Return False when a job is dead, or still open at the end."""
+    deadline = time.monotonic() + REPLY_TIMEOUT
     while time.monotonic() < deadline:
         jobs = (await stage.instance.ask("GET", "/status"))["jobs"]
         if not jobs or set(jobs) == {"dead"}:

@@ -13,8 +13,7 @@ from contract.case import Case
 from gofer.integration import ConnectionContext, Request
 from gofer.vault.secret import Secret
 from gofer_standins.telegram import TOKEN, Chat, Telegram
-from gofer_telegram import integration
-from gofer_telegram.integration import SECRET_HEADER
+from gofer_telegram import SECRET_HEADER, integration
 from gofer_telegram.settings import Settings
 from telegram.captured import NAME, update
 

@@ -13,7 +13,7 @@ import pytest
 
 from gofer.store.tables import deliveries, jobs, messages
 from gofer_standins.telegram import Telegram
-from gofer_telegram.integration import SECRET_HEADER
+from gofer_telegram import SECRET_HEADER
 from telegram.captured import UPDATES, message
 from telegram.captured import update as update_of
 from telegram.house import House, open_house

@@ -19,8 +19,7 @@ from contract.case import Case
 from gofer.integration import ConnectionContext, Request, sign_body
 from gofer.vault.secret import Secret
 from gofer_standins import loopback
-from gofer_webchat import integration
-from gofer_webchat.integration import SIGNATURE
+from gofer_webchat import SIGNATURE, integration
 
 KEY = "a-signing-key-of-the-tests"
 

@@ -26,9 +26,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from gofer_standins.github import api, git, shapes
-from gofer_standins.github.across import Across
+from gofer_standins.github.api import OtherEndpoints
 from gofer_standins.github.apps import Apps, new_key
-from gofer_standins.github.door import Fault, Limits, Refusal, repository_for, token_of
+from gofer_standins.github.auth import Fault, Limits, Refusal, repository_for, token_of
 from gofer_standins.github.world import (
     App,
     CheckRun,
@@ -80,7 +80,7 @@ class GitHubService:
         self.limits = Limits()
         self._telling: set[asyncio.Task[Any]] = set()
         self._apps = Apps(self.world, self._redeliver, self.app_page)
-        self._across = Across(self.world)
+        self._across = OtherEndpoints(self.world)
 
     def app_page(self, slug: str) -> str:
         """Where people see an App."""

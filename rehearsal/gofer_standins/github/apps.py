@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from gofer_standins.github import shapes
-from gofer_standins.github.door import ORDER, Refusal, app_of, token_of
+from gofer_standins.github.auth import ORDER, Refusal, app_of, token_of
 from gofer_standins.github.world import App, Delivery, Installation, World, stamp
 
 MANIFEST = {

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from gofer_standins.github.door import Refusal, repository_for, token_of
+from gofer_standins.github.auth import Refusal, repository_for, token_of
 from gofer_standins.github.world import Repository, World
 
 # GitHub refuses this to Apps without the permission `workflows`; so does every repository here.

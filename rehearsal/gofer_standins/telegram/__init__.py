@@ -23,9 +23,8 @@ from starlette.types import Receive, Scope, Send
 
 from gofer_standins.loopback import serve
 from gofer_standins.telegram.api import Methods, Upload
-from gofer_standins.telegram.limits import Limits
 from gofer_standins.telegram.people import Phones
-from gofer_standins.telegram.rules import ApiError, bad
+from gofer_standins.telegram.rules import ApiError, Limits, bad
 from gofer_standins.telegram.updates import Updates
 from gofer_standins.telegram.world import Call, Chat, Message, Person, World
 

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gofer_standins.telegram.limits import Limits
 from gofer_standins.telegram.rules import (
     ACTIONS,
     CAPTION_LIMIT,
     REACTIONS,
     ApiError,
+    Limits,
     bad,
     checked_commands,
     checked_markup,
@@ -228,12 +228,8 @@ class Methods:
         reply_parameters: Any = None,
         disable_notification: bool = False,
     ) -> Message:
-        chat = self._world.writable(chat_id, message_thread_id)
-        if not isinstance(document, Upload) or not document.content:
-            raise bad("file must be non-empty")
-        words, marked = _caption(caption, caption_entities)
-        content = {"document": self._document(document), **_some(caption=words, caption_entities=marked)}
-        return self._say(chat, message_thread_id, reply_parameters, disable_notification, content)
+        about = (caption, caption_entities, reply_parameters, disable_notification)
+        return self._send_medium(chat_id, message_thread_id, "document", document, *about)
 
     def send_photo(
         self,
@@ -245,36 +241,37 @@ class Methods:
         reply_parameters: Any = None,
         disable_notification: bool = False,
     ) -> Message:
-        chat = self._world.writable(chat_id, message_thread_id)
-        words, marked = _caption(caption, caption_entities)
-        content = {"photo": self._medium("photo", photo), **_some(caption=words, caption_entities=marked)}
-        return self._say(chat, message_thread_id, reply_parameters, disable_notification, content)
+        about = (caption, caption_entities, reply_parameters, disable_notification)
+        return self._send_medium(chat_id, message_thread_id, "photo", photo, *about)
 
     def send_animation(
         self, chat_id: Any, animation: Any, caption: Any = None, message_thread_id: Any = None
     ) -> Message:
-        return self._play(chat_id, message_thread_id, "animation", animation, caption)
+        return self._send_medium(chat_id, message_thread_id, "animation", animation, caption)
 
     def send_video(
         self, chat_id: Any, video: Any, caption: Any = None, message_thread_id: Any = None
     ) -> Message:
-        return self._play(chat_id, message_thread_id, "video", video, caption)
+        return self._send_medium(chat_id, message_thread_id, "video", video, caption)
 
     def send_audio(
         self, chat_id: Any, audio: Any, caption: Any = None, message_thread_id: Any = None
     ) -> Message:
-        return self._play(chat_id, message_thread_id, "audio", audio, caption)
+        return self._send_medium(chat_id, message_thread_id, "audio", audio, caption)
 
     def send_voice(
         self, chat_id: Any, voice: Any, caption: Any = None, message_thread_id: Any = None
     ) -> Message:
-        return self._play(chat_id, message_thread_id, "voice", voice, caption)
+        return self._send_medium(chat_id, message_thread_id, "voice", voice, caption)
 
-    def _play(self, chat_id: Any, thread: Any, kind: str, upload: Any, caption: Any) -> Message:
+    def _send_medium(
+        self, chat_id: Any, thread: Any, kind: str, upload: Any, caption: Any, *about: Any
+    ) -> Message:
+        entities, reply, silent = about or (None, None, False)
         chat = self._world.writable(chat_id, thread)
-        words, marked = _caption(caption, None)
+        words, marked = _caption(caption, entities)
         content = {kind: self._medium(kind, upload), **_some(caption=words, caption_entities=marked)}
-        return self._say(chat, thread, None, False, content)
+        return self._say(chat, thread, reply, silent, content)
 
     def _medium(self, kind: str, upload: Any) -> Any:
         """A file as what it is sent as, if it is that."""
