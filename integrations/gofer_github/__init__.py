@@ -149,7 +149,7 @@ class GitHub(Integration):
         return (errand_tool(self._access, account, subject),)
 
     async def shell_access(self, message: Incoming, account: ConnectionContext) -> ShellAccess:
-        return await repository_access.equip(self._access, account, message)
+        return await repository_access.shell_access(self._access, account, message)
 
     def _turn(self, account: ConnectionContext, conversation: str) -> asyncio.Lock:
         """One writer of a place's sticky comment at a time, so that late progress never covers an answer."""

@@ -1,4 +1,4 @@
-"""Who we are to GitHub: an App that mints a token for one repository and one purpose, or a plain token."""
+"""Credentials for GitHub: an App that mints a token per repository and purpose, or a plain token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from gofer.errors import Permanent, ServiceError, Unset
 from gofer.integration import ConnectionContext, JobScope
-from gofer_github.client import PATIENCE, Branches, Client, RateLimit, is_missing
+from gofer_github.client import MAX_SHORT_WAIT, Branches, Client, RateLimit, is_missing
 from gofer_github.place import Repository
 from gofer_github.settings import Settings
 
@@ -42,12 +42,12 @@ GIT: Permissions = MappingProxyType({"metadata": "read", "contents": "write"})
 GIT_READ: Permissions = MappingProxyType({"metadata": "read", "contents": "read"})
 
 REUSE = 300.0
-"""Seconds for which what is done beside the jobs uses the same tokens; then they are ended."""
+"""Seconds for which work outside jobs shares its tokens; then they are revoked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """An App's private key, read."""
+    """An App's parsed private key."""
 
     digest: bytes
     key: RSAPrivateKey
@@ -69,7 +69,7 @@ def _read_key(pem: bytes) -> RSAPrivateKey:
 
 
 class Access:
-    """Clients and tokens of one connection. What it keeps is a cache and may be lost at any time."""
+    """Clients and tokens of connections. Its state is a cache and may be lost at any time."""
 
     def __init__(self, reuse: float = REUSE) -> None:
         self._reuse = reuse
@@ -82,7 +82,7 @@ class Access:
         self._branches: dict[tuple[str, str], Branches] = {}
 
     def as_app(self, account: ConnectionContext) -> Client:
-        """The App itself; it can mint tokens and list deliveries, and touch no repository."""
+        """A client as the App itself, which can mint tokens and list deliveries but not touch a repository."""
         from github.Auth import AppAuth
 
         settings = Settings.model_validate(account.settings)
@@ -97,7 +97,7 @@ class Access:
             ) from None
 
     def _signer(self, account: ConnectionContext) -> Signer:
-        """Reading a key takes fifty times as long as signing with it, so it is kept while it stays the same."""
+        """The parsed key, cached while it stays the same: parsing takes fifty times as long as signing."""
         pem = account.secret("private_key").encode()
         digest = hashlib.sha256(pem).digest()
         kept = self._signers.get(account.id)
@@ -106,7 +106,7 @@ class Access:
         return kept
 
     async def to(self, account: ConnectionContext, repository: str, permissions: Permissions) -> Client:
-        """A client that can do just this in one repository."""
+        """A client with just these permissions in one repository."""
         from github.Auth import Token as TokenAuth
 
         async def renewed() -> TokenAuth:
@@ -117,7 +117,7 @@ class Access:
         renew = renewed if settings.app_id is not None else None
         limit = self._limit(account, repository.partition("/")[0])
         # A run can wait a moment; whoever else asks is tried again by the job it belongs to.
-        patience = PATIENCE if account.job is not None else 0
+        patience = MAX_SHORT_WAIT if account.job is not None else 0
         branches = self._branches.setdefault((account.id, settings.api_url), {})
         return Client(
             settings.api_url, TokenAuth(token), renew, limit=limit, patience=patience, branches=branches
@@ -131,7 +131,7 @@ class Access:
 
     @contextlib.asynccontextmanager
     async def to_installation(self, account: ConnectionContext, installation: int) -> AsyncIterator[Client]:
-        """A client that can see what an installation consists of now, and no more."""
+        """A client that can list an installation's repositories, and no more."""
         from github.Auth import Token as TokenAuth
 
         token = (await _minted(self.as_app(account), installation, {"permissions": dict(LOOK)})).value
@@ -142,7 +142,7 @@ class Access:
                 await self._revoke(account, token)
 
     async def own_number(self, account: ConnectionContext, client: Client) -> int:
-        """The number of the account we write as: GitHub knows a commit's author by it. 0 when it cannot be had."""
+        """The id of the account we write as, by which GitHub links a commit's author; 0 when unknown."""
         login = Settings.model_validate(account.settings).login
         if login and login not in self._numbers:
             try:
@@ -154,7 +154,7 @@ class Access:
     async def token(
         self, account: ConnectionContext, repository: str, permissions: Permissions, refused: str = ""
     ) -> str:
-        """A token for one repository with no more than these permissions: the job's own, where there is a job."""
+        """A token for one repository with just these permissions; the job's own, when there is a job."""
         if Settings.model_validate(account.settings).app_id is None:
             return self._plain(account)
         named = Repository.known(repository)
@@ -173,8 +173,8 @@ class Access:
         return kept
 
     async def _end(self, account: ConnectionContext) -> None:
-        """End the tokens that were minted for a job, or beside all of them. Who still uses one of the latter gets
-        another when GitHub refuses it."""
+        """Revoke the tokens of a job, or those used outside jobs. Whoever still uses one of the latter gets a new one
+        when GitHub refuses it."""
         await self._tokens.pop((account.id, account.job)).end(partial(self._revoke, account))
 
     def _end_soon(self, account: ConnectionContext) -> None:
@@ -238,7 +238,7 @@ async def _minted(app: Client, installation: int, wanted: dict[str, Any]) -> Tok
 
 
 def moment(text: str) -> float:
-    """GitHub's way of writing a time, in seconds; 0 when it is none."""
+    """A GitHub timestamp in seconds; 0 when it is not one."""
     try:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     except ValueError:
@@ -246,19 +246,19 @@ def moment(text: str) -> float:
 
 
 NEARLY_OVER = 300.0
-"""Seconds before its end from which on a token is not begun with: a clone may take that long."""
+"""A token with less than so many seconds left is not used: a clone may take that long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One that GitHub minted, and when it ends by itself."""
+    """A minted token, and when it expires."""
 
     value: str = field(repr=False)
     until: float = math.inf
 
 
 class Tokens:
-    """Those of one job, or of what is done beside the jobs for a few minutes."""
+    """The tokens of one job, or of a few minutes of work outside jobs."""
 
     def __init__(self) -> None:
         self._latest: dict[Hashable, asyncio.Task[Token]] = {}
@@ -267,7 +267,7 @@ class Tokens:
     async def get(
         self, what: Hashable, mint: Callable[[], Coroutine[Any, Any, Token]], refused: str = ""
     ) -> str:
-        """The token for this; another than the one that GitHub refused, or that is nearly over."""
+        """The token for this; a new one when GitHub refused it or it is about to expire."""
         minting = self._latest.get(what)
         if minting is None or _is_useless(minting, refused):
             minting = self._latest[what] = asyncio.create_task(mint())
@@ -276,7 +276,7 @@ class Tokens:
         return (await asyncio.shield(minting)).value
 
     async def end(self, revoke: Callable[[str], Awaitable[None]]) -> None:
-        """Revoke all of them, those that are still being minted too; raises when GitHub would not."""
+        """Revoke all of them, also those still being minted; raises when GitHub refuses."""
         minted = await asyncio.gather(*self._minted, return_exceptions=True)
         values = [one.value for one in minted if isinstance(one, Token)]
         for failed in await asyncio.gather(*map(revoke, values), return_exceptions=True):
@@ -294,5 +294,5 @@ def _is_useless(minting: asyncio.Task[Token], refused: str) -> bool:
 
 
 def _is_over(error: BaseException) -> bool:
-    """Whether the token had ended before: GitHub ends them after an hour, and with the installation."""
+    """Whether the token had already expired: GitHub ends them after an hour, and with the installation."""
     return isinstance(error, Permanent) and error.reason == "github.credentials"

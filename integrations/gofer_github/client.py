@@ -25,29 +25,29 @@ TIMEOUT = 15
 THREADS = 8
 PER_PAGE = 100
 HOPS = 4
-"""Addresses that one question is asked at, at most."""
+"""Redirects that one request follows."""
 API_VERSION = "2022-11-28"
-"""The version of the REST API that every request asks for."""
+"""The REST API version that every request names."""
 JSON = "application/vnd.github+json"
 SHA = "application/vnd.github.sha"
-PATIENCE = 20.0
-"""Seconds of a limit that a request of a run waits out by itself; for longer ones the run is put off."""
-LONGEST_WAIT = 3600.0
-"""Seconds after which it is asked again, whatever was said."""
+MAX_SHORT_WAIT = 20.0
+"""A rate limit of up to so many seconds is waited out in the request; for a longer one the run is postponed."""
+MAX_WAIT = 3600.0
+"""Seconds of the longest wait, whatever GitHub says."""
 AGAIN_AFTER = 600.0
-"""Seconds between two tries at what may pass when somebody changes something at GitHub."""
+"""Seconds between two tries of a reply that may succeed once somebody changes something at GitHub."""
 GIVE_UP_AFTER = 3 * 86_400.0
 """Seconds for which such a reply is tried."""
 SECONDARY = 60.0
-"""Seconds to wait for a secondary limit that does not say how long."""
+"""Seconds to wait for a secondary limit without a time."""
 MAX_BRANCHES = 200
 MAX_KEPT_FILE = 64_000
-"""Repositories, and characters of a file, that are kept at most."""
+"""The size of the cache: repositories, and characters per file."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """One question."""
+    """One request."""
 
     method: str
     path: str
@@ -55,11 +55,11 @@ class _Asked:
     headers: dict[str, str] | None = None
     body: dict[str, Any] | None = None
     blob: bool = False
-    """Whether only the answer's headers are wanted: they tell where something is kept."""
+    """Whether only the response headers are needed, which say where something is stored."""
 
 
 class RateLimit:
-    """Until when GitHub wants to be left alone: what one request is told holds for all of an installation."""
+    """Until when GitHub wants no requests. A limit that one request meets holds for the whole installation."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
@@ -70,7 +70,7 @@ class RateLimit:
         return max(0.0, until - time.monotonic())
 
     def hold(self, seconds: float, resource: str = "") -> None:
-        """Leave a resource alone for so long; without a name, everything."""
+        """Send nothing to a resource for so long; to none without a name."""
         name = resource or ALL
         self._until[name] = max(self._until.get(name, 0.0), time.monotonic() + seconds)
 
@@ -80,7 +80,7 @@ ALL = "all"
 
 @dataclass(slots=True)
 class DefaultBranch:
-    """A repository's default branch as it is now. Its files are kept, also that one is not there, until it moves."""
+    """A repository's default branch. Its files, and which are missing, are cached until the branch moves."""
 
     client: Client
     repository: str
@@ -104,11 +104,11 @@ class DefaultBranch:
 
 
 Branches = dict[str, DefaultBranch]
-"""By repository, the longest unused first."""
+"""By repository, least recently used first."""
 
 
 def _resource(path: str) -> str:
-    """Which of GitHub's budgets a request counts against."""
+    """The rate limit that a request counts against."""
     if path.startswith("/search/"):
         return "search"
     return "graphql" if path == "/graphql" else "core"
@@ -120,7 +120,7 @@ def _pool() -> ThreadPoolExecutor:
 
 
 class Client:
-    """One identity at one address."""
+    """One identity at one GitHub server."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Client:
         return await self.request("GET", path, parameters=parameters, accept=accept)
 
     async def text(self, path: str, accept: str) -> str:
-        """An answer that is text, such as a diff; PyGithub wraps what is no JSON."""
+        """A response that is text, such as a diff; PyGithub wraps what is not JSON."""
         answer = await self.get(path, accept=accept)
         if isinstance(answer, dict) and isinstance(answer.get("data"), str):
             return str(answer["data"])
@@ -155,7 +155,7 @@ class Client:
         raise Permanent("GitHub answered with something else than text.", reason="github.not_text")
 
     async def file(self, repository: str, path: str, ref: str = "") -> str:
-        """A file's text, at the default branch unless a ref is given. Binary and huge ones are refused."""
+        """A file's text, at the default branch unless a ref is given; raises Permanent when it is binary or huge."""
         # Quoted, or `file?ref=theirs` would be read from another place than it seems.
         asked = f"/repos/{repository}/contents/{quote(path)}"
         answer = await self.get(asked, **({"ref": ref} if ref else {}))
@@ -164,7 +164,7 @@ class Client:
         return base64.b64decode(answer["content"]).decode("utf-8", "replace")
 
     async def default_branch(self, repository: str) -> DefaultBranch:
-        """The default branch as it is now. GitHub does not count the question where it has not moved."""
+        """The default branch. GitHub does not count the request when the branch has not moved."""
         kept = self._branches.pop(repository, None)
         head = await self._head(repository, kept.head if kept else "")
         files = kept.files if kept is not None and kept.head == head else {}
@@ -176,7 +176,7 @@ class Client:
         return branch
 
     async def _head(self, repository: str, known: str) -> str:
-        """The commit that the default branch is at; empty when that is not said, as of an empty repository."""
+        """The commit of the default branch; empty when there is none, as in an empty repository."""
         headers = {"Accept": SHA, **({"If-None-Match": f'"{known}"'} if known else {})}
         try:
             answer = await self._renewing(_Asked("GET", f"/repos/{repository}/commits/HEAD", headers=headers))
@@ -186,7 +186,7 @@ class Client:
         return known if answer is None else str(answer.get("data") or "") if isinstance(answer, dict) else ""
 
     async def location(self, path: str) -> str:
-        """Where GitHub sends us for something it keeps elsewhere, such as a log; the address works for a minute."""
+        """The URL of something that GitHub stores elsewhere, such as a log. It works for a minute."""
         headers = await self._renewing(_Asked("GET", path, headers={"Accept": JSON}, blob=True))
         found = {name.lower(): value for name, value in headers.items()}.get("location", "")
         if not found:
@@ -194,7 +194,7 @@ class Client:
         return str(found)
 
     async def graphql(self, query: str, **variables: Any) -> dict[str, Any]:
-        """For the few things that only GraphQL can do."""
+        """A GraphQL request, for the few things that REST cannot do."""
         # It lies beside the REST API: /graphql, or /api/graphql beside /api/v3.
         beside = Client(
             self._api_url.removesuffix("/v3"),
@@ -216,7 +216,7 @@ class Client:
         return await self.request("PATCH", path, body=body)
 
     async def pages(self, path: str, *, most: int = 10, key: str = "", **parameters: Any) -> list[Any]:
-        """A list from its first page to its last, or to the most that is wanted."""
+        """All pages of a list, up to `most`."""
         found: list[Any] = []
         for page in range(1, most + 1):
             answer = await self.get(path, per_page=PER_PAGE, page=page, **parameters)
@@ -247,11 +247,11 @@ class Client:
         body: dict[str, Any] | None = None,
         accept: str = "",
     ) -> Any:
-        """One request, one answer; raises Temporary or Permanent."""
+        """Send one request; raises Temporary or Permanent."""
         return await self._renewing(_Asked(method, path, parameters, {"Accept": accept or JSON}, body))
 
     async def _renewing(self, asked: _Asked) -> Any:
-        """Ask, and ask again with another credential when GitHub no longer takes this one."""
+        """Send a request, and again with a new credential when GitHub refuses this one."""
         try:
             return await self._within_limits(asked)
         except Permanent as error:
@@ -261,7 +261,7 @@ class Client:
         return await self._within_limits(asked)
 
     async def _within_limits(self, asked: _Asked) -> Any:
-        """Ask, once GitHub wants to be asked: a short wait is waited out here, a long one is the caller's."""
+        """Send a request when the rate limit allows it. Wait out a short limit; raise Temporary for a long one."""
         waited = 0.0
         while True:
             left = self._limit.left(asked.path)
@@ -285,7 +285,7 @@ class Client:
             raise Temporary("GitHub did not answer in time.", reason="timeout") from None
 
     def _ask(self, asked: _Asked) -> Any:
-        """Ask, also where GitHub sends us within its API: a renamed repository is at its number."""
+        """Send a request, and follow redirects within the API: a renamed repository is redirected to its id."""
         from gofer_github.redirects import Moved
 
         for _ in range(HOPS):
@@ -296,7 +296,7 @@ class Client:
         raise Permanent(f"GitHub sends us in circles: {asked.path}", reason="github.elsewhere")
 
     def _within(self, path: str, location: str) -> str:
-        """Where a redirect leads, below our API's address; our credential goes nowhere else."""
+        """The path of a redirect below our API's URL. Our credential goes nowhere else."""
         ours, goal = urlsplit(self._api_url), urlsplit(urljoin(self._api_url + path, location))
         same = (goal.scheme, goal.netloc.lower()) == (ours.scheme, ours.netloc.lower())
         if not location or not same or not goal.path.startswith(f"{ours.path}/"):
@@ -342,7 +342,7 @@ class Client:
             requester.close()
 
     def _note(self, headers: dict[str, Any], error: Exception | None = None) -> None:
-        """Have every other request of the installation know of a limit."""
+        """Apply a limit to every request of the installation."""
         given = _given(headers)
         if isinstance(error, Temporary) and error.reason == "rate_limit":
             spent = given.get("x-ratelimit-remaining") == "0" and "retry-after" not in given
@@ -359,7 +359,7 @@ def _given(headers: dict[str, Any]) -> dict[str, str]:
 
 
 def _ours(status: int, data: Any, headers: dict[str, str], asked: str) -> Temporary | Permanent:
-    """What an answer means for whoever asked."""
+    """The error for a response."""
     message = _said(data)
     given = _given(headers)
     told = f"GitHub answered {status} to {asked}: {message or 'no reason given'}"
@@ -387,7 +387,7 @@ def _ours(status: int, data: Any, headers: dict[str, str], asked: str) -> Tempor
 
 
 def _said(data: Any) -> str:
-    """Why, in GitHub's words: behind `Validation Failed` they are in a list."""
+    """GitHub's reason. After `Validation Failed` it is in a list."""
     if not isinstance(data, dict):
         return ""
     errors = data.get("errors")
@@ -410,12 +410,12 @@ def _limited(message: str, headers: dict[str, str]) -> bool:
 
 
 def _wait(headers: dict[str, str]) -> float:
-    """Seconds until GitHub wants to be asked again."""
+    """Seconds until the next request is allowed."""
     try:
         if "retry-after" in headers:
-            return min(LONGEST_WAIT, max(1.0, float(headers["retry-after"])))
+            return min(MAX_WAIT, max(1.0, float(headers["retry-after"])))
         if headers.get("x-ratelimit-remaining") == "0":
-            return min(LONGEST_WAIT, max(1.0, float(headers["x-ratelimit-reset"]) - time.time()))
+            return min(MAX_WAIT, max(1.0, float(headers["x-ratelimit-reset"]) - time.time()))
     except (KeyError, ValueError):
         pass
     return SECONDARY
@@ -427,5 +427,5 @@ def login_of(one: dict[str, Any]) -> str:
 
 
 def is_missing(error: Permanent) -> bool:
-    """Whether the thing asked for is not there (or hidden from us, which GitHub does not tell apart)."""
+    """Whether something does not exist, or is hidden from us: GitHub does not say which."""
     return error.reason in ("github.not_found", "github.gone")

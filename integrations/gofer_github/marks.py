@@ -1,7 +1,7 @@
-"""The hidden last line of everything we write: what it is about, and a MAC over that and where it stands.
+"""The hidden last line of everything we write: words about it, and a MAC over the words and the place.
 
-Anybody can write such a line, and a model can be talked into writing one; it counts only as the last line, with a MAC
-made for this very place. GitHub shows it to nobody, and everybody can read it: nothing in it is secret.
+Anybody can write such a line, and a model can be made to write one. It counts only as the last line, with a MAC made
+for this very place. GitHub does not display it, but anybody can read it: it holds no secrets.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from gofer.integration import ConnectionContext
 from gofer_github.place import MARK, Place, Repository
 
 NARROWED = "narrowed"
-"""The word of what a run wrote that had read strangers' text."""
+"""The word for what a run wrote after it had read strangers' text."""
 _LINE = re.compile(re.escape(MARK) + r" ([!-~]+(?: [!-~]+)*) mac=([0-9a-f]{32}) -->")
 
 
 def line(account: ConnectionContext, place: Place, *words: str) -> str:
-    """The line for a place; empty words are left out."""
+    """The hidden line for a place, without empty words."""
     told = " ".join(filter(None, words))
     return f"{MARK} {told} mac={_mac(account, _names(place)[0], told)} -->"
 
 
 def words(account: ConnectionContext, place: Place, body: str | None) -> tuple[str, ...]:
-    """What the last line of a body says; nothing where it is not ours, or was made for another place."""
+    """The words of a body's last line; none when it is not ours or was made for another place."""
     found = _LINE.fullmatch((body or "").rstrip().rpartition("\n")[2])
     if found is None:
         return ()
@@ -39,7 +39,7 @@ def value(found: tuple[str, ...], name: str) -> str:
 
 
 def without(body: str | None) -> str:
-    """The body without its last line, if that is such a line, ours or not."""
+    """The body without its hidden line, ours or not."""
     text = (body or "").rstrip()
     before, _, last = text.rpartition("\n")
     return before.rstrip() if last.startswith(MARK) else text
@@ -51,7 +51,7 @@ def elsewhere(repository: str) -> Place:
 
 
 def _names(place: Place) -> list[str]:
-    """How a place is called: by its repository's number where that is known, or as it was called when it was not."""
+    """Names under which a MAC for this place may have been made: by the repository's id if known, and by its name."""
     by_name = f"{place.repository.lower()}#{place.number}"
     number = place.repository.number
     return [f"{number}#{place.number}", by_name] if number else [by_name]

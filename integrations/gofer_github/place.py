@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from gofer.errors import Permanent
 
 MARK = "<!-- gofer:"
-"""How the hidden line in everything we write begins."""
+"""The start of the hidden line in everything we write."""
 _PLACE = re.compile(r"([A-Za-z0-9_-]{1,39})/([A-Za-z0-9._-]{1,100})#([1-9][0-9]{0,17})")
-_LASTING = re.compile(r"([1-9][0-9]{0,17})/([1-9][0-9]{0,17})#[1-9][0-9]{0,17}")
+_STABLE_ID = re.compile(r"([1-9][0-9]{0,17})/([1-9][0-9]{0,17})#[1-9][0-9]{0,17}")
 _REPOSITORY = re.compile(r"[A-Za-z0-9_-]{1,39}/(?!\.{1,2}$)[A-Za-z0-9._-]{1,100}")
 
 
 class Repository(str):
-    """A repository's full name, with its owner's number and its own where a signed event told them.
+    """A repository's full name, with its owner's id and its own when a signed event told them.
 
-    Tokens are minted by them: a name that means another repository by now opens nothing.
+    Tokens are minted for these ids, so a name that now belongs to another repository gives no access.
     """
 
     owner: int
@@ -30,7 +30,7 @@ class Repository(str):
 
     @classmethod
     def known(cls, name: str) -> Repository:
-        """One of which perhaps nothing but the name is known."""
+        """The repository with this name; its ids may be unknown."""
         return name if isinstance(name, cls) else cls(name)
 
 
@@ -42,21 +42,21 @@ class Place:
     number: int
 
     @classmethod
-    def of(cls, conversation: str, lasting: str = "") -> Place:
-        """The place of a conversation, by what it is called and what it is for ever, if that is known."""
+    def of(cls, conversation: str, stable_id: str = "") -> Place:
+        """The place of a conversation, by its name and, if known, its stable id."""
         found = _PLACE.fullmatch(conversation)
         if found is None:
             name, lost, _ = conversation.partition(" (was ")
             told = f"{name} is another repository now; the one this was said in is gone." if lost else ""
             raise Permanent(told or f"{conversation!r} is not owner/repo#number.", reason="place")
-        known = _LASTING.fullmatch(lasting)
+        known = _STABLE_ID.fullmatch(stable_id)
         numbers = (int(known.group(1)), int(known.group(2))) if known else (0, 0)
         return cls(Repository(f"{found.group(1)}/{found.group(2)}", *numbers), int(found.group(3)))
 
     @property
-    def lasting(self) -> str:
-        """What it is for ever: by the numbers of owner and repository. A renamed repository is the same, one made
-        again under its name is not, nor is one that another owner has: who may write to it is other people."""
+    def stable_id(self) -> str:
+        """The id made of the owner's and the repository's ids. A renamed repository keeps it. One that was recreated
+        under the same name, or moved to another owner, has another: other people may write to it."""
         return f"{self.repository.owner}/{self.repository.number}#{self.number}"
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
-"""What GitHub tried to deliver: it never repeats by itself, but an App may list its deliveries and read them.
+"""Fetch deliveries from GitHub. GitHub never repeats one by itself, but an App can list and read them.
 
-Without a public address this same list, asked for again and again, is the way in.
+Without a public URL, polling this list replaces the webhook.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from gofer_github.access import Access, moment
 from gofer_github.client import PER_PAGE, Client, is_missing
 from gofer_github.settings import Settings
 
-MOST = 1_000
-"""Deliveries looked at in one go."""
+MAX_DELIVERIES = 1_000
+"""Deliveries read at once."""
 LOOK_BACK = 3 * 86_400.0
 """Seconds for which GitHub keeps deliveries."""
 OVERLAP = 600.0
-"""Seconds before the last one we know that are looked at again: deliveries may be listed late."""
-MOST_REMEMBERED = 5_000
+"""Seconds before the last known delivery that are read again, because GitHub may list deliveries late."""
+MAX_REMEMBERED = 5_000
 
 
 class Missed:
-    """What did not reach us. Which of it was fetched already is remembered, and may be forgotten at any time:
-    fetched again, it is known by its id."""
+    """Deliveries that did not reach us. It remembers which ones were fetched, only to save requests: a delivery that is
+    fetched twice is deduped by its id."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
         self._fetched: dict[tuple[str, str], None] = {}
 
     async def since(self, account: ConnectionContext, since: float) -> AsyncIterator[Request]:
-        """Oldest first: every delivery since then, and those before that GitHub could not deliver, if it can."""
+        """Every delivery since then, and earlier ones that failed and can be read; oldest first."""
         if Settings.model_validate(account.settings).app_id is None:
             return  # only an App has a list of deliveries
         app = self._access.as_app(account)
@@ -51,9 +51,9 @@ class Missed:
             self._remember(mark)
 
     def _remember(self, mark: tuple[str, str]) -> None:
-        """Only now: whoever asked for the next has stored this one."""
+        """Remember a delivery once the caller asks for the next: by then it is stored."""
         self._fetched[mark] = None
-        while len(self._fetched) > MOST_REMEMBERED:
+        while len(self._fetched) > MAX_REMEMBERED:
             del self._fetched[next(iter(self._fetched))]
 
 
@@ -62,9 +62,9 @@ def _arrived(summary: dict[str, Any]) -> bool:
 
 
 async def _summaries(app: Client) -> AsyncIterator[dict[str, Any]]:
-    """Every try to deliver something that GitHub still knows of, newest first."""
+    """Every delivery attempt that GitHub still lists, newest first."""
     cursor: dict[str, Any] = {}
-    for _ in range(MOST // PER_PAGE):
+    for _ in range(MAX_DELIVERIES // PER_PAGE):
         page = await app.get("/app/hook/deliveries", per_page=PER_PAGE, **cursor)
         for summary in page:
             if moment(summary["delivered_at"]) < time.time() - LOOK_BACK:
@@ -76,7 +76,7 @@ async def _summaries(app: Client) -> AsyncIterator[dict[str, Any]]:
 
 
 async def _listed(app: Client) -> list[dict[str, Any]]:
-    """One for each delivery, newest first, however often it was tried: the try that arrived, if one did."""
+    """One attempt per delivery, newest first: the one that arrived, if any."""
     found: dict[str, dict[str, Any]] = {}
     async for summary in _summaries(app):
         if summary["guid"] not in found or _arrived(summary):

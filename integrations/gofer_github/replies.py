@@ -21,8 +21,8 @@ from gofer_github.triggers import COMMAND
 LIMIT = 65_536
 ROOM = 8_000
 """Characters kept free for the mark, the plan and the notes around a text."""
-LONGEST = LIMIT - ROOM
-LONGEST_PLAN = 30
+MAX_TEXT = LIMIT - ROOM
+MAX_PLAN = 30
 FOLD_AFTER = 12_000
 LOOK_BACK = 20
 """Pages of comments, from the newest on, in which a mark is looked for."""
@@ -34,8 +34,8 @@ CANCELLED = "cancelled"
 
 
 def split(text: str) -> list[str]:
-    """As many comments as it takes, each within the limit, broken at line ends where there are some."""
-    most, parts = LONGEST - FENCE_ROOM, []
+    """Split a text into comments within the limit, at line ends where possible."""
+    most, parts = MAX_TEXT - FENCE_ROOM, []
     while len(text) > most:
         cut = text.rfind("\n", most // 2, most)
         part, text = parted(text, cut + 1 if cut > 0 else most)
@@ -49,14 +49,14 @@ def body_of(outgoing: Outgoing, mark: str) -> str:
 
 
 def mark_of(outgoing: Outgoing, account: ConnectionContext, place: Place, check: str = "") -> str:
-    """The mark of a reply, by which it is found again."""
+    """The hidden line that identifies a reply."""
     trigger = "check" if outgoing.reply_to.startswith(("check_suite-", "status-")) else "request"
     narrowed = marks.NARROWED if outgoing.narrowed else ""
     return marks.line(account, place, outgoing.id, f"trigger={trigger}", check and f"check={check}", narrowed)
 
 
 def _approval(outgoing: Outgoing) -> list[str]:
-    """Below a plan, how it is approved: the run that made it could change nothing."""
+    """How to approve a plan, shown below it. The run that made it could change nothing."""
     asked = {str(outgoing.facts.get(name) or "") for name in ("word", "workflow")}
     if (
         "plan" not in asked
@@ -80,7 +80,7 @@ def _how_it_went(outgoing: Outgoing) -> list[str]:
 
 
 def _ending(outgoing: Outgoing) -> str:
-    """How the run ended. One that a person or a limit stopped is not done, whatever it still said."""
+    """How the run ended. A run that a person or a limit stopped is not done, whatever it replied."""
     if outgoing.stopped_by == CANCELLED:
         return "⏹ Stopped"
     if outgoing.kind == "error":
@@ -91,9 +91,7 @@ def _ending(outgoing: Outgoing) -> str:
 def _plan(progress: Progress) -> str:
     """The plan as check-boxes."""
     boxes = {"done": "- [x] {}", "dropped": "- [ ] ~~{}~~", "doing": "- [ ] **{}**", "open": "- [ ] {}"}
-    lines = [
-        boxes[item.state].format(" ".join(item.text.split())[:200]) for item in progress.plan[:LONGEST_PLAN]
-    ]
+    lines = [boxes[item.state].format(" ".join(item.text.split())[:200]) for item in progress.plan[:MAX_PLAN]]
     more = len(progress.plan) - len(lines)
     return "\n".join(lines + ([f"- and {more} more"] if more else []))
 
@@ -105,7 +103,7 @@ def _clock(seconds: float) -> str:
 
 def _fitted(text: str) -> str:
     text = text.strip() or "(nothing to say)"
-    text = closed(text[:LONGEST])
+    text = closed(text[:MAX_TEXT])
     return _folded(text) if len(text) > FOLD_AFTER else text
 
 
@@ -121,7 +119,7 @@ def _working_mark(message: str) -> str:
 
 
 def _began_with(outgoing: Outgoing) -> str:
-    """The request that the run began with, for which its progress is shown; the answer is to the last."""
+    """The run's first request, which its progress comment is for; the answer is to the last."""
     return outgoing.work.message if outgoing.work else outgoing.reply_to
 
 
@@ -156,7 +154,7 @@ class Replies:
         return str(made["id"])
 
     async def complete(self, outgoing: Outgoing, external_id: str, account: ConnectionContext) -> None:
-        """Bring the comment to its text again, and end the check that stands for the work."""
+        """Restore the comment's text, and complete the run's check."""
         place = Place.of(outgoing.conversation, outgoing.stable_id)
         client = await self._access.to(account, place.repository, WRITE)
         try:
@@ -175,7 +173,7 @@ class Replies:
             await self._check_what_was_made(account, place, outgoing)
 
     async def _is_there(self, client: Client, place: Place) -> bool:
-        """Whether the issue or pull request itself is still there."""
+        """Whether the issue or pull request still exists."""
         try:
             await client.get(f"/repos/{place.repository}/issues/{place.number}")
         except Permanent as error:
@@ -187,8 +185,8 @@ class Replies:
     async def _marked(
         self, client: Client, account: ConnectionContext, place: Place, mark: str, facts: Mapping[str, Any]
     ) -> dict[str, Any] | None:
-        """A comment of ours with a mark, looked for from the newest one back to the moment of the request. Anybody can
-        write a mark; it counts only in what we wrote."""
+        """Our comment with a mark, searched from the newest back to the time of the request. Anybody can write a mark;
+        it counts only in our own comments."""
         settings = Settings.model_validate(account.settings)
         asked_at = moment(str(facts.get("asked_at") or ""))
         async for comment in client.comments(place.repository, place.number, most=LOOK_BACK):
@@ -199,7 +197,7 @@ class Replies:
         return None
 
     async def acknowledge(self, message: Incoming, account: ConnectionContext) -> None:
-        """Eyes on the request."""
+        """React to the request with eyes."""
         place = Place.of(message.conversation, message.stable_id)
         client = await self._access.to(account, place.repository, WRITE)
         base = f"/repos/{place.repository}"
@@ -214,7 +212,7 @@ class Replies:
     async def show_progress(
         self, conversation: str, progress: Progress, shown: str, account: ConnectionContext
     ) -> str:
-        """The sticky comment while work goes on; the answer takes its place."""
+        """Create or update the progress comment, which the answer replaces."""
         place = Place.of(conversation, progress.stable_id)
         client = await self._access.to(account, place.repository, WRITE)
         if not shown:
@@ -239,7 +237,7 @@ class Replies:
         return shown
 
     async def _begin_check(self, account: ConnectionContext, place: Place, message: str) -> str:
-        """A check run on a pull request's head, so that its page shows the work; none on an issue."""
+        """Start a check run on a pull request's head, so that its page shows the work. An issue has none."""
         reading = await self._access.to(account, place.repository, READ)
         try:
             pull = await reading.get(f"/repos/{place.repository}/pulls/{place.number}")
@@ -270,7 +268,7 @@ class Replies:
     async def _check_what_was_made(
         self, account: ConnectionContext, place: Place, outgoing: Outgoing
     ) -> None:
-        """The run's end as a check on what it pushed, so that the pull request tells of it. Once per answer."""
+        """Report the run's end as a check on the commit that it pushed, once per answer."""
         settings = Settings.model_validate(account.settings)
         head = str(outgoing.facts.get("head") or f"{settings.branch_prefix}{place.number}")
         if settings.app_id is None or not head.startswith(settings.branch_prefix):
@@ -306,8 +304,8 @@ class Replies:
 
 @contextlib.contextmanager
 def saying_if_gone(place: str) -> Iterator[None]:
-    """Why there is nobody to answer any more, in words for whoever looks at the run. What may pass (a lock, a
-    permission, a key) is tried again for days before that."""
+    """Explain to the reader of the run why it cannot be answered. What may change (a lock, a permission, a key) is
+    tried again for days first."""
     try:
         yield
     except Gone:
@@ -325,7 +323,7 @@ def saying_if_gone(place: str) -> Iterator[None]:
 
 
 _MAY_PASS = frozenset({"github.forbidden", "github.credentials", "credentials"})
-"""A lock may be opened, a permission be accepted and a key be replaced."""
+"""An issue may be unlocked, a permission accepted, a key replaced."""
 
 
 async def _acting(client: Client, place: Place, pull: dict[str, Any], outgoing: Outgoing) -> list[str]:
@@ -334,7 +332,7 @@ async def _acting(client: Client, place: Place, pull: dict[str, Any], outgoing: 
 
 
 def _settled(outgoing: Outgoing) -> dict[str, Any]:
-    """A check's end. Neutral when all went well: our own word must not make anything mergeable."""
+    """The fields of a completed check. Success is neutral: our own verdict must not make anything mergeable."""
     if outgoing.stopped_by == CANCELLED:
         conclusion, title = CANCELLED, "Gofer was stopped"
     elif outgoing.kind == "error":
@@ -363,16 +361,16 @@ def _progress_body(progress: Progress, mark: str) -> str:
     return "\n\n".join([line, *([_plan(progress)] if progress.plan else []), mark])
 
 
-LONGEST_FENCE = 100
-FENCE_ROOM = 3 * LONGEST_FENCE
-"""Characters that closing and opening again may add to a part."""
+MAX_FENCE = 100
+FENCE_ROOM = 3 * MAX_FENCE
+"""Characters that closing and reopening a fence may add to a part."""
 
 _OPENING = re.compile(r"^((?: {0,3}+> ?+)*+)( *+(?:(?:[-*+]|\d{1,9}[.)]) ++)*+)(`{3,}+|~{3,}+)(.*)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """An open one: what stands before it on its line, its own marker, and its language."""
+    """An open code fence: what precedes it on its line, its marker, and its language."""
 
     quote: str
     indent: int
@@ -388,7 +386,7 @@ class Fence:
         return f"{self.quote}{' ' * self.indent}{self.marker}"
 
     def ends_at(self, line: str) -> bool:
-        """Whether this line is its end. A quotation's fence ends with the quotation."""
+        """Whether the fence ends at this line. In a quotation it ends with the quotation."""
         return self.closed_by(line) or (">" in self.quote and not line.lstrip().startswith(">"))
 
     def closed_by(self, line: str) -> bool:
@@ -397,14 +395,14 @@ class Fence:
         return len(rest) >= len(self.marker) and not rest.strip(self.marker[0])
 
     def outdented(self, line: str) -> str:
-        """A line of its code, for a part in which the list around it did not begin."""
+        """A line of its code without the list's indentation, for a part that does not contain the list."""
         inner = line[len(self.quote) :] if line.startswith(self.quote) else line
         spaces = min(self.indent, len(inner) - len(inner.lstrip(" ")))
         return line[: len(line) - len(inner)] + inner[spaces:]
 
 
 def open_at_end(text: str) -> Fence | None:
-    """The fence that is still open where a text ends."""
+    """The fence that is open at the end of a text."""
     fence: Fence | None = None
     for line in text.removesuffix("\n").split("\n"):
         if fence is None:
@@ -417,13 +415,13 @@ def open_at_end(text: str) -> Fence | None:
 
 
 def closed(text: str) -> str:
-    """The text, with nothing left open."""
+    """The text with its open fence closed."""
     fence = open_at_end(text)
     return text if fence is None else f"{text.removesuffix(chr(10))}\n{fence.closing}"
 
 
 def parted(text: str, cut: int) -> tuple[str, str]:
-    """A text in two, each of them whole."""
+    """Cut a text in two: close an open fence in the first part, and reopen it in the second."""
     head, rest = text[:cut], text[cut:]
     fence = open_at_end(head)
     if fence is None:
@@ -439,13 +437,9 @@ def parted(text: str, cut: int) -> tuple[str, str]:
 
 def _opened_by(line: str) -> Fence | None:
     found = _OPENING.match(line)
-    if (
-        found is None
-        or len(found.group(3)) > LONGEST_FENCE
-        or len(found.group(1) + found.group(2)) > LONGEST_FENCE
-    ):
+    if found is None or len(found.group(3)) > MAX_FENCE or len(found.group(1) + found.group(2)) > MAX_FENCE:
         return None
     quote, before, marker, language = found.groups()
     if marker[0] == "`" and "`" in language:
         return None  # a code span
-    return Fence(quote, len(before), marker, language.strip()[: LONGEST_FENCE // 2])
+    return Fence(quote, len(before), marker, language.strip()[: MAX_FENCE // 2])

@@ -21,7 +21,7 @@ from gofer_github.place import Place, is_repository
 from gofer_github.settings import PUBLIC, Settings
 from gofer_github.workflows import chosen
 
-MOST_MERGES = 30
+MAX_MERGES = 30
 """Merged branches of one conversation that are looked past."""
 RULE = "github"
 """What the way to the repository is called."""
@@ -112,7 +112,7 @@ async def unmerged(client: Client, repository: str, branch: str, base: str) -> t
     """The first of a branch's names (gofer/7, gofer/7-2, …) that was not merged yet, and why it is not the first of
     all. One that was merged may still be there, with commits that a squash made superfluous."""
     owner, note, name = repository.partition("/")[0], "", branch
-    for number in range(2, MOST_MERGES):
+    for number in range(2, MAX_MERGES):
         query = {"head": f"{owner}:{name}", "state": "all"}
         pulls = await client.get(f"/repos/{repository}/pulls", **query)
         merged = [pull for pull in pulls if pull.get("merged_at")]
@@ -139,7 +139,7 @@ async def acting_commits(
     return [sha for sha, text in messages.items() if defuse(text, here=here, people=people) != text]
 
 
-async def equip(access: Access, account: ConnectionContext, message: Incoming) -> ShellAccess:
+async def shell_access(access: Access, account: ConnectionContext, message: Incoming) -> ShellAccess:
     """The way to the repository for one job, with tokens minted for it alone."""
     found = await branches(access, account, message)
     if found is None:
@@ -268,7 +268,7 @@ def _files(settings: Settings, number: int, facts: Mapping[str, Any]) -> dict[st
 
 
 MODULES = ".gitmodules"
-MOST = 10
+MAX_SUBMODULES = 10
 _URL = re.compile(r"^[^\S\n]*+url[^\S\n]*+=[^\S\n]*+\"?([^\s\"]{1,300})\"?[^\S\n]*+$", re.M)
 
 
@@ -287,7 +287,7 @@ async def allowed(access: Access, account: ConnectionContext, message: Incoming)
         if is_missing(error) or error.reason == "github.not_text":
             return ()
         raise
-    named = named_in(text, place.repository, settings.web_url)[:MOST]
+    named = named_in(text, place.repository, settings.web_url)[:MAX_SUBMODULES]
     return tuple([name for name in named if await _may_read(access, account, message, name)])
 
 

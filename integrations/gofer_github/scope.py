@@ -1,4 +1,4 @@
-"""What every tool has in its hands: one conversation, its repository, and how to reach it."""
+"""What every tool works with: one conversation, its repository, and access to it."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ class Scope:
         return f"/repos/{self.place.repository}/{rest}"
 
     def outgoing(self, context: ToolContext, text: str) -> str:
-        """The model's words as they may be sent."""
+        """The model's text, safe to send."""
         login = str(self.message.facts.get("login", ""))
         return context.outgoing(text, here=self.message.conversation, people=(login,))
 
     def mark(self, context: ToolContext, number: int | None = None) -> str:
-        """The hidden line of what a call writes, here or on another issue, by which it is known again."""
+        """The hidden line that identifies what a call writes, here or on another issue."""
         narrowed = marks.NARROWED if context.narrowed else ""
         return marks.line(self.account, self._at(number), _call(context), narrowed)
 
     def has_written(self, one: dict[str, Any], context: ToolContext, number: int | None = None) -> bool:
-        """Whether a comment or review is what this call wrote when it was made before."""
+        """Whether an earlier try of this call wrote a comment or review."""
         ours = self.settings.wrote(login_of(one))
         return ours and _call(context) in marks.words(self.account, self._at(number), one.get("body"))
 
     def has_strangers_words(self, one: dict[str, Any], number: int) -> bool:
-        """Whether an entry of ours on an issue was written by a run that had read strangers' text."""
+        """Whether a run wrote this entry of ours after it had read strangers' text."""
         at = (self._at(number), marks.elsewhere(self.place.repository))
         return any(marks.NARROWED in marks.words(self.account, place, one.get("body")) for place in at)
 

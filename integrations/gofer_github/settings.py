@@ -1,4 +1,4 @@
-"""What can be set about a connection to GitHub."""
+"""The settings of a GitHub connection."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ PUBLIC_API = "https://api.github.com"
 
 
 class Settings(BaseModel):
-    """One App or token, and when it listens."""
+    """One App or token, and what it reacts to."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     web_url: str = PUBLIC
-    """Where people and git go: the address of a GitHub Enterprise, if it is one."""
+    """The URL of the GitHub server, for people and git."""
     api_url: str = ""
-    """Where the API is; unless set, where a GitHub at that address has it."""
+    """The URL of the API; by default derived from `web_url`."""
     app_id: int | None = None
     """The App's id; None when a plain token is used."""
     handle: str = Field(default="gofer", pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9-]{0,38})$")
     """The name to mention: the App's slug, or the login a token belongs to."""
     login: str = ""
-    """The login that what we write has, as learned at set-up."""
+    """The login that we write as, learned at set-up."""
     label: str = Field(default="gofer", max_length=50)
     plan_label: str = Field(default="gofer-plan", max_length=50)
     """The label that asks for a plan first."""
@@ -47,28 +47,27 @@ class Settings(BaseModel):
         "bug", "documentation", "duplicate", "enhancement", "good first issue", "help wanted", "invalid", "question",
         "wontfix",
     )  # fmt: skip
-    """Labels that a run may put on an issue although it has read strangers' text. Others may be what a workflow or a
-    bot waits for."""
+    """Labels that a run may set after it has read strangers' text. Other labels may trigger a workflow or a bot."""
     branch_prefix: str = Field(default="gofer/", pattern=r"^[a-z0-9][a-z0-9._-]{0,30}/$")
     triggers: tuple[Trigger, ...] = TRIGGERS
     repositories: tuple[str, ...] = ()
     """owner/name or owner/*; empty for every repository the App is installed on."""
     allowed_bots: tuple[str, ...] = ()
-    """Logins of bots that are heard although they are bots."""
+    """Logins of bots that may make requests."""
     fix_tries: int = Field(default=2, ge=0, le=10)
     """How often a failing check on one of our pull requests is worked on."""
     submodules: bool = False
     poll_every: float = Field(default=15, ge=0.05, le=3600)
-    """Seconds between two looks at the list of deliveries, where webhooks cannot reach us."""
+    """Seconds between two polls of the deliveries, when webhooks cannot reach us."""
     workflows: str = ""
-    """A folder with workflows of your own."""
+    """A folder with your own workflows."""
     permissions: dict[str, str] = Field(default_factory=dict)
-    """What the App was granted when it was set up, as learned then."""
+    """Permissions that the App had at set-up."""
 
     @model_validator(mode="before")
     @classmethod
     def _both_addresses(cls, given: Any) -> Any:
-        """Who set one of the two meant both: no request about one GitHub may go to another."""
+        """Derive one URL from the other when only one is set, so that both are of the same server."""
         if not isinstance(given, Mapping):
             return given
         web, api = (str(given.get(name) or "").rstrip("/") for name in ("web_url", "api_url"))
@@ -90,22 +89,22 @@ class Settings(BaseModel):
         return value
 
     def hears(self, repository: str) -> bool:
-        """Whether a repository is among those listened to."""
+        """Whether events of a repository are handled."""
         owner = repository.partition("/")[0]
         names = {name.lower() for name in self.repositories}
         return not names or bool(names & {repository.lower(), f"{owner.lower()}/*"})
 
     def is_us(self, login: str) -> bool:
-        """Whether a login is the one people call us by."""
+        """Whether a login is the one that people mention."""
         return login.lower().removesuffix("[bot]") == self.handle.lower()
 
     def wrote(self, login: str) -> bool:
-        """Whether what a login wrote may be ours; with a plain token a person has the same login."""
+        """Whether we may have written what a login wrote. With a plain token a person has the same login."""
         return login.lower() == self.login.lower() if self.login else self.is_us(login)
 
 
 def _below(web_url: str) -> str:
-    """Where the GitHub at an address has its API: on a host of its own, or below /api on an Enterprise Server."""
+    """The API's URL of a GitHub server: a host of its own, or below /api on an Enterprise Server."""
     if not web_url or web_url == PUBLIC:
         return PUBLIC_API
     scheme, _, host = web_url.partition("://")
@@ -113,7 +112,7 @@ def _below(web_url: str) -> str:
 
 
 def _beside(api_url: str) -> str:
-    """Where the GitHub with such an API has everything else."""
+    """The URL of the GitHub server with this API."""
     if not api_url or api_url == PUBLIC_API:
         return PUBLIC
     return api_url.removesuffix("/api/v3").replace("://api.", "://", 1)

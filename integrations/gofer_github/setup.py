@@ -25,7 +25,7 @@ PERMISSIONS = {
 
 OPTIONAL = frozenset({"statuses", "status"})
 """Permissions and events that an App made before they were asked for can do without."""
-MOST_SHOWN = 5
+MAX_SHOWN = 5
 """Installations, and repositories of each, that are named."""
 EVENTS = {
     "issues": "hear of new issues, labels and assignments",
@@ -145,7 +145,7 @@ async def _installed(access: Access, account: ConnectionContext, app: dict[str, 
     if not found:
         return Health(True, f"The App {app['slug']} is installed nowhere yet.", f"Install it: {pages}")
     lines = []
-    for place in found[:MOST_SHOWN]:
+    for place in found[:MAX_SHOWN]:
         owner = place["account"]["login"]
         if place.get("suspended_at"):
             return Health(False, f"{owner} has suspended the App.", f"{owner} can resume it: {pages}")
@@ -160,12 +160,12 @@ async def _installed(access: Access, account: ConnectionContext, app: dict[str, 
 async def _repositories(access: Access, account: ConnectionContext, installation: int) -> str:
     try:
         async with access.to_installation(account, installation) as client:
-            answer = await client.get("/installation/repositories", per_page=MOST_SHOWN)
+            answer = await client.get("/installation/repositories", per_page=MAX_SHOWN)
     except Permanent as error:
         if is_missing(error):
             return "repositories that it does not tell"
         raise
-    names = [one["name"] for one in answer["repositories"][:MOST_SHOWN]]
+    names = [one["name"] for one in answer["repositories"][:MAX_SHOWN]]
     more = answer["total_count"] - len(names)
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 

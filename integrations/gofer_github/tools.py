@@ -39,8 +39,8 @@ from gofer_github.workflows import chosen
 
 DRAFT = "draft"
 """The label of a pull request where drafts are not supported."""
-LONGEST_DIFF = 200_000
-LONGEST_LOG = 8 * 1024 * 1024
+MAX_DIFF = 200_000
+MAX_LOG = 8 * 1024 * 1024
 
 _ELSEWHERE = re.compile(r"[(\\-]*(?:repo|org|user|enterprise|project|is):", re.I)
 _LOG_NOISE = re.compile(r"^\ufeff?\d{4}-\d\d-\d\dT[\d:.]+Z ")
@@ -120,20 +120,20 @@ class Work(Scope):
             if error.reason != "github.too_big":
                 raise
             text = _by_file(await client.pages(self.path(f"pulls/{number}/files"), most=30))
-        cut = len(text) > LONGEST_DIFF
+        cut = len(text) > MAX_DIFF
         more = (
-            f"{len(text) - LONGEST_DIFF} characters were left out; check the branch out to see them."
+            f"{len(text) - MAX_DIFF} characters were left out; check the branch out to see them."
             if cut
             else ""
         )
-        return ToolResult(text[:LONGEST_DIFF], truncated=cut, more=more, untrusted=True)
+        return ToolResult(text[:MAX_DIFF], truncated=cut, more=more, untrusted=True)
 
     async def file(self, of: OfFile, context: ToolContext) -> ToolResult:
         client = await self.access.to(self.account, self.place.repository, READ)
         path = "/".join(part for part in of.path.split("/") if part not in ("", ".", ".."))
         text = await client.file(self.place.repository, path, of.ref)
         # The default branch is the maintainers' own; anything else may be anybody's.
-        return ToolResult(text[:LONGEST_DIFF], truncated=len(text) > LONGEST_DIFF, untrusted=bool(of.ref))
+        return ToolResult(text[:MAX_DIFF], truncated=len(text) > MAX_DIFF, untrusted=bool(of.ref))
 
     async def checks(self, about: About, context: ToolContext) -> ToolResult:
         number = about.number or self.place.number
@@ -331,8 +331,8 @@ async def _download(http: httpx2.AsyncClient, address: str) -> str:
                 raise Permanent(f"The log is not there ({response.status_code}).", reason="github.not_found")
             async for some in response.aiter_bytes():
                 held += some
-                if len(held) > LONGEST_LOG:
-                    del held[: len(held) - LONGEST_LOG]
+                if len(held) > MAX_LOG:
+                    del held[: len(held) - MAX_LOG]
     except httpx2.TransportError as error:
         raise Temporary(f"The log cannot be fetched: {type(error).__name__}.", reason="unreachable") from None
     return held.decode("utf-8", "replace")

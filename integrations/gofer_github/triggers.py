@@ -1,4 +1,4 @@
-"""What in a text addresses us: a mention or a command, in words that are the author's own."""
+"""Find the mention or command that addresses us, in the author's own words."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from gofer_github.markdown import INLINE, found_in
 
-LONGEST = 65_536
+MAX_TEXT = 65_536
 COMMAND = "gofer"
-"""What a command begins with behind its slash, whatever the App could be called."""
+"""The name of our command, without its slash, whatever the App is called."""
 _NOT_OURS = re.compile(r"<(/?)(?:code|pre|kbd|samp|tt|blockquote|q)(?![\w-])", re.I)
-"""HTML that says: this is code, or this is somebody else's."""
+"""HTML for code and quotations."""
 _ASIDE = frozenset({"BlockQuote", "CodeBlock", "Image"})
-"""Markdown that says the same, and the words for those who do not see a picture."""
+"""Markdown for code and quotations, and the alternative text of pictures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class Spoken:
     """How a text addresses us."""
 
     trigger: str
-    """mention, command, or empty for not at all."""
+    """mention, command, or empty when it does not."""
     command: str = ""
-    """The first word behind /gofer."""
+    """The first word after /gofer."""
     arguments: str = ""
 
 
@@ -32,15 +32,15 @@ NOT_AT_ALL = Spoken("")
 
 
 def spoken(text: str, handle: str) -> Spoken:
-    """Read a text; code, quotes and HTML are not its author speaking to us."""
+    """How a text addresses us. Code, quotations and HTML do not count."""
     if not any(name in text.lower() for name in (handle.lower(), COMMAND)):
         return NOT_AT_ALL
-    own = "\n".join(own_words(text[:LONGEST].encode("utf-8", "replace").decode()))
+    own = "\n".join(own_words(text[:MAX_TEXT].encode("utf-8", "replace").decode()))
     name = re.escape(handle)
     command = re.search(rf"^[ \t]*/(?:{COMMAND}|{name})(?![\w-])[ \t]*([\w-]*)[ \t]*(.*)$", own, re.I | re.M)
     if command is not None:
         return Spoken("command", command.group(1).lower(), command.group(2).strip())
-    # A team (@org/gofer, @gofer/team), an address or a longer name is somebody else.
+    # A team (@org/gofer, @gofer/team), an e-mail address or a longer name is somebody else.
     mention = rf"(?<![\w@/.`-])@{name}(?:\[bot\])?(?![\w/-]|\.\w)"
     return Spoken("mention") if re.search(mention, own, re.I) else NOT_AT_ALL
 
@@ -66,7 +66,7 @@ def own_words(text: str) -> Iterator[str]:
 
 
 def _marked_after(html: str, marked: int) -> int:
-    """How many elements of code or quotation are open behind a piece of HTML."""
+    """How many elements of code or quotation are open after a piece of HTML."""
     for found in _NOT_OURS.finditer(html):
         marked = max(0, marked - 1) if found.group(1) else marked + 1
     return marked

@@ -1,4 +1,4 @@
-"""From a webhook's payload to a message, or to the reason why there is none. Pure."""
+"""Turn a webhook's payload into a message, or into the reason why there is none. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gofer_github.triggers import NOT_AT_ALL, spoken
 
 _COMMANDS = frozenset(command.name for command in COMMANDS)
 _SAID_ONCE = re.compile(r"(?:(?:comment|review|review_comment)-)?[0-9]+")
-"""Ids of what is said at one moment and has a number at GitHub."""
-_LONGEST_QUOTE = 20_000
-_LONGEST_TITLE = 1_000
+"""Ids of events that happen once and have an id at GitHub."""
+_MAX_QUOTE = 20_000
+_MAX_TITLE = 1_000
 PLAN = "plan"
 """The workflow that the plan's label asks for."""
 _RELAYED = "(What a bot says may be what strangers told it.)"
@@ -26,22 +26,22 @@ _RELAYED = "(What a bot says may be what strangers told it.)"
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What an event says, before it is known whether it concerns us."""
+    """What an event says, before we know whether it addresses us."""
 
     text: str
     external_id: str
     title: str = ""
-    """Of an issue or a pull request: it is part of what is said, but no Markdown."""
+    """The title of an issue or pull request: part of the request, but not Markdown."""
     trigger: str = ""
     """label, assignment …: what addressed us if no words did."""
     place: str = ""
-    """Of a review comment: the code it stands below. Whoever made the pull request wrote that."""
+    """The code above a review comment, written by the author of the pull request."""
     note: str = ""
-    """Facts of ours about it, for the model."""
+    """Our own facts about it, for the model."""
     group_id: str = ""
-    """The review that it is a piece of."""
+    """The review that it belongs to."""
     otherwise: str = ""
-    """What it counts as when no words in it address us."""
+    """Its trigger when its text does not address us."""
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -73,15 +73,15 @@ def parse(request: Request, account: ConnectionContext) -> Parsed:
 
 
 def _message_id(message: Incoming, body: bytes) -> str:
-    """What GitHub signs that names a message and no other: its number, or, for what has none, all that is told."""
+    """A unique id from the signed body: the message's id or, without one, the hash of the body."""
     if _SAID_ONCE.fullmatch(message.external_id):
         return f"{message.stable_id} {message.external_id}"
     return f"body {hashlib.sha256(body).hexdigest()}"
 
 
 def _renamed(event: str, payload: Payload) -> tuple[str, str] | None:
-    """The old and the new name of a repository that is called otherwise now. One that another owner has is not
-    followed: who may write to it is other people."""
+    """The old and the new name of a renamed repository. A repository with a new owner does not count: other people may
+    write to it."""
     if event != "repository.renamed":
         return None
     new = payload.child("repository").text("full_name")
@@ -124,8 +124,8 @@ def _message(
 
 
 def _no_rule(payload: Payload, settings: Settings, said: _Said, login: str) -> str:
-    """Why no rule is for something; empty when one may be. With a plain token its owner and we have the same login, so
-    what may be our doing counts as such: a rule that pushes or labels must not set itself off."""
+    """Why no rule applies; empty when one may. With a plain token its owner and we have the same login, so what may be
+    our own action counts as ours: a rule that pushes or labels must not trigger itself."""
     if workflows.RULE_TRIGGER not in settings.triggers:
         return "rules are not listened to"
     branch = payload.child("pull_request").child("head").text("ref")
@@ -134,12 +134,12 @@ def _no_rule(payload: Payload, settings: Settings, said: _Said, login: str) -> s
 
 
 def _is_ours(account: ConnectionContext, payload: Payload, repository: str, text: str) -> bool:
-    """Whether a text is our own: its last line says so, made for this place or for one that had no number yet."""
+    """Whether we wrote a text: its last line is made for this place, or for an issue without a number."""
     return bool(_marked(account, payload, repository, text))
 
 
 def _marked(account: ConnectionContext, payload: Payload, repository: str, text: str) -> tuple[str, ...]:
-    """What the last line of a text of ours says."""
+    """The words of the hidden line of our own text."""
     told = payload.child("repository")
     known = Repository(repository, told.child("owner").number("id") or 0, told.number("id") or 0)
     here = Place(known, _subject(payload).number("number") or 0)
@@ -149,7 +149,7 @@ def _marked(account: ConnectionContext, payload: Payload, repository: str, text:
 def _wish(
     event: str, payload: Payload, account: ConnectionContext, settings: Settings
 ) -> delegated_tools.DelegatedRequest | None:
-    """Whose wish an issue is that we opened because somebody asked us to, elsewhere."""
+    """Who asked us elsewhere to open this issue; None when nobody did."""
     issue = payload.child("issue")
     if event != "issues.opened" or not settings.wrote(payload.child("sender").text("login")):
         return None
@@ -160,7 +160,7 @@ def _wish(
 
 
 def _errand(payload: Payload, account: ConnectionContext, wish: delegated_tools.DelegatedRequest) -> Incoming:
-    """The request of whoever asked."""
+    """The request, in the name of the person who asked."""
     issue = {**payload.child("issue").value, "body": marks.without(payload.child("issue").text("body"))}
     person = {"id": wish.subject, "login": wish.login, "type": "User"}
     theirs = Payload({**payload.value, "issue": issue, "sender": person})
@@ -173,7 +173,7 @@ def _is_bot(sender: Payload) -> bool:
 
 
 def _said(kind: str, action: str, payload: Payload, settings: Settings, delivery: str) -> _Said | str:
-    """What the sender says with an event; or why nothing."""
+    """What the sender says with an event, or why nothing."""
     if action == "edited":
         return "text that is edited after it was said is not used"
     match kind, action:
@@ -207,8 +207,8 @@ def _comment(comment: Payload, what: str) -> _Said:
 
 
 def _review(payload: Payload, settings: Settings) -> _Said | str:
-    """A review as a whole; its comments on lines come by themselves. Changes that are requested of our own pull request
-    are a request, with or without a mention."""
+    """A review as a whole; its line comments are separate events. Changes requested on our own pull request need no
+    mention."""
     review = payload.child("review")
     said = _comment(review, "review")
     words, wanted = said.text, review.text("state").lower() == "changes_requested"
@@ -244,7 +244,7 @@ def _review_comment(comment: Payload) -> _Said:
 
 
 def _changed(action: str, payload: Payload, delivery: str) -> _Said:
-    """A pull request is ready, or has new commits: nothing is said, but a rule may want to know."""
+    """A pull request is ready or has new commits: it says nothing, but a rule may react."""
     occasion = "opened" if action == "ready_for_review" else "synchronize"
     sha = markdown.line(payload.child("pull_request").child("head").text("sha"), 12)
     did = "marked this pull request as ready for review" if occasion == "opened" else f"pushed {sha}"
@@ -255,7 +255,7 @@ def _changed(action: str, payload: Payload, delivery: str) -> _Said:
 
 
 def _gesture(action: str, payload: Payload, settings: Settings, delivery: str) -> _Said | str:
-    """A label, an assignment or a request for review, if it is meant for us."""
+    """A label, an assignment or a review request, if it addresses us."""
     who = payload.child("assignee" if action == "assigned" else "requested_reviewer").text("login")
     name = payload.child("label").text("name")
     if action == "labeled":
@@ -283,7 +283,7 @@ def _titled(title: str, body: str) -> str:
 
 
 def _as_seen(title: str, body: str) -> str:
-    return _titled(markdown.line(title, _LONGEST_TITLE), markdown.clean(body))
+    return _titled(markdown.line(title, _MAX_TITLE), markdown.clean(body))
 
 
 def _incoming(
@@ -323,39 +323,39 @@ def _incoming(
             **said.facts,
             **(_for_rules(sender, subject) if ruled else {}),
         },
-        stable_id=_lasting(payload, number),
+        stable_id=_stable_id(payload, number),
     )
 
 
 def _for_rules(sender: Payload, subject: Payload) -> dict[str, Any]:
-    """What a rule wants to know: the issue or pull request as it is, and whose it is."""
+    """Facts for rules: the state of the issue or pull request, and its author."""
     author = markdown.line(subject.child("user").text("login"), 60)
     shown = _as_seen(subject.text("title"), subject.text("body"))
     return {
-        "subject": f"{author} wrote:\n{shown}"[:_LONGEST_QUOTE],
+        "subject": f"{author} wrote:\n{shown}"[:_MAX_QUOTE],
         "subject_is_senders": subject.child("user").value.get("id") == sender.value.get("id"),
         "draft": bool(subject.value.get("draft")),
     }
 
 
-def _lasting(payload: Payload, number: int) -> str:
+def _stable_id(payload: Payload, number: int) -> str:
     told = payload.child("repository")
     owner, id_ = told.child("owner").required_number("id"), told.required_number("id")
-    return Place(Repository(told.text("full_name"), owner, id_), number).lasting
+    return Place(Repository(told.text("full_name"), owner, id_), number).stable_id
 
 
 def _by_us_or(sender: Payload, author: Payload, settings: Settings) -> bool:
-    """Whether what a request is about was written by whoever makes it, or by us."""
+    """Whether the requester, or we, wrote the issue or pull request."""
     theirs = author.value.get("id") == sender.value.get("id")
     return (theirs or settings.wrote(author.text("login"))) and not _is_bot(sender)
 
 
 def _quoted(subject: Payload, said: _Said) -> str:
-    """The issue or pull request the request is about, as it was at that moment, in its author's words."""
+    """The text of the issue or pull request at the time of the request."""
     if said.external_id == str(subject.value.get("number")):  # the request is the issue itself
         return _RELAYED if _is_bot(subject.child("user")) else ""
     author = markdown.line(subject.child("user").text("login"), 60)
-    return f"{author} wrote:\n{_as_seen(subject.text('title'), subject.text('body'))}"[:_LONGEST_QUOTE]
+    return f"{author} wrote:\n{_as_seen(subject.text('title'), subject.text('body'))}"[:_MAX_QUOTE]
 
 
 def _facts(payload: Payload, subject: Payload, repository: str) -> dict[str, Any]:
@@ -376,12 +376,12 @@ def _facts(payload: Payload, subject: Payload, repository: str) -> dict[str, Any
 
 
 def _moment(payload: Payload) -> str:
-    """When the request was made; what is changed later is not part of it."""
+    """The time of the request; later edits are not part of it."""
     return payload.child("comment").text("created_at") or payload.child("review").text("submitted_at")
 
 
 def _failing(payload: Payload, settings: Settings, repository: str) -> Incoming | str:
-    """A failed round of checks on a branch of ours, once for all its checks."""
+    """A failed check suite on our own branch, once for all its checks."""
     suite = payload.child("check_suite")
     branch = suite.text("head_branch")
     pulls = suite.children("pull_requests")
@@ -400,8 +400,8 @@ def _failing(payload: Payload, settings: Settings, repository: str) -> Incoming 
 
 
 def _failing_status(payload: Payload, settings: Settings, repository: str) -> Incoming | str:
-    """A failed commit status, which older services set instead of checks. It names branches and no pull request: the
-    branch says which conversation it belongs to."""
+    """A failed commit status, which older services set instead of checks. It names no pull request; the branch tells
+    its conversation."""
     if payload.text("state") not in ("failure", "error"):
         return "statuses that did not fail ask for nothing"
     named = re.compile(rf"{re.escape(settings.branch_prefix)}([1-9][0-9]{{0,8}})(?:-.*)?")
@@ -425,14 +425,14 @@ def _failed(
         kind="issue",
         trigger="check",
         facts={"repository": repository, "number": number, "head": branch, "sha": sha, "fork": False},
-        stable_id=_lasting(payload, number),
+        stable_id=_stable_id(payload, number),
     )
 
 
 def _asked_again(
     check: Payload, payload: Payload, settings: Settings, repository: str, delivery: str
 ) -> Incoming | str:
-    """Somebody pressed re-run on our own check: what was asked for there is asked for again."""
+    """Somebody pressed re-run on our check: repeat its request."""
     sender, pulls = payload.child("sender"), check.children("pull_requests")
     if settings.app_id is None or check.child("app").value.get("id") != settings.app_id:
         return "somebody else's checks"
@@ -452,7 +452,7 @@ def _asked_again(
             "repository": repository, "number": number, "login": sender.text("login"),
             "sender": sender.value["id"], "sha": check.text("head_sha"), "fork": False,
         },
-        stable_id=_lasting(payload, number),
+        stable_id=_stable_id(payload, number),
     )  # fmt: skip
 
 
@@ -468,7 +468,7 @@ MESSAGES = frozenset(
         "status",
     }
 )
-"""Kinds that can be, or wake, work."""
+"""Events that can become a message."""
 
 NOTED = {
     "ping": "the webhook was set up",
@@ -486,7 +486,7 @@ NOTED = {
     "workflow_job": "heard once for all as its check_suite",
     "pull_request_review_thread": "resolving a thread asks for nothing",
 }
-"""Kinds we know and keep, which ask for nothing."""
+"""Known events that never become a message."""
 
 IGNORED = frozenset(
     {
@@ -498,11 +498,11 @@ IGNORED = frozenset(
         "sponsorship", "star", "team", "team_add", "watch", "workflow_dispatch",
     }
 )  # fmt: skip
-"""Kinds that an App need not subscribe to; they are answered and left alone."""
+"""Events that arrive without a subscription and are ignored."""
 
 
 def why_nothing(kind: str) -> str:
-    """The note for a kind that is no message."""
+    """The note for an event that is not a message."""
     if kind in NOTED:
         return NOTED[kind]
     return "not listened to" if kind in IGNORED else "a kind of event that is not known yet"

@@ -1,4 +1,4 @@
-"""Admission: how far an author is trusted, and fetching the files that came along."""
+"""Admission: decide how far an author is trusted, fetch attachments, and transcribe speech."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GONE = "(The file {name} could not be fetched: {why})"
 
 
 def trust_of(unread: Unread, settings: Settings) -> TrustLevel:
-    """By numeric id: paired or let in, listed, or in a group whose people all count as members."""
+    """Trust by numeric id: paired, listed as a member, or in a group whose people are all members."""
     author = unread.message.author.id
     if unread.known_as is not None:
         return unread.known_as
@@ -38,19 +38,19 @@ def trust_of(unread: Unread, settings: Settings) -> TrustLevel:
 
 @dataclass(slots=True)
 class _Found:
-    """What came along with a message."""
+    """What was found in a message's attachments."""
 
     files: list[File] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
-    """To be read with the author's own words."""
+    """Remarks to add to the author's text."""
     quotes: list[str] = field(default_factory=list)
-    """Words of others, or words that the author only passed on."""
+    """Speech of others, or that the author only passed on."""
     cost: float = 0
-    """Of listening, in dollars."""
+    """Dollars spent on transcription."""
 
 
 async def admit(unread: Unread, account: ConnectionContext) -> Admission:
-    """Look who it is; fetch files, and listen to them, only for people we work for."""
+    """Decide the author's trust. Fetch and transcribe files only for members and owners."""
     message = unread.message
     trust = trust_of(unread, Settings.model_validate(account.settings))
     if trust == "stranger":
@@ -88,7 +88,7 @@ async def _fetch(message: Incoming, account: ConnectionContext) -> _Found:
 
 
 def _distinct(attachment: Attachment, files: list[File]) -> str:
-    """Two photos of an album must not become one file."""
+    """Give files of an album different names."""
     taken = {file.name for file in files}
     if attachment.name not in taken:
         return attachment.name
@@ -97,7 +97,7 @@ def _distinct(attachment: Attachment, files: list[File]) -> str:
     return next(name for name in numbers if name not in taken)
 
 
-WITHIN = 120.0
+TRANSCRIBE_TIMEOUT = 120.0
 TRIES = 2
 MAX_SECONDS = 86_400
 MAX_WORDS = 20_000
@@ -112,29 +112,29 @@ EMPTY = "({name} was transcribed, and no words were found in it.)"
 NOT_ASKED = (
     "({name} was not listened to, for nobody addressed you with it; whoever wants that answers it and does.)"
 )
-LEAST_BYTES_A_SECOND = 2000
-"""Of speech as Telegram keeps it: what is paid for is taken to last this long where the server does not say."""
+MIN_BYTES_PER_SECOND = 2000
+"""Bytes per second of Telegram's speech files, to estimate the duration when the server does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What became of listening to a file."""
+    """The result of transcribing a file."""
 
     line: str
     """For the model."""
     is_somebodys: bool = False
-    """The line holds somebody's words."""
+    """Whether the line holds somebody's words."""
     cost: float = 0
     """In dollars."""
 
 
 def is_speech(attachment: Attachment) -> bool:
-    """Whether somebody may be speaking in it."""
+    """Whether a file may contain speech."""
     return attachment.media_type.startswith("audio/") or attachment.name == VIDEO_NOTE
 
 
 async def words_of(attachment: Attachment, content: bytes, account: ConnectionContext) -> Heard:
-    """What is said in a file. Never raises."""
+    """Transcribe a file. Never raises."""
     settings = Settings.model_validate(account.settings)
     name = attachment.name
     if not settings.transcribe_url:
@@ -156,7 +156,7 @@ async def words_of(attachment: Attachment, content: bytes, account: ConnectionCo
 async def _transcribed(
     attachment: Attachment, content: bytes, settings: Settings, account: ConnectionContext
 ) -> tuple[str, float]:
-    """The words, and the seconds that are paid for."""
+    """The transcript, and the seconds to pay for."""
     assert account.http is not None
     key = account.secret("transcribe_key") if "transcribe_key" in account.secrets else ""
     response = await account.http.post(
@@ -164,7 +164,7 @@ async def _transcribed(
         data={"model": settings.transcribe_model, "response_format": "json"},
         files={"file": (attachment.name, content, attachment.media_type)},
         headers={"authorization": f"Bearer {key}"} if key else {},
-        timeout=WITHIN,
+        timeout=TRANSCRIBE_TIMEOUT,
     )
     response.raise_for_status()
     answer = response.json()
@@ -175,7 +175,7 @@ async def _transcribed(
     seconds = usage.get("seconds") if isinstance(usage, dict) else None
     if isinstance(seconds, int | float) and 0 <= seconds < MAX_SECONDS:
         return text, float(seconds)
-    return text, len(content) / LEAST_BYTES_A_SECOND
+    return text, len(content) / MIN_BYTES_PER_SECOND
 
 
 def _why(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What a message holds beside its text: files to fetch, and everything else in words."""
+"""The content of a message beyond its text: files to fetch, and the rest described in words."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gofer.integration import Attachment, Payload
 
 DOWNLOAD_LIMIT = 20 * 1024 * 1024
 PASSED_ON = "passed-on:"
-"""How the reference of a file begins that its sender did not make: forwarded, or of the message that is answered."""
+"""Prefix of the reference of a file that the sender did not make: a forward, or from the message it answers."""
 VIDEO_NOTE = "video-note.mp4"
 PHOTO_SIDE = 1600
-"""Pixels of the longer side above which models gain nothing."""
+"""Pixels of the longer side; models gain nothing from more."""
 
 
 def attachments(message: Payload) -> tuple[Attachment, ...]:
-    """The files of a message, still at Telegram."""
+    """The files of a message, not fetched yet."""
     found = [*_photo(message)]
     for kind, (name, media_type) in _FILES.items():
         if file := message.child(kind):
@@ -36,7 +36,7 @@ _FILES = {
 
 
 def _photo(message: Payload) -> Iterator[Attachment]:
-    """One of the sizes Telegram made: the largest a model has use for."""
+    """The largest size of a photo that a model can use."""
     sizes = [size for size in message.children("photo") if size.text("file_id")]
     if not sizes:
         return
@@ -64,7 +64,7 @@ def _file(file: Payload, name: str, media_type: str) -> list[Attachment]:
 
 
 def clean_name(name: str) -> str:
-    """A file name that names one file here: no path, no control or invisible characters, not hidden."""
+    """A safe file name: no path, no control or invisible characters, not hidden."""
     last = re.split(r"[/\\]", name)[-1]
     kept = "".join(character for character in last if character.isprintable() and character not in '<>:"|?*')
     kept = re.sub(r"\s+", " ", kept).strip(" .")
@@ -74,7 +74,7 @@ def clean_name(name: str) -> str:
 
 
 def in_words(message: Payload) -> str:
-    """What is neither text nor a file, as text; nothing when there is nothing."""
+    """Content that is neither text nor a file, described in words."""
     return "\n".join(
         line for kind, say in _WORDS.items() if kind in message and (line := say(message.child(kind)))
     )
@@ -130,4 +130,4 @@ _WORDS: dict[str, Callable[[Payload], str]] = {
 }
 
 CONTENT = ("text", "caption", "photo", *_FILES, *_WORDS)
-"""Fields that make a message one that somebody wrote, rather than a note of Telegram's own."""
+"""Fields of a message that a person wrote; a service message has none of them."""

@@ -1,4 +1,4 @@
-"""Where something was said: a chat, or a topic in one, as one short reference."""
+"""The place of a message: a chat or one of its topics, as one short reference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Place:
 
     @property
     def ref(self) -> str:
-        """As a conversation is called."""
+        """The reference of the conversation."""
         return str(self.chat) if self.thread is None else f"{self.chat}/{self.thread}"
 
     @property
@@ -30,19 +30,19 @@ class Place:
 
     @property
     def sending(self) -> dict[str, Any]:
-        """Parameters to send there: General is meant when no topic is named."""
+        """Parameters to send there. Without a topic, Telegram sends to General."""
         topic = {} if self.thread in (None, GENERAL) else {"message_thread_id": self.thread or 0}
         return {"chat_id": self.chat, **topic}
 
     @property
     def acting(self) -> dict[str, Any]:
-        """Parameters to type there: General has to be named."""
+        """Parameters to show typing there. General must be named."""
         topic = {} if self.thread is None else {"message_thread_id": self.thread}
         return {"chat_id": self.chat, **topic}
 
 
 def place_of(ref: str) -> Place:
-    """A conversation's reference, read back."""
+    """Parse a conversation's reference."""
     chat, _, thread = ref.partition("/")
     try:
         return Place(int(chat), int(thread) if thread else None)
@@ -51,7 +51,7 @@ def place_of(ref: str) -> Place:
 
 
 def where(message: Payload) -> Place | None:
-    """The place of a message. In a group that is no forum a thread is only a chain of replies."""
+    """The place of a message. In a group that is not a forum, a thread is only a chain of replies."""
     chat = message.child("chat")
     chat_id = chat.number("id")
     if chat_id is None:

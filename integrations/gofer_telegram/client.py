@@ -49,7 +49,7 @@ _REASONS = (
 
 
 class Rejected(Permanent):
-    """Telegram will not do it, in its own words."""
+    """Telegram refused a call, in its own words."""
 
     def __init__(
         self, description: str, *, reason: str = "rejected", method: str = "", moved_to: int | None = None
@@ -156,7 +156,8 @@ class Client:
         )
 
     def _not_found(self, method: str) -> Rejected:
-        """Every bot has `getMe`: without it there is no bot here. Another method may only be unknown."""
+        """The error for a 404. Every bot has `getMe`, so a 404 there means that there is no bot. Another
+        method may be unknown to this server."""
         url = self.settings.api_url
         if method == "getMe":
             told = NOT_THERE.format(url=url, connection=self._account.id)

@@ -1,4 +1,4 @@
-"""Sending: place an opening, then edit it until it is whole. Each step may be repeated without harm."""
+"""Deliver replies: place an opening, then edit it to the full text. Each step can be repeated safely."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_PREVIEW = {"is_disabled": True}
 
 
 async def place(outgoing: Outgoing, client: Client) -> str:
-    """Send the opening lines; only the first part of an answer makes a sound."""
+    """Send the opening lines. Only the first part of an answer notifies."""
     where = place_of(outgoing.conversation)
     parameters: dict[str, Any] = {
         "text": opening((await _rendered(outgoing)).text),
@@ -42,31 +42,31 @@ async def place(outgoing: Outgoing, client: Client) -> str:
 
 
 def _instead_of(where: Place, error: Rejected) -> Place | None:
-    """Where to send what cannot be sent there: a group that moved, or the chat whose topic was deleted."""
+    """Where to send when the place is gone: the group's new id, or the chat of a deleted topic."""
     if error.moved_to is not None:
         return Place(error.moved_to)
     return Place(where.chat) if where.thread is not None and error.reason == "topic_deleted" else None
 
 
 async def _rendered(outgoing: Outgoing) -> Rendered:
-    """Beside everything else: a long text takes its time."""
+    """Render in a thread: a long text takes time."""
     return await asyncio.to_thread(render, outgoing.text)
 
 
 def _answering(outgoing: Outgoing, where: Place) -> dict[str, Any] | None:
-    """In a group it must be clear whom an answer answers; in private that would only be noise."""
+    """Reply to the message in a group; in private that would only be noise."""
     if not where.is_group or outgoing.part > 1 or not outgoing.reply_to.isdigit():
         return None
     return {"message_id": int(outgoing.reply_to), "allow_sending_without_reply": True}
 
 
 def _external_id(sent: Any, where: Place) -> str:
-    """Chat and message: a group may have another id by the time the message is edited."""
+    """The chat and message of an external id. The group may have got another id since."""
     return f"{sent.get('chat', {}).get('id', where.chat)}:{sent['message_id']}"
 
 
 async def complete(outgoing: Outgoing, external_id: str, client: Client) -> None:
-    """Edit the placed message to its whole text; raises Gone when it is not there any more."""
+    """Edit the placed message to its full text; raises Gone when it was deleted."""
     try:
         await _complete(outgoing, external_id, client)
     except Rejected as error:
@@ -111,7 +111,7 @@ async def _edit(
 
 
 async def _attach(outgoing: Outgoing, words: str, target: dict[str, Any], client: Client) -> None:
-    """Turn the placed message into one with a file: what is replaced cannot be there twice."""
+    """Replace the placed message by one with a file, so that it cannot appear twice."""
     media = {"type": "document", "media": "attach://answer", "caption": words}
     await client.call(
         "editMessageMedia",
@@ -123,11 +123,11 @@ async def _attach(outgoing: Outgoing, words: str, target: dict[str, Any], client
 
 
 SEEN, DONE, FAILED = "👀", "👍", "👎"
-"""Of the few that Telegram lets bots use: ✅ and ❌ are not among them."""
+"""Bots may use few reactions; ✅ and ❌ are not among them."""
 CHOSEN = "→"
 BETWEEN_DRAFTS, BETWEEN_EDITS = 1.5, 4.0
 MAX_SHOWN = 6000
-"""Characters of Markdown, the last of what was said so far, that are looked at to be shown."""
+"""The last characters of the model's Markdown that are rendered to show its words."""
 
 
 async def notice(message: Incoming, client: Client) -> None:
@@ -151,15 +151,15 @@ async def _react(message: Incoming, emoji: str, client: Client) -> None:
 
 
 def words_every(place: Place, settings: Settings) -> float:
-    """Seconds between two showings of an answer's words. Telegram counts edits: a group may have twenty a minute."""
+    """Seconds between two updates of the shown words. Telegram counts edits: a group may have twenty a minute."""
     if not settings.stream:
         return 0
     return BETWEEN_EDITS if place.is_group else BETWEEN_DRAFTS
 
 
 async def show_progress(conversation: str, progress: Progress, shown: str, client: Client) -> str:
-    """Type; show the words of the answer as they come; once it takes long, keep one silent message with a Stop button
-    up to date. In private a draft does for the words: it goes away by itself."""
+    """Show typing, then the words of the answer as they come. Once it takes long, keep one silent message with a Stop
+    button up to date. In private a draft shows the words: it disappears by itself."""
     place = place_of(conversation)
     with contextlib.suppress(Rejected, Temporary):
         await client.call("sendChatAction", **place.acting, action="typing")
@@ -179,8 +179,8 @@ async def show_progress(conversation: str, progress: Progress, shown: str, clien
 
 
 async def _draft(place: Place, progress: Progress, words: str, client: Client) -> bool:
-    """Show a draft, with a Stop button of Telegram's own; False where there are none: not every server knows them, and
-    not every bot or chat may have them."""
+    """Show a draft, which has Telegram's own Stop button. Return False when the server, bot or chat does not support
+    drafts."""
     given = {"draft_id": _draft_id(progress), **await _content(progress, words)}
     try:
         await client.call("sendMessageDraft", **place.sending, **given, can_stop=True)
@@ -190,7 +190,7 @@ async def _draft(place: Place, progress: Progress, words: str, client: Client) -
 
 
 async def _content(progress: Progress, words: str) -> dict[str, Any]:
-    """Text and entities: the last words of the answer, or how the work is going."""
+    """The last words of the answer, or the progress, as text and entities."""
     if not words:
         return {"text": _line(progress)}
     last = await asyncio.to_thread(lambda: render(split(words[-MAX_SHOWN:])[-1]))
@@ -199,7 +199,7 @@ async def _content(progress: Progress, words: str) -> dict[str, Any]:
 
 
 def _draft_id(progress: Progress) -> int:
-    """The same for all of one run's drafts, so that each takes the place of the one before."""
+    """The id of a run's draft: the same for the whole run, so that each draft replaces the one before."""
     return int(progress.message) if progress.message.isdigit() else 1
 
 
@@ -213,7 +213,7 @@ def _line(progress: Progress) -> str:
 
 
 async def clear_progress(shown: str, client: Client) -> None:
-    """Delete the progress message; one that is gone already is as good."""
+    """Delete the progress message, if it still exists."""
     await _unless_gone("deleteMessage", shown, client)
 
 
@@ -227,12 +227,12 @@ async def _unless_gone(method: str, shown: str, client: Client, **parameters: An
 
 
 async def end_question(shown: str, client: Client) -> None:
-    """Take the buttons away from a question that nobody is to answer any more."""
+    """Remove the buttons of a question that no longer needs an answer."""
     await _unless_gone("editMessageReplyMarkup", shown, client)
 
 
 async def settle(message: Incoming, outcome: str, client: Client) -> None:
-    """Stop the button from spinning, and take the buttons away once one of them has counted."""
+    """Stop the button's spinner, and remove the buttons once a press has counted."""
     if callback := message.facts.get("callback"):
         try:
             await client.call("answerCallbackQuery", callback_query_id=callback, text=outcome[:200])
@@ -251,7 +251,7 @@ async def settle(message: Incoming, outcome: str, client: Client) -> None:
 
 
 def _with_answer(message: Incoming, asked: str) -> dict[str, Any]:
-    """The question with its answer below it, as whoever comes by later wants to read it."""
+    """The question with its answer below."""
     answer = f"\n\n{CHOSEN} {clean(message.text)[:200]}"
     if units(asked + answer) > LIMIT:
         return {"text": asked}

@@ -1,7 +1,7 @@
-"""Parsing Markdown: CommonMark with tables, strikethrough and tasks, and without HTML.
+"""Parse Markdown: CommonMark with tables, strikethrough and tasks, without HTML.
 
-What is no Markdown is text, so tags and boxes without a task are escaped before the parser sees them. Offsets are
-characters of what was given.
+HTML tags and empty task boxes are text here, so they are escaped for the parser. Offsets count characters of the
+original text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 MAX_ROUNDS = 8
-"""Parses in search of tags; what is still one then is shown as it stands."""
+"""Rounds of parsing and escaping tags. A tag that is left then is shown as it is."""
 _LINE_START = re.compile(r"^[ \t>]*<", re.MULTILINE)
 _EMPTY_TASK = re.compile(r"\[.\][ \t]*$", re.MULTILINE)
 _REMOVED = dict.fromkeys(
@@ -22,7 +22,7 @@ _REMOVED = dict.fromkeys(
 
 
 class Event(NamedTuple):
-    """Something that the parser found, and where."""
+    """A parser event and its position."""
 
     value: Any
     start: int
@@ -30,7 +30,7 @@ class Event(NamedTuple):
 
 
 def clean(text: str) -> str:
-    """Text that may be sent: no lone surrogates and no control characters but tabs and line ends."""
+    """Text that can be sent: no lone surrogates, no control characters but tabs and line ends."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n")
     return lines.translate(_REMOVED).encode("utf-8", "replace").decode()
 
@@ -38,7 +38,7 @@ def clean(text: str) -> str:
 def parse(markdown: str) -> list[Event]:
     """The events of a text in order."""
     inserted: list[int] = []
-    """Places in the given text before which a backslash was put."""
+    """Positions of the original text with a backslash inserted before them."""
     for _ in range(MAX_ROUNDS):
         events, tags = _parse(markdown, inserted)
         if not tags - set(inserted):
@@ -72,7 +72,7 @@ def _parse(markdown: str, inserted: list[int]) -> tuple[list[Event], set[int]]:
 
 
 def _places(escaped: str, inserted: list[int]) -> Callable[[int], int]:
-    """From bytes of UTF-8 of the escaped text, in which the parser counts, to characters of the given one."""
+    """A function from the parser's offsets (UTF-8 bytes of the escaped text) to characters of the original text."""
     moved = [place + number for number, place in enumerate(inserted)]
     if escaped.isascii():
         return lambda offset: offset - bisect_left(moved, offset)
@@ -84,7 +84,7 @@ def _places(escaped: str, inserted: list[int]) -> Callable[[int], int]:
 
 
 def name_of(event: Any) -> tuple[str, Any]:
-    """What begins with an event, by its name, with what is said of it; inline code is an event of its own."""
+    """The name and value of what starts with an event; empty for other events. Inline code is one event."""
     if not isinstance(event, dict) or "End" in event:
         return "", None
     began = event.get("Start", event)

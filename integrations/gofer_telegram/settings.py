@@ -1,4 +1,4 @@
-"""What can be set of a Telegram connection."""
+"""The settings of a Telegram connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Setting a bot up: commands, a webhook or none, and how it is doing."""
+"""Set up a bot: its commands, and a webhook or polling. Check its health."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def set_up(account: ConnectionContext) -> Health:
 
 
 async def _receive(client: Client, account: ConnectionContext) -> str:
-    """Have updates pushed to us, or kept for us to fetch."""
+    """Set the webhook, or remove it so that updates can be polled."""
     if account.hook_url is None:
         await _patiently(client, "deleteWebhook", drop_pending_updates=False)
         return "updates are fetched by long polling, since GOFER_PUBLIC_URL is not set"
@@ -78,7 +78,7 @@ async def _patiently(client: Client, method: str, **parameters: Any) -> Any:
 
 
 async def _offer_commands(client: Client) -> str:
-    """Offer the commands in the menu; returns what to say if that fails, for they work without it."""
+    """Set the menu of commands. They also work without it, so a failure only returns a remark."""
     public = [command for command in COMMANDS if not command.private]
     try:
         for scope, offered in (("all_private_chats", COMMANDS), ("all_group_chats", public)):
@@ -93,7 +93,7 @@ def _menu(commands: Sequence[Command]) -> list[dict[str, str]]:
 
 
 async def tear_down(account: ConnectionContext) -> None:
-    """Leave the bot as it was found; what waits at Telegram stays there."""
+    """Undo the set-up. Pending updates stay at Telegram."""
     client = Client(account)
     await _patiently(client, "deleteWebhook", drop_pending_updates=False)
     for scope in ("all_private_chats", "all_group_chats"):
@@ -137,12 +137,12 @@ def _judge(account: ConnectionContext, name: str, info: dict[str, Any]) -> Healt
 
 
 def _foreign(url: str, account: ConnectionContext) -> str:
-    """Only the host: others put secrets into their paths."""
+    """Only the host of a URL: paths may hold secrets."""
     return FOREIGN_WEBHOOK.format(url=urlsplit(url).netloc, connection=account.id)
 
 
 async def poll(account: ConnectionContext, last: str | None) -> Sequence[Request]:
-    """Wait for what comes after the last stored update. Confirming is what the offset does, so it is never guessed."""
+    """Wait for updates after the last stored one. The offset confirms updates, so it is never guessed."""
     client = Client(account)
     offset = int(last) + 1 if last is not None and last.isdigit() else None
     try:
@@ -162,7 +162,7 @@ async def poll(account: ConnectionContext, last: str | None) -> Sequence[Request
 
 
 async def _remove_own_webhook(client: Client, account: ConnectionContext) -> None:
-    """After a switch from webhook to polling the old webhook is ours to remove; another program's is not."""
+    """After a switch to polling, remove our old webhook, but not another program's."""
     url = str((await client.call("getWebhookInfo")).get("url", ""))
     if url and not url.endswith(f"/hooks/{account.id}"):
         raise Temporary(_foreign(url, account), reason="conflict", retry_after=60)

@@ -1,4 +1,4 @@
-"""Markdown as Telegram shows it: text with entities, in parts that break neither a fence nor an entity."""
+"""Render Markdown as text with entities, and split it into parts without breaking a fence or an entity."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from gofer_telegram.markdown import clean, name_of, parse
 
 LIMIT = 4096
 PART_LIMIT = 3900
-"""Units per part; the rest is room for masks and for a fence that is closed and opened again."""
+"""UTF-16 units per part. The rest is room for masks, and for closing and reopening a fence."""
 MAX_ENTITIES = 100
-"""What one message may have; Telegram forgets those beyond."""
+"""Entities per message; Telegram drops the rest."""
 MAX_WORDS = 6 * PART_LIMIT
-"""Characters beyond which the whole goes into a file."""
+"""Visible characters; a longer answer becomes a file."""
 MAX_PARTS = 12
-"""The same for parts: words that six of them hold may have more entities than six may have."""
+"""Parts; an answer with more becomes a file. Many entities can need more parts than the characters alone."""
 MAX_SOURCE = 4 * MAX_WORDS
-"""Characters of Markdown beyond which nobody looks for places to cut: few of them would have to be shown."""
+"""Characters of Markdown source; a longer one becomes a file without being parsed."""
 OPENING = 200
-"""Characters that an opening holds at most."""
+"""Characters of an opening."""
 MIN_UNSPACED = 20
 NO_OPENING = "One moment …"
-"""Instead of the opening of an answer that is too short to have one."""
+"""Replaces the opening of an answer that is too short for one."""
 _WORD = re.compile(r"\S+")
 CAPTION = 900
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Text and entities, as the Bot API takes them."""
+    """Text and entities for the Bot API."""
 
     text: str
     entities: list[Entity]
 
     @property
     def fits(self) -> bool:
-        """Whether one message can hold it: all its words, and all its entities, for some of them are links."""
+        """Whether it fits in one message, with all its entities: some of them are links."""
         return units(self.text) <= LIMIT and len(self.entities) <= MAX_ENTITIES
 
 
 def render(markdown: str) -> Rendered:
-    """What a message shows for some Markdown; plain text where nothing else makes sense, or would take its time."""
+    """Render Markdown. What is far too long becomes plain text."""
     source = clean(markdown)
     if not _is_too_much(source):
         return _rendered(source)
@@ -65,7 +65,7 @@ def _rendered(source: str) -> Rendered:
 
 
 def _trimmed(entities: list[Entity], text: str, lead: int) -> list[Entity]:
-    """Those around something that can be seen, within the text that is left of it."""
+    """The entities around visible text, moved by the trimmed whitespace."""
     raw = text.encode("utf-16-le")  # Telegram's units are two bytes each
     found = []
     for one in entities:
@@ -76,7 +76,7 @@ def _trimmed(entities: list[Entity], text: str, lead: int) -> list[Entity]:
 
 
 def _compatible(entities: list[Entity]) -> list[Entity]:
-    """Those that Telegram takes together; of two that say the same of the same words, the outer one."""
+    """The entities that Telegram accepts together."""
     entities.sort(key=lambda one: (one["offset"], -one["length"], not one["type"].endswith("blockquote")))
     kept: dict[int, Entity] = {}
     around: dict[int, Entity] = {}
@@ -94,7 +94,7 @@ def _end(entity: Entity) -> int:
 
 
 def _excludes(outer: Entity, inner: Entity) -> bool:
-    """Whether Telegram takes one only without the other: nothing may be in code, and no quote in a quote."""
+    """Whether Telegram refuses one inside the other: nothing may be in code, and no quotation in a quotation."""
     if not outer["offset"] <= inner["offset"] <= _end(inner) <= _end(outer):
         return False
     match str(outer["type"]), str(inner["type"]):
@@ -109,7 +109,7 @@ def _excludes(outer: Entity, inner: Entity) -> bool:
 
 
 def opening(full: str) -> str:
-    """The first words of a text, at most half of them: what a crash may leave behind is never an answer."""
+    """The first words of a text, at most half of them: what a crash leaves behind never looks like an answer."""
     head = full[: min(OPENING, len(full) // 2)]
     kept = list(_WORD.finditer(head))[: len(full.split()) // 2]
     if kept and kept[-1].end() == len(head) and not full[len(head)].isspace():
@@ -121,13 +121,13 @@ def opening(full: str) -> str:
 
 
 def caption(full: str) -> str:
-    """What stands under a file that holds the whole of a text; it may have 1024 units, as Telegram counts."""
+    """The caption of a file that holds the whole text. Telegram allows 1024 units."""
     head = full[:CAPTION].encode("utf-16-le")[: 2 * CAPTION].decode("utf-16-le", "ignore")
     return f"{head.rpartition(' ')[0] or head} … (all of it is in the file)"
 
 
 def split(markdown: str) -> list[str]:
-    """A reply in parts; what cannot be had in a few is one part, which no message can hold: it becomes a file."""
+    """Split a reply into parts. One that needs too many stays one part, which is then sent as a file."""
     source = clean(markdown)
     if _is_too_much(source):
         return [markdown]
@@ -161,7 +161,7 @@ def _fits(markdown: str) -> bool:
 
 
 def _window(markdown: str) -> str:
-    """As much as one part can hold at most."""
+    """The longest prefix that one part could hold."""
     size = count = 0
     for character in markdown:
         count += 2 if ord(character) > 0xFFFF else 1
@@ -174,7 +174,7 @@ def _window(markdown: str) -> str:
 
 
 def _position(outline: Outline, window: str) -> int:
-    """Where to cut: as late as possible, at the best kind of place that there is."""
+    """Where to cut: as late as possible, at the best kind of place."""
     for places in _places(window):
         good = [place for place in places if outline.may_cut(place)]
         fitting = bisect_left(good, True, key=lambda place: not _fits(outline.before(place)))
@@ -184,7 +184,7 @@ def _position(outline: Outline, window: str) -> int:
 
 
 def _places(window: str) -> Iterator[list[int]]:
-    """Where one may cut, best first: between paragraphs, between lines, between sentences, between words."""
+    """Possible cuts, best first: between paragraphs, lines, sentences, words."""
     for least in (len(window) // 3, 0):
         for pattern in (r"\n\s*\n", r"\n", r"(?<=[.!?]) ", r"\s"):
             yield [found.end() for found in re.finditer(pattern, window) if found.end() > least]
@@ -192,12 +192,12 @@ def _places(window: str) -> Iterator[list[int]]:
 
 CODE, TABLE, HEADING, ITEM = "CodeBlock", "Table", "Heading", "Item"
 MARKS = {"Strong": 2, "Emphasis": 1, "Strikethrough": 2}
-"""How long the mark is on each side."""
+"""Length of the mark on each side."""
 INLINE = {*MARKS, "Link", "Image", "Code"}
 MAX_MARKS = 1200
-"""Bold words, links and the like in an answer that is shown in messages: what these could have."""
+"""Inline marks in an answer; one with more becomes a file."""
 MAX_EVENTS = 30_000
-"""Steps of the parser for such an answer: with a table, few characters can be many."""
+"""Parser events in an answer; a table can have many in few characters."""
 _MARGIN = re.compile(r"[ >]*")
 _MARKER = re.compile(r"(?:[-+*]|\d{1,9}[.)])(?: {1,4}(?! )| )?")
 _FENCE = re.compile(r"(`{3,}|~{3,})([^\n]*)")
@@ -206,7 +206,7 @@ _TICKS = re.compile(r"`+")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that the parser found."""
+    """A span of the source that the parser found."""
 
     kind: str
     start: int
@@ -218,7 +218,7 @@ class Span:
 
 
 class Outline:
-    """What a text consists of, as far as a cut before `end` is concerned."""
+    """The structure of a text that matters for a cut before `end`."""
 
     def __init__(self, text: str, end: int) -> None:
         found = [span for span in _spans(text) if span.start < end]
@@ -229,12 +229,12 @@ class Outline:
         self._inline = [span for span in found if span.kind in INLINE]
 
     def leaf(self, position: int) -> Span | None:
-        """The code, table or heading that a position is in."""
+        """The code block, table or heading around a position."""
         before = bisect_left(self._leaves, position, key=lambda span: span.start)  # none is within another
         return self._leaves[before - 1] if before and self._leaves[before - 1].around(position) else None
 
     def may_cut(self, position: int) -> bool:
-        """Whether a cut here spoils nothing."""
+        """Whether a cut here breaks nothing."""
         if any(span.around(position) for span in self._inline):
             return False
         leaf = self.leaf(position)
@@ -249,7 +249,7 @@ class Outline:
         return lines_before > leaf.fenced and self._text.count("\n", position, leaf.end) >= leaf.fenced
 
     def before(self, position: int) -> str:
-        """What stands before a cut, with what is open there closed."""
+        """The text before a cut, with open marks and fences closed."""
         head, leaf = self._text[:position], self.leaf(position)
         if leaf is None:
             return head.rstrip() + "".join(reversed(marks)) if (marks := self._marks(position)) else head
@@ -259,7 +259,7 @@ class Outline:
         return head
 
     def after(self, position: int) -> str:
-        """What stands behind a cut, with what is open there opened again."""
+        """The text after a cut, with open marks, fences and table heads repeated."""
         rest, leaf = self._moved_left(position), self.leaf(position)
         open_here = self._indents(position, position)
         margin = _moved(self._margin(leaf.start if leaf else position), open_here)
@@ -276,12 +276,12 @@ class Outline:
         return rest
 
     def _indented_code_at(self, position: int) -> bool:
-        """Whether code without a fence begins with the line of a position."""
+        """Whether an indented code block starts at the line of a position."""
         unfenced = (span for span in self._leaves if span.kind == CODE and not span.fenced)
         return any(self._line(span.start) == position for span in unfenced)
 
     def _marks(self, position: int) -> list[str]:
-        """The marks of what is bold, italic, struck out or code at a position, from the outside in."""
+        """The open inline marks at a position, from the outside in."""
         found = []
         for span in self._inline:
             if span.around(position) and span.kind in MARKS:
@@ -291,23 +291,23 @@ class Outline:
         return found
 
     def _fence(self, code: Span) -> tuple[str, str]:
-        """By which mark code was opened, and in which language."""
+        """The fence and the language of a code block."""
         found = _FENCE.match(self._text, code.start)
         return (found[1], found[2]) if found else ("```", "")
 
     def _line(self, position: int) -> int:
-        """Where the line of a position begins."""
+        """The start of the line of a position."""
         return self._text.rfind("\n", 0, position) + 1
 
     def _margin(self, position: int) -> str:
-        """What another line begins with that stands where a position does: quotes, and the room of items."""
+        """The margin of a line at a position: quotation marks, and the indentation of list items."""
         line = self._line(position)
         behind = [self._indent(item)[1] for item in self._items if line <= item.start < position]
         marks = _MARGIN.match(self._text, line + max(behind, default=0), position)
         return re.sub("[^>]", " ", self._text[line : marks.end() if marks else line])
 
     def _moved_left(self, position: int) -> str:
-        """What follows a position, without the indentation of the items that are open there."""
+        """The text after a position, without the indentation of the list items that are open there."""
         end = max((item.end for item in self._open_items(position)), default=position)
         at, lines = position, []
         for line in self._text[position:end].splitlines(keepends=True):
@@ -317,17 +317,17 @@ class Outline:
         return "".join(lines) + self._text[end:]
 
     def _indents(self, position: int, line: int) -> list[tuple[int, int]]:
-        """The columns that belong to the items which hold both a cut and a line."""
+        """The columns of the list items that contain both a cut and a line."""
         return [self._indent(item) for item in self._open_items(position) if item.end > line]
 
     def _open_items(self, position: int) -> list[Span]:
-        """The items that hold a cut: few, of how many there may be, and asked for with each line behind it."""
+        """The list items around a cut, cached because every line after it asks."""
         if position not in self._open:
             self._open[position] = [item for item in self._items if item.around(position)]
         return self._open[position]
 
     def _indent(self, item: Span) -> tuple[int, int]:
-        """From which column to which the lines of an item are indented."""
+        """The columns by which the lines of a list item are indented."""
         before = self._text[self._line(item.start) : item.start]
         bare = before.rstrip(" ")
         marker = _MARKER.match(self._text, item.start)
@@ -336,7 +336,7 @@ class Outline:
 
 
 def _moved(line: str, indents: list[tuple[int, int]]) -> str:
-    """A line without what its margin has in some columns."""
+    """A line without these columns of its margin."""
     margin = _MARGIN.match(line)
     end = margin.end() if margin else 0
     kept = [
@@ -348,7 +348,7 @@ def _moved(line: str, indents: list[tuple[int, int]]) -> str:
 
 
 def is_too_much(markdown: str, max_words: int) -> bool:
-    """Whether a text has more words, more marks, or more made of them, than the few messages of an answer can show."""
+    """Whether a text has more characters, marks or parser events than an answer in messages can have."""
     words = marks = 0
     in_table = False
     for number, event in enumerate(parse(markdown)):
@@ -367,7 +367,7 @@ def _ended(event: Any) -> Any:
 
 
 def _spans(markdown: str) -> Iterator[Span]:
-    """Everything that matters for a cut, in the order in which it begins."""
+    """All spans that matter for a cut, by their start."""
     for event in parse(markdown):
         name, value = name_of(event.value)
         if name in (CODE, TABLE, HEADING, ITEM) or name in INLINE:

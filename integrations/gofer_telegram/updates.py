@@ -1,5 +1,5 @@
-"""Reading updates. Pure: JSON in, what it means out. Whatever is missing or mistyped, nothing here raises but
-`Malformed` for an update without a number: one that cannot be told from another."""
+"""Read updates. Pure: JSON in, its meaning out. Missing or mistyped fields never raise, except `Malformed` for an
+update without an id."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gofer_telegram.settings import Group, Settings
 CONTROLS = {"stop": "stop", "new": "new"}
 QUOTE_LIMIT = 4000
 REMINDER_LIMIT = 500
-"""Of words the agent has in its history anyway."""
+"""Characters quoted of text that the agent has in its history anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bot:
-    """Who we are, as far as reading an update needs it."""
+    """What reading an update needs to know of the bot."""
 
     id: int
     settings: Settings
 
     def group(self, place: Place) -> Group | None:
-        """How a group is to be heard; None when it is not allowed."""
+        """The settings of a group; None when it is not allowed."""
         return self.settings.groups.get(str(place.chat))
 
 
@@ -76,7 +76,7 @@ def _moved(message: Payload, place: Place) -> tuple[str, str] | None:
 
 
 def author_of(message: Payload, place: Place) -> Author | None:
-    """Who wrote it. Somebody who writes as a chat has that chat's id, which nobody can be paired with."""
+    """The author. Somebody who writes as a chat has that chat's id, which cannot be paired."""
     if (sender := message.child("sender_chat")).number("id") is not None:
         number = sender.number("id")
         anonymous = number == place.chat
@@ -94,7 +94,7 @@ def _name_of(user: Payload) -> str:
 
 
 def _uninvited(message: Payload, place: Place, author: Author, bot: Bot) -> Incoming | str:
-    """In a group nobody allowed, nothing is kept; who addresses us is heard only as a wish to be heard."""
+    """Nothing of a group that is not allowed is stored. Addressing the bot there only asks an owner to allow it."""
     if not _trigger(message, place, bot):
         return "the group is not allowed"
     return _wish(message.child("chat"), place, author)
@@ -159,7 +159,7 @@ def _passed_on(file: Attachment) -> Attachment:
 
 
 def _replied(message: Payload) -> list[Payload]:
-    """What a message answers, here or in another chat. In a topic every message formally answers its opening."""
+    """The messages that a message answers, here or in another chat. In a topic every message answers its start."""
     found = [message.child(name) for name in ("reply_to_message", "external_reply")]
     return [one for one in found if one and "forum_topic_created" not in one]
 
@@ -188,7 +188,7 @@ def words(message: Payload, author: Author, bot: Bot) -> tuple[str, str, bool]:
 
 
 def _forwarded(message: Payload) -> bool:
-    """Whether it was first said elsewhere, in the present fields or in the older ones."""
+    """Whether a message is a forward, by the current or the older fields."""
     return "forward_origin" in message or "forward_date" in message
 
 
@@ -204,7 +204,7 @@ def _answered(message: Payload) -> tuple[str, str]:
 
 
 def _trigger(message: Payload, place: Place, bot: Bot) -> str:
-    """What in a message wants us, or nothing."""
+    """What in a message addresses the bot, or empty."""
     if not place.is_group:
         return "private"
     if _command(message, bot)[0]:
@@ -228,7 +228,7 @@ def _mentions(message: Payload, bot: Bot) -> bool:
 
 
 def _command(message: Payload, bot: Bot) -> tuple[str, str]:
-    """A command at the very beginning that is not another bot's, with what follows it."""
+    """The command at the start of a message, unless for another bot, and its arguments."""
     if _forwarded(message) or "via_bot" in message:
         return "", ""
     for kind, covered, entity in _entities(message):

@@ -122,7 +122,7 @@ class WebChat(Integration):
 integration = WebChat()
 
 
-LARGEST = 20 * 1024 * 1024
+MAX_FILE_SIZE = 20 * 1024 * 1024
 DESCRIPTION = (
     "Show a file from the workspace in this chat, at most 20 MB: a picture is shown, anything else can be downloaded. "
     "Use it when a person asked for a file, or when a result is better looked at as one."
@@ -138,8 +138,8 @@ class SendFile(Arguments):
 async def _run(given: SendFile, context: ToolContext) -> ToolResult:
     if context.shell is None or context.blobs is None:
         return ToolResult("There is no workspace to send a file from.", is_error=True)
-    content = await context.shell.read(given.path, limit=LARGEST + 1)
-    if len(content) > LARGEST:
+    content = await context.shell.read(given.path, limit=MAX_FILE_SIZE + 1)
+    if len(content) > MAX_FILE_SIZE:
         return ToolResult(f"{given.path} is larger than 20 MB, which the chat does not take.", is_error=True)
     name = PurePosixPath(given.path).name[:200]
     media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
@@ -151,8 +151,8 @@ async def _run(given: SendFile, context: ToolContext) -> ToolResult:
 SEND_FILE = Tool("send_file", DESCRIPTION, SendFile, _run, Tier.WRITE, timeout=120)
 
 
-LONGEST_TEXT = 100_000
-MOST_FILES = 10
+MAX_TEXT = 100_000
+MAX_FILES = 10
 
 TRUST: dict[str, TrustLevel] = {"owner": "owner", "operator": "member"}
 """How far a member's role is trusted; one who may only look is a stranger to agents."""
@@ -199,9 +199,9 @@ class Posted(_Strict):
     """Made by the page: the same thing sent again has the same id, and happens once."""
     conversation: Id
     member: Member
-    text: str = Field(default="", max_length=LONGEST_TEXT)
+    text: str = Field(default="", max_length=MAX_TEXT)
     agent: str = Field(default="", max_length=100)
-    files: list[FileSent] = Field(default_factory=list, max_length=MOST_FILES)
+    files: list[FileSent] = Field(default_factory=list, max_length=MAX_FILES)
     press: Press | None = None
     stop: bool = False
 

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gofer_standins.strict_schemas import strict_problems
 
-MOST_MARKS = 4
+MAX_CACHE_MARKS = 4
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 UNWANTED = {"temperature", "top_p", "top_k"}
 IMAGE_MAGIC = {
@@ -131,8 +131,8 @@ def _marks(request: Mapping[str, Any]) -> Iterator[str]:
     blocks = [*(request.get("tools") or []), *([] if isinstance(system, str) else system)]
     blocks += [block for message in request.get("messages") or [] for block in _content(message)]
     count = sum("cache_control" in block for block in blocks)
-    if count > MOST_MARKS:
-        yield f"A maximum of {MOST_MARKS} blocks with cache_control may be provided. Found {count}."
+    if count > MAX_CACHE_MARKS:
+        yield f"A maximum of {MAX_CACHE_MARKS} blocks with cache_control may be provided. Found {count}."
 
 
 def _order(messages: list[dict[str, Any]]) -> Iterator[str]:

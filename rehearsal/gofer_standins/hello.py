@@ -22,7 +22,7 @@ from gofer_standins.loopback import hang_up, serve
 
 
 class Reply(BaseModel):
-    """What the service takes: exactly this, or a refusal."""
+    """A reply as the service accepts it; anything else is refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     key: str = Field(min_length=1, max_length=200)
@@ -36,19 +36,19 @@ class Fault:
     """Something that goes wrong with the next request."""
 
     kind: Literal["busy", "broken", "dropped", "stalled"]
-    """429; 500; taken but never answered; answered late."""
+    """busy: 429. broken: 500. dropped: accepted but never answered. stalled: answered late."""
     seconds: float = 1
     """For `retry-after`, or how long to stall."""
 
 
 @dataclass
 class HelloService:
-    """Sends signed messages and keeps every reply it took, repeats included: it dedupes nothing."""
+    """Sends signed messages and records every reply, repeats included: it dedupes nothing."""
 
     signing_key: str
     ledger: list[Reply] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    """Why it refused requests; an honest client leaves this empty."""
+    """Why it refused requests; empty with a correct client."""
     faults: deque[Fault] = field(default_factory=deque)
     rooms: set[str] = field(default_factory=set)
     url: str = ""

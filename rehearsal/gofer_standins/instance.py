@@ -1,4 +1,4 @@
-"""A throw-away Gofer: its own process, its own data directory, gone afterwards."""
+"""A throw-away Gofer with its own process and data directory, removed afterwards."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 
 import httpx2
 
-START_WITHIN = 120.0
-"""Seconds; a process that dies is noticed at once, so this is only for machines that are very busy."""
-STOP_WITHIN = 30.0
+START_TIMEOUT = 120.0
+"""Seconds. A process that dies is noticed at once, so this matters only on very busy machines."""
+STOP_TIMEOUT = 30.0
 
 
 class NotStarted(Exception):
@@ -25,7 +25,7 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A running one."""
+    """A running throw-away Gofer."""
 
     url: str
     control: httpx2.AsyncClient
@@ -44,7 +44,7 @@ class Instance:
 async def throw_away(**settings: str) -> AsyncIterator[Instance]:
     """Start `gofer serve` on embedded defaults and a free port; end it and remove its data afterwards.
 
-    `port=…` takes a port of one's own, for whoever has to know the address before.
+    `port=…` sets the port, when the URL must be known before the start.
     """
     with tempfile.TemporaryDirectory(prefix="gofer-demo-") as folder:
         data = Path(folder)
@@ -70,7 +70,7 @@ async def throw_away(**settings: str) -> AsyncIterator[Instance]:
 
 
 def _environment(data: Path, settings: dict[str, str]) -> dict[str, str]:
-    # Nothing of the real installation may reach it: not its database, not its key.
+    # Nothing of the real installation may reach it, such as its database or its key.
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GOFER_")}
     given = {f"GOFER_{name.upper()}": value for name, value in settings.items()}
     kept = {
@@ -84,7 +84,7 @@ def _environment(data: Path, settings: dict[str, str]) -> dict[str, str]:
 
 
 async def _ready(process: asyncio.subprocess.Process, control: httpx2.AsyncClient, output: Path) -> str:
-    deadline = asyncio.get_running_loop().time() + START_WITHIN
+    deadline = asyncio.get_running_loop().time() + START_TIMEOUT
     while process.returncode is None and asyncio.get_running_loop().time() < deadline:
         with contextlib.suppress(httpx2.TransportError):
             status = (await control.get("/status")).json()
@@ -103,7 +103,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.terminate()
         try:
-            async with asyncio.timeout(STOP_WITHIN):
+            async with asyncio.timeout(STOP_TIMEOUT):
                 await process.wait()
         except TimeoutError:
             process.kill()

@@ -1,4 +1,4 @@
-"""The repositories' side of the API: issues, comments, pulls, checks, contents. Strict about what it takes."""
+"""GitHub's API, strict about its input: repositories (issues, pulls, checks, contents), search, logs and GraphQL."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gofer_standins.github import git, shapes
 from gofer_standins.github.auth import ORDER, Refusal, repository_for, token_of
 from gofer_standins.github.world import CheckRun, Comment, Issue, Repository, Review, Token, World, stamp
 
-LONGEST_COMMENT = 65_536
-MOST_LINES = 20_000
-"""Of a diff."""
-MOST_PATCH = 3_000
+MAX_COMMENT = 65_536
+MAX_LINES = 20_000
+"""Lines of a diff."""
+MAX_PATCH = 3_000
 """Changed lines of a file whose patch is shown."""
 CONCLUSIONS = ("action_required", "cancelled", "failure", "neutral", "success", "skipped", "timed_out")
 WORST_FIRST = ("failure", "timed_out", "action_required", "cancelled", "neutral", "skipped")
@@ -26,11 +26,11 @@ REACTIONS = {"+1", "-1", "laugh", "confused", "heart", "hooray", "rocket", "eyes
 
 
 Tell = Callable[[str, dict[str, Any], Repository, str], None]
-"""Event, payload, place and the sender's login: every App that listens there hears of it, a moment later."""
+"""Event, payload, repository and the sender's login. Every subscribed App gets a webhook a moment later."""
 
 
 class Asked:
-    """One request of somebody who may make it."""
+    """One authorised request."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Asked:
     def number(self, name: str) -> int:
         return int(self.request.path_params[name])
 
-    def text(self, name: str, *, least: int = 1, most: int = LONGEST_COMMENT) -> str:
+    def text(self, name: str, *, least: int = 1, most: int = MAX_COMMENT) -> str:
         """A text of the body, or 422 as GitHub says it."""
         found = self.body.get(name) if isinstance(self.body, dict) else None
         if not isinstance(found, str) or not least <= len(found) <= most:
@@ -83,7 +83,7 @@ def _pull(asked: Asked, one: Issue) -> dict[str, Any]:
 
 
 def _pull_in_brief(asked: Asked, one: Issue) -> dict[str, Any]:
-    """As in lists, which do not count its comments."""
+    """A pull request as in lists, which do not count its comments."""
     return {name: value for name, value in _pull(asked, one).items() if name != "comments"}
 
 
@@ -253,8 +253,8 @@ async def get_pull(asked: Asked) -> Response:
     pull = _is_pull(asked)
     if "diff" in asked.request.headers.get("accept", ""):
         text = git.run(asked.of.path, "diff", _change(pull))
-        if text.count("\n") > MOST_LINES:
-            words = f"Sorry, the diff exceeded the maximum number of lines ({MOST_LINES})"
+        if text.count("\n") > MAX_LINES:
+            words = f"Sorry, the diff exceeded the maximum number of lines ({MAX_LINES})"
             return JSONResponse({"message": words, "errors": [{"code": "too_large"}]}, 406)
         return PlainTextResponse(text)
     return JSONResponse(_pull(asked, pull))
@@ -272,7 +272,7 @@ async def list_files(asked: Asked) -> Response:
     for added, removed, name in (line.split("\t", 2) for line in counted if line):
         numbers = {"additions": int(added), "deletions": int(removed), "changes": int(added) + int(removed)}
         entry = {"filename": name, "status": "modified" if int(removed) else "added", **numbers}
-        if numbers["changes"] < MOST_PATCH:
+        if numbers["changes"] < MAX_PATCH:
             whole = git.run(asked.of.path, "diff", _change(pull), "--", name)
             entry["patch"] = whole[whole.find("@@") :]
         found.append(entry)
@@ -350,7 +350,7 @@ def _line_comment(asked: Asked, pull: Issue, review: Review, given: dict[str, An
         raise Refusal(
             422, f"Validation Failed: comments {sorted(unknown) or 'need path, line, side and body'}"
         )
-    if not isinstance(given.get("body"), str) or not 0 < len(given["body"]) <= LONGEST_COMMENT:
+    if not isinstance(given.get("body"), str) or not 0 < len(given["body"]) <= MAX_COMMENT:
         raise Refusal(422, "Validation Failed: a comment's body")
     hunk = git.hunk_at(asked.of.path, _change(pull), path, line, side)
     if not hunk:
@@ -498,7 +498,7 @@ def _end_check(check: CheckRun, body: dict[str, Any]) -> None:
 
 
 async def job_logs(asked: Asked) -> Response:
-    """Sent elsewhere, to a storage that takes no token."""
+    """Redirect to a storage that takes no token."""
     found = asked.of.check_runs.get(asked.number("id"))
     if found is None or not found.log:
         raise Refusal(404, "Not Found")
@@ -554,14 +554,14 @@ ROUTES: tuple[tuple[str, str, str, str, Handler], ...] = (
     ("POST", f"{R}/check-runs", "checks", "write", create_check),
     ("PATCH", f"{R}/check-runs/{{id:int}}", "checks", "write", edit_check),
 )
-"""Method, path, permission, level and who answers."""
+"""Method, path, permission, level and handler."""
 
 
 QUALIFIERS = {"repo", "is", "state", "in", "author", "label"}
 
 
 class OtherEndpoints:
-    """Answers it."""
+    """Endpoints outside one repository's REST API: search, stored logs, uploads and GraphQL."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -585,14 +585,14 @@ class OtherEndpoints:
         return JSONResponse({"total_count": len(found), "incomplete_results": False, "items": items})
 
     async def stored(self, request: Request) -> Response:
-        """A log where it is kept. Whoever brings credentials here has let them out."""
+        """A log at its storage. A client that sends credentials here leaks them."""
         if "authorization" in request.headers:
             raise Refusal(400, "InvalidAuthenticationInfo")
         of = self._world.repositories[f"{request.path_params['owner']}/{request.path_params['name']}"]
         return PlainTextResponse(of.check_runs[int(request.path_params["id"])].log)
 
     async def asset(self, request: Request) -> Response:
-        """A picture that somebody uploaded: for who has its signature, and brings no credentials."""
+        """An uploaded picture, by its signature and without credentials."""
         if "authorization" in request.headers:
             raise Refusal(400, "InvalidAuthenticationInfo")
         data = self._world.assets.get(request.path_params["id"])
@@ -601,7 +601,7 @@ class OtherEndpoints:
         return Response(data, media_type="application/octet-stream")
 
     async def graphql(self, request: Request) -> Response:
-        """The review threads of a pull request, and the end of one."""
+        """List the review threads of a pull request, or resolve one."""
         token = token_of(self._world, request)
         asked = await request.json()
         query, given = str(asked.get("query", "")), asked.get("variables", {})

@@ -1,4 +1,4 @@
-"""Who asks, and whether they may: App JWTs, installation tokens with enforced permissions, users' tokens; faults."""
+"""Authentication and permissions (App JWTs, installation tokens, users' tokens), rate limits and faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ORDER = {"none": 0, "read": 1, "triage": 1, "write": 2, "maintain": 2, "admin": 
 
 
 class Refusal(Exception):
-    """An answer that is not the one hoped for."""
+    """An error response."""
 
     def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
@@ -38,11 +38,11 @@ class Fault:
 
 
 class Limits:
-    """How much one account may ask: a budget of requests, and so many new things a minute."""
+    """The rate limits of one account: requests an hour, and new content a minute."""
 
     def __init__(self, requests: int = 5000, creations: int = 80) -> None:
         self.requests = requests
-        """Left until the hour is over."""
+        """Requests left in this hour."""
         self.creations = creations
         """New comments, pull requests and the like within a minute."""
         self.minute = 60.0
@@ -57,7 +57,7 @@ class Limits:
         }
 
     def count(self, method: str, path: str) -> None:
-        """One more request; raises the refusal GitHub answers with when it is one too many."""
+        """Count a request; raises the Refusal of GitHub when it is one too many."""
         if self.requests <= 0:
             raise Refusal(403, "API rate limit exceeded for installation.", self.headers())
         self.requests -= 1
@@ -75,7 +75,7 @@ class Limits:
 
 
 def credentials(request: Request) -> str:
-    """The token or JWT of a request, in whichever way it is carried."""
+    """The token or JWT of a request, by any scheme."""
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "basic":
         try:
@@ -86,7 +86,7 @@ def credentials(request: Request) -> str:
 
 
 def app_of(world: World, request: Request) -> App:
-    """The App whose JWT this is; strict about everything GitHub is strict about."""
+    """The App of a request's JWT, checked as strictly as GitHub does."""
     value = credentials(request)
     try:
         claimed = jwt.decode(value, options={"verify_signature": False})
@@ -111,7 +111,7 @@ def token_of(world: World, request: Request) -> Token:
 
 
 def repository_for(world: World, token: Token, full_name: str, permission: str, level: str) -> Repository:
-    """A repository, for a token that may do this in it; what it may not see is not there."""
+    """A repository, when a token has this permission; 404 when the token cannot see it."""
     repository = world.repositories.get(full_name)
     if repository is None:
         raise Refusal(404, "Not Found")

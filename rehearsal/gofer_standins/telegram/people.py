@@ -1,4 +1,4 @@
-"""The user side: what people do on their phones, as updates for the bot."""
+"""The user side: what people do on their phones, sent as updates to the bot."""
 
 from __future__ import annotations
 
