@@ -16,7 +16,7 @@ from e2e.keys import set_key
 from gofer.secrets.secret_store import put_secret
 from gofer.store.tables import JobState, conversations, deliveries, jobs, messages
 from gofer.vault.secret import Secret
-from gofer.web.api.deliveries import kept_content
+from gofer.web.queries.deliveries import kept_content
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
-from sqlalchemy import select
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import ConfigError, NotFound
-from gofer.runs.agent_files import (
-    NAME,
-    AgentFileError,
-    AgentFiles,
-    AgentSpec,
-    as_toml,
-    default_agent,
-    in_force,
-    put_agent,
-    remove_agent,
-    texts,
-)
+from gofer.runs.agent_files import AgentFileError, AgentSpec, as_toml, put_agent, remove_agent
 from gofer.store.bootstrap import FIRST_AGENT
-from gofer.store.tables import agents
-from gofer.web.api.http import RequestModel, answered, asked, check_match, etag_of, platform_of, rows
+from gofer.web.api.http import RequestModel, answered, asked, check_match, etag_of, platform_of
+from gofer.web.queries.agents import agent_texts, agents_directory, changing_agents, list_agents
 
 
 class AgentSource(RequestModel):
@@ -43,31 +29,23 @@ class AgentSource(RequestModel):
 
 async def index(request: Request) -> Response:
     """List agents: those the store knows, and what their files say."""
-    known = await platform_of(request).database.read(
-        lambda connection: rows(connection, select(agents).order_by(agents.c.name))
-    )
-    looked = await asyncio.to_thread(AgentFiles(_directory(request)).look)
-    specs, files = in_force(looked), _told_files(looked)
-    heard, default = {spec.name for spec in specs}, default_agent(specs)
-    stored = {each["name"]: each for each in known}
-    told = [
-        {**_told(name, stored.get(name), files.get(name), name in heard), "default": name == default}
-        for name in sorted({*files, *stored, *heard})
-    ]
-    return answered(request, {"agents": told})
+    shown = ("name", "model", "file", "in_force", "problem", "default")
+    found = await list_agents(platform_of(request))
+    return answered(request, {"agents": [{name: each[name] for name in shown} for each in found.values()]})
 
 
 async def show(request: Request) -> Response:
     """One agent's files, and what they mean."""
-    name = request.path_params["name"]
-    path = _directory(request) / f"{name}.toml"
-    files = _told_files(await asyncio.to_thread(AgentFiles(path.parent).look))
-    if name not in files and name == FIRST_AGENT:
+    platform, name = platform_of(request), request.path_params["name"]
+    files = await agent_texts(platform, name)
+    if files is None and name == FIRST_AGENT:
         return answered(request, _built_in(name), etag=etag_of())
-    if name not in files or not NAME.fullmatch(name):
+    if files is None:
         raise NotFound(f"There is no agent called {name[:40]!r}. `gofer agents list` shows those there are.")
-    toml, instructions = await asyncio.to_thread(texts, path)
-    shown = {"name": name, "toml": toml, "instructions": instructions, **files[name]}
+    toml, instructions = files
+    agent = (await list_agents(platform))[name]
+    shown = {"name": name, "toml": toml, "instructions": instructions}
+    shown |= {"spec": agent["spec"], "problem": agent["problem"]}
     return answered(request, shown, etag=etag_of(toml, instructions))
 
 
@@ -86,13 +64,14 @@ def _built_in(name: str) -> dict[str, Any]:
 
 async def put(request: Request) -> Response:
     """Write an agent; it is in force from the next run on."""
-    wish = await asked(request, AgentSource)
+    platform, source = platform_of(request), await asked(request, AgentSource)
     name = request.path_params["name"]
     try:
-        async with request.app.state.agents_turn:
+        async with changing_agents(request):
             await _check(request, name)
-            spec = await asyncio.to_thread(put_agent, _directory(request), name, wish.toml, wish.instructions)
-            await platform_of(request).agents_changed()
+            spec = await asyncio.to_thread(
+                put_agent, agents_directory(platform), name, source.toml, source.instructions
+            )
             etag = await _etag(request, name)
     except AgentFileError as error:
         raise ConfigError(f"line {error.line}: {error.message}") from None
@@ -105,41 +84,13 @@ async def _check(request: Request, name: str) -> None:
 
 
 async def _etag(request: Request, name: str) -> str:
-    path = _directory(request) / f"{name}.toml"
-    if not NAME.fullmatch(name) or not path.is_file():
-        return etag_of()
-    return etag_of(*await asyncio.to_thread(texts, path))
+    return etag_of(*(await agent_texts(platform_of(request), name) or ()))
 
 
 async def remove(request: Request) -> Response:
     """Remove an agent's files."""
     name = request.path_params["name"]
-    async with request.app.state.agents_turn:
+    async with changing_agents(request):
         await _check(request, name)
-        await asyncio.to_thread(remove_agent, _directory(request), name)
-        await platform_of(request).agents_changed()
+        await asyncio.to_thread(remove_agent, agents_directory(platform_of(request)), name)
     return answered(request, {"name": name})
-
-
-def _directory(request: Request) -> Path:
-    return platform_of(request).settings.data_dir / "agents"
-
-
-def _told_files(looked: Mapping[str, tuple[AgentSpec | None, str]]) -> dict[str, dict[str, Any]]:
-    return {
-        name: {"spec": None if spec is None else spec.model_dump(mode="json"), "problem": problem}
-        for name, (spec, problem) in looked.items()
-    }
-
-
-def _told(
-    name: str, stored: dict[str, Any] | None, file: dict[str, Any] | None, hears: bool
-) -> dict[str, Any]:
-    spec = (file or {}).get("spec") or {}
-    return {
-        "name": name,
-        "model": spec.get("model") or (stored or {}).get("model", ""),
-        "file": file is not None,
-        "in_force": hears,
-        "problem": (file or {}).get("problem", ""),
-    }

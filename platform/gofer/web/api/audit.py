@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from gofer.alarms import examined, remember_head
 from gofer.store import audit as chain
-from gofer.store.audit import CHAIN
 from gofer.store.tables import audit_entries
 from gofer.web.api.http import (
     EmptyBody,
@@ -24,11 +23,11 @@ from gofer.web.api.http import (
     next_of,
     platform_of,
     queried,
-    rows,
-    without,
 )
 from gofer.web.auth import note
 from gofer.web.auth.confirmation import check_confirmed
+from gofer.web.queries import rows
+from gofer.web.queries.audit import list_entries
 
 MAX_EXPORTED = 1000
 MAX_PLACE = 2**62
@@ -57,7 +56,8 @@ class ChainRange(RequestModel):
 async def index(request: Request) -> Response:
     """List changes."""
     wanted = queried(request, AuditFilter)
-    found = await platform_of(request).database.read(partial(_list, wanted=wanted))
+    filters: dict[str, Any] = {"member": wanted.member, "action": wanted.action, "before": wanted.before}
+    found = await platform_of(request).database.read(partial(list_entries, limit=wanted.limit, **filters))
     return answered(request, {"entries": found, "next": next_of(found, wanted.limit)})
 
 
@@ -104,17 +104,3 @@ def _export(connection: Connection, after: int) -> dict[str, Any]:
 
 def _hex(value: bytes | None) -> str:
     return bytes(value or b"").hex()
-
-
-def _list(connection: Connection, wanted: AuditFilter) -> list[dict[str, Any]]:
-    entry = audit_entries.c
-    query = (
-        select(*without(audit_entries, "workspace_id", *CHAIN)).order_by(entry.id.desc()).limit(wanted.limit)
-    )
-    if wanted.member:
-        query = query.where((entry.member_id == wanted.member) | (entry.name == wanted.member))
-    if wanted.action:
-        query = query.where(entry.action == wanted.action)
-    if wanted.before is not None:
-        query = query.where(entry.id < wanted.before)
-    return rows(connection, query)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from pydantic import Field
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, select
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,12 +21,10 @@ from gofer.connections.changes import (
     invite,
     switch_connection,
 )
-from gofer.connections.health import disconnect, health_of, set_up
+from gofer.connections.health import disconnect, health_of
 from gofer.connections.setup_flow import begin_setup, finish_setup
 from gofer.integration import Role
-from gofer.jobs.notifications import JOBS
-from gofer.runs.agent_files import AgentFiles, choosable
-from gofer.store.tables import connections, deliveries, secrets
+from gofer.store.tables import connections
 from gofer.vault.secret import Secret
 from gofer.web.api.http import (
     WORKSPACE,
@@ -35,15 +32,19 @@ from gofer.web.api.http import (
     RequestModel,
     answered,
     asked,
-    by,
     check_match,
     etag_of,
     platform_of,
-    rows,
-    without,
 )
-from gofer.web.auth import note
+from gofer.web.auth import actor, note
 from gofer.web.auth.confirmation import check_confirmed
+from gofer.web.queries.connections import (
+    agents_to_choose,
+    apply_change,
+    hook_url,
+    list_connections,
+    read_connection,
+)
 
 
 class NewConnection(RequestModel):
@@ -93,54 +94,26 @@ class ConnectionChange(RequestModel):
 async def index(request: Request) -> Response:
     """List connections."""
     platform = platform_of(request)
-    found = await platform.database.read(_list)
+    found = await platform.database.read(list_connections)
     return answered(request, {"connections": [_with_hook(platform, each) for each in found]})
 
 
-def _list(connection: Connection) -> list[dict[str, Any]]:
-    return rows(connection, select(*without(connections)).order_by(connections.c.created_at))
-
-
 def _with_hook(platform: Platform, connection: dict[str, Any]) -> dict[str, Any]:
-    """Where its service posts to: by the public URL, or where this process listens."""
-    base = platform.settings.public_url.rstrip("/") or platform.url
-    return {
-        **connection,
-        "hook_path": f"/hooks/{connection['id']}",
-        "hook_url": _joined(base, connection["id"]),
-    }
-
-
-def _joined(base: str, connection_id: str) -> str | None:
-    return f"{base}/hooks/{connection_id}" if base else None
+    connection_id = connection["id"]
+    hooks = {"hook_path": f"/hooks/{connection_id}", "hook_url": hook_url(platform, connection_id)}
+    return {**connection, **hooks}
 
 
 async def show(request: Request) -> Response:
     """One connection, with the names of its secrets and when it was last heard of."""
     platform = platform_of(request)
-    found = await platform.database.read(partial(_show, connection_id=request.path_params["id"]))
+    found = await platform.database.read(partial(read_connection, connection_id=request.path_params["id"]))
     shown = {**found, "connection": _with_hook(platform, found["connection"])}
     return answered(request, shown, etag=_version(found["connection"]))
 
 
 def _version(row: Any) -> str:
     return etag_of(row["name"], row["enabled"], row["settings"], row["max_running"], row["agent"])
-
-
-def _show(connection: Connection, connection_id: str) -> dict[str, Any]:
-    connection_id = find_connection(connection, connection_id).id
-    (shown,) = rows(connection, select(*without(connections)).where(connections.c.id == connection_id))
-    names = select(secrets.c.name).where(secrets.c.owner == connection_id).order_by(secrets.c.name)
-    heard = select(func.max(deliveries.c.received_at), func.count()).where(
-        deliveries.c.connection_id == connection_id
-    )
-    last, count = connection.execute(heard).one()
-    return {
-        "connection": shown,
-        "secrets": list(connection.execute(names).scalars()),
-        "deliveries": count,
-        "last_delivery_at": last,
-    }
 
 
 async def add(request: Request) -> Response:
@@ -158,7 +131,7 @@ async def add(request: Request) -> Response:
             name=new.name,
             settings=new.settings,
             secrets_given=new.secrets,
-            by=by(request),
+            by=actor(request),
         )
     )
     return await _changed(request, connection_id, 201)
@@ -175,7 +148,7 @@ async def begin_sign_up(request: Request) -> Response:
 async def finish_sign_up(request: Request) -> Response:
     """Make the connection of an account that was just made."""
     wish = await asked(request, Finish)
-    made = await finish_setup(platform_of(request), state=wish.state, code=wish.code, by=by(request))
+    made = await finish_setup(platform_of(request), state=wish.state, code=wish.code, by=actor(request))
     return await _changed(request, made, 201)
 
 
@@ -196,7 +169,7 @@ async def change(request: Request) -> Response:
         check_confirmed(request)  # who is a member, and where its secrets are sent
     row = await _found(request)
     connection_id = row.id
-    common = {"connection_id": connection_id, "by": by(request)}
+    common = {"connection_id": connection_id, "by": actor(request)}
     changes: list[Callable[[Connection], None]] = []
     if wish.settings is not None:
         integration = platform.registry.get(row.integration)
@@ -204,7 +177,7 @@ async def change(request: Request) -> Response:
     if wish.enabled is not None:
         changes.append(partial(switch_connection, enabled=wish.enabled, **common))
     if wish.agent is not None:
-        there = await asyncio.to_thread(choosable, AgentFiles(platform.settings.data_dir / "agents"))
+        there = await agents_to_choose(platform)
         changes.append(partial(choose_connection_agent, agent=wish.agent, there=there, **common))
     note(request, fields=sorted(wish.model_fields_set), settings=sorted(wish.settings or ()))
     await platform.database.write(
@@ -239,11 +212,8 @@ def _change(
 
 async def _changed(request: Request, connection_id: str, status: int = 200) -> Response:
     platform = platform_of(request)
-    await platform.secrets_changed()
-    health = dataclasses.asdict(await set_up(platform, connection_id))
-    await platform.database.write(platform.start_inflow)
-    platform.signals.wake(JOBS)
-    found = await platform.database.read(partial(_show, connection_id=connection_id))
+    health = dataclasses.asdict(await apply_change(platform, connection_id))
+    found = await platform.database.read(partial(read_connection, connection_id=connection_id))
     shown = _with_hook(platform, found["connection"])
     answer = {**found, "connection": shown, "health": health, "invitation": ""}
     if status == 201 and health["ok"]:
@@ -255,7 +225,7 @@ async def _changed(request: Request, connection_id: str, status: int = 200) -> R
 async def remove(request: Request) -> Response:
     """Remove a connection that has no conversations."""
     platform, connection_id = platform_of(request), (await _found(request)).id
-    await disconnect(platform, connection_id, by=by(request))
+    await disconnect(platform, connection_id, by=actor(request))
     return answered(request, {"id": connection_id})
 
 

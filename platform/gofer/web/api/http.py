@@ -8,17 +8,14 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from sqlalchemy import ColumnElement, Connection, Select, Table
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from gofer.app import Platform
 from gofer.errors import Malformed, NotFound, Stale
 from gofer.store.bootstrap import FIRST_WORKSPACE
-from gofer.store.row_macs import MAC
 from gofer.strict_json import load_json
 from gofer.validation import first_error
-from gofer.web.auth import visitor_of
 from gofer.web.body import BodyError, read_body
 
 WORKSPACE = FIRST_WORKSPACE
@@ -66,12 +63,6 @@ def platform_of(request: Request) -> Platform:
     """The platform the app was built for."""
     platform: Platform = request.app.state.platform
     return platform
-
-
-def by(request: Request) -> str:
-    """Who did it, in the event log."""
-    visitor = visitor_of(request)
-    return f"{visitor.name} (token)" if visitor.via == "token" else visitor.name
 
 
 async def body_of(request: Request) -> bytes:
@@ -141,19 +132,6 @@ def check_match(request: Request, etag: str) -> None:
     marks = {mark.strip() for mark in given.split(",")}
     if "*" not in marks and etag not in marks:
         raise Stale
-
-
-def without(table: Table, *names: str) -> list[ColumnElement[Any]]:
-    """A table's columns but for some: nothing sealed leaves by accident."""
-    return [column for column in table.columns if column.name not in ("sealed", "data_key", MAC, *names)]
-
-
-def rows(connection: Connection, query: Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """A query's rows as JSON objects."""
-    return [
-        {name: value for name, value in row._mapping.items() if name != MAC}
-        for row in connection.execute(query)
-    ]
 
 
 def next_of(found: list[dict[str, Any]], limit: int, name: str = "id") -> str | None:

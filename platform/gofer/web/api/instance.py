@@ -23,16 +23,13 @@ from gofer.errors import Conflict, Forbidden
 from gofer.jobs.maintenance import depth, oldest_ready
 from gofer.secrets.rotation import rotate_master_key
 from gofer.store.backup import copy_database, copy_files, key_beside
-from gofer.store.db_time import now
 from gofer.store.sqlite import SqliteDatabase
-from gofer.store.tables import connections, conversations, master_keys, workers
+from gofer.store.tables import connections, conversations, master_keys
 from gofer.vault.keyring import KeyRing
-from gofer.web.api.http import EmptyBody, RequestModel, answered, asked, platform_of, rows
+from gofer.web.api.http import EmptyBody, RequestModel, answered, asked, platform_of
 from gofer.web.auth import visitor_of
 from gofer.web.auth.confirmation import check_confirmed
-
-LONG_SILENT = 60.0
-"""Seconds after which a process that was not seen is not counted as there."""
+from gofer.web.queries.instance import list_processes
 
 
 class BackupRequest(RequestModel):
@@ -77,10 +74,7 @@ def _figures(connection: Connection) -> dict[str, Any]:
         "oldest_ready_seconds": round(oldest_ready(connection), 3),
         "connections": connection.execute(select(func.count()).select_from(connections)).scalar(),
         "conversations": connection.execute(select(func.count()).select_from(conversations)).scalar(),
-        "processes": rows(
-            connection,
-            select(workers).where(workers.c.seen_at > now() - LONG_SILENT).order_by(workers.c.started_at),
-        ),
+        "processes": list_processes(connection),
     }
 
 

@@ -6,16 +6,14 @@ from functools import partial
 from typing import Any
 
 from pydantic import Field
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.app import Platform
-from gofer.errors import GoferError, Malformed
-from gofer.jobs.control import cancel, find_job, redrive
-from gofer.jobs.event_stream import opened
-from gofer.jobs.notifications import EVENTS, JOBS
-from gofer.store.tables import JobState, attempts, events, jobs, replies
+from gofer.errors import Malformed
+from gofer.jobs.control import find_job
+from gofer.store.tables import JobState
 from gofer.web.api.http import (
     EmptyBody,
     Number,
@@ -23,15 +21,20 @@ from gofer.web.api.http import (
     RequestModel,
     answered,
     asked,
-    by,
     next_of,
     number_in,
     platform_of,
     queried,
-    rows,
-    without,
 )
-from gofer.web.auth import note, words_read
+from gofer.web.auth import actor, note, words_read
+from gofer.web.queries.jobs import (
+    attempts_of,
+    events_of,
+    list_jobs,
+    replies_of,
+    steer_job,
+    steer_jobs,
+)
 
 _STATES = "|".join(JobState)
 
@@ -64,24 +67,18 @@ class JobIds(RequestModel):
 async def index(request: Request) -> Response:
     """List jobs."""
     wanted = queried(request, JobFilter)
-    found = await platform_of(request).database.read(partial(_list, wanted=wanted))
+    found = await platform_of(request).database.read(
+        partial(
+            list_jobs,
+            states=_states(wanted.state) if wanted.state else [],
+            kind=wanted.kind,
+            connection_id=wanted.connection,
+            conversation_id=wanted.conversation,
+            before=wanted.before,
+            limit=wanted.limit,
+        )
+    )
     return answered(request, {"jobs": found, "next": next_of(found, wanted.limit)})
-
-
-def _list(connection: Connection, wanted: JobFilter) -> list[dict[str, Any]]:
-    query = select(*without(jobs, "payload")).order_by(jobs.c.id.desc()).limit(wanted.limit)
-    if wanted.state:
-        query = query.where(jobs.c.state.in_(_states(wanted.state)))
-    for column, value in (
-        (jobs.c.kind, wanted.kind),
-        (jobs.c.conversation_id, wanted.conversation),
-        (jobs.c.connection_id, wanted.connection),
-    ):
-        if value:
-            query = query.where(column == value)
-    if wanted.before is not None:
-        query = query.where(jobs.c.id < wanted.before)
-    return rows(connection, query)
 
 
 def _states(given: str) -> list[JobState]:
@@ -103,64 +100,49 @@ async def show(request: Request) -> Response:
 
 
 def _show(connection: Connection, job_id: int, platform: Platform, words: bool) -> dict[str, Any]:
-    job = dict(find_job(connection, job_id)._mapping)
-    of_job = {
-        "attempts": select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.fence),
-        "replies": select(*without(replies))
-        .where((replies.c.job_id == job_id) | (replies.c.failed_in == job_id))
-        .order_by(replies.c.id),
+    return {
+        "job": dict(find_job(connection, job_id)._mapping),
+        "attempts": attempts_of(connection, job_id),
+        "replies": replies_of(connection, job_id),
+        "events": events_of(connection, platform, job_id, words=words),
     }
-    told = {name: rows(connection, query) for name, query in of_job.items()}
-    columns = list(events.columns) if words else without(events)
-    found = rows(connection, select(*columns).where(events.c.job_id == job_id).order_by(events.c.seq))
-    if words:
-        found = opened(connection, platform.vault, platform.redactor, found)
-    return {"job": job, **told, "events": found}
 
 
 async def cancel_one(request: Request) -> Response:
     """Ask a job to stop."""
-    return await _steer(request, cancel)
+    return await _steer(request, "cancel")
 
 
 async def redrive_one(request: Request) -> Response:
     """Run a dead or cancelled job again."""
-    return await _steer(request, redrive)
+    return await _steer(request, "redrive")
 
 
-async def _steer(request: Request, verb: Any) -> Response:
-    platform, job_id = platform_of(request), number_in(request)
+async def _steer(request: Request, verb: str) -> Response:
+    job_id = number_in(request)
     await asked(request, EmptyBody)
-    state = await platform.database.write(partial(verb, job_id=job_id, by=by(request)))
-    _wake(platform)
+    state = await steer_job(platform_of(request), verb, job_id, by=actor(request))
     return answered(request, {"id": job_id, "state": state}, 202, location=f"/jobs/{job_id}")
-
-
-def _wake(platform: Platform) -> None:
-    platform.signals.wake(JOBS)
-    platform.signals.wake(EVENTS)
 
 
 async def cancel_many(request: Request) -> Response:
     """Ask several jobs to stop; one that cannot does not keep the others from it."""
-    return await _steer_many(request, cancel)
+    return await _steer_many(request, "cancel")
 
 
 async def redrive_many(request: Request) -> Response:
     """Run several dead or cancelled jobs again; one that cannot does not keep the others from it."""
-    return await _steer_many(request, redrive)
+    return await _steer_many(request, "redrive")
 
 
-async def _steer_many(request: Request, verb: Any) -> Response:
-    platform, wish = platform_of(request), await asked(request, JobIds)
-    done: list[dict[str, Any]] = []
-    refused: dict[str, str] = {}
-    for job_id in dict.fromkeys(wish.ids):
-        try:
-            state = await platform.database.write(partial(verb, job_id=job_id, by=by(request)))
-            done.append({"id": job_id, "state": state})
-        except GoferError as error:
-            refused[str(job_id)] = str(error)
-    _wake(platform)
-    note(request, ids=[each["id"] for each in done][:50])
-    return answered(request, {"done": done, "refused": refused})
+async def _steer_many(request: Request, verb: str) -> Response:
+    chosen = await asked(request, JobIds)
+    done, refused = await steer_jobs(platform_of(request), verb, chosen.ids, by=actor(request))
+    note(request, ids=[*done][:50])
+    return answered(
+        request,
+        {
+            "done": [{"id": job_id, "state": state} for job_id, state in done.items()],
+            "refused": {str(job_id): why for job_id, why in refused.items()},
+        },
+    )

@@ -14,12 +14,12 @@ from starlette.responses import Response
 from gofer.app import Platform
 from gofer.errors import Malformed
 from gofer.store.events import Cursor
-from gofer.web.api.conversations import find_conversation
 from gofer.web.api.http import RequestModel, platform_of, queried
 from gofer.web.auth import visitor_of, watch_over
 from gofer.web.chat.follow import follow, read_now
 from gofer.web.chat.timeline import Timeline
 from gofer.web.event_source import Stream
+from gofer.web.queries.conversations import find_conversation
 
 MAX_STREAMS = 50
 """Streams of one member at once."""

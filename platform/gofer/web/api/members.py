@@ -11,8 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import Forbidden
-from gofer.store import row_macs
-from gofer.store.tables import members
 from gofer.vault.secret import Secret
 from gofer.web.api.http import EmptyBody, RequestModel, answered, asked, platform_of, shown_once
 from gofer.web.auth import Role, Visitor, caller_of, note, visitor_of
@@ -24,12 +22,11 @@ from gofer.web.auth.members import (
     digest,
     find_member,
     first_owner,
-    list_members,
-    new_link,
     remove_member,
 )
 from gofer.web.auth.passwords import LONGEST, SHORTEST, Passwords
 from gofer.web.auth.sessions import end_sessions, list_sessions
+from gofer.web.queries.members import describe_member, described_members, make_link
 
 Password = Annotated[Secret, Field(json_schema_extra={"minLength": SHORTEST, "maxLength": LONGEST})]
 KEEP_TOKENS = "Whether tokens outlive the old password; they end with it unless asked not to."
@@ -94,6 +91,8 @@ async def sessions(request: Request) -> Response:
     found = await platform_of(request).database.read(
         partial(list_sessions, member_id=visitor.member_id, current=caller_of(request).session)
     )
+    for each in found:
+        del each["member"]
     return answered(request, {"sessions": found})
 
 
@@ -126,30 +125,14 @@ def _signed_in(request: Request) -> Visitor:
 async def index(request: Request) -> Response:
     """List members."""
     await _settled(request)
-    found = await platform_of(request).database.read(_list)
+    found = await platform_of(request).database.read(described_members)
     return answered(request, {"members": found})
-
-
-def _list(connection: Connection) -> list[dict[str, Any]]:
-    found = list_members(connection)
-    return [{**_told(row), "refused": not row_macs.fits(connection, members, row)} for row in found]
 
 
 async def _settled(request: Request) -> None:
     """A command may be the first thing that ever happens here."""
     if visitor_of(request).via == "socket":
         await platform_of(request).database.write(first_owner)
-
-
-def _told(row: Any) -> dict[str, Any]:
-    return {
-        "id": row.id,
-        "name": row.name,
-        "role": row.role,
-        "has_password": bool(row.password),
-        "created_at": row.created_at,
-        "signed_in_at": row.signed_in_at,
-    }
 
 
 async def add(request: Request) -> Response:
@@ -162,13 +145,13 @@ async def add(request: Request) -> Response:
         partial(add_member, name=new.name, role=new.role, password=hashed or "")
     )
     row = await platform.database.read(partial(find_member, named=member_id))
-    return answered(request, _told(row), 201, location=f"/members/{member_id}")
+    return answered(request, describe_member(row), 201, location=f"/members/{member_id}")
 
 
 async def show(request: Request) -> Response:
     """One member."""
     row = await platform_of(request).database.read(partial(find_member, named=request.path_params["id"]))
-    return answered(request, _told(row))
+    return answered(request, describe_member(row))
 
 
 async def change(request: Request) -> Response:
@@ -188,7 +171,7 @@ async def change(request: Request) -> Response:
             keep_tokens=wish.keep_tokens,
         )
     )
-    return answered(request, _told(row))
+    return answered(request, describe_member(row))
 
 
 def _change(connection: Connection, named: str, **values: Any) -> Any:
@@ -212,7 +195,7 @@ async def link(request: Request) -> Response:
     check_confirmed(request)
     platform = platform_of(request)
     await asked(request, EmptyBody)
-    member, value = await platform.database.write(partial(_link, named=request.path_params["id"]))
+    member, value = await platform.database.write(partial(make_link, member=request.path_params["id"]))
     base = platform.settings.public_url.rstrip("/") or platform.url or _usual(platform.settings)
     return shown_once({"member": member, "url": f"{base}/link/{value}", "expires_in": LINK_LIFE}, 201)
 
@@ -220,11 +203,6 @@ async def link(request: Request) -> Response:
 def _usual(settings: Any) -> str:
     """Where a server would listen that does not run now."""
     return f"http://{settings.host}:{settings.port}"
-
-
-def _link(connection: Connection, named: str) -> tuple[str, str]:
-    row = find_member(connection, named)
-    return str(row.name), new_link(connection, row.id)
 
 
 async def set_password(request: Request) -> Response:

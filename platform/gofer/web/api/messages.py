@@ -14,13 +14,13 @@ from gofer.errors import Conflict, NotFound
 from gofer.jobs.kinds import ANSWER
 from gofer.store.ids import new_id
 from gofer.store.tables import connections, jobs
-from gofer.web.api.conversations import find_conversation
 from gofer.web.api.http import RequestModel, answered, asked, platform_of
 from gofer.web.api.idempotency import HEADER
 from gofer.web.auth import Visitor, visitor_of
 from gofer.web.auth.members import digest, first_owner
 from gofer.web.chat.posts import ChatPost, take
 from gofer.web.chat.rooms import INTEGRATION, Room, choosable, connected, find_room, open_room
+from gofer.web.queries.conversations import find_conversation
 
 
 class NewMessage(RequestModel):

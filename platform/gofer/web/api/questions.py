@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from pydantic import Field
-from sqlalchemy import Connection, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.errors import NotFound
 from gofer.jobs.control import answer
-from gofer.jobs.notifications import EVENTS, JOBS
-from gofer.store.encryption import conversation_key, unseal
-from gofer.store.tables import questions
-from gofer.vault.envelope import Vault
-from gofer.web.api.http import RequestModel, answered, asked, by, platform_of, queried
+from gofer.web.api.http import RequestModel, answered, asked, platform_of, queried
+from gofer.web.auth import actor
+from gofer.web.queries.jobs import wake
+from gofer.web.queries.questions import list_questions
 
 
 class QuestionFilter(RequestModel):
@@ -35,37 +31,12 @@ async def index(request: Request) -> Response:
     """List questions, oldest first."""
     platform = platform_of(request)
     wanted = queried(request, QuestionFilter)
-    found = await platform.database.read(partial(_list, vault=platform.vault, everything=wanted.all))
+    found = await platform.database.read(
+        partial(list_questions, vault=platform.vault, closed=wanted.all, limit=200)
+    )
+    for each in found:
+        del each["choices"]
     return answered(request, {"questions": found})
-
-
-def _list(connection: Connection, vault: Vault, everything: bool) -> list[dict[str, Any]]:
-    query = select(questions).order_by(questions.c.asked_at).limit(200)
-    if not everything:
-        query = query.where(questions.c.answered_at.is_(None))
-    return [
-        {
-            "id": row.id,
-            "job_id": row.job_id,
-            "conversation_id": row.conversation_id,
-            "asked_of": row.asked_of,
-            "question": _text(connection, vault, row),
-            "asked_at": row.asked_at,
-            "expires_at": row.expires_at,
-            "answered_at": row.answered_at,
-        }
-        for row in connection.execute(query)
-    ]
-
-
-def _text(connection: Connection, vault: Vault, row: Any) -> str:
-    if row.sealed is None or row.conversation_id is None:
-        return ""
-    try:
-        key = conversation_key(connection, vault, row.conversation_id)
-    except NotFound:
-        return ""
-    return str(unseal(key, row.sealed, "question", row.id))
 
 
 async def answer_one(request: Request) -> Response:
@@ -74,8 +45,7 @@ async def answer_one(request: Request) -> Response:
     given = await asked(request, AnswerBody)
     question_id = request.path_params["id"]
     job_id = await platform.database.write(
-        partial(answer, vault=platform.vault, question_id=question_id, text=given.text, by=by(request))
+        partial(answer, vault=platform.vault, question_id=question_id, text=given.text, by=actor(request))
     )
-    platform.signals.wake(JOBS)
-    platform.signals.wake(EVENTS)
+    wake(platform)
     return answered(request, {"id": question_id, "job_id": job_id}, 202, location=f"/jobs/{job_id}")

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
 from functools import partial
-from itertools import islice
 from typing import Any
 
-from cronsim import CronSim
 from pydantic import Field, field_validator
-from sqlalchemy import Connection, bindparam, delete, or_, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Connection
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.connections.inflow import SCHEDULABLE, check_schedulable
-from gofer.errors import Conflict, NotFound
+from gofer.errors import Conflict
 from gofer.jobs.control import find_job
-from gofer.jobs.cron import Missed, add_schedule, next_tick, spelt_out, ticks
+from gofer.jobs.cron import Missed
 from gofer.jobs.notifications import JOBS
-from gofer.jobs.queue import SERVICE, submit
 from gofer.jobs.scheduled_messages import SAY, ScheduledMessage, add_scheduled_message, sealed_message, told
-from gofer.store import row_macs
-from gofer.store.db_time import now
-from gofer.store.tables import schedules
 from gofer.vault.envelope import Vault
 from gofer.web.api.http import (
-    WORKSPACE,
     EmptyBody,
     RequestModel,
     answered,
@@ -35,14 +26,20 @@ from gofer.web.api.http import (
     check_match,
     etag_of,
     platform_of,
-    rows,
 )
 from gofer.web.auth import note, visitor_of
 from gofer.web.auth.members import first_owner
-
-LONGEST = 100_000
-"""Characters a schedule may say, like anybody in the web chat."""
-_ANY_TIME = datetime(2026, 1, 1)  # noqa: DTZ001 - what a line means is the same at any time
+from gofer.web.queries import schedules
+from gofer.web.queries.schedules import (
+    MAX_TEXT,
+    change_schedule,
+    find_schedule,
+    known_kind,
+    list_schedules,
+    outlook,
+    remove_schedule,
+    run_schedule,
+)
 
 
 class Times(RequestModel):
@@ -52,15 +49,6 @@ class Times(RequestModel):
     cron: str = Field(max_length=200)
     timezone: str = Field(default="", max_length=100, description="The workspace's when empty.")
     missed: Missed = "once"
-
-
-def known_kind(kind: str) -> str:
-    """A kind of job that a schedule can make; raises ValueError with those there are."""
-    if kind not in SCHEDULABLE:
-        raise ValueError(
-            f"a schedule makes no job of the kind {kind[:40]!r}. It can be: {', '.join(SCHEDULABLE)}"
-        )
-    return kind
 
 
 class NewSchedule(Times):
@@ -79,7 +67,7 @@ class NewScheduledMessage(Times):
     """A schedule that says something to an agent."""
 
     agent: str = Field(min_length=1, max_length=100)
-    say: str = Field(min_length=1, max_length=LONGEST, pattern=r"\S")
+    say: str = Field(min_length=1, max_length=MAX_TEXT, pattern=r"\S")
 
 
 class ScheduleChange(RequestModel):
@@ -89,19 +77,14 @@ class ScheduleChange(RequestModel):
     timezone: str | None = Field(default=None, max_length=100)
     missed: Missed | None = None
     payload: dict[str, Any] | None = None
-    say: str | None = Field(default=None, min_length=1, max_length=LONGEST, pattern=r"\S")
+    say: str | None = Field(default=None, min_length=1, max_length=MAX_TEXT, pattern=r"\S")
     enabled: bool | None = None
 
 
 async def index(request: Request) -> Response:
     """List schedules."""
     platform = platform_of(request)
-    found = await platform.database.read(
-        lambda connection: [
-            told(connection, platform.vault, row)
-            for row in rows(connection, select(schedules).order_by(schedules.c.name))
-        ]
-    )
+    found = await platform.database.read(partial(list_schedules, vault=platform.vault))
     return answered(request, {"schedules": found})
 
 
@@ -124,39 +107,14 @@ def _shown(request: Request, row: dict[str, Any], version: str) -> Response:
     return answered(request, {**row, "upcoming": upcoming, "words": words}, etag=version)
 
 
-def outlook(row: Any) -> tuple[list[float], str]:
-    """A schedule's next five times, and its cron line in words."""
-    if not row["enabled"]:
-        return [], CronSim(row["cron"], _ANY_TIME).explain()
-    later = islice(ticks(row["cron"], row["timezone"], row["next_at"]), 4)
-    return [row["next_at"], *later], CronSim(row["cron"], _ANY_TIME).explain()
-
-
 def _version(row: Any) -> str:
     return etag_of(*(row[name] for name in ("cron", "timezone", "missed", "payload", "enabled")))
-
-
-def find_schedule(connection: Connection, named: str, *, to_change: bool = False) -> dict[str, Any]:
-    """By id or name; raises NotFound."""
-    query = select(schedules).where(or_(schedules.c.id == named, schedules.c.name == named)).limit(1)
-    found = rows(connection, query.with_for_update() if to_change else query)
-    if not found:
-        raise NotFound(f"There is no schedule {named[:60]!r}. `gofer schedules list` shows those there are.")
-    return found[0]
 
 
 async def add(request: Request) -> Response:
     """Add a schedule that makes a job."""
     new = await asked(request, NewSchedule)
-    verb = partial(add_job, workspace_id=WORKSPACE, kind=new.kind, payload=new.payload)
-    return await _add(request, new, verb)
-
-
-def add_job(connection: Connection, *, payload: dict[str, Any], **given: Any) -> str:
-    """Add a schedule that makes a job; raises ConfigError when its line, or its job, would come to nothing."""
-    schedule_id = add_schedule(connection, payload=payload, **given)
-    check_schedulable(connection, payload)
-    return schedule_id
+    return await _add(request, new, partial(schedules.add_job, kind=new.kind, payload=new.payload))
 
 
 async def say(request: Request) -> Response:
@@ -166,19 +124,14 @@ async def say(request: Request) -> Response:
 
     def verb(connection: Connection, **times: Any) -> str:
         saying = ScheduledMessage(new.agent, conversation_id, _maker(connection, request), new.say)
-        return add_scheduled_message(connection, vault, saying, workspace_id=WORKSPACE, **times)
+        return add_scheduled_message(connection, vault, saying, **times)
 
     return await _add(request, new, verb)
 
 
 async def _add(request: Request, new: Times, verb: Callable[..., str]) -> Response:
-    platform = platform_of(request)
-    timezone = new.timezone or platform.settings.timezone
-    times = {"name": new.name, "cron": new.cron, "timezone": timezone, "missed": new.missed}
-    try:
-        schedule_id = await platform.database.write(partial(verb, **times))
-    except IntegrityError:
-        raise Conflict(f"There is a schedule {new.name!r} already. Remove it first.") from None
+    times = {"cron": new.cron, "timezone": new.timezone, "missed": new.missed}
+    schedule_id = await schedules.add(platform_of(request), verb, name=new.name, **times)
     note(request, name=new.name)
     location = f"/schedules/{schedule_id}"
     return answered(request, {"id": schedule_id, "name": new.name}, 201, location=location)
@@ -211,13 +164,7 @@ def _change(
         check_schedulable(connection, given["payload"])
     if "say" in given:
         given["payload"] = _said_anew(connection, request, row, given.pop("say"))
-    if "cron" in given:
-        given["cron"] = spelt_out(given["cron"])
-    merged = {**row, **given}
-    if given:
-        given["next_at"] = next_tick(connection, merged["cron"], merged["timezone"])
-        row_macs.update(connection, schedules, schedules.c.id == row["id"], given)
-    row = {**row, **given}
+    row = change_schedule(connection, row, given)
     return told(connection, platform_of(request).vault, row), _version(row)
 
 
@@ -238,26 +185,6 @@ async def run(request: Request) -> Response:
     return answered(request, {"id": job_id, "state": row.state}, 202, location=f"/jobs/{job_id}")
 
 
-def run_schedule(connection: Connection, named: str) -> int:
-    """Make its job now; raises NotFound."""
-    row = find_schedule(connection, named)
-    row_macs.require(connection, schedules, connection.execute(_BY_ID, {"id": row["id"]}).one())
-    due = float(connection.execute(select(now())).scalar_one())
-    job_id = submit(
-        connection,
-        workspace_id=row["workspace_id"],
-        kind=row["kind"],
-        lane=f"schedule:{row['id']}",
-        pool=SERVICE,
-        payload={**row["payload"], "due_at": due},
-    )
-    assert job_id is not None  # it has no key that another could have used
-    return job_id
-
-
-_BY_ID = select(schedules).where(schedules.c.id == bindparam("id"))
-
-
 async def remove(request: Request) -> Response:
     """Remove a schedule, by id or name."""
     named = request.path_params["id"]
@@ -268,4 +195,4 @@ async def remove(request: Request) -> Response:
 def _remove(connection: Connection, request: Request, named: str) -> None:
     row = find_schedule(connection, named, to_change=True)
     check_match(request, _version(row))
-    connection.execute(delete(schedules).where(schedules.c.id == row["id"]))
+    remove_schedule(connection, row)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any
 
@@ -12,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import Forbidden
-from gofer.store import row_macs
-from gofer.store.tables import api_tokens, members
+from gofer.store.tables import api_tokens
 from gofer.web.api.http import WHOLE, RequestModel, answered, asked, platform_of, shown_once
-from gofer.web.auth import Role, Scope, Visitor, note, visitor_of
+from gofer.web.auth import Scope, Visitor, note, visitor_of
 from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.auth.members import find_member, first_owner
-from gofer.web.auth.principal import AS_ROLE, NOUNS, ROLES, read_scopes
-from gofer.web.auth.sessions import TOKEN_LIFE, new_token, revoke_token
+from gofer.web.auth.principal import NOUNS, read_scopes
+from gofer.web.auth.sessions import TOKEN_LIFE, revoke_token
+from gofer.web.queries.members import list_tokens, make_token
 
 DAYS = int(TOKEN_LIFE / 86400)
 
@@ -43,8 +42,12 @@ class NewToken(RequestModel):
 async def index(request: Request) -> Response:
     """List tokens: one's own, or everybody's for an owner."""
     visitor = _manager(request)
-    found = await platform_of(request).database.read(partial(_list, visitor=visitor))
+    found = await platform_of(request).database.read(partial(list_tokens, member_id=_whose(visitor)))
     return answered(request, {"tokens": found})
+
+
+def _whose(visitor: Visitor) -> str | None:
+    return None if visitor.role == "owner" else visitor.member_id
 
 
 def _manager(request: Request) -> Visitor:
@@ -55,23 +58,6 @@ def _manager(request: Request) -> Visitor:
             "Tokens are managed by somebody who is signed in, or with an admin token of an owner."
         )
     return visitor
-
-
-def _list(connection: Connection, visitor: Visitor) -> list[dict[str, Any]]:
-    query = (
-        select(api_tokens, members.c.name.label("member"))
-        .join(members, members.c.id == api_tokens.c.member_id)
-        .order_by(api_tokens.c.created_at.desc(), api_tokens.c.id)
-    )
-    if visitor.role != "owner":
-        query = query.where(api_tokens.c.member_id == visitor.member_id)
-    return [_told(connection, row) for row in connection.execute(query)]
-
-
-def _told(connection: Connection, row: Any) -> dict[str, Any]:
-    shown = {name: value for name, value in row._mapping.items() if name not in ("digest", "mac")}
-    refused = not row_macs.fits(connection, api_tokens, row)
-    return {**shown, "scopes": _words(row.scopes), "refused": refused}
 
 
 async def add(request: Request) -> Response:
@@ -91,31 +77,29 @@ def _add(connection: Connection, visitor: Visitor, new: NewToken) -> dict[str, A
         member = find_member(connection, new.member) if new.member else first_owner(connection)
     if member.id != visitor.member_id and visitor.role != "owner":
         raise Forbidden("Only an owner makes tokens for others.")
-    scopes = read_scopes(new.scopes)
-    check_scopes(member.role, scopes.values() if scopes else (new.scope,))
-    life = new.days * 86400.0 if new.days is not None else None
-    token_id, value = new_token(
-        connection, member.id, name=new.name, scope=new.scope, scopes=scopes, life=life
+    token_id, value = make_token(
+        connection,
+        member,
+        name=new.name,
+        scope=new.scope,
+        scopes=read_scopes(new.scopes),
+        days=new.days,
     )
     made = connection.execute(select(api_tokens).where(api_tokens.c.id == token_id)).one()
-    shown = {"scope": made.scope, "scopes": _words(made.scopes), "expires_at": made.expires_at}
-    return {"id": token_id, "token": value, **shown}
-
-
-def _words(scopes: str | None) -> list[str]:
-    return scopes.split() if scopes is not None else []
-
-
-def check_scopes(role: Role, wanted: Iterable[Scope]) -> None:
-    """Raises Forbidden for a scope that whoever gets the token could not use."""
-    for scope in wanted:
-        if ROLES.index(AS_ROLE[scope]) > ROLES.index(role):
-            raise Forbidden(f"The scope {scope} is more than the role {role} may do.")
+    scopes = (made.scopes or "").split()
+    return {
+        "id": token_id,
+        "token": value,
+        "scope": made.scope,
+        "scopes": scopes,
+        "expires_at": made.expires_at,
+    }
 
 
 async def revoke(request: Request) -> Response:
     """Revoke a token, at once."""
     visitor, token_id = _manager(request), request.path_params["id"]
-    whose = None if visitor.role == "owner" else visitor.member_id
-    await platform_of(request).database.write(partial(revoke_token, token_id=token_id, member_id=whose))
+    await platform_of(request).database.write(
+        partial(revoke_token, token_id=token_id, member_id=_whose(visitor))
+    )
     return answered(request, {"id": token_id})

@@ -15,7 +15,7 @@ from gofer.web.auth.guard import (
 )
 from gofer.web.auth.headers import POLICY, SecurityHeaders
 from gofer.web.auth.login import routes
-from gofer.web.auth.principal import NotSignedIn, Role, Scope, Visitor, caller_of, visitor_of
+from gofer.web.auth.principal import NotSignedIn, Role, Scope, Visitor, actor, caller_of, visitor_of
 
 __all__ = [
     "CSRF_FIELD",
@@ -28,6 +28,7 @@ __all__ = [
     "Scope",
     "SecurityHeaders",
     "Visitor",
+    "actor",
     "audited",
     "caller_of",
     "check_still",

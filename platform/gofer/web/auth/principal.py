@@ -104,6 +104,12 @@ def visitor_of(request: HTTPConnection) -> Visitor:
     return caller.visitor
 
 
+def actor(request: HTTPConnection) -> str:
+    """Who did it, for the event log: the member's name, with a note when a token was used."""
+    visitor = visitor_of(request)
+    return f"{visitor.name} (token)" if visitor.via == "token" else visitor.name
+
+
 def lesser(one: Role, other: Role) -> Role:
     """The role that may do less."""
     return min(one, other, key=ROLES.index)

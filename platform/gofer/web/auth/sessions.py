@@ -104,18 +104,21 @@ def confirm_session(connection: Connection, value: str) -> None:
     row_macs.update(connection, web_sessions, web_sessions.c.digest == digest(value), {"confirmed_at": now()})
 
 
-def list_sessions(connection: Connection, member_id: str, current: str) -> list[dict[str, Any]]:
-    """A member's sessions, the one seen last first."""
+def list_sessions(connection: Connection, member_id: str | None, current: str) -> list[dict[str, Any]]:
+    """The sessions of a member, or of everybody when None, the one seen last first."""
     query = (
-        select(web_sessions)
-        .where(web_sessions.c.member_id == member_id)
+        select(web_sessions, members.c.name)
+        .join(members, members.c.id == web_sessions.c.member_id)
         .where(web_sessions.c.expires_at > now(), web_sessions.c.seen_at > now() - IDLE)
         .order_by(web_sessions.c.seen_at.desc())
     )
+    if member_id is not None:
+        query = query.where(web_sessions.c.member_id == member_id)
     here = digest(current)
     return [
         {
             "id": row.digest[:SHOWN],
+            "member": row.name,
             "by": row.by,
             "address": row.address,
             "agent": row.agent,

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
-from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import Conflict, GoferError, NotFound
-from gofer.runs.agent_files import (
-    NAME,
-    AgentFileError,
-    AgentFiles,
-    AgentSpec,
-    default_agent,
-    in_force,
-    put_agent,
-    remove_agent,
-    texts,
-)
-from gofer.store.tables import LIVE, agents, in_state, jobs
-from gofer.web.dashboard.endpoints import form_of, page, rows, text_of
+from gofer.runs.agent_files import NAME, AgentFileError, AgentSpec, put_agent, remove_agent
+from gofer.web.dashboard.endpoints import form_of, page, text_of
 from gofer.web.dashboard.render import go, platform_of, render
+from gofer.web.queries.agents import agent_texts, agents_directory, changing_agents, list_agents
 
 EXAMPLE = """# Every field is explained in docs/agents.md. What is left out has its default.
 model = "auto"
@@ -46,77 +32,27 @@ day_dollars = 10.0
 @page("viewer")
 async def index(request: Request) -> Response:
     """Every agent that has a file or a history."""
-    stored = await platform_of(request).database.read(_stored)
-    looked = await asyncio.to_thread(AgentFiles(_directory(request)).look)
-    specs, files = in_force(looked), _files(looked)
-    heard, default = {spec.name for spec in specs}, default_agent(specs)
-    names = sorted({*files, *stored, *heard})
-    told = [
-        {
-            "name": name,
-            "hears": name in heard,
-            "default": name == default,
-            **(stored.get(name) or _NEW),
-            **(files.get(name) or _NO_FILE),
-        }
-        for name in names
-    ]
-    return render(request, "agents.html", agents=told)
-
-
-_NEW: dict[str, Any] = {"stored_model": "", "live": 0}
-_NO_FILE: dict[str, Any] = {"file": False, "stray": False, "problem": "", "spec": None}
-
-
-def _stored(connection: Connection) -> dict[str, dict[str, Any]]:
-    counted = select(jobs.c.agent_id, func.count()).where(in_state(*LIVE)).group_by(jobs.c.agent_id)
-    live = {agent: int(count) for agent, count in connection.execute(counted)}
-    found = rows(connection, select(agents.c.id, agents.c.name, agents.c.model))
-    return {each["name"]: {"stored_model": each["model"], "live": live.get(each["id"], 0)} for each in found}
-
-
-def _directory(request: Request) -> Path:
-    return platform_of(request).settings.data_dir / "agents"
-
-
-def _files(looked: Mapping[str, tuple[AgentSpec | None, str]]) -> dict[str, dict[str, Any]]:
-    return {
-        name: {
-            "file": True,
-            "stray": not NAME.fullmatch(name),
-            "problem": problem,
-            "spec": None if spec is None else spec.model_dump(mode="json"),
-        }
-        for name, (spec, problem) in looked.items()
-    }
+    found = await list_agents(platform_of(request))
+    shown = [{**each, "stray": each["file"] and not NAME.fullmatch(each["name"])} for each in found.values()]
+    return render(request, "agents.html", agents=shown)
 
 
 @page("viewer")
 async def show(request: Request) -> Response:
     """One's files, in a form."""
-    name = request.path_params["name"]
+    platform, name = platform_of(request), request.path_params["name"]
     if name == "new":
         return _form(request, "", EXAMPLE, "", "")
-    toml, notes = await asyncio.to_thread(_texts, _directory(request), name)
-    if toml is None:
-        stored = await platform_of(request).database.read(_stored)
-        if name not in stored:
-            raise NotFound(f"There is no agent called {name[:40]!r}.")
-        toml = EXAMPLE
-    hears = in_force(await asyncio.to_thread(AgentFiles(_directory(request)).look))
-    return _form(request, name, toml, notes, _stamp(toml, notes), hears=name in {spec.name for spec in hears})
+    agent = (await list_agents(platform)).get(name)
+    if agent is None:
+        raise NotFound(f"There is no agent called {name[:40]!r}.")
+    toml, notes = await agent_texts(platform, name) or (EXAMPLE, "")
+    return _form(request, name, toml, notes, _stamp(toml, notes), hears=agent["in_force"])
 
 
-def _texts(directory: Path, name: str) -> tuple[str | None, str]:
-    path = directory / f"{name}.toml"
-    if not NAME.fullmatch(name) or not path.is_file():
-        return None, ""
-    return texts(path)
-
-
-def _stamp(toml: str | None, notes: str) -> str:
+def _stamp(toml: str, notes: str) -> str:
     """What an edit began from; another one in between is noticed by it."""
-    return hashlib.sha256(f"{toml}\0{notes}".encode()).hexdigest() if toml is not None else ""
+    return hashlib.sha256(f"{toml}\0{notes}".encode()).hexdigest()
 
 
 def _form(
@@ -143,15 +79,16 @@ async def save(request: Request) -> Response:
     form = await form_of(request)
     name, toml, notes = (text_of(form, field).strip() for field in ("name", "toml", "notes"))
     stamp = text_of(form, "stamp")
-    there = await asyncio.to_thread(_texts, _directory(request), name)
+    platform = platform_of(request)
     try:
-        if there[0] is not None and _stamp(*there) != stamp:
-            raise Conflict(
-                "The files were changed meanwhile. Copy your text, load the page again, and merge."
-            )
-        kept = notes if notes or there[1] else None
-        await asyncio.to_thread(put_agent, _directory(request), name, f"{toml}\n", kept)
-        await platform_of(request).agents_changed()
+        async with changing_agents(request):
+            there = await agent_texts(platform, name)
+            if there is not None and _stamp(*there) != stamp:
+                raise Conflict(
+                    "The files were changed meanwhile. Copy your text, load the page again, and merge."
+                )
+            kept = notes if notes or (there is not None and there[1]) else None
+            await asyncio.to_thread(put_agent, agents_directory(platform), name, f"{toml}\n", kept)
     except AgentFileError as error:
         return _form(request, name, toml, notes, stamp, f"Line {error.line}: {error.message}", 400)
     except GoferError as error:
@@ -163,6 +100,6 @@ async def save(request: Request) -> Response:
 async def remove(request: Request) -> Response:
     """Remove the files; the agent keeps its history and hears nothing new."""
     name = request.path_params["name"]
-    await asyncio.to_thread(remove_agent, _directory(request), name)
-    await platform_of(request).agents_changed()
+    async with changing_agents(request):
+        await asyncio.to_thread(remove_agent, agents_directory(platform_of(request)), name)
     return go("/agents", f"The files of {name} are removed.")

@@ -14,7 +14,7 @@ from gofer.connections.health import health_of
 from gofer.doctor import Finding, examine, look_around
 from gofer.integration import Health
 from gofer.store.tables import connections, deliveries
-from gofer.web.dashboard.endpoints import rows
+from gofer.web.queries import rows
 
 FRESH = 60.0
 """Seconds after which a page that is looked at has a connection asked again."""

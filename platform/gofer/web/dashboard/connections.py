@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, func, select
 from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.app import Platform
 from gofer.connections.changes import (
     add_connection,
     change_settings,
@@ -23,18 +20,17 @@ from gofer.connections.changes import (
     invite,
     switch_connection,
 )
-from gofer.connections.health import disconnect, set_up
+from gofer.connections.health import disconnect
 from gofer.errors import Malformed
 from gofer.integration import Integration
-from gofer.jobs.notifications import JOBS
-from gofer.runs.agent_files import AgentFiles, choosable
 from gofer.store.bootstrap import FIRST_WORKSPACE
-from gofer.store.tables import deliveries, secrets
 from gofer.vault.secret import Secret
+from gofer.web.auth import actor
 from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.dashboard.checks import Checks
-from gofer.web.dashboard.endpoints import by, form_of, page, rows, text_of
+from gofer.web.dashboard.endpoints import form_of, page, text_of
 from gofer.web.dashboard.render import go, platform_of, refused_of, render
+from gofer.web.queries.connections import agents_to_choose, apply_change, hook_url, read_connection
 
 
 @page("viewer")
@@ -56,51 +52,27 @@ async def index(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """One, with its set-up and settings."""
     platform, connection_id = platform_of(request), request.path_params["id"]
-    found = await platform.database.read(partial(_read, connection_id=connection_id))
+    found = await platform.database.read(partial(read_connection, connection_id=connection_id))
     connection_id = found["connection"]["id"]
     checks: Checks = request.app.state.checks
     known = {each["id"]: each for each in await checks.connections()}.get(connection_id, {})
     name = found["connection"]["integration"]
     integration = platform.registry.integrations.get(name)
+    hook = hook_url(platform, connection_id) or f"/hooks/{connection_id}"
     return render(
         request,
         "connection.html",
         **found,
         health=known.get("health"),
         asked_at=known.get("asked_at"),
-        hook=_hook(platform, connection_id),
+        hook=hook,
         fields=_typed_over(request, fields_of(integration, found["connection"]["settings"]))
         if integration
         else [],
         needs=_needs(integration, found["secrets"]) if integration else [],
-        steps=_steps(name, _hook(platform, connection_id), bool(platform.settings.public_url)),
-        agents=await _agents_there(platform),
+        steps=_steps(name, hook, bool(platform.settings.public_url)),
+        agents=await agents_to_choose(platform),
     )
-
-
-async def _agents_there(platform: Platform) -> list[str]:
-    return await asyncio.to_thread(choosable, AgentFiles(platform.settings.data_dir / "agents"))
-
-
-def _read(connection: Connection, connection_id: str) -> dict[str, Any]:
-    row = find_connection(connection, connection_id)
-    connection_id = row.id
-    names = (
-        select(secrets.c.name, secrets.c.created_at, secrets.c.used_at)
-        .where(secrets.c.owner == connection_id)
-        .order_by(secrets.c.name)
-    )
-    count = select(func.count()).where(deliveries.c.connection_id == connection_id)
-    return {
-        "connection": {name: value for name, value in row._mapping.items() if name != "data_key"},
-        "secrets": rows(connection, names),
-        "deliveries": int(connection.execute(count).scalar_one()),
-    }
-
-
-def _hook(platform: Platform, connection_id: str) -> str:
-    base = platform.settings.public_url.rstrip("/") or platform.url
-    return f"{base}/hooks/{connection_id}"
 
 
 def _steps(integration: str, hook: str, public: bool) -> list[str]:
@@ -205,9 +177,8 @@ def _json(name: str, text: str) -> Any:
         raise Malformed(f"{name}: must be JSON, such as [] or null.") from None
 
 
-def _needs(integration: Integration, have: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    names = {each["name"] for each in have}
-    return [{**dataclasses.asdict(field), "there": field.name in names} for field in integration.secrets]
+def _needs(integration: Integration, have: list[str]) -> list[dict[str, Any]]:
+    return [{**dataclasses.asdict(field), "there": field.name in have} for field in integration.secrets]
 
 
 @page("owner")
@@ -240,7 +211,7 @@ async def add(request: Request) -> Response:
             name=text_of(form, "name").strip(),
             settings=given_in(integration, form),
             secrets_given={name: Secret(value) for name, value in given.items() if value},
-            by=by(request),
+            by=actor(request),
         )
     )
     return await changed(request, connection_id, "Added.", fresh=True)
@@ -254,14 +225,14 @@ async def change(request: Request) -> Response:
     if switch := text_of(form, "enabled"):
         change_it = partial(switch_connection, enabled=switch == "on")
     elif "agent" in form:
-        there = await _agents_there(platform)
+        there = await agents_to_choose(platform)
         change_it = partial(choose_connection_agent, agent=text_of(form, "agent"), there=there)
     else:
         check_confirmed(request)
         row = await platform.database.read(partial(find_connection, connection_id=connection_id))
         integration = platform.registry.get(row.integration)
         change_it = partial(change_settings, integration=integration, settings=given_in(integration, form))
-    await platform.database.write(partial(change_it, connection_id=connection_id, by=by(request)))
+    await platform.database.write(partial(change_it, connection_id=connection_id, by=actor(request)))
     await platform.agents_changed()
     words = {"on": "Switched on.", "off": "Switched off."}.get(switch, "Saved.")
     return await changed(request, connection_id, words)
@@ -271,12 +242,9 @@ async def changed(request: Request, connection_id: str, words: str, *, fresh: bo
     """Prepare its service for a connection as it is now, and go to its page; of a new one, with a code for its owner
     where people are known by codes."""
     platform = platform_of(request)
-    await platform.secrets_changed()
-    health = await set_up(platform, connection_id)
+    health = await apply_change(platform, connection_id)
     checks: Checks = request.app.state.checks
     checks.learned(connection_id, health)
-    await platform.database.write(platform.start_inflow)
-    platform.signals.wake(JOBS)
     code = await invite(platform.database, platform.accounts, connection_id) if fresh and health.ok else ""
     # How it is doing stands on its page as well.
     told = f"{words} {code or health.line}"
@@ -311,5 +279,5 @@ async def pair(request: Request) -> Response:
 async def remove(request: Request) -> Response:
     """Remove one that has no conversations."""
     platform, connection_id = platform_of(request), request.path_params["id"]
-    await disconnect(platform, connection_id, by=by(request))
+    await disconnect(platform, connection_id, by=actor(request))
     return go("/connections", "Removed.")

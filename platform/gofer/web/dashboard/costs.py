@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from datetime import date, timedelta
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.agent.prices import MICROS
 from gofer.errors import GoferError
 from gofer.runs.agent_files import AgentFiles, AgentSpec
 from gofer.runs.spend import today
 from gofer.store.tables import spends
-from gofer.web.dashboard.endpoints import agent_names, connection_names, page
+from gofer.web.dashboard.endpoints import page
 from gofer.web.dashboard.render import platform_of, render
+from gofer.web.queries import agent_names, connection_names
+from gofer.web.queries.costs import calendar_days, list_costs
 
 SPANS = {"7": 7, "30": 30, "90": 90}
 BY = {"model": "Model", "agent": "Agent", "source": "Source"}
@@ -55,28 +56,18 @@ async def show(request: Request) -> Response:
 
 def read(connection: Connection, timezone: str, days: int) -> dict[str, Any]:
     """Sums by day, agent, model and source, with names."""
-    last = date.fromisoformat(today(connection, timezone))
-    first = last - timedelta(days=days - 1)
-    columns = (spends.c.day, spends.c.agent_id, spends.c.model, spends.c.connection_id)
-    query = (
-        select(*columns, func.sum(spends.c.micros), func.count())
-        .where(spends.c.day >= first.isoformat())
-        .group_by(*columns)
-    )
-    agents, connections = agent_names(connection), connection_names(connection)
+    last = today(connection, timezone)
+    every_day, names = calendar_days(last, days), connection_names(connection)
     lines = [
         {
-            "day": day,
-            "agent": agents.get(agent, agent or "unknown"),
-            "model": model or "unknown",
-            "source": connections.get(source, source or "unknown"),
-            "dollars": int(micros) / MICROS,
-            "calls": calls,
+            **line,
+            "agent": line["agent"] or line["agent_id"] or "unknown",
+            "model": line["model"] or "unknown",
+            "source": names.get(line["connection_id"], line["connection_id"] or "unknown"),
         }
-        for day, agent, model, source, micros, calls in connection.execute(query)
+        for line in list_costs(connection, every_day, spends.c.model)
     ]
-    every_day = [(first + timedelta(days=number)).isoformat() for number in range(days)]
-    return {"lines": lines, "days": every_day, "today": last.isoformat(), "agents": agents}
+    return {"lines": lines, "days": every_day, "today": last, "agents": agent_names(connection)}
 
 
 def _tables(found: dict[str, Any]) -> list[dict[str, Any]]:

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any
 from urllib.parse import quote, urlsplit
 
-from sqlalchemy import Connection, select
 from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from gofer.errors import GoferError, Malformed
-from gofer.jobs.notifications import EVENTS, JOBS
-from gofer.store.row_macs import MAC
-from gofer.store.tables import agents, connections
 from gofer.web.api.http import number_in
-from gofer.web.auth import Role, require, visitor_of
+from gofer.web.auth import Role, require
 from gofer.web.auth.confirmation import CONFIRM, Unconfirmed
 from gofer.web.auth.guard import MAX_FIELDS, MAX_FILES
 from gofer.web.body import read_form
 from gofer.web.dashboard.error_pages import refusal
-from gofer.web.dashboard.render import REFUSED, RefusedForm, platform_of
+from gofer.web.dashboard.render import REFUSED, RefusedForm
 from gofer.web.problems import TITLES, status_of
 
 PER_PAGE = 50
@@ -89,11 +84,6 @@ def _typed(form: FormData) -> dict[str, str]:
     }
 
 
-def by(request: Request) -> str:
-    """Who did it, for the event log."""
-    return f"member {visitor_of(request).name}"
-
-
 async def form_of(request: Request) -> FormData:
     """The form that was sent."""
     return await read_form(request, max_files=MAX_FILES, max_fields=MAX_FIELDS)
@@ -115,28 +105,3 @@ def number_of(request: Request, name: str) -> int | None:
     if not value.isascii() or not value.isdigit() or len(value) > 18:
         raise Malformed(f"{name}: must be a number.")
     return int(value)
-
-
-def wake(request: Request) -> None:
-    """Tell workers and watchers that something changed."""
-    signals = platform_of(request).signals
-    signals.wake(JOBS)
-    signals.wake(EVENTS)
-
-
-def rows(connection: Connection, query: Any) -> list[dict[str, Any]]:
-    """A query's rows as dictionaries."""
-    return [
-        {name: value for name, value in row._mapping.items() if name != MAC}
-        for row in connection.execute(query)
-    ]
-
-
-def agent_names(connection: Connection) -> dict[str, str]:
-    """Every agent's name by its id."""
-    return {row.id: row.name for row in connection.execute(select(agents.c.id, agents.c.name))}
-
-
-def connection_names(connection: Connection) -> dict[str, str]:
-    """Every connection's name by its id."""
-    return {row.id: row.name for row in connection.execute(select(connections.c.id, connections.c.name))}

@@ -10,24 +10,15 @@ from sqlalchemy import Connection, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer import integration
 from gofer.errors import Malformed
 from gofer.jobs.kinds import ANSWER
-from gofer.store.tables import conversations, deliveries, jobs, routes
+from gofer.store.tables import jobs, routes
 from gofer.vault.envelope import Vault
-from gofer.web.api.deliveries import came, find_delivery, kept_content
 from gofer.web.auth import words_read
-from gofer.web.dashboard.endpoints import (
-    PER_PAGE,
-    agent_names,
-    connection_names,
-    form_of,
-    number_of,
-    page,
-    rows,
-    text_of,
-)
+from gofer.web.dashboard.endpoints import PER_PAGE, form_of, number_of, page, text_of
 from gofer.web.dashboard.render import go, platform_of, refused_of, render
+from gofer.web.queries import agent_names, connection_names, rows
+from gofer.web.queries.deliveries import list_deliveries, read_delivery, replay, replay_delivery
 from gofer.web.titles import with_titles
 
 LONGEST_BODY = 200_000
@@ -39,34 +30,27 @@ async def index(request: Request) -> Response:
     """The list, and the refusals since the start."""
     platform = platform_of(request)
     wanted = request.query_params.get("connection", "")
-    found = await platform.database.read(
-        partial(read_list, wanted=wanted, before=number_of(request, "before"))
+    before = number_of(request, "before")
+    names = await platform.database.read(connection_names)
+    listed = await platform.database.read(
+        partial(list_deliveries, connection_id=wanted, before=before, limit=PER_PAGE, titles=True)
     )
-    listed = found["deliveries"] = await with_titles(platform, found["deliveries"])
+    listed = await with_titles(platform, listed)
     more = listed[-1]["id"] if len(listed) == PER_PAGE else None
     refusals = [
         {"at": each.at, "connection": each.connection, "status": each.status, "reason": each.reason,
          "client": each.client}
         for each in reversed(platform.refusals.recent)
     ]  # fmt: skip
-    return render(request, "inbox.html", **found, wanted=wanted, more=more, refusals=refusals[:20])
-
-
-def read_list(connection: Connection, wanted: str, before: int | None) -> dict[str, Any]:
-    """The newest first."""
-    hidden = ("sealed", "body_hash", "message_digest")
-    columns = [column for column in deliveries.columns if column.name not in hidden]
-    query = (
-        select(*columns, conversations.c.title)
-        .outerjoin(conversations, conversations.c.id == deliveries.c.conversation_id)
-        .order_by(deliveries.c.id.desc())
-        .limit(PER_PAGE)
+    return render(
+        request,
+        "inbox.html",
+        deliveries=listed,
+        connections=names,
+        wanted=wanted,
+        more=more,
+        refusals=refusals[:20],
     )
-    if wanted:
-        query = query.where(deliveries.c.connection_id == wanted)
-    if before is not None:
-        query = query.where(deliveries.c.id < before)
-    return {"deliveries": rows(connection, query), "connections": connection_names(connection)}
 
 
 @page("viewer")
@@ -74,26 +58,24 @@ async def show(request: Request) -> Response:
     """One, as it was kept."""
     platform = platform_of(request)
     found = await platform.database.read(
-        partial(read_one, vault=platform.vault, delivery_id=request.path_params["id"])
+        partial(_read, vault=platform.vault, delivery_id=request.path_params["id"])
     )
     delivery = found["delivery"]
     await words_read(request, delivery["conversation_id"], f"delivery {delivery['id']}")
     return render(request, "delivery.html", **found)
 
 
-def read_one(connection: Connection, vault: Vault, delivery_id: int) -> dict[str, Any]:
+def _read(connection: Connection, vault: Vault, delivery_id: int) -> dict[str, Any]:
     """Everything on the page."""
-    row = find_delivery(connection, delivery_id)
-    content = kept_content(connection, vault, row)
-    delivery = {name: value for name, value in row._mapping.items() if name != "sealed"}
+    delivery, content = read_delivery(connection, vault, delivery_id)
     agents = agent_names(connection)
     return {
         "delivery": delivery,
         "headers": [] if content is None else [{"name": name, "value": value} for name, value in content[0]],
         "body": None if content is None else _pretty(content[1]),
         "size": None if content is None else len(content[1]),
-        "jobs": _jobs(connection, row),
-        "heard_by": [agents.get(each, each) for each in _routed(connection, row)],
+        "jobs": _jobs(connection, delivery),
+        "heard_by": [agents.get(each, each) for each in _routed(connection, delivery)],
         "agents": agents,
         "connections": connection_names(connection),
     }
@@ -107,30 +89,22 @@ def _pretty(body: bytes) -> str:
         return text
 
 
-def _jobs(connection: Connection, row: Any) -> list[dict[str, Any]]:
+def _jobs(connection: Connection, delivery: dict[str, Any]) -> list[dict[str, Any]]:
     """The runs that cover its message."""
-    if row.conversation_id is None or row.message_seq is None:
+    conversation_id, seq = delivery["conversation_id"], delivery["message_seq"]
+    if conversation_id is None or seq is None:
         return []
-    query = (
-        select(jobs.c.id, jobs.c.state, jobs.c.reason, jobs.c.agent_id, jobs.c.created_at)
-        .where(
-            jobs.c.conversation_id == row.conversation_id,
-            jobs.c.kind == ANSWER,
-            jobs.c.covers_from < row.message_seq,
-            (jobs.c.covers_to.is_(None)) | (jobs.c.covers_to >= row.message_seq),
-        )
-        .order_by(jobs.c.id.desc())
-        .limit(10)
-    )
-    return rows(connection, query)
+    covers = (jobs.c.covers_from < seq) & (jobs.c.covers_to.is_(None) | (jobs.c.covers_to >= seq))
+    query = select(jobs.c.id, jobs.c.state, jobs.c.reason, jobs.c.agent_id, jobs.c.created_at)
+    query = query.where(jobs.c.conversation_id == conversation_id, jobs.c.kind == ANSWER, covers)
+    return rows(connection, query.order_by(jobs.c.id.desc()).limit(10))
 
 
-def _routed(connection: Connection, row: Any) -> list[str]:
+def _routed(connection: Connection, delivery: dict[str, Any]) -> list[str]:
     """The agents that hear such an event now."""
-    query = select(routes.c.agent_id, routes.c.event).where(
-        routes.c.connection_id.is_(None) | (routes.c.connection_id == row.connection_id)
-    )
-    return sorted({agent for agent, event in connection.execute(query) if _hears(event, row.event)})
+    here = routes.c.connection_id.is_(None) | (routes.c.connection_id == delivery["connection_id"])
+    query = select(routes.c.agent_id, routes.c.event).where(here)
+    return sorted({agent for agent, event in connection.execute(query) if _hears(event, delivery["event"])})
 
 
 def _hears(pattern: str, event: str) -> bool:
@@ -140,16 +114,7 @@ def _hears(pattern: str, event: str) -> bool:
 @page("operator")
 async def redeliver(request: Request) -> Response:
     """Take a stored delivery in again, as a new one."""
-    platform = platform_of(request)
-    row, content = await platform.database.read(
-        partial(_stored, vault=platform.vault, delivery_id=request.path_params["id"])
-    )
-    return await _take(request, row.connection_id, *came(row, content))
-
-
-def _stored(connection: Connection, vault: Vault, delivery_id: int) -> tuple[Any, Any]:
-    row = find_delivery(connection, delivery_id)
-    return row, kept_content(connection, vault, row)
+    return _taken(await replay_delivery(platform_of(request), request.path_params["id"], again=True))
 
 
 @page("operator")
@@ -160,10 +125,10 @@ async def simulation(request: Request) -> Response:
     chosen = number_of(request, "like")
     wanted, headers, body = request.query_params.get("connection", ""), "", ""
     if chosen is not None:
-        row, content = await platform.database.read(
-            partial(_stored, vault=platform.vault, delivery_id=chosen)
+        delivery, content = await platform.database.read(
+            partial(read_delivery, vault=platform.vault, delivery_id=chosen)
         )
-        wanted = row.connection_id
+        wanted = delivery["connection_id"]
         if content is not None:
             headers = "\n".join(f"{name}: {value}" for name, value in content[0])
             body = _pretty(content[1])
@@ -182,18 +147,11 @@ async def simulate(request: Request) -> Response:
         raise Malformed(f"The payload may have {MOST_SIMULATED} bytes at most.")
     pairs = [line.partition(":") for line in text_of(form, "headers").splitlines() if line.strip()]
     headers = [(name.strip(), value.strip()) for name, _, value in pairs]
-    return await _take(request, text_of(form, "connection"), headers, body)
+    connection_id = text_of(form, "connection")
+    return _taken(await replay(platform_of(request), connection_id, headers, body, again=True))
 
 
-async def _take(
-    request: Request, connection_id: str, headers: list[tuple[str, str]], body: bytes
-) -> Response:
-    platform = platform_of(request)
-    connected = await platform.accounts.get(connection_id)
-    received = integration.Request(
-        body, tuple((name.lower(), value.encode("latin-1", "replace")) for name, value in headers)
-    )
-    taken = await platform.intake.take(connected, received, "replay", again=True)
+def _taken(taken: Any) -> Response:
     if taken.delivery_id is None:
         return go("/inbox", f"It was read, and nothing came of it ({taken.result}).", "warn")
     return go(f"/inbox/{taken.delivery_id}", "Taken in as a new delivery.")

@@ -6,21 +6,18 @@ import dataclasses
 import os
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer import __version__
 from gofer.settings import PREFIX, Settings
 from gofer.store import migrations
-from gofer.store.db_time import now
-from gofer.store.tables import workers
 from gofer.web.dashboard.checks import Checks
-from gofer.web.dashboard.endpoints import page, rows
+from gofer.web.dashboard.endpoints import page
 from gofer.web.dashboard.render import go, platform_of, render
+from gofer.web.queries.instance import list_processes
 
-LONG_SILENT = 60.0
-"""Seconds after which a process that was not seen is not counted as there."""
 LEVELS = ("debug", "info", "warning", "error")
 MOST_LINES = 300
 HIDDEN = "set, not shown"
@@ -45,8 +42,7 @@ async def settings(request: Request) -> Response:
 
 
 def _read(connection: Connection) -> dict[str, Any]:
-    query = select(workers).where(workers.c.seen_at > now() - LONG_SILENT).order_by(workers.c.started_at)
-    return {"processes": rows(connection, query), "schema": migrations.current(connection)}
+    return {"processes": list_processes(connection), "schema": migrations.current(connection)}
 
 
 def _told(settings: Settings) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.agent.prices import MICROS
 from gofer.alarms import refused_lately
 from gofer.connections.inflow import POLL, SCHEDULABLE
 from gofer.intake.routing import UNHEARD
@@ -18,10 +17,12 @@ from gofer.runs.spend import today
 from gofer.store.db_time import now
 from gofer.store.tables import ENDED_BADLY, JobState, conversations, events, in_state, jobs, spends
 from gofer.vault.envelope import Vault
-from gofer.web.dashboard import questions
 from gofer.web.dashboard.checks import Checks
-from gofer.web.dashboard.endpoints import agent_names, page, rows
+from gofer.web.dashboard.endpoints import page
 from gofer.web.dashboard.render import platform_of, render
+from gofer.web.queries import agent_names, rows
+from gofer.web.queries.costs import total_cost
+from gofer.web.queries.questions import list_questions
 from gofer.web.titles import with_titles
 
 MOST = 8
@@ -40,9 +41,8 @@ async def show(request: Request) -> Response:
     found = await platform.database.read(
         partial(read, vault=platform.vault, timezone=platform.settings.timezone)
     )
-    for name in ("running", "dead", "early"):
+    for name in ("running", "dead", "early", "unheard"):
         found[name] = await with_titles(platform, found[name])
-    found["unheard"] = await with_titles(platform, found["unheard"])
     connections = await checks.connections()
     turned_away = sum(platform.refusals.counts.values())
     return render(request, "overview.html", **found, connections=connections, turned_away=turned_away)
@@ -57,9 +57,9 @@ def read(connection: Connection, vault: Vault, timezone: str) -> dict[str, Any]:
         "running": _jobs(connection, JobState.RUNNING),
         "dead": _jobs(connection, JobState.DEAD) if states.get("dead") else [],
         "early": _ended_early(connection),
-        "questions": questions.open_questions(connection, vault, limit=MOST),
+        "questions": list_questions(connection, vault, limit=MOST),
         "unheard": _unheard(connection),
-        "spent": _spent(connection, today(connection, timezone)),
+        "spent": total_cost(connection, spends.c.day == today(connection, timezone)),
         "agents": agent_names(connection),
         "refused_rows": refused_lately(connection),
     }
@@ -103,8 +103,3 @@ def _jobs(connection: Connection, state: JobState) -> list[dict[str, Any]]:
     if state is JobState.RUNNING:
         query = query.where(jobs.c.kind != POLL)
     return rows(connection, query)
-
-
-def _spent(connection: Connection, day: str) -> float:
-    total = select(func.coalesce(func.sum(spends.c.micros), 0)).where(spends.c.day == day)
-    return int(connection.execute(total).scalar_one()) / MICROS

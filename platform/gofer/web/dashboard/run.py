@@ -11,19 +11,21 @@ from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.errors import NotFound
+from gofer.app import Platform
 from gofer.jobs.control import find_job
 from gofer.jobs.wait_reasons import clock_time, why
 from gofer.runs.spend import cost_of_job
 from gofer.store.content import open_message
-from gofer.store.encryption import conversation_key, unseal
-from gofer.store.tables import FINAL, attempts, conversations, deliveries, events, messages, replies
-from gofer.vault.envelope import DataKey, Vault
+from gofer.store.encryption import conversation_key
+from gofer.store.tables import FINAL, conversations, deliveries, events, messages
+from gofer.vault.envelope import Vault
 from gofer.web.auth import words_read
-from gofer.web.dashboard import questions
-from gofer.web.dashboard.endpoints import agent_names, connection_names, number_of, page, rows
+from gofer.web.dashboard.endpoints import number_of, page
 from gofer.web.dashboard.render import platform_of, render, render_words
 from gofer.web.dashboard.trace import cards, spans
+from gofer.web.queries import agent_names, connection_names, rows
+from gofer.web.queries.jobs import attempts_of, events_of, replies_of
+from gofer.web.queries.questions import list_questions
 from gofer.web.titles import with_titles
 
 MOST_EVENTS = 80
@@ -38,7 +40,7 @@ async def show(request: Request) -> Response:
     """The page."""
     platform, job_id = platform_of(request), request.path_params["id"]
     found = await platform.database.read(
-        partial(read, vault=platform.vault, job_id=job_id, before=number_of(request, "before"))
+        partial(read, platform=platform, job_id=job_id, before=number_of(request, "before"))
     )
     await words_read(request, found["job"]["conversation_id"], f"job {job_id}")
     (found["job"],) = await with_titles(platform, [found["job"]])
@@ -55,60 +57,26 @@ def _curl(base: str, job_id: int) -> str:
     return f'curl -H "Authorization: Bearer $GOFER_TOKEN" {base}/api/v1/jobs/{job_id}'
 
 
-def read(connection: Connection, vault: Vault, job_id: int, before: int | None) -> dict[str, Any]:
+def read(connection: Connection, platform: Platform, job_id: int, before: int | None) -> dict[str, Any]:
     """Everything on the page."""
     job = dict(find_job(connection, job_id)._mapping)
-    log = opened(connection, vault, job, before=before, limit=MOST_EVENTS)
+    log = events_of(connection, platform, job_id, before=before, limit=MOST_EVENTS)
+    facts = events_of(connection, platform, job_id, words=False, before=before, limit=MOST_SPANS)
     return {
         "job": {**job, "title": _title(connection, job["conversation_id"])},
         "live": job["state"] not in FINAL,
-        "trigger": _trigger(connection, vault, job),
+        "trigger": _trigger(connection, platform.vault, job),
         "agents": agent_names(connection),
         "connections": connection_names(connection),
-        "attempts": rows(
-            connection, select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.fence)
-        ),
-        "replies": _replies(connection, job_id),
-        "questions": questions.open_questions(connection, vault, job_id=job_id),
+        "attempts": attempts_of(connection, job_id),
+        "replies": replies_of(connection, job_id),
+        "questions": list_questions(connection, platform.vault, job_id=job_id),
         "cost": cost_of_job(connection, job_id),
-        "spans": spans(_facts(connection, job_id, before), time.time()),
+        "spans": spans(facts, time.time()),
         "cards": cards(log),
         "usage": _usage(log),
         "earlier": log[0]["seq"] if log and log[0]["seq"] > 1 else None,
     }
-
-
-def opened(
-    connection: Connection, vault: Vault, job: dict[str, Any], *, before: int | None, limit: int
-) -> list[dict[str, Any]]:
-    """The newest events of a job before a number, in order, with their words."""
-    query = select(events).where(events.c.job_id == job["id"]).order_by(events.c.seq.desc()).limit(limit)
-    if before is not None:
-        query = query.where(events.c.seq < before)
-    key = _key(connection, vault, job["conversation_id"])
-    return [_opened(key, dict(row._mapping)) for row in connection.execute(query)][::-1]
-
-
-def _facts(connection: Connection, job_id: int, before: int | None) -> list[dict[str, Any]]:
-    query = select(events.c.kind, events.c.data, events.c.at).where(events.c.job_id == job_id)
-    if before is not None:
-        query = query.where(events.c.seq < before)
-    return rows(connection, query.order_by(events.c.seq.desc()).limit(MOST_SPANS))[::-1]
-
-
-def _key(connection: Connection, vault: Vault, conversation_id: str | None) -> DataKey | None:
-    try:
-        return conversation_key(connection, vault, conversation_id or "")
-    except NotFound:
-        return None
-
-
-def _opened(key: DataKey | None, row: dict[str, Any]) -> dict[str, Any]:
-    sealed = row.pop("sealed")
-    words = {}
-    if sealed is not None and key is not None:
-        words = unseal(key, sealed, "event", row["job_id"], row["seq"])
-    return {**row, "data": {**row["data"], **words}}
 
 
 def _title(connection: Connection, conversation_id: str | None) -> str:
@@ -140,22 +108,13 @@ def _trigger(connection: Connection, vault: Vault, job: dict[str, Any]) -> dict[
         .limit(1)
     )  # fmt: skip
     for found in rows(connection, query):
-        sealed, key = found.pop("sealed"), _key(connection, vault, job["conversation_id"])
-        if sealed is not None and key is not None:
+        sealed = found.pop("sealed")
+        if sealed is not None:
+            key = conversation_key(connection, vault, job["conversation_id"])
             said = open_message(key, job["conversation_id"], found["seq"], sealed)
             found["author"] = said.author.name or found["author"]
         return found
     return None
-
-
-def _replies(connection: Connection, job_id: int) -> list[dict[str, Any]]:
-    columns = [
-        replies.c[name] for name in ("id", "kind", "part", "parts", "state", "tries", "reason", "sent_at")
-    ]
-    of_job = (replies.c.job_id == job_id) | (
-        replies.c.failed_in == job_id
-    )  # planned by it, or given up by it
-    return rows(connection, select(*columns).where(of_job).order_by(replies.c.id))
 
 
 def _usage(log: list[dict[str, Any]]) -> dict[str, int]:
@@ -178,7 +137,7 @@ async def raw(request: Request) -> Response:
         job = dict(find_job(connection, job_id)._mapping)
         count = connection.execute(select(func.count()).where(events.c.job_id == job_id)).scalar_one()
         return (
-            opened(connection, platform.vault, job, before=before, limit=MOST_RAW),
+            events_of(connection, platform, job_id, before=before, limit=MOST_RAW),
             int(count),
             job["conversation_id"],
         )

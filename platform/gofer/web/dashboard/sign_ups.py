@@ -15,10 +15,10 @@ from starlette.responses import Response
 from gofer.connections.setup_flow import WITHIN, begin_setup, finish_setup
 from gofer.errors import Malformed, Refused
 from gofer.integration import Integration
-from gofer.web.auth import POLICY, audited, caller_of, visitor_of
+from gofer.web.auth import POLICY, actor, audited, caller_of, visitor_of
 from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.dashboard.connections import changed, fields_of, given_in
-from gofer.web.dashboard.endpoints import by, form_of, page, text_of
+from gofer.web.dashboard.endpoints import form_of, page, text_of
 from gofer.web.dashboard.render import platform_of, render
 
 BACK = "/connections/sign-up/back"
@@ -83,7 +83,7 @@ async def back(request: Request) -> Response:
         raise Malformed("The service sent no code. Begin the sign-up again.")
 
     async def finished() -> Response:
-        made = await finish_setup(platform_of(request), state=state, code=code, by=by(request))
+        made = await finish_setup(platform_of(request), state=state, code=code, by=actor(request))
         return await changed(request, made, "Connected.")
 
     # It is asked for by a link, for no service can do better; it is a change all the same.

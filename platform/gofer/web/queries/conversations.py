@@ -1,0 +1,124 @@
+"""Conversations and their messages."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, func, select, tuple_
+
+from gofer.app import Platform
+from gofer.errors import NotFound
+from gofer.integration import Incoming
+from gofer.purge import Purged, purge_conversation, remove_shell_files
+from gofer.store.content import open_message
+from gofer.store.encryption import conversation_key
+from gofer.store.tables import bindings, conversations, jobs, messages
+from gofer.vault.envelope import Vault
+from gofer.web.queries import rows, without
+from gofer.web.titles import BEGUN
+
+_FIRST_BINDING = (
+    select(func.min(bindings.c.id))
+    .where(bindings.c.conversation_id == conversations.c.id)
+    .correlate(conversations)
+    .scalar_subquery()
+)
+_CONVERSATIONS = (
+    select(*without(conversations), bindings.c.connection_id, bindings.c.ref)
+    .select_from(conversations)
+    .outerjoin(bindings, bindings.c.id == _FIRST_BINDING)
+    .order_by(conversations.c.created_at.desc(), conversations.c.id.desc())
+)
+"""Each once, with where it is held, the newest first."""
+
+
+def _held_at(connection_id: str) -> Any:
+    held = bindings.c.connection_id == connection_id
+    return conversations.c.id.in_(select(bindings.c.conversation_id).where(held))
+
+
+def list_conversations(
+    connection: Connection, *, connection_id: str = "", cursor: str = "", limit: int
+) -> list[dict[str, Any]]:
+    """Those in which something was said, the newest first, from after the conversation `cursor` on."""
+    query = _CONVERSATIONS.where(BEGUN).limit(limit)
+    if connection_id:
+        query = query.where(_held_at(connection_id))
+    if cursor:
+        last = find_conversation(connection, cursor)
+        place = tuple_(conversations.c.created_at, conversations.c.id)
+        query = query.where(place < tuple_(last["created_at"], last["id"]))
+    return rows(connection, query)
+
+
+def list_by_activity(
+    connection: Connection, *, connection_id: str = "", before: int | None = None, limit: int
+) -> list[dict[str, Any]]:
+    """Those with the newest job first, each with it as `last_job`; those without a job come last, on the first page."""
+    last = func.max(jobs.c.id)
+    newest = (
+        select(jobs.c.conversation_id, last)
+        .where(jobs.c.conversation_id.is_not(None))
+        .group_by(jobs.c.conversation_id)
+        .order_by(last.desc())
+        .limit(limit)
+    )
+    if connection_id:
+        newest = newest.join(bindings, bindings.c.conversation_id == jobs.c.conversation_id)
+        newest = newest.where(bindings.c.connection_id == connection_id)
+    if before is not None:
+        newest = newest.having(last < before)
+    last_jobs = {conversation: int(job) for conversation, job in connection.execute(newest)}
+    query = _CONVERSATIONS.add_columns(messages.c.created_at.label("said_at")).outerjoin(
+        messages,
+        (messages.c.conversation_id == conversations.c.id) & (messages.c.seq == conversations.c.last_seq),
+    )
+    found = {row["id"]: row for row in rows(connection, query.where(conversations.c.id.in_(last_jobs)))}
+    listed = [{**found[each], "last_job": job} for each, job in last_jobs.items() if each in found]
+    if before is None and len(listed) < limit:
+        idle = BEGUN & ~select(jobs.c.id).where(jobs.c.conversation_id == conversations.c.id).exists()
+        query = query.where(idle, *([_held_at(connection_id)] if connection_id else [])).limit(limit)
+        listed += [{**row, "last_job": None} for row in rows(connection, query)]
+    return listed[:limit]
+
+
+def find_conversation(connection: Connection, conversation_id: str) -> dict[str, Any]:
+    """A conversation with where it is held; raises NotFound."""
+    found = rows(connection, _CONVERSATIONS.where(conversations.c.id == conversation_id))
+    if not found:
+        raise NotFound(
+            f"There is no conversation {conversation_id[:60]!r}. `gofer conversations list` shows those there are."
+        )
+    return found[0]
+
+
+def read_messages(
+    connection: Connection, vault: Vault, conversation: dict[str, Any], *, before: int | None, limit: int
+) -> list[tuple[Any, Incoming | None]]:
+    """A conversation's messages with their content, which is None when purged; the newest first."""
+    purged = conversation["purged_at"] is not None
+    key = None if purged else conversation_key(connection, vault, conversation["id"])
+    query = select(messages).where(messages.c.conversation_id == conversation["id"])
+    if before is not None:
+        query = query.where(messages.c.seq < before)
+    found = connection.execute(query.order_by(messages.c.seq.desc()).limit(limit)).all()
+    return [
+        (
+            row,
+            None
+            if key is None or row.sealed is None
+            else open_message(key, row.conversation_id, row.seq, row.sealed),
+        )
+        for row in found
+    ]
+
+
+async def purge(platform: Platform, conversation_id: str, *, by: str) -> Purged:
+    """Destroy what was said in a conversation, everywhere."""
+    purged = await platform.database.write(
+        partial(purge_conversation, vault=platform.vault, conversation_id=conversation_id, by=by)
+    )
+    await asyncio.to_thread(remove_shell_files, platform.settings.data_dir / "shells", conversation_id)
+    return purged

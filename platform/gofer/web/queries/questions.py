@@ -1,0 +1,38 @@
+"""Questions that runs have asked people, with their words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from gofer.errors import NotFound
+from gofer.store.encryption import conversation_key, unseal
+from gofer.store.tables import questions
+from gofer.vault.envelope import Vault
+
+
+def list_questions(
+    connection: Connection, vault: Vault, *, job_id: int | None = None, closed: bool = False, limit: int = 50
+) -> list[dict[str, Any]]:
+    """The oldest first; with `closed` also those that are answered."""
+    query = select(questions).order_by(questions.c.asked_at).limit(limit)
+    if not closed:
+        query = query.where(questions.c.answered_at.is_(None))
+    if job_id is not None:
+        query = query.where(questions.c.job_id == job_id)
+    return [_describe(connection, vault, row) for row in connection.execute(query).all()]
+
+
+_SHOWN = ("id", "job_id", "conversation_id", "asked_of", "asked_at", "expires_at", "answered_at")
+
+
+def _describe(connection: Connection, vault: Vault, row: Any) -> dict[str, Any]:
+    shown = {name: getattr(row, name) for name in _SHOWN}
+    try:
+        key = conversation_key(connection, vault, row.conversation_id or "")
+    except NotFound:  # the conversation is purged
+        return {**shown, "question": "", "choices": []}
+    question = "" if row.sealed is None else unseal(key, row.sealed, "question", row.id)
+    choices = [] if row.choices is None else unseal(key, row.choices, "choices", row.id)
+    return {**shown, "question": str(question), "choices": list(choices)}
