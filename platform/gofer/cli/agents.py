@@ -46,7 +46,7 @@ def _whence(agent: dict[str, Any]) -> str:
 
 @app.command("show")
 def show_agent(name: Name, as_json: AsJson = False) -> None:
-    """Show an agent's files; of one that is built in, what its file would say.
+    """Show an agent's files. For the built-in agent, show the file that it would have.
 
     \b
     gofer agents show reviewer
@@ -59,11 +59,11 @@ def show_agent(name: Name, as_json: AsJson = False) -> None:
 @app.command()
 def put(
     name: Name,
-    file: Annotated[Path, typer.Argument(help="Its settings, a TOML file.", show_default=False)],
-    instructions: Annotated[Path | None, typer.Option(help="Its instructions, a Markdown file.")] = None,
+    file: Annotated[Path, typer.Argument(help="A TOML file with its settings.", show_default=False)],
+    instructions: Annotated[Path | None, typer.Option(help="A Markdown file with its instructions.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write an agent from files; it is in force from the next run on. docs/agents.md has every setting.
+    """Add or change an agent from files, for all runs that start from now on. docs/agents.md has every setting.
 
     \b
     gofer agents put reviewer reviewer.toml --instructions reviewer.md

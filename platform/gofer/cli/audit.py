@@ -13,7 +13,7 @@ from gofer.cli.exit_codes import FAILED, CommandFailed
 from gofer.cli.output import AsJson, ago, count, show, table
 
 app = typer.Typer(
-    help="The log of what people asked for: shown, checked, exported.",
+    help="The audit log: who asked for which change.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -24,7 +24,7 @@ def list_entries(
     limit: Annotated[int, typer.Option(help="How many at most.", min=1, max=200)] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List what was asked for, newest first.
+    """List entries, newest first.
 
     \b
     gofer audit list
@@ -47,11 +47,13 @@ def list_entries(
 def verify(
     since: Annotated[
         Path | None,
-        typer.Option(help="An export; its head must still be part of the log.", show_default=False),
+        typer.Option(
+            help="A file of `gofer audit export`, which the log must still contain.", show_default=False
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look whether the log is whole: no entry changed, none missing, none added by somebody else.
+    """Check that nobody changed, removed or added entries of the log.
 
     \b
     gofer audit verify
@@ -71,7 +73,7 @@ def verify(
 @app.command()
 def export(
     file: Annotated[
-        Path, typer.Argument(help="Where to write it: one JSON object a line.", show_default=False)
+        Path, typer.Argument(help="The file to write: one JSON object per line.", show_default=False)
     ],
     as_json: AsJson = False,
 ) -> None:
@@ -100,7 +102,7 @@ def export(
 
 @app.command()
 def accept(as_json: AsJson = False) -> None:
-    """Make what is there now the log, after `gofer audit verify` has told you what is wrong with it.
+    """Accept the log as it is now, after `gofer audit verify` has said what is wrong with it.
 
     \b
     gofer audit accept

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 def backup(
     file: Annotated[
-        Path | None, typer.Argument(help="Where to; a dated name in the data directory if none.")
+        Path | None, typer.Argument(help="The file to write. By default a dated file in the data directory.")
     ] = None,
     with_key: Annotated[
-        bool, typer.Option("--with-key", help="Put the master key beside it, as FILE.key.")
+        bool, typer.Option("--with-key", help="Write the master key to FILE.key beside it.")
     ] = False,
     with_shells: Annotated[
-        bool, typer.Option("--with-shells", help="Also the files of the shells' workspaces.")
+        bool, typer.Option("--with-shells", help="Also copy the files in the shells' workspaces.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy the database to a file, also while serving, and the files of agents, prices and models beside it, as
-    FILE.files.tgz. Without the master key the database cannot be read.
+    """Copy the database to a file, also while a server runs. The files of agents, prices and models go into
+    FILE.files.tgz beside it. The copy cannot be read without the master key.
 
     \b
     gofer backup
@@ -57,8 +57,8 @@ def restore(
     with_key: Annotated[bool, typer.Option("--with-key", help="Take the master key from FILE.key.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put a backup in the place of the database and its files in theirs, while no server runs. What was there is
-    kept beside it.
+    """Replace the database and the files of agents, prices and models by those of a backup, while no server runs.
+    The replaced ones are kept beside them.
 
     \b
     gofer restore /mnt/backups/gofer.db

@@ -18,9 +18,11 @@ from gofer.cli.output import AsJson, harmless, show
 
 Agent = Annotated[
     str,
-    typer.Option(help="Who should answer in a new conversation; who answers there anyway when not given."),
+    typer.Option(help="The agent that answers in a new conversation. By default the routes decide."),
 ]
-Conversation = Annotated[str, typer.Option(help="Go on in this conversation instead of a new one.")]
+Conversation = Annotated[
+    str, typer.Option(help="The id of a conversation to continue, instead of a new one.")
+]
 MAX_TEXT = 100_000
 MAX_RECONNECTIONS = 20
 _NAMED = re.compile(r"\*\*([a-z0-9-]+)\*\*\n+")
@@ -29,13 +31,13 @@ HELP = "Write a message and press Enter; /help shows what the agent knows; Ctrl-
 
 
 def say(
-    text: Annotated[str, typer.Argument(help="What to say; - reads it from stdin.", show_default=False)],
+    text: Annotated[str, typer.Argument(help="The message; - reads it from stdin.", show_default=False)],
     conversation: Conversation = "",
     agent: Agent = "",
     wait: Annotated[bool, typer.Option(help="Wait for the answer and print it.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Say something to an agent and print its answer. Exit code 1 when it could not answer.
+    """Send a message to an agent and print its answer. Exit code 1 when it could not answer.
 
     \b
     gofer say 'What changed in the last release?'
@@ -183,7 +185,7 @@ class _Talk:
 
 
 def chat(conversation: Conversation = "", agent: Agent = "") -> None:
-    """Talk with an agent in this terminal: its words as they come, what it runs, and its questions.
+    """Talk with an agent in this terminal, and see its answers, commands and questions live.
 
     \b
     gofer chat

@@ -21,7 +21,9 @@ from gofer.cli.input import may_prompt, prompt_secret, read_secret
 from gofer.cli.output import AsJson, ago, facts, plain, show, table
 
 app = typer.Typer(
-    help="Connections: the configured accounts of integrations.", no_args_is_help=True, rich_markup_mode=None
+    help="Connections: the accounts of outside services that Gofer uses.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 Id = Annotated[str, typer.Argument(help="The connection's id or name.", show_default=False)]
@@ -31,7 +33,7 @@ SecretFile = Annotated[
     typer.Option(
         "--secret-file",
         metavar="NAME=PATH",
-        help="A secret, in a file; NAME=- reads it from stdin. Repeatable.",
+        help="A file that holds a secret; NAME=- reads it from stdin. Repeatable.",
     ),
 ]
 
@@ -71,7 +73,7 @@ def _print(connections: list[dict[str, Any]]) -> None:
 
 @app.command()
 def integrations(as_json: AsJson = False) -> None:
-    """List what can be connected, with its settings and secrets.
+    """List the services that can be connected, with their settings and secrets.
 
     \b
     gofer connections integrations
@@ -104,12 +106,12 @@ def _whence(secret: dict[str, Any]) -> str:
 @app.command()
 def add(
     integration: Annotated[str, typer.Argument(help="Which integration.", show_default=False)],
-    name: Annotated[str, typer.Option(help="What you call it.")] = "",
+    name: Annotated[str, typer.Option(help="A name for the connection.")] = "",
     settings: Set = None,
     secret_files: SecretFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Connect an account. Secrets come from files or stdin, or are asked for on a terminal.
+    """Connect an account. Give secrets in files or through stdin; a terminal asks for them.
 
     \b
     gofer connections add hello --set reply_url=https://example.org/replies
@@ -135,13 +137,13 @@ def add(
 @app.command("sign-up")
 def sign_up_for(
     integration: Annotated[str, typer.Argument(help="Which integration.", show_default=False)],
-    name: Annotated[str, typer.Option(help="What the account is called there.")] = "",
-    owner: Annotated[str, typer.Option(help="An organisation to own it, instead of you.")] = "",
+    name: Annotated[str, typer.Option(help="The account's name at the service.")] = "",
+    owner: Annotated[str, typer.Option(help="The organisation that owns it, instead of you.")] = "",
     settings: Set = None,
-    browser: Annotated[bool, typer.Option(help="Open the page by itself.")] = True,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Have an account made at a service in one click, and connect it: a GitHub App, with all it needs.
+    """Create an account at a service in one click, and connect it: a GitHub App, with everything it needs.
 
     \b
     gofer connections sign-up github --name my-gofer
@@ -227,7 +229,7 @@ def _insist_on_health(found: dict[str, Any]) -> None:
 
 @app.command("show")
 def show_connection(id: Id, as_json: AsJson = False) -> None:
-    """Show a connection; the names of its secrets, never their values.
+    """Show a connection, with the names of its secrets but not their values.
 
     \b
     gofer connections show hello_k3v9
@@ -242,7 +244,7 @@ def set_settings(
     settings: Annotated[list[str] | None, typer.Argument(help="name=value …")] = None,
     agent: Annotated[
         str | None,
-        typer.Option(help="The agent that answers what no route fits; '' for the default agent."),
+        typer.Option(help="The agent that answers messages that fit no route; '' for the default agent."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -272,7 +274,7 @@ def enable(id: Id, as_json: AsJson = False) -> None:
 
 @app.command()
 def disable(id: Id, as_json: AsJson = False) -> None:
-    """Switch a connection off: its webhooks are refused, its conversations stay.
+    """Switch a connection off. Its webhooks are refused, and its conversations stay.
 
     \b
     gofer connections disable hello_k3v9
@@ -288,7 +290,7 @@ def _change(id: str, wish: dict[str, Any], as_json: bool) -> None:
 
 @app.command("test")
 def check(id: Id, as_json: AsJson = False) -> None:
-    """Ask the service how the connection is doing; exit code 1 when it is not well.
+    """Test a connection at its service. Exit code 1 when it does not work.
 
     \b
     gofer connections test hello_k3v9
@@ -306,7 +308,7 @@ def pair(
     role: Annotated[str, typer.Option(help="owner or member.")] = "owner",
     as_json: AsJson = False,
 ) -> None:
-    """Make a code with which a person becomes an owner or a member of a connection.
+    """Print a code that makes a person an owner or a member of a connection.
 
     \b
     gofer connections pair telegram_k3v9

@@ -16,7 +16,7 @@ app = typer.Typer(help="Conversations: where people talk.", no_args_is_help=True
 @app.command("list")
 def list_conversations(
     connection: Annotated[str, typer.Option(help="Only of this connection.")] = "",
-    limit: Annotated[int, typer.Option(help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(help="How many to list at most.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List conversations, the newest first.
@@ -43,10 +43,10 @@ def list_conversations(
 
 def purge(
     conversation: Annotated[str, typer.Argument(help="The conversation's id.", show_default=False)],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Destroy what was said in a conversation: its key, messages, files, payloads. It cannot be undone.
+    """Destroy a conversation for ever: its key, messages, files and payloads.
 
     Backups made before still hold it: delete them, too.
 

@@ -11,7 +11,9 @@ from gofer.cli.output import AsJson, show, table
 
 
 def costs(
-    days: Annotated[int, typer.Option(min=1, max=366, help="Days on which something was paid.")] = 7,
+    days: Annotated[
+        int, typer.Option(min=1, max=366, help="How many days to show, of those with costs.")
+    ] = 7,
     as_json: AsJson = False,
 ) -> None:
     """Show what was paid to models, by day, agent and connection.

@@ -13,16 +13,16 @@ from gofer.cli.client import call
 from gofer.cli.exit_codes import USAGE, CommandFailed
 from gofer.cli.output import AsJson, ago, facts, show, table
 
-app = typer.Typer(help="Deliveries: what came in.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Deliveries: the requests that came in.", no_args_is_help=True, rich_markup_mode=None)
 
 Id = Annotated[int, typer.Argument(help="The delivery's number.", show_default=False)]
-Again = Annotated[bool, typer.Option("--again", help="Take it in as new although it came before.")]
+Again = Annotated[bool, typer.Option("--again", help="Treat it as new although it came before.")]
 
 
 @app.command("list")
 def list_deliveries(
     connection: Annotated[str, typer.Option(help="Only of this connection.")] = "",
-    limit: Annotated[int, typer.Option(help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(help="How many to list at most.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List deliveries, the newest first.
@@ -83,7 +83,7 @@ def _print_one(found: dict[str, Any]) -> None:
 
 @app.command("replay")
 def replay_stored(id: Id, again: Again = False, as_json: AsJson = False) -> None:
-    """Take a stored delivery in again: if its job died, that job runs again.
+    """Process a stored delivery again. If its job is dead, that job runs again.
 
     \b
     gofer deliveries replay 7
@@ -94,7 +94,7 @@ def replay_stored(id: Id, again: Again = False, as_json: AsJson = False) -> None
 
 def replay(
     what: Annotated[str, typer.Argument(help="A captured file, or a delivery's number.", show_default=False)],
-    to: Annotated[str, typer.Option(help="The connection to take it in for; needed with a file.")] = "",
+    to: Annotated[str, typer.Option(help="The connection that receives it; required with a file.")] = "",
     header: Annotated[
         list[str] | None,
         typer.Option("--header", "-H", metavar="NAME: VALUE", help="A header to add. Repeatable."),
@@ -102,9 +102,9 @@ def replay(
     again: Again = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send a captured payload through intake again, on your word instead of a signature.
+    """Process a captured payload as if it had come in, without checking its signature.
 
-    A file holds a body alone (beginning with { or [), or header lines, an empty line and the body.
+    The file holds a body alone (beginning with { or [), or header lines, an empty line and a body.
 
     \b
     gofer replay captured.http --to hello_k3v9

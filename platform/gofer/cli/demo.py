@@ -17,7 +17,7 @@ WIDTH = 58
 
 def demo(as_json: AsJson = False) -> None:
     """Start a throw-away instance, send it signed webhooks over HTTP and show what happens. Exit code 1 if
-    anything is off.
+    anything is wrong.
 
     \b
     gofer demo

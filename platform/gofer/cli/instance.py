@@ -27,14 +27,14 @@ def version(as_json: AsJson = False) -> None:
 
 def status(
     refusals: Annotated[
-        bool, typer.Option("--refusals", help="The last requests that were refused.")
+        bool, typer.Option("--refusals", help="Show the last requests that were refused.")
     ] = False,
     running: Annotated[
-        bool, typer.Option("--running", help="Only whether a server answers: exit code 0 or 1.")
+        bool, typer.Option("--running", help="Only check whether a server answers: exit code 0 or 1.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show how the instance is doing.
+    """Show whether a server runs, where, and how many jobs there are.
 
     \b
     gofer status
@@ -103,14 +103,14 @@ def _print_status(found: dict[str, Any]) -> None:
 
 def doctor(
     fix: Annotated[
-        bool, typer.Option("--fix", help="Mend what can be mended without losing anything, then look again.")
+        bool, typer.Option("--fix", help="Fix what can be fixed without losing anything, then check again.")
     ] = False,
     call: Annotated[
-        bool, typer.Option("--call", help="Ask the model one word, for a fraction of a cent.")
+        bool, typer.Option("--call", help="Ask the model for one word, for a fraction of a cent.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check everything that can be checked; each line says how to mend it. Exit code 1 when something is wrong.
+    """Check the installation. Each line says how to fix what is wrong. Exit code 1 when something is wrong.
 
     \b
     gofer doctor

@@ -9,9 +9,7 @@ import typer
 from gofer.cli.client import call
 from gofer.cli.output import AsJson, ago, facts, plain, show, table
 
-app = typer.Typer(
-    help="Jobs: what is to be done, is being done and was done.", no_args_is_help=True, rich_markup_mode=None
-)
+app = typer.Typer(help="Jobs: work that waits, runs or is done.", no_args_is_help=True, rich_markup_mode=None)
 
 ENDLESS = 1_000_000
 """As many tries as polling and setting up have: they go on for as long as their connection is there."""
@@ -25,7 +23,7 @@ def list_jobs(
     kind: Annotated[str, typer.Option(help="Only of this kind, e.g. answer or deliver.")] = "",
     conversation: Annotated[str, typer.Option(help="Only of this conversation.")] = "",
     connection: Annotated[str, typer.Option(help="Only of this connection.")] = "",
-    limit: Annotated[int, typer.Option(help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(help="How many to list at most.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List jobs, the newest first.

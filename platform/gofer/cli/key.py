@@ -8,13 +8,13 @@ from gofer.cli.client import LONGEST_ANSWER, call
 from gofer.cli.output import AsJson, count, facts, show
 
 app = typer.Typer(
-    help="The master key that everything is sealed with.", no_args_is_help=True, rich_markup_mode=None
+    help="The master key, which everything is encrypted with.", no_args_is_help=True, rich_markup_mode=None
 )
 
 
 @app.command("show")
 def show_key(as_json: AsJson = False) -> None:
-    """Show which key is in use, by fingerprint, and where it is kept. Never the key.
+    """Show the fingerprint of the key in use and where the key is kept, never the key itself.
 
     \b
     gofer key show
@@ -26,7 +26,7 @@ def show_key(as_json: AsJson = False) -> None:
 
 @app.command()
 def rotate(as_json: AsJson = False) -> None:
-    """Make a new master key and wrap everything with it, while serving. Back up the key file afterwards.
+    """Create a new master key and encrypt all data keys with it, also while a server runs. Back up the key file then.
 
     \b
     gofer key rotate

@@ -13,7 +13,9 @@ from gofer.cli.output import AsJson, show
 
 
 def link(
-    member: Annotated[str, typer.Argument(help="Whom it signs in; the first owner if nobody is named.")] = "",
+    member: Annotated[
+        str, typer.Argument(help="The member that it signs in. By default the first owner.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Print a link that signs a member in, once and within an hour.

@@ -19,12 +19,16 @@ LOOK_EVERY = 0.3
 
 
 def logs(
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=100_000, help="The last so many.")] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come.")] = False,
-    level: Annotated[str, typer.Option(help="debug, info, warning or error: these and worse.")] = "info",
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, max=100_000, help="How many of the last lines to show.")
+    ] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new lines as they come.")] = False,
+    level: Annotated[
+        str, typer.Option(help="Lines of this level and above: debug, info, warning or error.")
+    ] = "info",
     as_json: AsJson = False,
 ) -> None:
-    """Show the log. A server whose log goes to stderr has none here: its service manager keeps it.
+    """Show the log file. A server that logs to stderr has none: ask its service manager.
 
     \b
     gofer logs

@@ -15,7 +15,9 @@ from gofer.cli.output import AsJson, ago, refusable, show, table
 app = typer.Typer(help="Members: who may sign in.", no_args_is_help=True, rich_markup_mode=None)
 
 Name = Annotated[str, typer.Argument(help="The member's name.", show_default=False)]
-Role = Annotated[str, typer.Option(help="owner, operator (works with runs) or viewer (looks).")]
+Role = Annotated[
+    str, typer.Option(help="owner (everything), operator (works with runs) or viewer (only reads).")
+]
 
 
 @app.command("list")
@@ -41,7 +43,7 @@ def list_members(as_json: AsJson = False) -> None:
 
 @app.command()
 def add(name: Name, role: Role = "viewer", as_json: AsJson = False) -> None:
-    """Add a member. `gofer link NAME` lets them in the first time.
+    """Add a member. `gofer link NAME` prints the link for their first sign-in.
 
     \b
     gofer members add anna --role operator
@@ -74,7 +76,7 @@ def password(
     keep_tokens: Annotated[bool, typer.Option("--keep-tokens", help="Do not end their tokens.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set a member's password, which ends their sessions, and their tokens if they had a password.
+    """Set a member's password. This ends their sessions, and their tokens if they had a password before.
 
     It comes from stdin or a file, never from an argument.
 
@@ -92,7 +94,7 @@ def password(
 @app.command()
 def remove(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove a member, with their sessions and tokens.

@@ -14,7 +14,9 @@ app = typer.Typer(help="Questions that runs have asked people.", no_args_is_help
 
 @app.command("list")
 def list_questions(
-    everything: Annotated[bool, typer.Option("--all", help="Also those that are settled.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also list those that are answered or expired.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List open questions.
@@ -44,7 +46,7 @@ def answer(
     text: Annotated[str, typer.Argument(help="Your answer.", show_default=False)],
     as_json: AsJson = False,
 ) -> None:
-    """Answer a question; its job goes on.
+    """Answer a question, so that its job goes on.
 
     \b
     gofer questions answer q_k3v9 yes

@@ -12,7 +12,7 @@ from gofer.cli.exit_codes import USAGE, CommandFailed
 from gofer.cli.output import AsJson, count, show, table
 
 app = typer.Typer(
-    help="Rows that somebody else than Gofer wrote, and that are refused for it.",
+    help="Rows that are refused because somebody other than Gofer wrote them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -20,7 +20,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_rows(as_json: AsJson = False) -> None:
-    """List the rows that are refused, with what they say.
+    """List the refused rows with their contents.
 
     \b
     gofer rows list
@@ -37,7 +37,7 @@ def accept(
     everything: Annotated[bool, typer.Option("--all", help="Every row that is refused now.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Accept a row as it is, after you have looked at it with `gofer rows list`. The audit log keeps that you did.
+    """Accept a row as it is, after you have looked at it with `gofer rows list`. The audit log records it.
 
     \b
     gofer rows accept member member_k3v9

@@ -12,7 +12,7 @@ from gofer.cli.exit_codes import USAGE, CommandFailed
 from gofer.cli.output import AsJson, ago, show, table
 
 app = typer.Typer(
-    help="Schedules: jobs made, and words said to an agent, again and again.",
+    help="Schedules: messages to an agent, or jobs, at regular times.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -42,27 +42,27 @@ def _work(schedule: dict[str, Any]) -> str:
 
 @app.command()
 def add(
-    name: Annotated[str, typer.Argument(help="What to call it.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="A name for the schedule.", show_default=False)],
     cron: Annotated[
         str,
         typer.Argument(
             help="When: minute hour day month weekday, or @hourly, @daily, @weekly …", show_default=False
         ),
     ],
-    say: Annotated[str, typer.Option(help="What to say to an agent.")] = "",
-    agent: Annotated[str, typer.Option(help="The agent to say it to.")] = "",
+    say: Annotated[str, typer.Option(help="The message to the agent.")] = "",
+    agent: Annotated[str, typer.Option(help="The agent that gets the message.")] = "",
     conversation: Annotated[
-        str, typer.Option(help="Where to say it: an id of `gofer conversations list`.")
+        str, typer.Option(help="The conversation to say it in: an id of `gofer conversations list`.")
     ] = "",
-    kind: Annotated[str, typer.Option(help="Instead: the kind of job to make.")] = "",
-    payload: Annotated[str, typer.Option(help="What the job is given, as a JSON object.")] = "{}",
-    timezone: Annotated[str, typer.Option(help="Its time zone; the workspace's if none.")] = "",
+    kind: Annotated[str, typer.Option(help="Instead of a message: the kind of job to make.")] = "",
+    payload: Annotated[str, typer.Option(help="The job's payload, a JSON object.")] = "{}",
+    timezone: Annotated[str, typer.Option(help="Its time zone. By default the workspace's.")] = "",
     missed: Annotated[
-        str, typer.Option(help="Runs missed while nobody was there: skip, once or all.")
+        str, typer.Option(help="What to do about times missed while Gofer was off: skip, once or all.")
     ] = "once",
     as_json: AsJson = False,
 ) -> None:
-    """Add a schedule: something to say to an agent, or a job to make.
+    """Add a schedule: a message to an agent, or a job.
 
     \b
     gofer schedules add standup '0 9 * * 1-5' --agent gofer --conversation conv_x8w2 --say 'What is open?'
@@ -95,7 +95,7 @@ def _object(payload: str) -> Any:
 def remove(
     name: Annotated[str, typer.Argument(help="Its name or id.", show_default=False)], as_json: AsJson = False
 ) -> None:
-    """Remove a schedule; jobs it has made stay.
+    """Remove a schedule. Jobs that it has made stay.
 
     \b
     gofer schedules remove nightly

@@ -12,13 +12,15 @@ from gofer.cli.input import may_prompt, prompt_secret, read_secret
 from gofer.cli.output import AsJson, ago, show, table
 
 app = typer.Typer(
-    help="Secrets: put in, listed by name, removed. A value never comes out.",
+    help="Secrets: set, list and delete them. A value is never shown.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 Name = Annotated[str, typer.Argument(help="The secret's name.", show_default=False)]
-Owner = Annotated[str, typer.Option("--owner", help="The connection it belongs to; the workspace if none.")]
+Owner = Annotated[
+    str, typer.Option("--owner", help="The connection that it belongs to. By default the workspace.")
+]
 
 
 @app.command("list")
@@ -40,7 +42,7 @@ def put(
     file: Annotated[str, typer.Option(help="The file that holds the value; - is stdin.")] = "-",
     as_json: AsJson = False,
 ) -> None:
-    """Keep a secret, replacing the one there. The value comes from stdin or a file, never from an argument.
+    """Set or replace a secret. The value comes from stdin or a file, never from an argument.
 
     \b
     gofer secrets put anthropic_key < key.txt

@@ -18,9 +18,9 @@ Port = Annotated[
 def serve(
     host: Host = None,
     port: Port = None,
-    demo: Annotated[bool, typer.Option("--demo", help="Before the very first start, play the demo.")] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="Play the demo before the very first start.")] = False,
 ) -> None:
-    """Take webhooks in and do the work, in one process.
+    """Run the server: web and worker in one process.
 
     \b
     gofer serve
@@ -50,7 +50,7 @@ def _play_once(host: str | None, port: int | None) -> None:
 
 
 def web(host: Host = None, port: Port = None) -> None:
-    """Only take webhooks in; other processes do the work. Needs Postgres.
+    """Run the web part alone: webhooks, pages and API. Workers do the jobs. Needs Postgres.
 
     \b
     GOFER_DATABASE_URL=postgresql://gofer@db/gofer gofer web --host 0.0.0.0
@@ -59,7 +59,7 @@ def web(host: Host = None, port: Port = None) -> None:
 
 
 def worker() -> None:
-    """Only do the work that other processes take in. Needs Postgres.
+    """Run a worker alone, which does the jobs. Needs Postgres.
 
     \b
     GOFER_DATABASE_URL=postgresql://gofer@db/gofer GOFER_SLOTS=32 gofer worker

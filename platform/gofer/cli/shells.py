@@ -19,7 +19,7 @@ Agent = Annotated[str, typer.Argument(help="The agent's name or id.", show_defau
 
 @app.command("list")
 def list_shells(
-    conversation: Annotated[str, typer.Option(help="Of this conversation only.")] = "",
+    conversation: Annotated[str, typer.Option(help="Only of this conversation.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """List shells, the last used first.
@@ -48,7 +48,7 @@ def show_shell(
     path: Annotated[str, typer.Option(help="A directory in its workspace.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show a shell: what it uses now, and what a directory of it holds.
+    """Show a shell: the memory, processes and disk that it uses now, and the files in a directory.
 
     \b
     gofer shells show conv_k3v9 gofer
@@ -62,7 +62,7 @@ def show_shell(
 
 @app.command()
 def close(conversation: Conversation, agent: Agent, as_json: AsJson = False) -> None:
-    """End a shell: its processes go within a minute, its files stay for the next.
+    """End a shell. Its processes end within a minute; its files stay for the next shell.
 
     \b
     gofer shells close conv_k3v9 gofer

@@ -37,18 +37,20 @@ def list_tokens(as_json: AsJson = False) -> None:
 
 @app.command()
 def add(
-    name: Annotated[str, typer.Argument(help="What it is for.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="A name that says what it is for.", show_default=False)],
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help="read (if not given), write or admin; or for one noun only, such as jobs:write. Can be repeated."
+            help="read (the default), write or admin; or for one noun only, such as jobs:write. Repeatable."
         ),
     ] = None,
-    member: Annotated[str, typer.Option(help="Whose it is; the first owner's if nobody is named.")] = "",
-    days: Annotated[int, typer.Option(help="How long it is valid; 0 is without end.")] = 90,
+    member: Annotated[
+        str, typer.Option(help="The member that it belongs to. By default the first owner.")
+    ] = "",
+    days: Annotated[int, typer.Option(help="Days that it is valid; 0 is for ever.")] = 90,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token and print it, this once.
+    """Create a token and print it, once.
 
     \b
     gofer tokens add ci --scope write --days 30
