@@ -23,9 +23,9 @@ from gofer.integration import Author, Incoming
 from gofer.secrets.rotation import new_conversation_key
 from gofer.settings import load_settings
 from gofer.store.bootstrap import FIRST_WORKSPACE
-from gofer.store.content import seal_message
 from gofer.store.db_time import now
 from gofer.store.encryption import conversation_key, seal
+from gofer.store.messages import seal_message
 from gofer.store.tables import conversations, events, jobs, messages
 from gofer.vault.envelope import Vault
 from gofer.web.app import public_app

@@ -1,4 +1,8 @@
-"""The composition root: the one place that sees everything and puts it together."""
+"""The composition root: the one place that sees everything and puts it together.
+
+`open_app` opens what every process needs, then what its roles ask for: presence among the processes, the worker with
+a handler for each kind of job, the watch over the load.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,7 @@ import structlog
 from sqlalchemy import Connection, insert
 
 from gofer import __version__
-from gofer.agent.state import Listener
 from gofer.alarms import keep_watch, note_refused
-from gofer.commands.approvals import Approvals
 from gofer.commands.handler import CommandHandler
 from gofer.connections.context import HttpClients, LoadedConnections
 from gofer.connections.health import watch
@@ -30,10 +32,11 @@ from gofer.errors import GoferError
 from gofer.intake.admit import Admitter
 from gofer.intake.polling import Poller
 from gofer.intake.receive import Gate, Intake, Refusals
-from gofer.intake.schedule_messages import ScheduledSender
+from gofer.intake.scheduled_messages import ScheduledSender
 from gofer.intake.stranger_limit import StrangerLimit
+from gofer.intake.unknown_senders import Approvals
 from gofer.jobs.event_stream import Follower
-from gofer.jobs.kinds import ANSWER, APPROVAL, DELIVER, RECEPTION
+from gofer.jobs.kinds import ANSWER, APPROVAL, DELIVER, RECEPTION, SAY
 from gofer.jobs.maintenance import expire_all_leases
 from gofer.jobs.notifications import (
     EVENTS,
@@ -46,17 +49,15 @@ from gofer.jobs.notifications import (
 )
 from gofer.jobs.outcome import Outcome
 from gofer.jobs.queue import AGENT, SERVICE, Claim, waiting
-from gofer.jobs.scheduled_messages import SAY
-from gofer.jobs.worker import Capacity, Handler, Run, Worker
+from gofer.jobs.worker import Capacity, Worker
 from gofer.live import Live, SharedLive
 from gofer.logs import RecentLines
 from gofer.mac_upgrade import begin_signing
 from gofer.outbox.deliver import Outbox
-from gofer.outbox.progress import ProgressUpdater
-from gofer.outbox.run_summary import RunSummary
+from gofer.outbox.progress import ProgressUpdater, RunSummary
 from gofer.runs.agent_files import AgentFiles
 from gofer.runs.agent_sync import AgentSync
-from gofer.runs.answer import Answerer, apology
+from gofer.runs.answer import Answerer, RunObserver, apology
 from gofer.runs.model_keys import ModelKeys
 from gofer.runs.shell_access import Loans
 from gofer.runs.shells import Shells
@@ -76,12 +77,15 @@ from gofer.vault.keyring import open_ring
 from gofer.vault.redaction import Redactor
 from gofer.vault.secret import Secret
 
+log = structlog.get_logger()
 RELOAD_EVERY = 30.0
+SERVICE_SLOTS = 64
+"""Slots for sending and polling: their own, so that long runs never keep a finished answer waiting."""
 
 
 @dataclass
 class Platform:
-    """Everything a process needs; `gofer.app` puts it together."""
+    """Everything a process needs."""
 
     settings: Settings
     owner: str
@@ -102,32 +106,32 @@ class Platform:
     worker: Worker | None = None
     roles: frozenset[str] = frozenset()
     url: str = ""
-    """Where it listens for webhooks, once it does."""
+    """Address at which it listens for webhooks, once it does."""
     started_at: float = field(default_factory=time.time)
     recent_lines: RecentLines = field(default_factory=RecentLines)
-    """What this process logged last."""
+    """The last lines of this process's log."""
 
     async def reload_secrets(self) -> None:
-        """After a secret or connection changed: forget what was read and mask the new value from now on."""
+        """Read secrets and connections again after one changed, and mask the new values from now on."""
         self.accounts.forget()
         stored = await self.database.read(partial(all_secrets, vault=self.vault))
         self.redactor.replace({**secrets_of_settings(self.settings), **stored})
 
     async def secrets_changed(self) -> None:
-        """Reload them here, and have every other process do the same; routes may name a connection that is new."""
+        """Reload secrets here and in every other process, and routes too: they may name a new connection."""
         await self.reload_secrets()
         await self.agents_changed()
         self.signals.wake(SECRETS)
 
     async def agents_changed(self) -> None:
-        """Have routes say at once what the agents' files do; what cannot be done now is done by the next look."""
+        """Apply the agents' files to the routes at once; the next look retries what fails."""
         try:
             await self.roster.sync()
         except GoferError as error:
             log.warning("agents.not_synced", error=str(error))
 
     async def watch_secrets(self) -> None:
-        """Reload them when another process says so, and now and then in case its word got lost."""
+        """Reload secrets when another process says so, and now and then in case that signal got lost."""
         woken = self.signals.subscribe(SECRETS)
         while True:
             await woken.wait(RELOAD_EVERY)
@@ -137,49 +141,30 @@ class Platform:
                 log.warning("secrets.not_reloaded", error=str(error))
 
     async def keep_catching_up(self) -> None:
-        """Fetch now and then what services could not deliver, also while we were there: a proxy may have been away."""
+        """Fetch now and then what services could not deliver. Our proxy may have been away while we were up."""
         while True:
             await asyncio.sleep(self.settings.catch_up_every)
             try:
-                made = await self.database.write(partial(ensure_catch_up, integrations=self._catching_up()))
+                made = await self.database.write(partial(ensure_catch_up, integrations=self._can_catch_up()))
             except GoferError as error:
                 log.warning("catchup.not_begun", error=str(error))
             else:
                 if made:
                     self.signals.wake(JOBS)
 
-    def _catching_up(self) -> frozenset[str]:
+    def _can_catch_up(self) -> frozenset[str]:
         integrations = self.registry.integrations.items()
         return frozenset(name for name, integration in integrations if integration.can_catch_up)
 
     def start_inflow(self, connection: Connection) -> int:
-        """See that every connection that has to be polled or caught up with is."""
+        """Make the jobs that set up, poll and catch up with each connection, where they are missing."""
         integrations = self.registry.integrations.items()
         return ensure_inflow(
             connection,
             polling=frozenset(name for name, integration in integrations if integration.can_poll),
-            catching_up=self._catching_up(),
+            catching_up=self._can_catch_up(),
             public=bool(self.settings.public_url),
         )
-
-
-def secrets_of_settings(settings: Settings) -> dict[str, Secret]:
-    """What came by the environment and must not be shown either."""
-    given = {
-        "anthropic_key": settings.anthropic_key,
-        "openai_key": settings.openai_key,
-        "owner_password": settings.owner_password,
-        "database_password": urlsplit(settings.database_url).password or "",
-        "redis_password": urlsplit(settings.redis_url).password or "",
-        **{f"master_key_{number}": key for number, key in enumerate(settings.master_key.split(","))},
-    }
-    return {name: Secret(value.strip()) for name, value in given.items() if value.strip()}
-
-
-log = structlog.get_logger()
-
-SERVICE_SLOTS = 64
-"""Slots for errands (sending, polling); apart, so that long runs never keep a finished answer waiting."""
 
 
 @contextlib.asynccontextmanager
@@ -191,7 +176,7 @@ async def open_app(
     async with contextlib.AsyncExitStack() as stack:
         platform = await _open(settings, roles, redactor if redactor is not None else Redactor(), stack)
         if roles:
-            await _present(platform, stack)
+            await _join(platform, stack)
         if "worker" in roles:
             await _work(platform, stack)
         if "web" in roles:
@@ -202,7 +187,7 @@ async def open_app(
 async def _open(
     settings: Settings, roles: frozenset[str], redactor: Redactor, stack: contextlib.AsyncExitStack
 ) -> Platform:
-    """The parts every process needs."""
+    """Open the parts that every process needs."""
     database = database_for(settings)
     await database.start()
     stack.push_async_callback(database.close)
@@ -264,42 +249,6 @@ async def _open(
     return platform
 
 
-async def _present(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
-    """Be known as a process, and keep the agents like their files say."""
-    await platform.roster.sync()
-    stack.callback(asyncio.create_task(platform.roster.watch(), name="agents").cancel)
-    if platform.database.dialect == "postgresql":
-        # On SQLite every change passes through this process.
-        stack.callback(asyncio.create_task(platform.watch_secrets(), name="secrets").cancel)
-    stack.push_async_callback(platform.uses.note)
-    stack.callback(asyncio.create_task(platform.uses.keep_noting(), name="uses").cancel)
-    stack.push_async_callback(note_refused, platform)
-    stack.callback(asyncio.create_task(keep_watch(platform), name="alarms").cancel)
-    await platform.database.write(partial(_announce, owner=platform.owner, roles=platform.roles))
-    stack.push_async_callback(_farewell, platform)
-
-
-async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
-    """Claim jobs."""
-    if platform.database.dialect == "sqlite":
-        await platform.database.write(expire_all_leases)
-    await platform.database.write(platform.start_inflow)
-    shells = Shells(settings=platform.settings, database=platform.database)
-    await shells.start()
-    stack.push_async_callback(shells.stop)
-    telling = RunSummary(platform.vault, platform.redactor, platform.settings.public_url)
-    presence = ProgressUpdater(database=platform.database, accounts=platform.accounts, telling=telling)
-    presence.start()
-    stack.push_async_callback(presence.close)
-    lending = Loans()
-    stack.push_async_callback(lending.close)
-    platform.worker = make_worker(platform, shells, presence, lending)
-    await platform.worker.start()
-    stack.push_async_callback(platform.worker.stop)
-    stack.callback(asyncio.create_task(watch(platform), name="connections").cancel)
-    stack.callback(asyncio.create_task(platform.keep_catching_up(), name="catch-up").cancel)
-
-
 async def _open_vault(settings: Settings, database: Database) -> Vault:
     sealed = await database.read(ciphertext_exists)
     given = Secret(settings.master_key) if settings.master_key else None
@@ -316,108 +265,35 @@ def _signals(settings: Settings, database: Database) -> Signals:
     return PostgresSignals(settings.database_url) if database.dialect == "postgresql" else LocalSignals()
 
 
-def make_worker(platform: Platform, shells: Shells, presence: ProgressUpdater, lending: Loans) -> Worker:
-    """A worker with a handler for every kind of job."""
-    settings, database, vault = platform.settings, platform.database, platform.vault
-    admitter = Admitter(
-        charge=partial(charge, timezone=settings.timezone),
-        database=database,
-        vault=vault,
-        accounts=platform.accounts,
-        redactor=platform.redactor,
-        strangers=StrangerLimit(settings.max_from_stranger),
-        noticed=presence.noticed,
-    )
-    keys = ModelKeys(settings=settings, database=database, vault=vault, http=platform.http)
-    answerer = Answerer(
-        settings=settings,
-        database=database,
-        vault=vault,
-        accounts=platform.accounts,
-        admitter=admitter,
-        redactor=platform.redactor,
-        shells=shells,
-        lending=lending,
-        keys=keys,
-        uses=platform.uses,
-        agents=AgentFiles(settings.data_dir / "agents"),
-        listening=partial(_listener, platform, presence),
-    )
-    outbox = Outbox(
-        database=database,
-        vault=vault,
-        accounts=platform.accounts,
-        redactor=platform.redactor,
-        # A service may still do what was asked of it after we stopped waiting, or died just when we had asked.
-        late_write_within=2 * settings.request_timeout,
-        public_url=settings.public_url,
-    )
-    desk = CommandHandler(
-        settings=settings,
-        database=database,
-        vault=vault,
-        accounts=platform.accounts,
-        admitter=admitter,
-        signals=platform.signals,
-        keys=keys,
-    )
-    approvals = Approvals(database=database, vault=vault, accounts=platform.accounts)
-    sayer = ScheduledSender(
-        database=database, vault=vault, redactor=platform.redactor, signals=platform.signals
-    )
-    poller = Poller(database=database, accounts=platform.accounts, intake=platform.intake)
-    return Worker(
-        owner=platform.owner,
-        database=database,
-        vault=vault,
-        signals=platform.signals,
-        handlers={
-            ANSWER: presence.around(_heard_out(platform, answerer.handle)),
-            RECEPTION: desk.handle,
-            APPROVAL: approvals.handle,
-            DELIVER: outbox.handle,
-            SAY: sayer.handle,
-            POLL: poller.poll,
-            CATCH_UP: poller.catch_up,
-            SET_UP: poller.set_up,
-        },
-        apology=apology,
-        capacity=Capacity(
-            slots={AGENT: settings.slots, SERVICE: SERVICE_SLOTS},
-            lease=settings.lease,
-            poll_interval=settings.poll_interval,
-            stop_within=settings.stop_within,
-            max_running=settings.max_running,
-            keep_finished=settings.keep_finished,
-        ),
-    )
+def secrets_of_settings(settings: Settings) -> dict[str, Secret]:
+    """Secrets of the environment, which must not be shown either."""
+    given = {
+        "anthropic_key": settings.anthropic_key,
+        "openai_key": settings.openai_key,
+        "owner_password": settings.owner_password,
+        "database_password": urlsplit(settings.database_url).password or "",
+        "redis_password": urlsplit(settings.redis_url).password or "",
+        **{f"master_key_{number}": key for number, key in enumerate(settings.master_key.split(","))},
+    }
+    return {name: Secret(value.strip()) for name, value in given.items() if value.strip()}
 
 
-def _listener(platform: Platform, presence: ProgressUpdater, claim: Claim) -> Listener:
-    """What a run tells as it goes to who watches, and a wake-up to who follows the log."""
-
-    def listen(kind: str, data: dict[str, Any]) -> None:
-        presence.heard(claim, kind, data)
-        platform.live.tell(str(claim.conversation_id), claim.id, kind, data)
-        if not kind.endswith(".delta"):
-            platform.signals.wake(EVENTS)
-
-    return listen
-
-
-def _heard_out(platform: Platform, handler: Handler) -> Handler:
-    """The handler, with what its run was saying let go when it ends, however it ends."""
-
-    async def heard_out(run: Run) -> Outcome:
-        try:
-            return await handler(run)
-        finally:
-            platform.live.over(str(run.claim.conversation_id), run.claim.id)
-
-    return heard_out
+async def _join(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
+    """Join the other processes: keep agents and secrets fresh, watch for tampering, and record the start."""
+    await platform.roster.sync()
+    stack.callback(asyncio.create_task(platform.roster.watch(), name="agents").cancel)
+    if platform.database.dialect == "postgresql":
+        # On SQLite every change passes through this process.
+        stack.callback(asyncio.create_task(platform.watch_secrets(), name="secrets").cancel)
+    stack.push_async_callback(platform.uses.note)
+    stack.callback(asyncio.create_task(platform.uses.keep_noting(), name="uses").cancel)
+    stack.push_async_callback(note_refused, platform)
+    stack.callback(asyncio.create_task(keep_watch(platform), name="alarms").cancel)
+    await platform.database.write(partial(_record_start, owner=platform.owner, roles=platform.roles))
+    stack.push_async_callback(_record_stop, platform)
 
 
-def _announce(connection: Connection, owner: str, roles: frozenset[str]) -> None:
+def _record_start(connection: Connection, owner: str, roles: frozenset[str]) -> None:
     connection.execute(
         insert(workers).values(
             id=owner,
@@ -434,7 +310,7 @@ def _announce(connection: Connection, owner: str, roles: frozenset[str]) -> None
     )
 
 
-async def _farewell(platform: Platform) -> None:
+async def _record_stop(platform: Platform) -> None:
     with contextlib.suppress(Exception):
         await platform.database.write(
             partial(
@@ -446,8 +322,125 @@ async def _farewell(platform: Platform) -> None:
         )
 
 
+async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
+    """Start the worker, and what goes along with it."""
+    if platform.database.dialect == "sqlite":
+        await platform.database.write(expire_all_leases)
+    await platform.database.write(platform.start_inflow)
+    shells = Shells(settings=platform.settings, database=platform.database)
+    await shells.start()
+    stack.push_async_callback(shells.stop)
+    summary = RunSummary(platform.vault, platform.redactor, platform.settings.public_url)
+    progress = ProgressUpdater(database=platform.database, accounts=platform.accounts, telling=summary)
+    progress.start()
+    stack.push_async_callback(progress.close)
+    loans = Loans()
+    stack.push_async_callback(loans.close)
+    platform.worker = make_worker(platform, shells, progress, loans)
+    await platform.worker.start()
+    stack.push_async_callback(platform.worker.stop)
+    stack.callback(asyncio.create_task(watch(platform), name="connections").cancel)
+    stack.callback(asyncio.create_task(platform.keep_catching_up(), name="catch-up").cancel)
+
+
+def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, loans: Loans) -> Worker:
+    """A worker with a handler for every kind of job."""
+    settings, database, vault = platform.settings, platform.database, platform.vault
+    admitter = Admitter(
+        charge=partial(charge, timezone=settings.timezone),
+        database=database,
+        vault=vault,
+        accounts=platform.accounts,
+        redactor=platform.redactor,
+        strangers=StrangerLimit(settings.max_from_stranger),
+        noticed=progress.noticed,
+    )
+    keys = ModelKeys(settings=settings, database=database, vault=vault, http=platform.http)
+    answerer = Answerer(
+        settings=settings,
+        database=database,
+        vault=vault,
+        accounts=platform.accounts,
+        admitter=admitter,
+        redactor=platform.redactor,
+        shells=shells,
+        lending=loans,
+        keys=keys,
+        uses=platform.uses,
+        agents=AgentFiles(settings.data_dir / "agents"),
+        observer=Observers(platform.live, platform.signals, progress),
+    )
+    outbox = Outbox(
+        database=database,
+        vault=vault,
+        accounts=platform.accounts,
+        redactor=platform.redactor,
+        # A service may still carry out a request after we stopped waiting for it, or died right after sending it.
+        late_write_within=2 * settings.request_timeout,
+        public_url=settings.public_url,
+    )
+    commands = CommandHandler(
+        settings=settings,
+        database=database,
+        vault=vault,
+        accounts=platform.accounts,
+        admitter=admitter,
+        signals=platform.signals,
+        keys=keys,
+    )
+    approvals = Approvals(database=database, vault=vault, accounts=platform.accounts)
+    scheduled = ScheduledSender(
+        database=database, vault=vault, redactor=platform.redactor, signals=platform.signals
+    )
+    poller = Poller(database=database, accounts=platform.accounts, intake=platform.intake)
+    return Worker(
+        owner=platform.owner,
+        database=database,
+        vault=vault,
+        signals=platform.signals,
+        handlers={
+            ANSWER: answerer.handle,
+            RECEPTION: commands.handle,
+            APPROVAL: approvals.handle,
+            DELIVER: outbox.handle,
+            SAY: scheduled.handle,
+            POLL: poller.poll,
+            CATCH_UP: poller.catch_up,
+            SET_UP: poller.set_up,
+        },
+        apology=apology,
+        capacity=Capacity(
+            slots={AGENT: settings.slots, SERVICE: SERVICE_SLOTS},
+            lease=settings.lease,
+            poll_interval=settings.poll_interval,
+            stop_within=settings.stop_within,
+            max_running=settings.max_running,
+            keep_finished=settings.keep_finished,
+        ),
+    )
+
+
+class Observers(RunObserver):
+    """Tells of a run where people see it: progress in its chat, open pages, and followers of the event log."""
+
+    def __init__(self, live: Live, signals: Signals, progress: ProgressUpdater) -> None:
+        self._live = live
+        self._signals = signals
+        self._progress = progress
+
+    def heard(self, claim: Claim, kind: str, data: dict[str, Any]) -> None:
+        self._progress.heard(claim, kind, data)
+        self._live.tell(str(claim.conversation_id), claim.id, kind, data)
+        if not kind.endswith(".delta"):
+            self._signals.wake(EVENTS)
+
+    def ended(self, claim: Claim, outcome: Outcome | None) -> None:
+        self._live.over(str(claim.conversation_id), claim.id)
+        self._progress.ended(claim, outcome)
+
+
 async def _watch_load(platform: Platform) -> None:
-    """Keep the gate's count of waiting jobs fresh, whether or not this process has a worker."""
+    """Keep the gate's count of waiting jobs fresh. Other processes make and end jobs too."""
     while True:
         with contextlib.suppress(Exception):
             platform.intake.gate.waiting = await platform.database.read(waiting)

@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Table, delete, select, update
 
 from gofer.errors import NotFound
-from gofer.jobs.scheduled_messages import remove_scheduled_messages
+from gofer.jobs.kinds import SAY
 from gofer.secrets.rotation import destroy_conversation_key
 from gofer.store import events as log
 from gofer.store.db_time import now
@@ -29,6 +29,7 @@ from gofer.store.tables import (
     messages,
     participants,
     questions,
+    schedules,
     shells,
 )
 from gofer.vault.envelope import Vault
@@ -76,7 +77,7 @@ def purge_conversation(connection: Connection, vault: Vault, *, conversation_id:
     _empty(connection, questions, conversation_id, answer=None)
     # With the binding go the replies in its ledger.
     connection.execute(delete(bindings).where(bindings.c.conversation_id == conversation_id))
-    remove_scheduled_messages(connection, conversation_id)
+    _remove_schedules(connection, conversation_id)
     connection.execute(update(conversations).where(conversations.c.id == conversation_id).values(title=""))
     log.record(
         connection, "conversation.purged", found.workspace_id, conversation_id=conversation_id,
@@ -127,6 +128,13 @@ def _empty(connection: Connection, table: Table, conversation_id: str, **also: o
         .where(columns.conversation_id == conversation_id, columns.sealed.is_not(None))
         .values(sealed=None, **also)
     ).rowcount
+
+
+def _remove_schedules(connection: Connection, conversation_id: str) -> None:
+    """Remove the schedules that write into a conversation."""
+    rows = connection.execute(select(schedules.c.id, schedules.c.payload).where(schedules.c.kind == SAY))
+    ids = [row.id for row in rows if row.payload.get("conversation_id") == conversation_id]
+    connection.execute(delete(schedules).where(schedules.c.id.in_(ids)))
 
 
 def _forget_signatures(connection: Connection, conversation_id: str) -> None:

@@ -16,8 +16,8 @@ from gofer.agent.model import Features, Model, ModelError, ModelEvent, ModelRequ
 from gofer.agent.models.anthropic import Anthropic as AnthropicModel
 from gofer.agent.models.anthropic import StreamedAnswer, parameters
 from gofer.agent.models.breaker import Breakers
+from gofer.agent.models.catalogue import Steady
 from gofer.agent.models.providers import ModelSettings
-from gofer.agent.models.resilient import Steady
 from gofer_standins.anthropic import Anthropic, Reply, Script
 from gofer_standins.loopback import serve
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from agent.conftest import Make
 from agent.ports import DictLedger, ListHistory, ListInbox, ListJournal, ada, bob
-from gofer.agent.context.compressor import ContextSettings, standing_rules
-from gofer.agent.context.summariser import fitted
+from gofer.agent.context.compressor import ContextSettings, fitted, standing_rules
 from gofer.agent.conversation import ConversationMessage, Covers, Summary
 from gofer.agent.limits import LimitSettings
 from gofer.agent.outcome import Answered

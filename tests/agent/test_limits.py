@@ -283,7 +283,7 @@ def test_a_user_extends_the_prices_with_a_file(tmp_path: Any) -> None:
 
 
 async def test_a_second_model_steps_in_and_both_prices_count(rehearse: Make) -> None:
-    from gofer.agent.models.resilient import Fallback
+    from gofer.agent.models.catalogue import Fallback
     from gofer_standins.anthropic import fault
 
     first, _ = await rehearse([fault("overloaded")] * 9)

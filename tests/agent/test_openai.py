@@ -19,10 +19,9 @@ from agent.ports import LocalShell, World, ada
 from gofer.agent.conversation import Picture
 from gofer.agent.limits import LimitSettings
 from gofer.agent.model import ModelError
-from gofer.agent.models.catalogue import Catalogue, Provider
+from gofer.agent.models.catalogue import Catalogue, Provider, Steady
 from gofer.agent.models.errors import body_of, refusal
 from gofer.agent.models.providers import ModelSettings, load_providers
-from gofer.agent.models.resilient import Steady
 from gofer.agent.outcome import Answered, Failed, Stopped
 from gofer.agent.prices import load_prices
 from gofer.doctor.model import QUESTION

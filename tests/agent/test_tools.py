@@ -20,12 +20,10 @@ from agent.ports import DictBlobs, ListInbox, LocalShell, ada, bob
 from gofer.agent.interfaces import Ran, Surroundings
 from gofer.agent.outcome import Answered
 from gofer.agent.state import Call
-from gofer.agent.tools import runner
+from gofer.agent.tools import registry
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.tools.output import MAX_CHARACTERS, MUCH, Glimpse, Masker
-from gofer.agent.tools.policy import Policy
-from gofer.agent.tools.registry import ToolRegistry, plugin_tools
-from gofer.agent.tools.runner import ToolRunner
+from gofer.agent.tools.registry import Policy, ToolRegistry, ToolRunner, plugin_tools
 from gofer.errors import ConfigError
 from gofer.runs.agent_files import AgentSpec
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
@@ -201,7 +199,7 @@ async def test_a_tool_that_raises_or_hangs_is_answered_for(
         return ToolResult("never")
 
     released = asyncio.Event()
-    monkeypatch.setattr(runner, "LETTING_GO", 0.05)
+    monkeypatch.setattr(registry, "LETTING_GO", 0.05)
     bench = Bench(
         tmp_path,
         Tool("broken", "", Arguments, broken, Tier.READ),

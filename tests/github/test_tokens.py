@@ -118,7 +118,7 @@ async def test_a_token_is_one_jobs_for_one_repository(
         await access.to(one, "acme/widgets", READ)
     github.faults.append(Fault("broken", "DELETE /installation/token"))
     await ended(other)  # without an error: it would cost somebody their answer
-    assert "job.not_given_back" in "".join(capfd.readouterr())
+    assert "job.cleanup_failed" in "".join(capfd.readouterr())
 
 
 async def ended(account: ConnectionContext) -> None:

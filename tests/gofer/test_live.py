@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from gofer.jobs.notifications import LocalSignals
-from gofer.live import SharedLive, Watcher
-from gofer.live.broadcast import MOST_PARCELS, MOST_SHARED
+from gofer.live import MOST_PARCELS, MOST_SHARED, SharedLive, Watcher
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 
@@ -20,7 +19,7 @@ SOON = 0.15
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send more often, so that nobody here waits long."""
-    monkeypatch.setattr("gofer.live.broadcast.PAUSE", 0.05)
+    monkeypatch.setattr("gofer.live.PAUSE", 0.05)
 
 
 class Wire(LocalSignals):
@@ -123,7 +122,7 @@ async def test_what_gets_lost_on_the_way_is_asked_for(vault: Vault) -> None:
 
 
 async def test_what_is_over_is_let_go(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gofer.live.local.AFTERGLOW", 0.1)
+    monkeypatch.setattr("gofer.live.AFTERGLOW", 0.1)
     _, here, there = two(vault)
     with there.watching("conv_a") as watcher:
         here.tell("conv_a", 1, "tool.delta", {"call_id": "c", "text": "printed"})

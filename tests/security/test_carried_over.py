@@ -15,12 +15,12 @@ import pytest
 from sqlalchemy import update
 
 from e2e.test_answering import Gated, Office, opened
-from gofer.intake.admit import Read, unread
+from gofer.intake.admit import unread
 from gofer.jobs.outcome import Done, Draft
 from gofer.runs import answer
-from gofer.runs.answer import binding_of
 from gofer.runs.store_adapters import StoreHistory, _with_origins
 from gofer.sanitize import BREAK
+from gofer.store.messages import StoredMessage, binding_of
 from gofer.store.tables import replies
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer_github import integration, marks
@@ -129,7 +129,7 @@ async def test_nor_does_an_answer_that_somebody_replies_to(world: World) -> None
     """A reply brings the words along that it answers."""
     await world.say("hello")
     claim = await world.claim_one()
-    binding = await world.database.read(lambda c: binding_of(c, claim, CONNECTION))
+    binding = await world.database.read(lambda c: binding_of(c, claim.conversation_id, CONNECTION))
     drafts = (
         Draft(str(binding), (EVIL,), narrowed=True),
         Draft(str(binding), ("Fine.",), "note"),
@@ -148,5 +148,5 @@ async def test_nor_does_an_answer_that_somebody_replies_to(world: World) -> None
     assert [said.quoted for said in later if said.text == "so?"] == ["", "Fine."]
 
 
-def asked_to(found: list[Read]) -> int:
+def asked_to(found: list[StoredMessage]) -> int:
     return found[-1].seq

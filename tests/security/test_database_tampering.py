@@ -31,7 +31,7 @@ from gofer.connections.inflow import CATCH_UP
 from gofer.doctor import examine
 from gofer.errors import ConfigError
 from gofer.identity import grant_role, new_code, redeem
-from gofer.intake.admit import Read, known_role, unread
+from gofer.intake.admit import known_role, unread
 from gofer.intake.polling import Poller
 from gofer.jobs.cron import add_schedule, tick
 from gofer.jobs.kinds import APPROVAL
@@ -42,8 +42,8 @@ from gofer.runs.shells import _kept
 from gofer.secrets.secret_store import PLATFORM
 from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
-from gofer.store.content import open_message, seal_message
 from gofer.store.encryption import conversation_key
+from gofer.store.messages import StoredMessage, open_message, seal_message
 from gofer.store.tables import (
     Trust,
     agents,
@@ -442,7 +442,7 @@ async def test_who_may_answer_a_question_cannot_be_rewritten(world: World) -> No
 # Messages: their trust is sealed into them.
 
 
-async def heard(world: World) -> list[Read]:
+async def heard(world: World) -> list[StoredMessage]:
     claim = await world.claim_one()
     return await world.database.read(lambda c: unread(c, world.vault, claim, 0))
 

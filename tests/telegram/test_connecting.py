@@ -173,7 +173,7 @@ async def test_what_telegram_complains_about_is_watched_and_told(telegram: Teleg
         with capture_logs() as lines:
             watching = asyncio.create_task(watch(house.platform, every=0.05))
             telegram.phones.say(ann, chat, "hello")
-            await eventually(lambda: any(line["event"] == "connection.unwell" for line in lines))
+            await eventually(lambda: any(line["event"] == "connection.unhealthy" for line in lines))
             watching.cancel()
         told = await health_of(house.platform, house.connection_id)
         assert "1 waiting; Telegram's last error: Wrong response from the webhook: 401" in told.line

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from gofer import live
 from gofer.agent.tools import output
-from gofer.live import local
-from gofer.live.buffer import MOST_OUTPUT
+from gofer.live import MOST_OUTPUT
 from gofer.web import event_source, server
 from gofer.web.auth import guard
 from gofer.web.auth.sessions import end_session
@@ -163,7 +163,7 @@ def test_who_does_not_read_is_cut_off_and_others_do_not_wait(
     monkeypatch.setattr(event_source, "SEND_WITHIN", 0.3)
     monkeypatch.setattr(server, "READ_TIMEOUT", 0.3)
     # More than the kernel holds for a reader that does not read.
-    monkeypatch.setattr(local, "MOST_OUTPUT", 10_000_000)
+    monkeypatch.setattr(live, "MOST_OUTPUT", 10_000_000)
     monkeypatch.setattr(output, "MUCH", 10_000_000)
     with visit.line() as line, deaf(visit, UPGRADE), deaf(visit, ""):
         line.say(

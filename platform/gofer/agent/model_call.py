@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 
-from gofer.agent.call_ids import told_apart
 from gofer.agent.context.sizes import CHARACTERS_PER_TOKEN
 from gofer.agent.interfaces import Context, Limits
 from gofer.agent.limits import Go, Halt
 from gofer.agent.model import Attempted, Block, Delta, Model, ModelError, ModelRequest, Turn, Usage
+from gofer.agent.models.calls import told_apart
 from gofer.agent.outcome import Failed
 from gofer.agent.state import Recorder
 from gofer.agent.tools.output import Masker, Masking

@@ -22,8 +22,8 @@ from gofer.commands.answers import CommandRequest, answer_to
 from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.errors import ConfigError, Conflict, GoferError, NotFound, Temporary
 from gofer.identity import TooManyGuesses, link, new_link, redeem
-from gofer.intake.admit import Admitter, Read, read_one
-from gofer.intake.unknown_senders import binding_at, wish
+from gofer.intake.admit import Admitter, read_one
+from gofer.intake.unknown_senders import wish
 from gofer.jobs.control import answer, begin_afresh
 from gofer.jobs.notifications import JOBS, Signals
 from gofer.jobs.outcome import Done, Draft, Outcome, Retry, Snooze
@@ -37,6 +37,7 @@ from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.encryption import conversation_key, unseal
 from gofer.store.locks import lock_conversation
+from gofer.store.messages import StoredMessage, binding_of
 from gofer.store.tables import Trust, agents, conversations, jobs, questions
 from gofer.vault.envelope import Vault
 
@@ -177,7 +178,7 @@ class CommandHandler:
         except NotFound:
             return Done()
 
-    async def _pair(self, claim: Claim, read: Read, connected: LoadedConnection) -> Outcome | None:
+    async def _pair(self, claim: Claim, read: StoredMessage, connected: LoadedConnection) -> Outcome | None:
         """A code is looked at before anything else: it comes from somebody nobody knows yet."""
         message = read.message
         if message.command != "start" or not message.arguments or not message.private:
@@ -198,7 +199,7 @@ class CommandHandler:
         words = WRONG_CODE if role is None else PAIRED.format(role=role)
         return await self._say(claim, read, connected, words)
 
-    async def _link(self, claim: Claim, read: Read, connected: LoadedConnection) -> Outcome | None:
+    async def _link(self, claim: Claim, read: StoredMessage, connected: LoadedConnection) -> Outcome | None:
         """A code that somebody made elsewhere; like a pairing code, it says who they are before anybody asks.
 
         Where others read along it counts only if it was made for the name of whoever says it.
@@ -227,7 +228,7 @@ class CommandHandler:
             return Done()  # whoever tries codes in public is not answered there
         return await self._say(claim, read, connected, LINKED if linked else WRONG_CODE)
 
-    async def _new_link(self, claim: Claim, read: Read) -> str:
+    async def _new_link(self, claim: Claim, read: StoredMessage) -> str:
         if not read.message.private:
             return NOT_HERE
         connected = await self._accounts.get(str(read.connection_id))
@@ -249,7 +250,7 @@ class CommandHandler:
             return NOT_PAIRED
         return LINK_AS.format(code=code, name=name) if name else LINK.format(code=code)
 
-    async def _answer(self, claim: Claim, read: Read, connected: LoadedConnection) -> Outcome:
+    async def _answer(self, claim: Claim, read: StoredMessage, connected: LoadedConnection) -> Outcome:
         message, known = read.message, read.trust in (Trust.OWNER, Trust.MEMBER)
         if message.event == "button":
             await self._pressed(claim, read, connected, known)
@@ -266,7 +267,7 @@ class CommandHandler:
             return Done()
         return await self._say(claim, read, connected, await self._words(claim, read))
 
-    async def _words(self, claim: Claim, read: Read) -> str:
+    async def _words(self, claim: Claim, read: StoredMessage) -> str:
         if claim.payload.get("unheard"):
             return UNHEARD
         if read.message.command == "stop":
@@ -291,7 +292,7 @@ class CommandHandler:
         )
         return await self._database.read(partial(answer_to, asking=asking))
 
-    async def _switch(self, claim: Claim, read: Read) -> str:
+    async def _switch(self, claim: Claim, read: StoredMessage) -> str:
         if read.trust is not Trust.OWNER:
             return NOT_AN_OWNER
         where, workspace = str(claim.conversation_id), claim.workspace_id
@@ -312,11 +313,11 @@ class CommandHandler:
             )
         )
 
-    async def _say(self, claim: Claim, read: Read, connected: LoadedConnection, words: str) -> Outcome:
+    async def _say(
+        self, claim: Claim, read: StoredMessage, connected: LoadedConnection, words: str
+    ) -> Outcome:
         binding = await self._database.read(
-            partial(
-                binding_at, conversation_id=str(claim.conversation_id), connection_id=connected.account.id
-            )
+            partial(binding_of, conversation_id=claim.conversation_id, connection_id=connected.account.id)
         )
         if binding is None:
             return Done()
@@ -324,7 +325,7 @@ class CommandHandler:
         facts = {"offers": offers} if (offers := await self._offers(claim, read)) else {}
         return Done((Draft(binding, parts, kind="note", reply_to=read.message.external_id, facts=facts),))
 
-    async def _offers(self, claim: Claim, read: Read) -> list[str]:
+    async def _offers(self, claim: Claim, read: StoredMessage) -> list[str]:
         """What an owner who only looks may choose next, as commands."""
         command = read.message.command
         if read.trust is not Trust.OWNER or read.message.arguments.strip():
@@ -338,7 +339,9 @@ class CommandHandler:
             return []
         return [f"{command} {name}" for name in [*names[: MAX_OFFERS - 1], "default"]]
 
-    async def _pressed(self, claim: Claim, read: Read, connected: LoadedConnection, known: bool) -> None:
+    async def _pressed(
+        self, claim: Claim, read: StoredMessage, connected: LoadedConnection, known: bool
+    ) -> None:
         """Take a press as the answer it is, and tell the presser what came of it."""
         message = read.message
         if not known:
@@ -372,7 +375,7 @@ def _to_be_had(catalogue: Catalogue, prices: Path) -> list[str]:
     return found
 
 
-def press(connection: Connection, vault: Vault, claim: Claim, read: Read) -> str:
+def press(connection: Connection, vault: Vault, claim: Claim, read: StoredMessage) -> str:
     """Answer the question a button belongs to; returns what to tell the presser."""
     message = read.message
     query = (
@@ -411,13 +414,13 @@ def _choices(connection: Connection, vault: Vault, question: Any) -> list[str]:
     return [str(choice) for choice in unseal(key, question.choices, "choices", question.id)]
 
 
-def _begin_afresh(connection: Connection, claim: Claim, read: Read) -> None:
+def _begin_afresh(connection: Connection, claim: Claim, read: StoredMessage) -> None:
     where = str(claim.conversation_id)
     lock_conversation(connection, where)
     begin_afresh(connection, where, read.seq, by=f"author:{read.message.author.id}")
 
 
-def _wish_to_listen(connection: Connection, claim: Claim, read: Read) -> None:
+def _wish_to_listen(connection: Connection, claim: Claim, read: StoredMessage) -> None:
     lock_conversation(connection, str(claim.conversation_id))
     message = read.message
     what = {

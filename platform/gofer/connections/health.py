@@ -75,10 +75,10 @@ async def _watch(platform: Platform, connection_id: str, unwell: set[str]) -> No
     health = await health_of(platform, connection_id)
     if health.ok and connection_id in unwell:
         unwell.discard(connection_id)
-        log.info("connection.well", connection=connection_id, line=health.line)
+        log.info("connection.healthy", connection=connection_id, line=health.line)
     elif not health.ok and connection_id not in unwell:
         unwell.add(connection_id)
-        log.warning("connection.unwell", connection=connection_id, line=health.line, fix=health.fix)
+        log.warning("connection.unhealthy", connection=connection_id, line=health.line, fix=health.fix)
 
 
 async def disconnect(platform: Platform, connection_id: str, *, by: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,39 +14,28 @@ from gofer.errors import NotFound, Permanent
 from gofer.identity import known_principal
 from gofer.intake.stranger_limit import StrangerLimit
 from gofer.intake.unknown_senders import decline
-from gofer.integration import Admission, Attachment, File, Incoming, Role, Unread
+from gofer.integration import Admission, Attachment, File, Role, Unread
 from gofer.jobs.fence import hold
 from gofer.jobs.queue import Claim
 from gofer.store import events as log
 from gofer.store.blobs import put_blob
-from gofer.store.content import open_trusted, seal_message
 from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.encryption import conversation_key
+from gofer.store.messages import StoredMessage, open_stored, seal_message
 from gofer.store.tables import ASIDE, Trust, conversations, jobs, messages
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
 
-Noticed = Callable[[Claim, "Read", bool], None]
+Noticed = Callable[[Claim, StoredMessage, bool], None]
+"""Is told of each message a run reads, and whether for the first time. Contract: neither blocks nor raises."""
 Charge = Callable[[Connection, Claim, str, float], None]
 """Counts what a job has paid for something, in dollars."""
-"""Is told of each message a run reads, and whether for the first time. Contract: neither blocks nor raises."""
-
 BLOB_REF = "blob:"
 """How an attachment's reference begins once its bytes are ours."""
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """A message as an agent may read it."""
-
-    seq: int
-    message: Incoming
-    trust: Trust
-    connection_id: str | None
-
-
-def unread(connection: Connection, vault: Vault, claim: Claim, after: int) -> list[Read]:
+def unread(connection: Connection, vault: Vault, claim: Claim, after: int) -> list[StoredMessage]:
     """The messages a job covers, after one it has seen. Purged ones are gone."""
     query = select(messages).where(
         messages.c.conversation_id == claim.conversation_id,
@@ -56,7 +44,7 @@ def unread(connection: Connection, vault: Vault, claim: Claim, after: int) -> li
         covered(claim),
     )
     rows = connection.execute(query.order_by(messages.c.seq)).all()
-    return [_read(connection, vault, row) for row in rows if row.sealed is not None]
+    return [_open(connection, vault, row) for row in rows if row.sealed is not None]
 
 
 def covered(claim: Claim) -> ColumnElement[bool]:
@@ -66,17 +54,15 @@ def covered(claim: Claim) -> ColumnElement[bool]:
     return messages.c.seq <= func.coalesce(to, messages.c.seq)
 
 
-def read_one(connection: Connection, vault: Vault, conversation_id: str, seq: int) -> Read | None:
+def read_one(connection: Connection, vault: Vault, conversation_id: str, seq: int) -> StoredMessage | None:
     """One message by its number; None when it was purged."""
     query = select(messages).where(messages.c.conversation_id == conversation_id, messages.c.seq == seq)
     row = connection.execute(query).one_or_none()
-    return None if row is None or row.sealed is None else _read(connection, vault, row)
+    return None if row is None or row.sealed is None else _open(connection, vault, row)
 
 
-def _read(connection: Connection, vault: Vault, row: Any) -> Read:
-    key = conversation_key(connection, vault, row.conversation_id)
-    message, trust, came_by = open_trusted(key, row)
-    return Read(row.seq, message, trust, came_by)
+def _open(connection: Connection, vault: Vault, row: Any) -> StoredMessage:
+    return open_stored(conversation_key(connection, vault, row.conversation_id), row)
 
 
 class Admitter:
@@ -101,7 +87,7 @@ class Admitter:
         self._noticed = noticed
         self._charge = charge
 
-    async def admit(self, claim: Claim, found: Sequence[Read]) -> list[Read]:
+    async def admit(self, claim: Claim, found: Sequence[StoredMessage]) -> list[StoredMessage]:
         """The same messages, each with its author's trust; raises Temporary when a service cannot say now."""
         admitted = []
         for read in found:
@@ -111,7 +97,7 @@ class Admitter:
             admitted.append(known)
         return admitted
 
-    async def _admit(self, claim: Claim, read: Read) -> Read:
+    async def _admit(self, claim: Claim, read: StoredMessage) -> StoredMessage:
         # Asked again when an edit came between the question and its answer.
         while read.trust is Trust.UNKNOWN:
             admission = await self._ask(claim, read)
@@ -129,7 +115,7 @@ class Admitter:
             )
         return read
 
-    async def _ask(self, claim: Claim, read: Read) -> Admission:
+    async def _ask(self, claim: Claim, read: StoredMessage) -> Admission:
         if read.connection_id is None:
             return Admission("stranger", note="no connection")
         try:
@@ -161,8 +147,13 @@ def known_role(connection: Connection, *, workspace_id: str, integration: str, s
 
 
 def _store(
-    connection: Connection, vault: Vault, claim: Claim, read: Read, admission: Admission, charge: Charge
-) -> Read:
+    connection: Connection,
+    vault: Vault,
+    claim: Claim,
+    read: StoredMessage,
+    admission: Admission,
+    charge: Charge,
+) -> StoredMessage:
     """Keep what was found out, once: an earlier admission stands, and a message edited meanwhile is not admitted."""
     conversation_id = claim.conversation_id
     assert conversation_id is not None
@@ -176,7 +167,7 @@ def _store(
     row = connection.execute(
         select(messages).where(messages.c.conversation_id == conversation_id, messages.c.seq == read.seq)
     ).one()
-    current = _read(connection, vault, row)
+    current = _open(connection, vault, row)
     if current.trust is not Trust.UNKNOWN or current.message != read.message:
         return current
     key = conversation_key(connection, vault, conversation_id)
@@ -202,7 +193,7 @@ def _store(
     )  # fmt: skip
     if trust is Trust.STRANGER and admission.turn_away:
         decline(connection, vault, claim, read, admission.turn_away)
-    return Read(read.seq, message, trust, read.connection_id)
+    return StoredMessage(read.seq, message, trust, read.connection_id)
 
 
 def _keep_file(connection: Connection, vault: Vault, conversation_id: str, file: File) -> Attachment:

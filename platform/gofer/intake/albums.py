@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select
 
 from gofer.integration import Attachment, Incoming
-from gofer.store.content import open_message
+from gofer.store.messages import open_message
 from gofer.store.tables import messages
 from gofer.vault.envelope import DataKey
 

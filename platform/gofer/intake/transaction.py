@@ -21,11 +21,11 @@ from gofer.jobs.control import redrive
 from gofer.secrets.rotation import connection_key, new_conversation_key
 from gofer.store import events as log
 from gofer.store import fast_sql, json_text, row_macs
-from gofer.store.content import seal_message
 from gofer.store.db_time import now
 from gofer.store.encryption import data_key
 from gofer.store.ids import new_id
 from gofer.store.locks import lock_conversation
+from gofer.store.messages import binding_at, seal_message
 from gofer.store.tables import (
     JobState,
     Trust,
@@ -108,8 +108,6 @@ _TAKE_SEQ = (
     .values(last_seq=conversations.c.last_seq + 1)
     .returning(conversations.c.id, conversations.c.data_key, conversations.c.last_seq)
 )
-
-
 _TAKE_LASTING_SEQ = _TAKE_SEQ.where(bindings.c.lasting == bindparam("lasting"))
 
 
@@ -154,16 +152,6 @@ def _make_conversation(connection: Connection, vault: Vault, arrival: Arrival, m
     if made is None:
         # Another request made it in the same instant: ours goes, theirs is visible now.
         connection.execute(conversations.delete().where(conversations.c.id == conversation_id))
-
-
-def _bound(connection: Connection, connection_id: str, ref: str) -> str | None:
-    found: str | None = fast_sql.scalar(connection, _BOUND, {"via": connection_id, "at": ref})
-    return found
-
-
-_BOUND = select(bindings.c.conversation_id).where(
-    bindings.c.connection_id == bindparam("via"), bindings.c.ref == bindparam("at")
-)
 
 
 def _repeat(connection: Connection, arrival: Arrival) -> Taken | None:
@@ -254,12 +242,13 @@ def _move(connection: Connection, arrival: Arrival, old: str, new: str) -> None:
         of_connection = connections.c.id == arrival.connection_id
         row_macs.update(connection, connections, of_connection, {"settings": dict(arrival.settings)})
     move_within(connection, arrival.workspace_id, arrival.connection_id, old, new)
-    conversation_id = _bound(connection, arrival.connection_id, old)
-    if conversation_id is None:
+    binding = binding_at(connection, arrival.connection_id, old)
+    if binding is None:
         return
+    conversation_id = binding.conversation_id
     lock_conversation(connection, conversation_id)
     of_connection = bindings.c.connection_id == arrival.connection_id
-    if _bound(connection, arrival.connection_id, new) is None:
+    if binding_at(connection, arrival.connection_id, new) is None:
         moved = update(bindings).where(of_connection, bindings.c.ref == old).values(ref=new)
     else:
         # Somebody spoke there before the news came: from here on it is the old conversation that goes on there.
@@ -403,13 +392,8 @@ def is_settled(connection: Connection, connection_id: str, message: Incoming) ->
     """Whether the name still means the place that it meant, or the place has nothing but its name."""
     if not message.stable_id:
         return True
-    here = {"via": connection_id, "at": message.conversation}
-    return bool(fast_sql.scalar(connection, _LASTING, here) == message.stable_id)
-
-
-_LASTING = select(bindings.c.lasting).where(
-    bindings.c.connection_id == bindparam("via"), bindings.c.ref == bindparam("at")
-)
+    named = binding_at(connection, connection_id, message.conversation)
+    return named is not None and bool(named.lasting == message.stable_id)
 
 
 def settle(connection: Connection, workspace_id: str, connection_id: str, message: Incoming) -> None:
@@ -440,10 +424,7 @@ def move_within(connection: Connection, workspace_id: str, connection_id: str, o
     below = select(bindings).where(of_connection, bindings.c.ref.startswith(f"{old}#", autoescape=True))
     for binding in connection.execute(below).all():
         ref = new + binding.ref.removeprefix(old)
-        if (
-            connection.execute(select(bindings.c.id).where(of_connection, bindings.c.ref == ref)).first()
-            is None
-        ):
+        if binding_at(connection, connection_id, ref) is None:
             _call(connection, workspace_id, binding, ref)
 
 

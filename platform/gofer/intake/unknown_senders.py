@@ -1,33 +1,48 @@
-"""Strangers: told once in a while that they are not known, while their wish to be let in is put to an owner."""
+"""Unknown senders: they are told so once in a while, and an owner is asked whether to let them in.
+
+An approval job asks the owner, about a person or about a place, and does what the owner answers.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 from sqlalchemy import Connection, func, select
 
-from gofer.identity import may_tell
+from gofer.connections.changes import change_settings
+from gofer.connections.context import LoadedConnection, LoadedConnections
+from gofer.errors import NotFound, Permanent, Temporary
+from gofer.identity import grant_role, may_tell, owners_of
 from gofer.jobs.kinds import APPROVAL
-from gofer.jobs.outcome import Draft
+from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import SERVICE, Claim, submit
 from gofer.jobs.reply_planner import plan_replies
+from gofer.jobs.worker import Run
 from gofer.sanitize import display_name
 from gofer.store import events as log
-from gofer.store.tables import LIVE, bindings, in_state, jobs
+from gofer.store import row_macs
+from gofer.store.database import Database
+from gofer.store.encryption import conversation_key, unseal
+from gofer.store.messages import StoredMessage, binding_at, binding_of
+from gofer.store.tables import LIVE, in_state, jobs, questions
 from gofer.vault.envelope import Vault
-
-if TYPE_CHECKING:
-    from gofer.intake.admit import Read
 
 MOST_WISHES = 3
 """Wishes that may wait for an owner at once, per connection."""
+YES, NO = "Yes", "No"
+# In a name of one's own choosing nothing may look like words of ours, or like a link.
+PERSON = "`{name}` (id {subject}) wants to talk to me. May they?"
+PLACE = "May I listen in this group (`{name}`)? I answer when I am mentioned, and only people I know."
+WELCOME = "You may talk to me now."
+LISTENING = "I am listening here now."
+EXPIRES = 86400.0
 
 
-def decline(connection: Connection, vault: Vault, claim: Claim, read: Read, words: str) -> None:
+def decline(connection: Connection, vault: Vault, claim: Claim, read: StoredMessage, words: str) -> None:
     """Say the one polite line, unless it was said today, and pass the wish on. The conversation is locked."""
     assert claim.conversation_id is not None
     assert read.connection_id is not None
-    binding_id = binding_at(connection, claim.conversation_id, read.connection_id)
+    binding_id = binding_of(connection, claim.conversation_id, read.connection_id)
     author = read.message.author
     if binding_id is None or not may_tell(connection, read.connection_id, author.id):
         return
@@ -70,9 +85,96 @@ def wish(connection: Connection, claim: Claim, *, connection_id: str, what: dict
     return True
 
 
-def binding_at(connection: Connection, conversation_id: str, connection_id: str) -> str | None:
-    """Where a conversation meets a connection."""
-    query = select(bindings.c.id).where(
-        bindings.c.conversation_id == conversation_id, bindings.c.connection_id == connection_id
+class Approvals:
+    """Handles approval jobs."""
+
+    def __init__(self, *, database: Database, vault: Vault, accounts: LoadedConnections) -> None:
+        self._database = database
+        self._vault = vault
+        self._accounts = accounts
+
+    async def handle(self, run: Run) -> Outcome:
+        """Ask; when the answer is there, act on it."""
+        claim = run.claim
+        try:
+            connected = await self._accounts.get(str(claim.connection_id))
+            asked, said = await self._database.read(partial(_answer, vault=self._vault, claim=claim))
+            if not asked:
+                return await self._database.read(partial(_ask, claim=claim, connected=connected))
+            if said != YES:
+                return Done()
+            done = await self._database.write(partial(_act, claim=claim, connected=connected))
+        except Temporary as error:
+            return (
+                Retry(error.reason) if error.retry_after is None else Snooze(error.retry_after, error.reason)
+            )
+        except (NotFound, Permanent) as error:
+            return Dead(error.code)
+        self._accounts.forget()
+        return done
+
+
+def _answer(connection: Connection, vault: Vault, claim: Claim) -> tuple[bool, str]:
+    """Whether the question was asked, and what was answered; nothing when it expired."""
+    # A job's row is not signed, the question's is: an answer is good for whom it was asked about, and nobody else.
+    asked = questions.c.job_id == claim.id, questions.c.call_id == _about(claim)
+    row = connection.execute(
+        select(questions).where(*asked).order_by(questions.c.asked_at.desc()).limit(1)
+    ).one_or_none()
+    if row is None or row.answer is None or not row_macs.fits(connection, questions, row):
+        return row is not None, ""
+    key = conversation_key(connection, vault, str(claim.conversation_id))
+    return True, str(unseal(key, row.answer, "answer", row.id)["text"])
+
+
+def _ask(connection: Connection, claim: Claim, connected: LoadedConnection) -> Outcome:
+    """Ask the first owner who can be reached alone; about a place, in that place."""
+    payload = claim.payload
+    integration = connected.integration
+    owners = owners_of(connection, workspace_id=claim.workspace_id, integration=integration.name)
+    if payload["what"] == "place":
+        binding = binding_of(connection, claim.conversation_id, connected.account.id)
+        return _question(PLACE, claim, binding, str(payload["by"]))
+    for owner in owners:
+        private = integration.private_place(owner)
+        found = binding_at(connection, connected.account.id, private) if private is not None else None
+        if found is not None:
+            return _question(PERSON, claim, found.id, owner)
+    return Done()
+
+
+def _question(words: str, claim: Claim, binding: str | None, asked_of: str) -> Outcome:
+    if binding is None:
+        return Done()
+    name = display_name(str(claim.payload["name"])) or "Somebody"
+    text = words.format(name=name, subject=claim.payload["subject"])
+    draft = Draft(binding, (text,), kind="note")
+    return Wait(
+        text, _about(claim), asked_of=asked_of, expires_after=EXPIRES, drafts=(draft,), choices=(YES, NO)
     )
-    return connection.execute(query.order_by(bindings.c.id).limit(1)).scalar()
+
+
+def _about(claim: Claim) -> str:
+    """What is asked about, as the question's signed row keeps it."""
+    return f"{claim.payload['what']} {claim.connection_id} {claim.payload['subject']}"
+
+
+def _act(connection: Connection, claim: Claim, connected: LoadedConnection) -> Outcome:
+    payload, integration, account = claim.payload, connected.integration, connected.account
+    if payload["what"] == "place":
+        settings = integration.allow_conversation(account.settings, str(payload["subject"]))
+        change_settings(
+            connection, connection_id=account.id, integration=integration, settings=settings, by="an owner"
+        )
+        binding = binding_of(connection, claim.conversation_id, account.id)
+        return Done((Draft(binding, (LISTENING,), kind="note"),)) if binding else Done()
+    grant_role(
+        connection,
+        workspace_id=claim.workspace_id,
+        integration=integration.name,
+        subject=str(payload["subject"]),
+        name=str(payload["name"]),
+        role="member",
+        by="an owner",
+    )
+    return Done((Draft(str(payload["binding"]), (WELCOME,), kind="note"),))

@@ -43,7 +43,7 @@ class JobScope:
         self._over = True
         for failed in await asyncio.gather(*(one() for one in self._endings), return_exceptions=True):
             if failed is not None:
-                log.warning("job.not_given_back", error=type(failed).__name__, reason=str(failed))
+                log.warning("job.cleanup_failed", error=type(failed).__name__, reason=str(failed))
 
 
 @dataclass(frozen=True, slots=True)

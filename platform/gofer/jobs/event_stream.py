@@ -19,8 +19,8 @@ from sqlalchemy import Connection, literal_column, select, tuple_
 from gofer.errors import NotFound, TooBusy
 from gofer.jobs.notifications import EVENTS, Signals
 from gofer.store.database import Database
-from gofer.store.encryption import conversation_key, unseal
-from gofer.store.events import Cursor, after
+from gofer.store.encryption import conversation_key
+from gofer.store.events import Cursor, after, open_words
 from gofer.store.tables import events
 from gofer.vault.envelope import DataKey, Vault
 from gofer.vault.redaction import Redactor
@@ -232,10 +232,8 @@ class _Opener:
 
     def __call__(self, event: Event) -> Event:
         shown = {name: value for name, value in event.items() if name != "sealed"}
-        sealed, key = event.get("sealed"), self._key(event["conversation_id"])
-        if sealed is not None and key is not None:
-            words = unseal(key, sealed, "event", event["job_id"], event["seq"])
-            shown["data"] = {**event["data"], **words}
+        if (key := self._key(event["conversation_id"])) is not None:
+            shown["data"] = {**event["data"], **open_words(key, event)}
         shown["data"] = self._redactor.redact_value(shown["data"])
         return shown
 

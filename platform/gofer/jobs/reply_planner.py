@@ -17,10 +17,10 @@ from gofer.jobs.outcome import Draft, Wait
 from gofer.jobs.queue import Claim
 from gofer.store import events as log
 from gofer.store import fast_sql, row_macs
-from gofer.store.content import seal_message
 from gofer.store.db_time import now
 from gofer.store.encryption import conversation_key, seal
 from gofer.store.ids import new_id
+from gofer.store.messages import seal_message
 from gofer.store.tables import (
     FORGOTTEN,
     Trust,

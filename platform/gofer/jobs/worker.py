@@ -187,7 +187,7 @@ class Worker:
             await self._database.read(partial(open_canary, vault=self._vault))
         except KeyRefused as error:
             if not self._locked_out:
-                log.error("worker.locked_out", error=str(error))
+                log.error("worker.master_key_missing", error=str(error))
             self._locked_out = True
         else:
             self._locked_out = False

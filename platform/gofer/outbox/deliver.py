@@ -32,12 +32,12 @@ from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.outbox import ledger
 from gofer.outbox.ledger import INTERRUPTED, Before, Part
-from gofer.outbox.question_buttons import end_questions
-from gofer.outbox.run_summary import RunSummary
+from gofer.outbox.progress import RunSummary, end_questions
 from gofer.store.database import Database
 from gofer.store.db_time import now
+from gofer.store.messages import binding_at
 from gofer.store.row_macs import RowRefused
-from gofer.store.tables import ReplyState, Trust, bindings, conversations, jobs, messages, replies
+from gofer.store.tables import ReplyState, Trust, conversations, jobs, messages, replies
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
 
@@ -355,9 +355,6 @@ def _private_bindings(
             place = one.integration.private_place(subject) if one.integration.name == name else None
             if place is None:
                 continue
-            query = select(bindings.c.id).where(
-                bindings.c.connection_id == one.account.id, bindings.c.ref == place
-            )
-            found = connection.execute(query).scalar()
-            if found is not None and found != failing:
-                yield str(found)
+            found = binding_at(connection, one.account.id, place)
+            if found is not None and found.id != failing:
+                yield str(found.id)

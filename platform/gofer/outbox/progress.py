@@ -1,4 +1,4 @@
-"""Presence: showing people that their message arrived and that work goes on. Decoration, and never in the way.
+"""Progress: shows people that their message arrived and that work goes on. Decoration, and never in the way.
 
 Each run that works for somebody has a companion, which shows progress until the run ends and then removes what it
 showed. What was shown is stored, so that whoever ends the job, after whatever crash, can remove it.
@@ -14,22 +14,38 @@ from functools import partial
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, bindparam, delete, func, insert, select
 
 from gofer.connections.context import LoadedConnection, LoadedConnections
-from gofer.intake.admit import Read
-from gofer.integration import Incoming
+from gofer.errors import NotFound
+from gofer.integration import Incoming, PlanItem, Progress
 from gofer.jobs.kinds import ANSWER
 from gofer.jobs.outcome import Cancel, Dead, Done, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
-from gofer.jobs.worker import Handler, Run
-from gofer.outbox.question_buttons import end_questions
-from gofer.outbox.run_summary import RunSummary
+from gofer.outbox.ledger import ended_questions
+from gofer.sanitize import defuse
 from gofer.store.database import Database
-from gofer.store.tables import JobState, Trust, in_state, jobs, showings
+from gofer.store.db_time import now
+from gofer.store.encryption import conversation_key
+from gofer.store.events import open_words
+from gofer.store.messages import StoredMessage
+from gofer.store.tables import (
+    JobState,
+    Trust,
+    attempts,
+    bindings,
+    events,
+    in_state,
+    jobs,
+    messages,
+    showings,
+    spends,
+)
+from gofer.vault.envelope import Vault
+from gofer.vault.errors import Tampered
+from gofer.vault.redaction import Redactor
 
 log = structlog.get_logger()
-
 SWEEP_EVERY = 30.0
 MAX_MESSAGES = 20
 """Messages of one run at which its end is shown."""
@@ -37,11 +53,14 @@ MAX_WORDS = 20_000
 """Characters of a turn that are kept to be shown: the last ones."""
 LINGER = 3.0
 """Seconds that companions get to remove what they show when the process ends."""
+SLOW_MODEL = "the model, which takes long to begin"
+MICROS = 1_000_000
+"""Of a dollar, in which spending is kept."""
 
 
 @dataclass(eq=False)
 class Companion:
-    """What goes along with one run."""
+    """Shows the progress of one run."""
 
     claim: Claim
     connection_id: str
@@ -62,7 +81,7 @@ class Companion:
         self.stirred.set()
 
     def hear(self, kind: str, data: dict[str, Any]) -> None:
-        """The run tells what it does."""
+        """Keep the words of the turn that goes on."""
         if kind == "text.delta":
             self.words = (self.words + str(data["text"]))[-MAX_WORDS:]
             self.stirred.set()
@@ -82,11 +101,11 @@ class ProgressUpdater:
         self._sweeping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to look for what dead processes left behind."""
+        """Begin to look for what dead processes left on show."""
         self._sweeping = asyncio.create_task(self._keep_sweeping(), name="presence-sweep")
 
     async def close(self) -> None:
-        """Let companions finish, briefly."""
+        """Give companions a moment to remove what they show."""
         if self._sweeping is not None:
             self._sweeping.cancel()
         for companion in self._companions.values():
@@ -96,7 +115,7 @@ class ProgressUpdater:
         for task in self._tasks:
             task.cancel()
 
-    def noticed(self, claim: Claim, read: Read, fresh: bool) -> None:
+    def noticed(self, claim: Claim, read: StoredMessage, fresh: bool) -> None:
         """A run reads a message: show that to its author, if it is somebody we work for. Never blocks or raises."""
         known = read.trust in (Trust.OWNER, Trust.MEMBER)
         if claim.kind != ANSWER or not known or not read.message.addressed or read.connection_id is None:
@@ -118,24 +137,14 @@ class ProgressUpdater:
         if kind == "tool.finished" and data["asked"]:
             self._spawn(end_questions(self._database, self._telling.vault, self._accounts, claim.id))
 
-    def around(self, handler: Handler) -> Handler:
-        """The handler, with its companion sent away when it ends, however it ends."""
-
-        async def accompanied(run: Run) -> Outcome:
-            waits_for, well = "", None
-            try:
-                outcome = await handler(run)
-                waits_for, well = _waits_for(outcome), _ended_well(run.claim, outcome)
-                return outcome
-            finally:
-                companion = self._companions.pop(run.claim.id, None)
-                if companion is not None:
-                    companion.waits_for = waits_for
-                    companion.end()
-                    if well is not None:
-                        self._spawn(self._finish(companion, well))
-
-        return accompanied
+    def ended(self, claim: Claim, outcome: Outcome | None) -> None:
+        """A run has ended, with None when it raised: its companion ends too. Never blocks or raises."""
+        if (companion := self._companions.pop(claim.id, None)) is None:
+            return
+        companion.waits_for = _waits_for(outcome)
+        companion.end()
+        if (well := _ended_well(claim, outcome)) is not None:
+            self._spawn(self._finish(companion, well))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(self._quietly(work))
@@ -148,7 +157,7 @@ class ProgressUpdater:
         except Exception as error:  # noqa: BLE001 - decoration must never cost a reply
             log.info("presence.failed", error=f"{type(error).__name__}: {error}")
 
-    async def _notice(self, read: Read) -> None:
+    async def _notice(self, read: StoredMessage) -> None:
         connected = await self._accounts.get(str(read.connection_id))
         await connected.integration.acknowledge(read.message, connected.account)
 
@@ -231,7 +240,7 @@ async def _wait(companion: Companion, seconds: float, enough: Callable[[], bool]
                 await companion.stirred.wait()
 
 
-def _ended_well(claim: Claim, outcome: Outcome) -> bool | None:
+def _ended_well(claim: Claim, outcome: Outcome | None) -> bool | None:
     """Whether a run did what it was to do; None when it is not over."""
     match outcome:
         case Done(reason=reason):
@@ -244,7 +253,7 @@ def _ended_well(claim: Claim, outcome: Outcome) -> bool | None:
             return None
 
 
-def _waits_for(outcome: Outcome) -> str:
+def _waits_for(outcome: Outcome | None) -> str:
     """What a run that is not over waits for, if anybody would wonder; another try comes soon enough."""
     match outcome:
         case Wait():
@@ -276,3 +285,117 @@ def _forget(connection: Connection, job_id: int) -> None:
 def _left_behind(connection: Connection) -> list[Any]:
     query = select(showings).join(jobs, jobs.c.id == showings.c.job_id)
     return list(connection.execute(query.where(~in_state(JobState.RUNNING))).all())
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """Reads from the log how a run is getting on, and masks secrets."""
+
+    vault: Vault
+    redactor: Redactor
+    public_url: str
+
+    def progress(self, connection: Connection, job_id: int, waits_for: str = "", words: str = "") -> Progress:
+        """How one run is getting on."""
+        steps, doing = _steps(connection, job_id)
+        message, lasting = _began_with(connection, job_id)
+        return Progress(
+            seconds=_seconds(connection, job_id),
+            steps=steps,
+            doing=doing,
+            message=message,
+            stable_id=lasting,
+            waits_for=waits_for or (SLOW_MODEL if _is_slow(connection, job_id) else ""),
+            words=defuse(words),
+            plan=tuple(
+                # It may be shown before anybody knows whether strangers' words led to it.
+                PlanItem(defuse(self.redactor.redact(str(item["text"]))), item["state"])
+                for item in _plan(connection, self.vault, job_id)
+            ),
+            cost=_cost(connection, job_id),
+            url=f"{self.public_url.rstrip('/')}/runs/{job_id}" if self.public_url else "",
+        )
+
+
+def _began_with(connection: Connection, job_id: int) -> tuple[str, str]:
+    """The first message that a run answers, and its place; others may have joined it since."""
+    found = connection.execute(_BEGAN_WITH, {"job": job_id}).first()
+    return (found.external_id, found.lasting or "") if found is not None else ("", "")
+
+
+_BEGAN_WITH = (
+    select(messages.c.external_id, bindings.c.lasting)
+    .join(jobs, jobs.c.conversation_id == messages.c.conversation_id)
+    .outerjoin(
+        bindings,
+        (bindings.c.conversation_id == messages.c.conversation_id)
+        & (bindings.c.connection_id == messages.c.connection_id),
+    )
+    .where(jobs.c.id == bindparam("job"), messages.c.seq > jobs.c.covers_from, messages.c.addressed)
+    .where(messages.c.trust.in_((Trust.OWNER, Trust.MEMBER)))
+    .order_by(messages.c.seq)
+    .limit(1)
+)
+
+
+def _steps(connection: Connection, job_id: int) -> tuple[int, str]:
+    """How many turns a run has taken, and the tool it is at, if it is at one."""
+    of_job = events.c.job_id == job_id
+    turns = select(func.count()).select_from(events).where(of_job, events.c.kind == "turn.started")
+    last = select(events.c.kind, events.c.data).where(of_job, events.c.kind.like("tool.%"))
+    row = connection.execute(last.order_by(events.c.seq.desc()).limit(1)).first()
+    doing = str(row.data.get("name", "")) if row is not None and row.kind == "tool.started" else ""
+    return int(connection.execute(turns).scalar_one()), doing
+
+
+def _is_slow(connection: Connection, job_id: int) -> bool:
+    """Whether the model has let a run wait for long, and still does."""
+    last = select(events.c.kind).where(events.c.job_id == job_id).order_by(events.c.seq.desc()).limit(1)
+    return connection.execute(last).scalar() == "turn.slow"
+
+
+def _seconds(connection: Connection, job_id: int) -> float:
+    """For how long it was worked on, over every try."""
+    spent = func.sum(func.coalesce(attempts.c.ended_at, now()) - attempts.c.started_at)
+    query = select(func.coalesce(spent, 0)).where(attempts.c.job_id == job_id)
+    return max(0.0, float(connection.execute(query).scalar_one()))
+
+
+def _cost(connection: Connection, job_id: int) -> float:
+    query = select(func.coalesce(func.sum(spends.c.micros), 0)).where(spends.c.job_id == job_id)
+    return int(connection.execute(query).scalar_one()) / MICROS
+
+
+def _plan(connection: Connection, vault: Vault, job_id: int) -> list[dict[str, Any]]:
+    """The plan as the run last wrote it down."""
+    written = (
+        select(events)
+        .where(events.c.job_id == job_id, events.c.kind == "tool.finished", events.c.sealed.is_not(None))
+        .where(events.c.data["name"].as_string() == "todo")
+        .order_by(events.c.seq.desc())
+        .limit(1)
+    )
+    row = connection.execute(written).first()
+    if row is None or row.conversation_id is None:
+        return []
+    try:
+        key = conversation_key(connection, vault, row.conversation_id)
+        plan: list[dict[str, Any]] = open_words(key, row._asdict())["details"].get("plan", [])
+    except (NotFound, Tampered):
+        return []
+    return plan
+
+
+async def end_questions(database: Database, vault: Vault, accounts: LoadedConnections, job_id: int) -> None:
+    """Take the buttons off a job's questions that were answered in words, elsewhere or too late. Never raises.
+
+    Whoever presses a button that stayed is told that it is too late.
+    """
+    try:
+        for connection_id, ref, external_id in await database.read(
+            partial(ended_questions, vault=vault, job_id=job_id)
+        ):
+            connected = await accounts.get(connection_id)
+            await connected.integration.end_question(ref, external_id, connected.account)
+    except Exception as error:  # noqa: BLE001 - decoration must never cost a reply
+        log.info("question.not_ended", error=f"{type(error).__name__}: {error}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,6 @@ from gofer.agent.limits import LimitSettings
 from gofer.agent.outcome import Answered, Asked, Failed, Stopped
 from gofer.agent.outcome import Outcome as End
 from gofer.agent.prices import MICROS, load_prices
-from gofer.agent.state import Listener
 from gofer.agent.tool_calls import SERVICE_WAIT
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.tools.registry import plugin_tools
@@ -25,7 +24,7 @@ from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.crash import crash_point
 from gofer.errors import ConfigError, NotFound, Temporary
 from gofer.identity import linked_identities
-from gofer.intake.admit import Admitter, Read, covered, unread
+from gofer.intake.admit import Admitter, covered, unread
 from gofer.integration import JobScope
 from gofer.jobs.outcome import OUTAGE, Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import Claim
@@ -51,13 +50,13 @@ from gofer.settings import Settings
 from gofer.store import row_macs, tables
 from gofer.store.bootstrap import FIRST_AGENT
 from gofer.store.database import Database
-from gofer.store.tables import SCHEDULE, Trust, bindings, messages
+from gofer.store.messages import StoredMessage, binding_of
+from gofer.store.tables import SCHEDULE, Trust, messages
 from gofer.tool import Shell, Tool
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
 
 log = structlog.get_logger()
-
 CANCELLED = "cancelled"
 SAYINGS = {
     CANCELLED: "Stopped, as asked.",
@@ -77,8 +76,6 @@ NEARLY_USED = {
     "conversation": "The budget for this conversation is nearly used up: ${spent:.2f} of ${cap:.2f}.",
 }
 WAIT_FOR_PROVIDER = 30.0
-
-
 _AGENT = select(
     *tables.agents.c,
     select(tables.conversations.c.model)
@@ -100,6 +97,16 @@ def _name_and_model(connection: Connection, asked: dict[str, Any]) -> tuple[str,
     return str(row.name), row.chosen or ""
 
 
+class RunObserver:
+    """Is told what a run does as it goes. Contract: neither blocks nor raises."""
+
+    def heard(self, claim: Claim, kind: str, data: dict[str, Any]) -> None:
+        """The run says or does something."""
+
+    def ended(self, claim: Claim, outcome: Outcome | None) -> None:
+        """The run has ended, however it did; None when it raised."""
+
+
 class Answerer:
     """Answers conversations. `handle` is the handler of answer jobs."""
 
@@ -117,7 +124,7 @@ class Answerer:
         keys: ModelKeys,
         uses: Uses,
         agents: AgentFiles,
-        listening: Callable[[Claim], Listener] = lambda claim: lambda kind, data: None,
+        observer: RunObserver | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -130,13 +137,21 @@ class Answerer:
         self._keys = keys
         self._uses = uses
         self._agents = agents
-        self._listening = listening
+        self._observer = observer or RunObserver()
         self._plugins = plugin_tools()  # looked for once: reading every package's entry points takes long
 
     async def handle(self, run: Run) -> Outcome:
         """One run of the loop, from the journal if an earlier worker began it."""
+        outcome: Outcome | None = None
+        try:
+            outcome = await self._answer(run)
+            return outcome
+        finally:
+            self._observer.ended(run.claim, outcome)
+
+    async def _answer(self, run: Run) -> Outcome:
         claim = run.claim
-        asker: Read | None = None
+        asker: StoredMessage | None = None
         crash_point("run.started")
         try:
             admitted = await self._admitted(claim)
@@ -159,14 +174,14 @@ class Answerer:
         except NotFound:
             return Dead("purged")
 
-    async def _admitted(self, claim: Claim, to: int | None = None) -> list[Read]:
+    async def _admitted(self, claim: Claim, to: int | None = None) -> list[StoredMessage]:
         """What the job covers, up to a message or to the last there is, admitted."""
         found = await self._database.read(
             partial(unread, vault=self._vault, claim=claim, after=claim.covers_from)
         )
         return await self._admitter.admit(claim, [read for read in found if to is None or read.seq <= to])
 
-    async def _run(self, run: Run, asker: Read) -> Outcome:
+    async def _run(self, run: Run, asker: StoredMessage) -> Outcome:
         claim = run.claim
         spec = await self._in_place(await self._spec(claim), asker)
         catalogue = await self._keys.catalogue(claim.workspace_id)
@@ -199,7 +214,7 @@ class Answerer:
             spec = AgentSpec(name=name)
         return spec.model_copy(update={"model": model}) if model else spec
 
-    async def _in_place(self, spec: AgentSpec, asker: Read) -> AgentSpec:
+    async def _in_place(self, spec: AgentSpec, asker: StoredMessage) -> AgentSpec:
         """The agent with what the operator wants of it in this place, and with what this kind of request may use."""
         if asker.connection_id is None:
             return spec
@@ -213,7 +228,7 @@ class Answerer:
             )
         return spec.model_copy(update=changes)
 
-    async def _tools(self, asker: Read, job: JobScope) -> list[Tool[Any]]:
+    async def _tools(self, asker: StoredMessage, job: JobScope) -> list[Tool[Any]]:
         tools = [*builtin_tools(), *self._plugins]
         if asker.connection_id is not None:
             connected = await self._accounts.get(asker.connection_id)
@@ -221,7 +236,7 @@ class Answerer:
             tools += await self._errands(asker, connected, job)
         return tools
 
-    async def _errands(self, asker: Read, here: LoadedConnection, job: JobScope) -> list[Tool[Any]]:
+    async def _errands(self, asker: StoredMessage, here: LoadedConnection, job: JobScope) -> list[Tool[Any]]:
         """What an owner can have done at other services where they are known."""
         if asker.trust is not Trust.OWNER:
             return []
@@ -241,7 +256,7 @@ class Answerer:
                 tools += connected.integration.delegated_tools(replace(connected.account, job=job), subject)
         return tools
 
-    async def _equipping(self, asker: Read, job: JobScope) -> ShellAccessGrants | None:
+    async def _equipping(self, asker: StoredMessage, job: JobScope) -> ShellAccessGrants | None:
         if asker.connection_id is None:
             return None
         connected = await self._accounts.get(asker.connection_id)
@@ -264,10 +279,10 @@ class Answerer:
             covers=Covers(read_seq=claim.covers_from),
             shell=shell,
             mask=self._redactor,
-            listen=self._listening(claim),
+            listen=partial(self._observer.heard, claim),
         )
 
-    async def _outcome(self, claim: Claim, asker: Read, end: End, limits: LimitSettings) -> Outcome:
+    async def _outcome(self, claim: Claim, asker: StoredMessage, end: End, limits: LimitSettings) -> Outcome:
         cost = await self._cost(claim)
         end = await asyncio.to_thread(_defused, end, asker)
         match end:
@@ -306,7 +321,7 @@ class Answerer:
                     reason, retry_after, await self._drafts(claim, asker, sentence), included_to, cost
                 )
 
-    async def _stopped(self, claim: Claim, asker: Read, end: Stopped, cost: float) -> Outcome:
+    async def _stopped(self, claim: Claim, asker: StoredMessage, end: Stopped, cost: float) -> Outcome:
         # Stopped before its first turn it has read nothing; what was asked is dealt with all the same.
         dealt_with = max(end.included_to, asker.seq)
         if end.code == "user.stop":
@@ -319,7 +334,7 @@ class Answerer:
         drafts = await self._drafts(claim, asker, end.text, "final", end.code, _said(end), end.narrowed)
         return Done(drafts, dealt_with, cost, end.code)
 
-    async def _nearly_used(self, claim: Claim, asker: Read, limits: LimitSettings) -> str:
+    async def _nearly_used(self, claim: Claim, asker: StoredMessage, limits: LimitSettings) -> str:
         """A word on a budget that spans jobs and is nearly used up, to whoever brought it there."""
         caps = limits.caps(background=asker.message.event == SCHEDULE)
         zone = self._settings.timezone
@@ -331,7 +346,9 @@ class Answerer:
         scope, spent, cap = found
         return NEARLY_USED[scope].format(spent=spent / MICROS, cap=cap / MICROS)
 
-    async def _delayed(self, claim: Claim, asker: Read, after: float, reason: str) -> tuple[Draft, ...]:
+    async def _delayed(
+        self, claim: Claim, asker: StoredMessage, after: float, reason: str
+    ) -> tuple[Draft, ...]:
         """A word to whoever waits, if they wait long enough to wonder; nobody waits for what a schedule says."""
         so_far = await self._database.read(partial(waited, job_id=claim.id))
         if so_far + after < NOTICED or asker.message.event == SCHEDULE:
@@ -340,7 +357,7 @@ class Answerer:
         who = SERVICE if reason == SERVICE_WAIT else PROVIDER
         return await self._drafts(claim, asker, DELAYED.format(who=who, until=until), "note")
 
-    async def _ran_out(self, claim: Claim, asker: Read, text: str, code: str) -> tuple[Draft, ...]:
+    async def _ran_out(self, claim: Claim, asker: StoredMessage, text: str, code: str) -> tuple[Draft, ...]:
         """Whoever asks is told that there is no money left; of what schedules want, once is enough until there is."""
         zone = self._settings.timezone
         if asker.message.event == SCHEDULE and await self._database.read(
@@ -355,7 +372,7 @@ class Answerer:
     async def _drafts(
         self,
         claim: Claim,
-        asker: Read | None,
+        asker: StoredMessage | None,
         text: str,
         kind: Any = "error",
         stopped_by: str = "",
@@ -366,7 +383,9 @@ class Answerer:
         not all: our own sentences are not kept as its words."""
         said = None if said == text else said
         connection_id = asker.connection_id if asker is not None else claim.connection_id
-        binding = await self._database.read(partial(binding_of, claim=claim, connection_id=connection_id))
+        binding = await self._database.read(
+            partial(binding_of, conversation_id=claim.conversation_id, connection_id=connection_id)
+        )
         if binding is None or connection_id is None:
             return ()
         connected = await self._accounts.get(connection_id)
@@ -400,13 +419,13 @@ def _asked_name(claim: Claim) -> dict[str, Any]:
     return {"agent": claim.agent_id, "conversation": claim.conversation_id}
 
 
-def _asker(admitted: Sequence[Read]) -> Read | None:
+def _asker(admitted: Sequence[StoredMessage]) -> StoredMessage | None:
     """The last message from somebody known that wants an answer."""
     known = (Trust.OWNER, Trust.MEMBER)
     return next((read for read in reversed(admitted) if read.message.addressed and read.trust in known), None)
 
 
-def _defused(end: End, asker: Read) -> End:
+def _defused(end: End, asker: StoredMessage) -> End:
     """What a run says that has read strangers' text: the same to read, and nothing that acts where it is sent."""
     if isinstance(end, Failed) or not end.narrowed:
         return end
@@ -420,14 +439,6 @@ def _defused(end: End, asker: Read) -> End:
         )
         return replace(end, question=question)
     return replace(end, text=safe(end.text))
-
-
-def binding_of(connection: Connection, claim: Claim, connection_id: str | None) -> str | None:
-    """Where a conversation meets a connection; the first place it meets any when none is named."""
-    query = select(bindings.c.id).where(bindings.c.conversation_id == claim.conversation_id)
-    if connection_id is not None:
-        query = query.where(bindings.c.connection_id == connection_id)
-    return connection.execute(query.order_by(bindings.c.id).limit(1)).scalar()
 
 
 def apology(connection: Connection, claim: Claim, reason: str) -> tuple[Draft, ...]:
@@ -449,7 +460,7 @@ def apology(connection: Connection, claim: Claim, reason: str) -> tuple[Draft, .
     asked = connection.execute(query.order_by(messages.c.seq.desc()).limit(1)).first()
     if asked is None:
         return ()
-    binding = binding_of(connection, claim, asked.connection_id)
+    binding = binding_of(connection, claim.conversation_id, asked.connection_id)
     if binding is None:
         return ()
     saying = SAYINGS.get(reason, GIVEN_UP.format(reason=reason))

@@ -6,10 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gofer.agent.context import WholeContext
-from gofer.agent.context.assembler import ConversationProvider, PlainAssembler
-from gofer.agent.context.compressor import PlainCompressor
-from gofer.agent.context.summariser import ModelSummariser
+from gofer.agent.context import ConversationProvider, PlainAssembler, WholeContext
+from gofer.agent.context.compressor import ModelSummariser, PlainCompressor
 from gofer.agent.conversation import Covers, History, Inbox, Questions, Trust, rank
 from gofer.agent.journal import Journal
 from gofer.agent.limits import LEAST_TOKENS, JobLimits, Ledger
@@ -20,9 +18,7 @@ from gofer.agent.prices import Prices
 from gofer.agent.state import Listener
 from gofer.agent.tools.builtin import EARLIER_ANSWER, earlier_answer_tool
 from gofer.agent.tools.output import MAX_CHARACTERS, Masker, NoMask
-from gofer.agent.tools.policy import Policy
-from gofer.agent.tools.registry import ToolRegistry
-from gofer.agent.tools.runner import ToolRunner
+from gofer.agent.tools.registry import Policy, ToolRegistry, ToolRunner
 from gofer.runs.agent_files import AgentSpec
 from gofer.tool import Blobs, Shell, Tool
 

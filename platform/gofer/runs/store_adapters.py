@@ -16,17 +16,17 @@ from gofer.agent.models.documents import MAX_PDF, PDF
 from gofer.agent.models.images import ENOUGH_BYTES, SHOWN
 from gofer.crash import crash_point
 from gofer.errors import NotFound
-from gofer.intake.admit import BLOB_REF, Admitter, Read, unread
+from gofer.intake.admit import BLOB_REF, Admitter, unread
 from gofer.integration import Attachment, Incoming
 from gofer.jobs.queue import Claim
 from gofer.jobs.reply_planner import SAID, agent_author
 from gofer.jobs.worker import Run
 from gofer.store import events, row_macs
 from gofer.store.blobs import put_blob, read_blob
-from gofer.store.content import open_trusted
 from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.encryption import conversation_key, seal, unseal
+from gofer.store.messages import StoredMessage, open_stored
 from gofer.store.tables import ASIDE, SCHEDULE, messages, participants, questions, replies
 from gofer.vault.envelope import DataKey, Vault
 
@@ -75,7 +75,8 @@ def append_event(
         kind=kind,
         version=KINDS[kind].version,
         data=facts,
-        seal=(lambda seq: seal(key, words, "event", claim.id, seq)) if words else None,
+        key=key,
+        words=words,
         parent_id=parent_id,
     )
     if kind == "tool.finished" and data["asked"]:
@@ -103,8 +104,8 @@ def load_events(
 
 
 def _event(key: DataKey, row: dict[str, Any]) -> JournalEvent:
-    words = {} if row["sealed"] is None else unseal(key, row["sealed"], "event", row["job_id"], row["seq"])
-    return JournalEvent(row["id"], row["kind"], {**row["data"], **words}, row["parent_id"], row["version"])
+    data = {**row["data"], **events.open_words(key, row)}
+    return JournalEvent(row["id"], row["kind"], data, row["parent_id"], row["version"])
 
 
 class StoreInbox:
@@ -137,7 +138,9 @@ class StoreInbox:
         return StopSignal()
 
 
-def _with_origins(connection: Connection, vault: Vault, claim: Claim, admitted: list[Read]) -> list[Read]:
+def _with_origins(
+    connection: Connection, vault: Vault, claim: Claim, admitted: list[StoredMessage]
+) -> list[StoredMessage]:
     """The messages; of those that answer what a narrowed run said, the quoted words are strangers'."""
     key = conversation_key(connection, vault, _of(claim))
     return [
@@ -174,7 +177,7 @@ class FilesIn:
         self._write = write
         self._placed: set[str] = set()
 
-    async def place(self, read: Read) -> tuple[str, ...]:
+    async def place(self, read: StoredMessage) -> tuple[str, ...]:
         """Where each attachment went that the model does not see as it is, or what became of it."""
         told = []
         for number, attachment in enumerate(read.message.attachments, 1):
@@ -222,7 +225,7 @@ def _clean_name(name: str) -> str:
 
 
 def said(
-    read: Read, *, by_us: bool = False, files: tuple[str, ...] = (), at: float | None = None
+    read: StoredMessage, *, by_us: bool = False, files: tuple[str, ...] = (), at: float | None = None
 ) -> ConversationMessage:
     """A message as the agent knows it."""
     pictures = tuple(
@@ -327,11 +330,12 @@ def _epoch(claim: Claim) -> ScalarSelect[int]:
 
 
 def _said_of(connection: Connection, key: DataKey, row: Any, own: str, to: int) -> ConversationMessage:
-    message, trust, came_by = open_trusted(key, row)
+    stored = open_stored(key, row)
+    message = stored.message
     if _quotes_narrowed(connection, key, row.conversation_id, message):
         # Later runs do not need it, and would be narrowed by it until a new epoch.
         message = replace(message, quoted="")
-    read = Read(min(row.seq, to), message, trust, came_by)
+    read = replace(stored, seq=min(row.seq, to), message=message)
     by_us = row.author == message.author.id == own
     one = replace(said(read, by_us=by_us, at=row.created_at), number=row.seq if by_us else 0)
     if not by_us or SAID not in message.facts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,9 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from gofer.errors import Fenced
 from gofer.store import fast_sql
 from gofer.store.db_time import now
+from gofer.store.encryption import seal, unseal
 from gofer.store.tables import JobState, events, in_state, jobs
+from gofer.vault.envelope import DataKey
 
 KINDS: dict[str, str] = {
     "process.started": "A process came up.",
@@ -121,13 +123,14 @@ def append(
     kind: str,
     version: int = 1,
     data: Mapping[str, Any] | None = None,
-    seal: Callable[[int], bytes] | None = None,
+    key: DataKey | None = None,
+    words: Mapping[str, Any] | None = None,
     parent_id: int | None = None,
 ) -> tuple[int, int]:
     """Append an event of a running job; returns its id and number, raises Fenced when the job has another owner.
 
-    Words are sealed by `seal`, which is given the number they are bound to. Taking the number updates the job's
-    row first, and that lock is what makes the fence hold: an `INSERT … WHERE EXISTS` would race with a takeover
+    `words` are sealed with `key`, bound to the event's number. Taking the number updates the job's row first, and
+    that lock is what makes the fence hold: an `INSERT … WHERE EXISTS` would race with a takeover
     under READ COMMITTED.
     """
     row = fast_sql.first(connection, _NUMBER, {"job": job_id, "holder": owner, "held": fence})
@@ -143,9 +146,22 @@ def append(
         "seq": row.event_seq,
         "fence": fence,
         "data": dict(data or {}),
-        "sealed": seal(row.event_seq) if seal is not None else None,
+        "sealed": seal(key, words, *_place(job_id, row.event_seq)) if key is not None and words else None,
     }
     return fast_sql.scalar(connection, _INSERT_RETURNING[connection.dialect.name], values), row.event_seq
+
+
+def open_words(key: DataKey, event: Mapping[str, Any]) -> dict[str, Any]:
+    """The sealed words of an event; empty when it has none."""
+    if event["sealed"] is None:
+        return {}
+    words: dict[str, Any] = unseal(key, event["sealed"], *_place(event["job_id"], event["seq"]))
+    return words
+
+
+def _place(job_id: int, seq: int) -> tuple[str, int, int]:
+    """What an event's words are bound to."""
+    return "event", job_id, seq
 
 
 def of_job(connection: Connection, job_id: int) -> list[dict[str, Any]]:

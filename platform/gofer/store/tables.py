@@ -549,7 +549,7 @@ class Message(SQLModel, table=True):
     external_id: str = ""
     """This message's id at the service; replies and edits refer to it."""
     sealed: bytes | None = _bytes(nullable=True)
-    """Text, author's name, attachments and facts, as `gofer.store.content` writes them."""
+    """Text, author's name, attachments and facts, as `gofer.store.messages` writes them."""
     admitted_at: float | None = None
     created_at: float
 

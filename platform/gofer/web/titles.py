@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from gofer.app import Platform
-from gofer.store.content import open_message
 from gofer.store.encryption import data_key
+from gofer.store.messages import open_message
 from gofer.store.tables import conversations, messages
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor

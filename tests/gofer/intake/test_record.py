@@ -17,9 +17,9 @@ from gofer.runs.agent_files import AgentSpec, RouteSettings
 from gofer.runs.agent_sync import sync_agents
 from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
-from gofer.store.content import open_message
 from gofer.store.db_time import now
 from gofer.store.encryption import conversation_key
+from gofer.store.messages import open_message
 from gofer.store.tables import (
     agents,
     bindings,

@@ -12,11 +12,16 @@ from sqlalchemy import Connection, delete, select, true, update
 from gofer.agent.limits import Short
 from gofer.errors import NotFound
 from gofer.intake.admit import read_one
-from gofer.intake.schedule_messages import ScheduledSender
+from gofer.intake.scheduled_messages import (
+    ScheduledMessage,
+    ScheduledSender,
+    add_scheduled_message,
+    show_schedule,
+)
 from gofer.jobs.cron import Missed, tick
+from gofer.jobs.kinds import SAY
 from gofer.jobs.notifications import LocalSignals
 from gofer.jobs.outcome import Dead, Done, Wait
-from gofer.jobs.scheduled_messages import SAY, ScheduledMessage, add_scheduled_message, told
 from gofer.jobs.worker import Run
 from gofer.purge import purge_conversation
 from gofer.runs.spend import StoreLedger, ran_out_before
@@ -181,7 +186,7 @@ async def test_a_purged_conversation_takes_its_schedules_along(world: World) -> 
     await world.run(lambda c: purge_conversation(c, world.vault, conversation_id=place, by="test"))
     assert await world.count(schedules) == 0
     assert await sayer(world).handle(Run(claim)) == Dead("schedule.gone")
-    shown = await world.database.read(lambda c: told(c, world.vault, dict(row._mapping)))
+    shown = await world.database.read(lambda c: show_schedule(c, world.vault, dict(row._mapping)))
     assert shown["say"] == ""
 
 

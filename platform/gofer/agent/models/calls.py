@@ -1,9 +1,11 @@
-"""A tool call as a model wrote it, made safe to keep and to send back: strictly parsed, plainly named."""
+"""Tool calls as a model wrote them, made safe to keep and to send back: strictly parsed, plain names, unique ids."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
+from uuid import uuid4
 
 from gofer.agent.model import Block
 from gofer.errors import Malformed
@@ -11,6 +13,7 @@ from gofer.strict_json import load_json
 
 MAX_ARGUMENTS = 1_000_000
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
+_ID = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 
 
 def call_block(call_id: str, name: str, raw: str, malformed: dict[str, str]) -> Block:
@@ -35,3 +38,29 @@ def strict_arguments(raw: str) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise ValueError("The arguments must be one JSON object.")
     return parsed
+
+
+def new_id() -> str:
+    """An id for a call, when the model gave none that can be used."""
+    return f"call_{uuid4().hex[:24]}"
+
+
+def told_apart(
+    content: list[Block], malformed: dict[str, str], taken: Collection[str]
+) -> tuple[list[Block], dict[str, str]]:
+    """The same calls with ids that nothing else in the transcript has, and what is wrong with them by those ids.
+
+    A result belongs to a call by its id: two calls with one id would have one result between them, and the second
+    would be run again and again, waiting for its own.
+    """
+    seen, faults, kept = set(taken), {}, []
+    for block in content:
+        if block["type"] == "tool_use":
+            given = block["id"]
+            usable = isinstance(given, str) and _ID.fullmatch(given) and given not in seen
+            block = block if usable else {**block, "id": new_id()}
+            seen.add(block["id"])
+            if given in malformed:
+                faults[block["id"]] = malformed[given]
+        kept.append(block)
+    return kept, faults

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from gofer.agent.call_ids import new_id
 from gofer.agent.context.sizes import estimate, text_size
 from gofer.agent.model import (
     Block,
@@ -28,7 +27,7 @@ from gofer.agent.model import (
     Turn,
     Usage,
 )
-from gofer.agent.models.calls import call_block
+from gofer.agent.models.calls import call_block, new_id
 from gofer.agent.models.errors import body_of, classify, refusal
 from gofer.agent.models.providers import FIRST_TOKEN, STALL, ModelSettings
 from gofer.agent.models.server_facts import ModelServer, ServerFacts

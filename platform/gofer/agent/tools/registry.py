@@ -1,26 +1,72 @@
-"""All the tools there are: built in, from integrations, from plugins. Each comes in through the same door."""
+"""Tools by name, who may call them, and how a call is run.
+
+Built-in tools, those of integrations and those of plugins are registered the same way.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any
 
 import structlog
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from gofer.agent.model import ToolSpec
-from gofer.agent.tools.policy import Policy
-from gofer.errors import ConfigError
-from gofer.tool import Tool
+from gofer.agent.conversation import Trust
+from gofer.agent.interfaces import Ran, Status, Surroundings
+from gofer.agent.model import Block, ToolSpec
+from gofer.agent.state import Call
+from gofer.agent.tools.bash import command_result, wait_or_cancel
+from gofer.agent.tools.output import MAX_CHARACTERS, Glimpse, Masker, NoMask, fit
+from gofer.agent.transcript import OUTCOME_UNKNOWN
+from gofer.errors import ConfigError, Fenced, GoferError, Temporary
+from gofer.tool import Blobs, Shell, Tier, Tool, ToolContext, ToolResult
+from gofer.validation import field_errors
 
 log = structlog.get_logger()
-
 GROUP = "gofer.tools"
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
+GRACE = 15
+"""Seconds in which a tool ends by itself what it may not hold longer."""
+LETTING_GO = 5
+"""Seconds that a cancelled tool is waited for."""
+TIERS_BY_TRUST: dict[Trust, frozenset[Tier]] = {
+    "owner": frozenset(Tier),
+    "member": frozenset(Tier),
+    "stranger": frozenset({Tier.READ}),
+    "unknown": frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Who may call what: by the agent's allowlist, by who asked for the run, and by what the run has read.
+
+    Checked when a tool runs; what is offered follows the same rules, so that a model is not tempted.
+    """
+
+    allowed: Collection[str]
+    """Names on the agent's list; `*` stands for all."""
+    trust: Trust
+
+    def refuses(self, tool: Tool[Any], *, narrowed: bool) -> str | None:
+        """Why this tool may not run now; None when it may."""
+        if "*" not in self.allowed and tool.name not in self.allowed:
+            return f"The tool {tool.name} is not on this agent's list."
+        if tool.tier not in TIERS_BY_TRUST[self.trust]:
+            return f"A {self.trust} asked for this run, so tools of the tier {tool.tier} are closed."
+        if narrowed and tool.reach == "outside":
+            return (
+                f"This run has read text by strangers, so {tool.name}, which reaches beyond this conversation, "
+                "is closed for the rest of it."
+            )
+        return None
 
 
 class ToolRegistry:
@@ -164,3 +210,191 @@ def plugin_tools() -> list[Tool[Any]]:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a stranger's code may fail in any way
             log.error("plugin.broken", plugin=point.value, error=f"{type(error).__name__}: {error}")
     return found
+
+
+class ToolRunner:
+    """The tools of one run: a call is looked up, allowed, parsed strictly, timed, and answered in any case.
+
+    Contract: `run` does not raise but for cancellation. Whatever a model asks for, it gets an answer it can act on.
+    """
+
+    def __init__(
+        self,
+        registry: ToolRegistry,
+        policy: Policy,
+        *,
+        shell: Shell | None,
+        blobs: Blobs | None,
+        mask: Masker | None = None,
+        allowed_hosts: tuple[str, ...] = (),
+        max_characters: int = MAX_CHARACTERS,
+    ) -> None:
+        self._registry = registry
+        self._policy = policy
+        self._shell = shell
+        self._blobs = blobs
+        self._mask = mask or NoMask()
+        self._hosts = allowed_hosts
+        self._most = max_characters
+
+    def offered(self) -> list[ToolSpec]:
+        return self._registry.offered(self._policy)
+
+    def tier(self, call: Call) -> str:
+        tool = self._registry.get(call.name)
+        return str(tool.tier) if tool else ""
+
+    def parallel(self, call: Call) -> bool:
+        tool = self._registry.get(call.name)
+        return tool is not None and tool.parallel
+
+    def polling(self, call: Call) -> bool:
+        tool = self._registry.get(call.name)
+        return tool is not None and tool.polling
+
+    def refusal(self, call: Call, *, narrowed: bool) -> Ran | None:
+        """Why this call must not run at all; None when it may."""
+        tool = self._registry.get(call.name)
+        if tool is None:
+            names = ", ".join(spec.name for spec in self.offered())
+            return _refused("malformed", f"There is no tool called {call.name[:80]!r}. There are: {names}.")
+        if (why := self._policy.refuses(tool, narrowed=narrowed)) is not None:
+            return _refused("refused", why)
+        if call.malformed:
+            return _refused(
+                "malformed", f"The arguments were not understood, so nothing was run. {call.malformed}"
+            )
+        parsed = _parse(tool, call)
+        return parsed if isinstance(parsed, Ran) else None
+
+    async def run(self, call: Call, around: Surroundings) -> Ran:
+        """Run a call that was not refused."""
+        tool = self._registry.get(call.name)
+        assert tool is not None
+        arguments = _parse(tool, call)
+        if isinstance(arguments, Ran):
+            return arguments
+        if self._shell is not None:
+            await self._shell.confine(narrowed=around.narrowed)
+        context = self._context(call, around)
+        wanted = tool.timeout_of(arguments) if tool.timeout_of else tool.timeout
+        ran = await _guarded(tool, arguments, context, min(wanted, around.seconds_left + GRACE))
+        return replace(ran, result=await fit(ran.result, self._mask, self._blobs, self._most))
+
+    async def pictures(self, result: ToolResult) -> list[Block]:
+        """The result's images as blocks that point to blobs."""
+        if self._blobs is None:
+            return []
+        return [
+            {
+                "type": "image",
+                "blob": await self._blobs.put(image.data, image.media_type),
+                "media_type": image.media_type,
+            }
+            for image in result.images
+        ]
+
+    async def recover(self, call: Call, around: Surroundings) -> Ran | None:
+        """The true outcome of a command that was under way when its worker died, if the shell knows it."""
+        if call.tier != Tier.EXEC or self._shell is None:
+            return None
+        await self._shell.confine(narrowed=around.narrowed)
+        with contextlib.suppress(OSError, GoferError):
+            recovering = asyncio.ensure_future(self._shell.recover(call.id))
+            found = await wait_or_cancel(recovering, around.stopping, self._shell)
+            if found is not None:
+                known = found.exit_code is not None or found.timed_out or found.cancelled
+                result = command_result(found) if known else _unknown_with(command_result(found).content)
+                return Ran(
+                    await fit(result, self._mask, self._blobs, self._most), "ok" if known else "unknown"
+                )
+        return None
+
+    def _context(self, call: Call, around: Surroundings) -> ToolContext:
+        live = Glimpse(self._mask)
+        return ToolContext(
+            call_id=call.id,
+            shell=self._shell,
+            blobs=self._blobs,
+            narrowed=around.narrowed,
+            allowed_hosts=self._hosts,
+            stopping=around.stopping,
+            on_output=lambda text: around.on_output(call.id, live.feed(text)),
+            notes={"plan": around.plan},
+            seconds_left=around.seconds_left,
+        )
+
+
+def _parse(tool: Tool[Any], call: Call) -> BaseModel | Ran:
+    try:
+        # Through JSON, so that strict mode still takes a list for a tuple and a string for a literal.
+        parsed: BaseModel = tool.arguments.model_validate_json(json.dumps(call.input))
+    except ValidationError as error:
+        problems = "; ".join(str(one) for one in field_errors(error)[:5])
+        return _refused("malformed", f"Wrong arguments for {tool.name}, so nothing was run. {problems}")
+    except (ValueError, RecursionError) as error:
+        return _refused("malformed", f"Wrong arguments for {tool.name}, so nothing was run. {error}")
+    return parsed
+
+
+def _unknown_with(output: str) -> ToolResult:
+    return ToolResult(f"{OUTCOME_UNKNOWN}\nWhat it had printed:\n{output}", is_error=True)
+
+
+def _refused(status: Status, text: str) -> Ran:
+    return Ran(ToolResult(text, is_error=True), status)
+
+
+async def _guarded(tool: Tool[Any], arguments: BaseModel, context: ToolContext, timeout: float) -> Ran:
+    try:
+        result = _sound(await _within(timeout, _contained(tool, arguments, context)))
+    except TimeoutError:
+        text = f"{tool.name} did not end within {timeout:g} seconds and was given up."
+        return Ran(ToolResult(text, is_error=True, timed_out=True), "error")
+    except Fenced:
+        raise
+    except OSError as error:
+        return Ran(ToolResult(_os_error(error), is_error=True), "error")
+    except Temporary as error:
+        return Ran(ToolResult(str(error), is_error=True), "error", error.retry_after)
+    except GoferError as error:
+        return Ran(ToolResult(str(error), is_error=True), "error")
+    except Exception as error:  # noqa: BLE001 - a tool may raise anything; the run must not end for it
+        return Ran(ToolResult(f"{tool.name} failed: {type(error).__name__}: {error}", is_error=True), "error")
+    return Ran(result, "error" if result.is_error else "ok")
+
+
+async def _contained(tool: Tool[Any], arguments: BaseModel, context: ToolContext) -> ToolResult:
+    try:
+        return await tool.run(arguments, context)
+    except SystemExit as error:  # it would end the whole server
+        raise RuntimeError(f"it called exit({error.code})") from error
+
+
+def _sound(result: ToolResult) -> ToolResult:
+    """A result that can be journaled; raises TypeError for what is none, or for details that are no JSON."""
+    if not isinstance(result, ToolResult):
+        raise TypeError(f"it returned {type(result).__name__} instead of a ToolResult")
+    return replace(result, content=str(result.content), details=json.loads(json.dumps(dict(result.details))))
+
+
+async def _within(timeout: float, work: Awaitable[ToolResult]) -> ToolResult:
+    """What a tool gives; raises TimeoutError. One that does not even let itself be cancelled is left behind."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(
+        lambda done: done.cancelled() or done.exception()
+    )  # nobody may be left to look at it
+    try:
+        await asyncio.wait({task}, timeout=timeout)
+        if not task.done():
+            raise TimeoutError
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=LETTING_GO)
+
+
+def _os_error(error: OSError) -> str:
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror or error}"

@@ -13,10 +13,16 @@ from starlette.responses import Response
 
 from gofer.connections.inflow import SCHEDULABLE, check_schedulable
 from gofer.errors import Conflict
+from gofer.intake.scheduled_messages import (
+    ScheduledMessage,
+    add_scheduled_message,
+    sealed_message,
+    show_schedule,
+)
 from gofer.jobs.control import find_job
 from gofer.jobs.cron import Missed
+from gofer.jobs.kinds import SAY
 from gofer.jobs.notifications import JOBS
-from gofer.jobs.scheduled_messages import SAY, ScheduledMessage, add_scheduled_message, sealed_message, told
 from gofer.vault.envelope import Vault
 from gofer.web.api.http import (
     EmptyBody,
@@ -99,7 +105,7 @@ async def show(request: Request) -> Response:
 
 def _show(connection: Connection, vault: Vault, named: str) -> tuple[dict[str, Any], str]:
     row = find_schedule(connection, named)
-    return told(connection, vault, row), _version(row)
+    return show_schedule(connection, vault, row), _version(row)
 
 
 def _shown(request: Request, row: dict[str, Any], version: str) -> Response:
@@ -165,7 +171,7 @@ def _change(
     if "say" in given:
         given["payload"] = _said_anew(connection, request, row, given.pop("say"))
     row = change_schedule(connection, row, given)
-    return told(connection, platform_of(request).vault, row), _version(row)
+    return show_schedule(connection, platform_of(request).vault, row), _version(row)
 
 
 def _said_anew(connection: Connection, request: Request, row: dict[str, Any], text: str) -> dict[str, Any]:

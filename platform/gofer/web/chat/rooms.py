@@ -19,6 +19,7 @@ from gofer.secrets.rotation import new_conversation_key
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now
 from gofer.store.ids import new_id
+from gofer.store.messages import binding_at
 from gofer.store.tables import (
     agents,
     bindings,
@@ -132,11 +133,8 @@ def open_room(
     ref = f"{member_id}:{page or new_id('room')}"
     # A page may ask twice at once: the connection's row lets one of them make it.
     connection.execute(select(connections.c.id).where(connections.c.id == connection_id).with_for_update())
-    there = select(bindings.c.conversation_id).where(
-        bindings.c.connection_id == connection_id, bindings.c.ref == ref
-    )
-    if (found := connection.execute(there).scalar()) is not None:
-        return str(found)
+    if (found := binding_at(connection, connection_id, ref)) is not None:
+        return str(found.conversation_id)
     conversation_id = new_id("conv")
     connection.execute(
         insert(conversations).values(

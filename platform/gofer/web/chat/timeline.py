@@ -14,9 +14,9 @@ from sqlalchemy import Connection, literal_column, select, tuple_
 
 from gofer.jobs.kinds import ANSWER
 from gofer.store import events as log
-from gofer.store.content import open_message
 from gofer.store.encryption import conversation_key, unseal
 from gofer.store.events import Cursor
+from gofer.store.messages import open_message
 from gofer.store.tables import (
     LIVE,
     SCHEDULE,
@@ -314,7 +314,7 @@ def steps_of(
     steps: list[dict[str, Any]] = []
     calls: dict[str, dict[str, Any]] = {}
     for row in rows:
-        data = {**row["data"], **_words(key, job_id, row)}
+        data = {**row["data"], **log.open_words(key, row)}
         if row["kind"] == "turn.finished":
             made = list(_turn(job_id, row, data, redactor))
             steps += made
@@ -339,13 +339,6 @@ def _slow(job_id: int, row: dict[str, Any]) -> dict[str, Any]:
         "job": job_id,
         "text": SLOW,
     }
-
-
-def _words(key: DataKey, job_id: int, row: dict[str, Any]) -> dict[str, Any]:
-    if row["sealed"] is None:
-        return {}
-    words: dict[str, Any] = unseal(key, row["sealed"], "event", job_id, row["seq"])
-    return words
 
 
 def _turn(

@@ -13,8 +13,8 @@ from gofer.app import Platform
 from gofer.errors import NotFound
 from gofer.integration import Incoming
 from gofer.jobs.kinds import ANSWER
-from gofer.store.content import open_message
 from gofer.store.encryption import conversation_key
+from gofer.store.messages import open_message
 from gofer.store.tables import bindings, blobs, messages, spends
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor

@@ -15,8 +15,8 @@ from gofer.app import Platform
 from gofer.jobs.control import find_job
 from gofer.jobs.wait_reasons import clock_time, why
 from gofer.runs.spend import cost_of_job
-from gofer.store.content import open_message
 from gofer.store.encryption import conversation_key
+from gofer.store.messages import open_message
 from gofer.store.tables import FINAL, conversations, deliveries, events, messages
 from gofer.vault.envelope import Vault
 from gofer.web.auth import words_read

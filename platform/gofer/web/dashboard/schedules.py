@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from gofer.connections.inflow import SCHEDULABLE
 from gofer.errors import Malformed
-from gofer.jobs import scheduled_messages
+from gofer.intake import scheduled_messages
 from gofer.store.tables import conversations
 from gofer.vault.envelope import Vault
 from gofer.web.auth import visitor_of
@@ -84,7 +84,9 @@ def _saying(request: Request, form: FormData) -> Callable[..., str]:
     if not (agent and place and text) or len(text) > schedules.MAX_TEXT:
         raise Malformed("Say what to say, to whom and where.")
     saying = scheduled_messages.ScheduledMessage(agent, place, visitor_of(request).member_id, text)
-    return partial(scheduled_messages.add_scheduled_message, vault=platform_of(request).vault, saying=saying)
+    return partial(
+        scheduled_messages.add_scheduled_message, vault=platform_of(request).vault, scheduled=saying
+    )
 
 
 def _job(form: FormData) -> Callable[..., str]:

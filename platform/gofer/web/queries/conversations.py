@@ -12,8 +12,8 @@ from gofer.app import Platform
 from gofer.errors import NotFound
 from gofer.integration import Incoming
 from gofer.purge import Purged, purge_conversation, remove_shell_files
-from gofer.store.content import open_message
 from gofer.store.encryption import conversation_key
+from gofer.store.messages import open_message
 from gofer.store.tables import bindings, conversations, jobs, messages
 from gofer.vault.envelope import Vault
 from gofer.web.queries import rows, without

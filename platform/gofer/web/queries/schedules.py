@@ -15,9 +15,9 @@ from sqlalchemy.exc import IntegrityError
 from gofer.app import Platform
 from gofer.connections.inflow import SCHEDULABLE, check_schedulable
 from gofer.errors import Conflict, NotFound
+from gofer.intake.scheduled_messages import show_schedule
 from gofer.jobs.cron import NO_TIMES, add_schedule, next_tick, spelt_out, ticks
 from gofer.jobs.queue import SERVICE, submit
-from gofer.jobs.scheduled_messages import told
 from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now
@@ -33,7 +33,7 @@ _ANY_TIME = datetime(2026, 1, 1)  # noqa: DTZ001 - what a line means is the same
 def list_schedules(connection: Connection, vault: Vault) -> list[dict[str, Any]]:
     """By name, with the words of those that say something."""
     query = select(schedules).order_by(schedules.c.name)
-    return [told(connection, vault, row) for row in rows(connection, query)]
+    return [show_schedule(connection, vault, row) for row in rows(connection, query)]
 
 
 def find_schedule(connection: Connection, named: str, *, to_change: bool = False) -> dict[str, Any]:
