@@ -168,7 +168,8 @@ class Replies:
         if comment["body"] != wanted:
             await _edit(client, place, external_id, wanted)
         if check:
-            await self._settle_check(account, place, check, outgoing)
+            checks = await self._access.to(account, place.repository, CHECKS)
+            await checks.patch(f"/repos/{place.repository}/check-runs/{check}", _settled(outgoing))
         if outgoing.part == 1 and outgoing.kind != "note":
             await self._check_what_was_made(account, place, outgoing)
 
@@ -259,12 +260,6 @@ class Replies:
         except Permanent:
             return ""  # an issue has none, and a token may not be allowed to: the comment says it all
 
-    async def _settle_check(
-        self, account: ConnectionContext, place: Place, check: str, outgoing: Outgoing
-    ) -> None:
-        client = await self._access.to(account, place.repository, CHECKS)
-        await client.patch(f"/repos/{place.repository}/check-runs/{check}", _settled(outgoing))
-
     async def _check_what_was_made(
         self, account: ConnectionContext, place: Place, outgoing: Outgoing
     ) -> None:
@@ -280,7 +275,9 @@ class Replies:
             query = {"head": f"{place.repository.partition('/')[0]}:{head}", "state": "open"}
             pulls = await reading.get(f"/repos/{place.repository}/pulls", **query)
             if pulls:
-                acting = await _acting(reading, place, pulls[0], outgoing) if outgoing.narrowed else []
+                people = (str(outgoing.facts.get("login", "")),)
+                ends = (pulls[0]["base"]["ref"], pulls[0]["head"]["ref"])
+                acting = await acting_commits(reading, place, *ends, people) if outgoing.narrowed else []
                 await self._check_once(account, place, pulls[0]["head"]["sha"], outgoing, acting)
         except Permanent:
             return  # decoration: the answer stands without it
@@ -324,11 +321,6 @@ def saying_if_gone(place: str) -> Iterator[None]:
 
 _MAY_PASS = frozenset({"github.forbidden", "github.credentials", "credentials"})
 """An issue may be unlocked, a permission accepted, a key replaced."""
-
-
-async def _acting(client: Client, place: Place, pull: dict[str, Any], outgoing: Outgoing) -> list[str]:
-    people = (str(outgoing.facts.get("login", "")),)
-    return await acting_commits(client, place, pull["base"]["ref"], pull["head"]["ref"], people)
 
 
 def _settled(outgoing: Outgoing) -> dict[str, Any]:

@@ -83,19 +83,15 @@ async def set_up(access: Access, account: ConnectionContext) -> Health:
     settings = Settings.model_validate(account.settings)
     try:
         if settings.app_id is None:
-            return await _set_up_token(access, account)
+            user = await (await access.to(account, "", {})).get("/user")
+            line = f"A token of {user['login']}; without an App nothing missed can be fetched."
+            return Health(True, line, learned={"login": user["login"]})
         app = await access.as_app(account).get("/app")
         health = _drift(app) or await _installed(access, account, app)
     except ServiceError as error:
         return _ill(error, account)
     learned = {"handle": app["slug"], "login": f"{app['slug']}[bot]", "permissions": app["permissions"]}
     return Health(health.ok, health.line, health.fix, learned)
-
-
-async def _set_up_token(access: Access, account: ConnectionContext) -> Health:
-    user = await (await access.to(account, "", {})).get("/user")
-    line = f"A token of {user['login']}; without an App nothing missed can be fetched."
-    return Health(True, line, learned={"login": user["login"]})
 
 
 async def health(access: Access, account: ConnectionContext) -> Health:

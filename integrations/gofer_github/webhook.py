@@ -116,7 +116,7 @@ def _message(
     said = _said(kind, action, payload, settings, delivery)
     if isinstance(said, str):
         return said
-    if _is_ours(account, payload, repository, said.text):
+    if _marked(account, payload, repository, said.text):
         return "our own words"
     if said.trigger == workflows.RULE_TRIGGER and (told := _no_rule(payload, settings, said, login)):
         return told
@@ -133,13 +133,8 @@ def _no_rule(payload: Payload, settings: Settings, said: _Said, login: str) -> s
     return "perhaps our own doing" if settings.wrote(login) and ours else ""
 
 
-def _is_ours(account: ConnectionContext, payload: Payload, repository: str, text: str) -> bool:
-    """Whether we wrote a text: its last line is made for this place, or for an issue without a number."""
-    return bool(_marked(account, payload, repository, text))
-
-
 def _marked(account: ConnectionContext, payload: Payload, repository: str, text: str) -> tuple[str, ...]:
-    """The words of the hidden line of our own text."""
+    """The words of a text's hidden line, made by us for this place or for an issue without a number."""
     told = payload.child("repository")
     known = Repository(repository, told.child("owner").number("id") or 0, told.number("id") or 0)
     here = Place(known, _subject(payload).number("number") or 0)
@@ -371,13 +366,11 @@ def _facts(payload: Payload, subject: Payload, repository: str) -> dict[str, Any
         "fork": bool(head) and head.child("repo").text("full_name") != base.child("repo").text("full_name"),
         "title": markdown.line(subject.text("title")),
         "body": hashlib.sha256(subject.text("body").encode("utf-8", "replace")).hexdigest(),
-        "asked_at": _moment(payload) or subject.text("updated_at"),
+        # Later edits are not part of the request.
+        "asked_at": payload.child("comment").text("created_at")
+        or payload.child("review").text("submitted_at")
+        or subject.text("updated_at"),
     }
-
-
-def _moment(payload: Payload) -> str:
-    """The time of the request; later edits are not part of it."""
-    return payload.child("comment").text("created_at") or payload.child("review").text("submitted_at")
 
 
 def _failing(payload: Payload, settings: Settings, repository: str) -> Incoming | str:

@@ -24,7 +24,6 @@ from gofer.integration import (
 )
 from gofer.tool import Tool
 from gofer_telegram import admission, delivery, setup
-from gofer_telegram import delivery as progress_message
 from gofer_telegram.chat import place_of
 from gofer_telegram.client import CONFLICT, Client
 from gofer_telegram.files import send_file_tool
@@ -74,7 +73,7 @@ class Telegram(Integration):
         return author_id if author_id.isdigit() else None
 
     def words_every(self, conversation: str, account: ConnectionContext) -> float:
-        return progress_message.words_every(place_of(conversation), Settings.model_validate(account.settings))
+        return delivery.words_every(place_of(conversation), Settings.model_validate(account.settings))
 
     def proxy(self, settings: Mapping[str, Any], secrets: Mapping[str, Secret]) -> str:
         url = str(settings.get("proxy") or "")
@@ -113,24 +112,24 @@ class Telegram(Integration):
         await delivery.complete(outgoing, external_id, Client(account))
 
     async def acknowledge(self, message: Incoming, account: ConnectionContext) -> None:
-        await progress_message.notice(message, Client(account))
+        await delivery.acknowledge(message, Client(account))
 
     async def finish(self, message: Incoming, well: bool, account: ConnectionContext) -> None:
-        await progress_message.finish(message, well, Client(account))
+        await delivery.finish(message, well, Client(account))
 
     async def show_progress(
         self, conversation: str, progress: Progress, shown: str, account: ConnectionContext
     ) -> str:
-        return await progress_message.show_progress(conversation, progress, shown, Client(account))
+        return await delivery.show_progress(conversation, progress, shown, Client(account))
 
     async def clear_progress(self, conversation: str, shown: str, account: ConnectionContext) -> None:
-        await progress_message.clear_progress(shown, Client(account))
+        await delivery.clear_progress(shown, Client(account))
 
     async def end_question(self, conversation: str, external_id: str, account: ConnectionContext) -> None:
-        await progress_message.end_question(external_id, Client(account))
+        await delivery.end_question(external_id, Client(account))
 
     async def answer_callback(self, message: Incoming, outcome: str, account: ConnectionContext) -> None:
-        await progress_message.settle(message, outcome, Client(account))
+        await delivery.answer_callback(message, outcome, Client(account))
 
     async def set_up(self, account: ConnectionContext) -> Health:
         return await setup.set_up(account)

@@ -80,52 +80,25 @@ def in_words(message: Payload) -> str:
     )
 
 
-def _location(part: Payload) -> str:
-    return f"[location: {part.real('latitude'):.6f}, {part.real('longitude'):.6f}]"
+def _name_of_contact(part: Payload) -> str:
+    return f"{part.text('first_name')} {part.text('last_name')}".strip()
 
 
-def _venue(part: Payload) -> str:
-    return f"[place: {part.text('title')}, {part.text('address')}]"
-
-
-def _contact(part: Payload) -> str:
-    name = f"{part.text('first_name')} {part.text('last_name')}".strip()
-    return f"[contact: {name}, {part.text('phone_number')}]"
-
-
-def _poll(part: Payload) -> str:
-    options = "; ".join(option.text("text") for option in part.children("options"))
-    return f"[poll: {part.text('question')} Options: {options}]"
-
-
-def _sticker(part: Payload) -> str:
-    return f"[sticker: {part.text('emoji') or part.text('set_name') or 'without a name'}]"
-
-
-def _dice(part: Payload) -> str:
-    return f"[dice {part.text('emoji')}: {part.number('value')}]"
-
-
-def _checklist(part: Payload) -> str:
-    tasks = "; ".join(task.text("text") for task in part.children("tasks"))
-    return f"[checklist: {part.text('title')}: {tasks}]"
-
-
-def _named(name: str) -> Callable[[Payload], str]:
-    return lambda part: f"[{name}: {part.text('title') or 'without a title'}]"
+def _joined(parts: list[Payload]) -> str:
+    return "; ".join(part.text("text") for part in parts)
 
 
 _WORDS: dict[str, Callable[[Payload], str]] = {
-    "venue": _venue,
-    "location": _location,
-    "contact": _contact,
-    "poll": _poll,
-    "sticker": _sticker,
-    "dice": _dice,
-    "checklist": _checklist,
-    "game": _named("game"),
+    "venue": lambda part: f"[place: {part.text('title')}, {part.text('address')}]",
+    "location": lambda part: f"[location: {part.real('latitude'):.6f}, {part.real('longitude'):.6f}]",
+    "contact": lambda part: f"[contact: {_name_of_contact(part)}, {part.text('phone_number')}]",
+    "poll": lambda part: f"[poll: {part.text('question')} Options: {_joined(part.children('options'))}]",
+    "sticker": lambda part: f"[sticker: {part.text('emoji') or part.text('set_name') or 'without a name'}]",
+    "dice": lambda part: f"[dice {part.text('emoji')}: {part.number('value')}]",
+    "checklist": lambda part: f"[checklist: {part.text('title')}: {_joined(part.children('tasks'))}]",
+    "game": lambda part: f"[game: {part.text('title') or 'without a title'}]",
     "story": lambda part: "[a story]",
-    "invoice": _named("invoice"),
+    "invoice": lambda part: f"[invoice: {part.text('title') or 'without a title'}]",
     "paid_media": lambda part: "[paid media]",
 }
 

@@ -130,7 +130,7 @@ MAX_SHOWN = 6000
 """The last characters of the model's Markdown that are rendered to show its words."""
 
 
-async def notice(message: Incoming, client: Client) -> None:
+async def acknowledge(message: Incoming, client: Client) -> None:
     """React to a message that reached an agent."""
     await _react(message, SEEN, client)
 
@@ -231,7 +231,7 @@ async def end_question(shown: str, client: Client) -> None:
     await _unless_gone("editMessageReplyMarkup", shown, client)
 
 
-async def settle(message: Incoming, outcome: str, client: Client) -> None:
+async def answer_callback(message: Incoming, outcome: str, client: Client) -> None:
     """Stop the button's spinner, and remove the buttons once a press has counted."""
     if callback := message.facts.get("callback"):
         try:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gofer.errors import Temporary
-from gofer.integration import COMMANDS, Command, ConnectionContext, Health, Request
+from gofer.integration import COMMANDS, ConnectionContext, Health, Request
 from gofer_telegram.client import Client, Rejected
 from gofer_telegram.updates import WANTED
 
@@ -82,14 +82,11 @@ async def _offer_commands(client: Client) -> str:
     public = [command for command in COMMANDS if not command.private]
     try:
         for scope, offered in (("all_private_chats", COMMANDS), ("all_group_chats", public)):
-            await _patiently(client, "setMyCommands", commands=_menu(offered), scope={"type": scope})
+            menu = [{"command": command.name, "description": command.help} for command in offered]
+            await _patiently(client, "setMyCommands", commands=menu, scope={"type": scope})
     except (Rejected, Temporary) as error:
         return f" Its commands work, but are not in the menu yet: {error}"
     return ""
-
-
-def _menu(commands: Sequence[Command]) -> list[dict[str, str]]:
-    return [{"command": command.name, "description": command.help} for command in commands]
 
 
 async def tear_down(account: ConnectionContext) -> None:
