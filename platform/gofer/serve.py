@@ -34,7 +34,7 @@ from gofer.vault.redaction import Redactor
 from gofer.web.api import control_app
 from gofer.web.app import public_app
 from gofer.web.auth.client_address import Peers
-from gofer.web.auth.members import first_owner, new_link, owner_has_password, settle_owner, somebody_signed_in
+from gofer.web.auth.members import ensure_owner, first_owner, new_link, owner_has_password, somebody_signed_in
 from gofer.web.connection_limit import limit_for
 from gofer.web.request_log import RequestLog
 from gofer.web.server import listening
@@ -167,7 +167,7 @@ async def _load_ahead(platform: Platform) -> None:
 async def _first_link(platform: Platform) -> str | None:
     """Who may come in: the owner's first link while nobody has, and nobody from elsewhere without a password."""
     settings = platform.settings
-    await settle_owner(platform)
+    await ensure_owner(platform)
     if settings.host not in LOOPBACK and not await platform.database.read(owner_has_password):
         raise ConfigError(
             f"No owner has a password yet, so Gofer does not listen on {settings.host}. Run `gofer members "

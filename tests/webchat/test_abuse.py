@@ -122,7 +122,7 @@ def test_too_large_a_message_ends_the_line(visit: Visit) -> None:
 
 
 def test_no_more_pages_than_enough(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_socket, "MOST_CONNECTIONS", 1)
+    monkeypatch.setattr(chat_socket, "MAX_CONNECTIONS", 1)
     with visit.line() as first:
         first.until(lambda: first.frames)
         with visit.line() as second:
@@ -160,7 +160,7 @@ def test_who_does_not_read_is_cut_off_and_others_do_not_wait(
     visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chat_socket, "PATIENCE", 0.3)
-    monkeypatch.setattr(event_source, "SEND_WITHIN", 0.3)
+    monkeypatch.setattr(event_source, "SEND_TIMEOUT", 0.3)
     monkeypatch.setattr(server, "READ_TIMEOUT", 0.3)
     # More than the kernel holds for a reader that does not read.
     monkeypatch.setattr(live, "MOST_OUTPUT", 10_000_000)

@@ -69,15 +69,15 @@ def test_names_neither_lead_elsewhere_nor_hide(visit: Visit) -> None:
 
 
 def test_too_large_empty_and_unknown_are_refused(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints, "LARGEST", 1000)
+    monkeypatch.setattr(endpoints, "MAX_FILE", 1000)
     assert put(visit, ("big.bin", b"x" * 1001, "application/octet-stream")).status_code == 400
-    huge = put(visit, ("huge.bin", b"x" * endpoints.MOST_BODY, "application/octet-stream"))
+    huge = put(visit, ("huge.bin", b"x" * endpoints.MAX_BODY, "application/octet-stream"))
     assert (huge.status_code, "up to 20 MB" in huge.json()["detail"]) == (413, True)
     assert put(visit, ("empty.txt", b"", "text/plain")).status_code == 400
     assert visit.post("/files", data={"other": "x"}).status_code == 400
     assert visit.browser.get(f"/chat/{visit.room}/files/{'0' * 64}").status_code == 404
     assert visit.browser.get(f"/chat/{visit.room}/files/..passwd").status_code == 404
-    monkeypatch.setattr(endpoints, "MOST_IN_ROOM", 10)
+    monkeypatch.setattr(endpoints, "MAX_IN_ROOM", 10)
     assert "Begin a new one" in put(visit, ("one.txt", b"x" * 11, "text/plain")).json()["detail"]
 
 

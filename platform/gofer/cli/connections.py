@@ -332,7 +332,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-WITHIN = 1800.0
+SIGN_UP_TIMEOUT = 1800.0
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Gofer</title>
 <style>body{{font:16px/1.5 system-ui;max-width:42rem;margin:3rem auto;padding:0 1rem}}</style>{body}</html>"""
 
@@ -399,7 +399,7 @@ async def sign_up(api: Api, wish: dict[str, Any], *, open_browser: bool) -> Any:
         if open_browser:
             webbrowser.open(here)
         try:
-            code = await asyncio.wait_for(waiting.came, WITHIN)
+            code = await asyncio.wait_for(waiting.came, SIGN_UP_TIMEOUT)
         except TimeoutError:
             raise CommandFailed("Nobody came back from there. Nothing was changed.", FAILED) from None
         finish = {"state": waiting.begun["state"], "code": code}

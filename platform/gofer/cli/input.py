@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gofer.cli.exit_codes import USAGE, CommandFailed
 
-LONGEST = 1024 * 1024
+MAX_INPUT = 1024 * 1024
 
 
 def read_secret(path: str) -> str:
@@ -28,9 +28,9 @@ def _not_empty(value: str) -> str:
 
 def _bytes_of(path: str) -> bytes:
     if path == "-":
-        return sys.stdin.buffer.read(LONGEST)
+        return sys.stdin.buffer.read(MAX_INPUT)
     with Path(path).open("rb") as file:
-        return file.read(LONGEST)
+        return file.read(MAX_INPUT)
 
 
 def may_prompt() -> bool:

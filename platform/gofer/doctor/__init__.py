@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 
-MOST_SKEW = 5.0
+MAX_SKEW = 5.0
 
 
 async def examine(platform: Platform) -> list[Finding]:
@@ -119,10 +119,10 @@ async def _database(platform: Platform) -> list[Finding]:
 
 
 def _clock(skew: float) -> Finding:
-    if abs(skew) > MOST_SKEW:
+    if abs(skew) > MAX_SKEW:
         line = f"The database's clock is {abs(skew):.0f} s off ours."
         return Finding("clock", "warning", line, "timedatectl set-ntp true")
-    return Finding("clock", "ok", f"Within {MOST_SKEW:.0f} s of the database's.")
+    return Finding("clock", "ok", f"Within {MAX_SKEW:.0f} s of the database's.")
 
 
 def _version_and_clock(connection: Connection) -> tuple[str | None, float]:

@@ -16,7 +16,7 @@ from gofer.doctor.findings import Finding, Severity
 from gofer.settings import ANOTHER_DIRECTORY, Settings, may_be_closed, unknown_variables
 
 OLDEST_PYTHON = (3, 11)
-LEAST_DISK = 500 * 1024 * 1024
+MIN_DISK = 500 * 1024 * 1024
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -114,7 +114,7 @@ def _disk(settings: Settings) -> Finding:
     path = _nearest(settings.data_dir)
     free = shutil.disk_usage(path).free
     line = f"{free / 1024**3:.1f} GiB free."
-    if free < LEAST_DISK:
+    if free < MIN_DISK:
         return Finding("disk", "warning", line, f"Free some space on the file system of {path}.")
     return Finding("disk", "ok", line)
 

@@ -17,7 +17,7 @@ from gofer.doctor.findings import Finding
 from gofer.runs.model_keys import ModelKeys
 from gofer.store.bootstrap import FIRST_WORKSPACE
 
-WITHIN = 30.0
+MODEL_TIMEOUT = 30.0
 ADD_A_KEY = "gofer secrets put anthropic_key < key.txt"
 NO_KEY = "No model key: the offline model answers, which only runs commands."
 NAMED_ONLY = (
@@ -74,13 +74,13 @@ async def ask_model(platform: Platform, keys: dict[str, str] | None = None) -> F
         return (await look_at_model(platform))[0]
     begun = time.perf_counter()
     try:
-        async with asyncio.timeout(WITHIN):
+        async with asyncio.timeout(MODEL_TIMEOUT):
             turn = [event async for event in catalogue.model(name).stream(QUESTION)][-1]
     except ModelError as error:
         return Finding("model", "error", f"{name}: {error}", FIXES.get(error.kind, "gofer doctor --call"))
     except TimeoutError:
         return Finding(
-            "model", "error", f"{name} did not answer within {WITHIN:.0f} s.", "Try again in a minute."
+            "model", "error", f"{name} did not answer within {MODEL_TIMEOUT:.0f} s.", "Try again in a minute."
         )
     assert isinstance(turn, Turn)
     took = time.perf_counter() - begun
@@ -115,7 +115,7 @@ async def ask_providers(platform: Platform) -> list[Finding]:
     """Ask each of the user's own servers which models it has, which costs nothing."""
     catalogue = await keys_of(platform).catalogue(FIRST_WORKSPACE)
     return [
-        await _asked(platform, f"provider {name}", str(provider.base_url), provider.key, OWN_FIXES)
+        await _ask_provider(platform, f"provider {name}", str(provider.base_url), provider.key, OWN_FIXES)
         for name, provider in sorted(catalogue.providers.items())
         if name not in BUILT_IN and provider.speaks == "openai"
     ]
@@ -127,10 +127,12 @@ async def ask_compatible(platform: Platform, key: str | None = None) -> Finding:
     if key is None:
         provider = (await keys_of(platform).catalogue(FIRST_WORKSPACE)).providers.get("openai")
         key = provider.key if provider is not None else ""
-    return await _asked(platform, "model", base, key, COMPATIBLE_FIXES)
+    return await _ask_provider(platform, "model", base, key, COMPATIBLE_FIXES)
 
 
-async def _asked(platform: Platform, what: str, base: str, key: str, fixes: Mapping[str, str]) -> Finding:
+async def _ask_provider(
+    platform: Platform, what: str, base: str, key: str, fixes: Mapping[str, str]
+) -> Finding:
     try:
         names = await _models(platform, base, key)
         to_anybody = bool(await _models(platform, base, ""))
@@ -146,7 +148,7 @@ async def _models(platform: Platform, base: str, key: str) -> list[str]:
     """Their names; none without a key where one is needed. Raises ModelError."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        async with asyncio.timeout(WITHIN):
+        async with asyncio.timeout(MODEL_TIMEOUT):
             answer = await platform.http.get(f"{base}/models", headers=headers)
     except (TimeoutError, httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise ModelError("unavailable", f"{base} cannot be reached ({type(error).__name__}).") from error

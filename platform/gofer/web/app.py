@@ -26,7 +26,7 @@ from gofer.web import auth, chat, onboarding
 from gofer.web.api import api_mount, furnish
 from gofer.web.api.openapi import document_routes
 from gofer.web.dashboard.checks import Checks
-from gofer.web.dashboard.error_pages import Refusing, crashed
+from gofer.web.dashboard.error_pages import Refusing, crash_page
 from gofer.web.dashboard.render import Renderer
 from gofer.web.dashboard.routes import page_routes
 from gofer.web.hooks import Hooks, is_hook
@@ -104,7 +104,7 @@ def public_app(platform: Platform) -> PublicApp:
         exception_handlers={
             GoferError: on_gofer_error,
             HTTPException: on_http_exception,
-            Exception: crashed,
+            Exception: crash_page,
         },
     )
     app.state.renderer = Renderer(static, timezone=settings.timezone)

@@ -14,9 +14,9 @@ from starlette.types import Receive, Scope, Send
 from gofer.errors import TooBusy
 from gofer.jobs.event_stream import FellBehind
 
-SEND_WITHIN = 15.0
+SEND_TIMEOUT = 15.0
 """Seconds a reader may take for what is sent; then it is cut off, and may come back where it was."""
-LONGEST = 300.0
+MAX_STREAM_SECONDS = 300.0
 """Seconds a stream lasts; whoever wants more comes back."""
 
 
@@ -61,7 +61,7 @@ class Stream(Response):
         leaving = asyncio.create_task(_left(receive))
         refused = asyncio.create_task(self._refusal())
         tasks = (sending, leaving, refused)
-        await asyncio.wait(tasks, timeout=LONGEST, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, timeout=MAX_STREAM_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -72,7 +72,7 @@ class Stream(Response):
     async def _send(self, send: Send) -> None:
         with contextlib.suppress(FellBehind, TimeoutError):
             async for piece in self._content:
-                async with asyncio.timeout(SEND_WITHIN):
+                async with asyncio.timeout(SEND_TIMEOUT):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 

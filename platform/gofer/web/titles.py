@@ -1,4 +1,4 @@
-"""What a conversation of the web chat is called: by its first words, and the same on every page."""
+"""Titles of web chat conversations: their first words, the same on every page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gofer.vault.redaction import Redactor
 
 WEB = "web"
 """The kind of conversation that nobody has named."""
-LONGEST_TITLE = 60
+MAX_TITLE = 60
 UNTITLED = "New conversation"
 
 BEGUN = (conversations.c.kind != WEB) | (conversations.c.last_seq > 0)
@@ -27,7 +27,7 @@ BEGUN = (conversations.c.kind != WEB) | (conversations.c.last_seq > 0)
 async def with_titles(
     platform: Platform, rows: Sequence[dict[str, Any]], by: str = "conversation_id"
 ) -> list[dict[str, Any]]:
-    """Rows with a `title`, those of the web chat called by their first words."""
+    """Rows with a `title`; a web chat conversation is titled by its first words."""
     wanted = {row[by] for row in rows if row[by]}
     found = await platform.database.read(
         partial(titles_of, vault=platform.vault, redactor=platform.redactor, wanted=wanted)
@@ -38,7 +38,7 @@ async def with_titles(
 def titles_of(
     connection: Connection, vault: Vault, redactor: Redactor, wanted: Iterable[str]
 ) -> dict[str, str]:
-    """The titles of those that are the web chat's and not purged."""
+    """Titles of the web chat's conversations that are not purged."""
     query = select(conversations.c.id, conversations.c.data_key).where(
         conversations.c.id.in_(list(wanted)),
         conversations.c.kind == WEB,
@@ -53,7 +53,7 @@ def titles_of(
 def _title(
     connection: Connection, vault: Vault, redactor: Redactor, conversation_id: str, wrapped: bytes
 ) -> str:
-    """The first words. Not kept in the clear anywhere: they are read out of the sealed message each time."""
+    """The first words, read from the sealed message each time: nothing keeps them in the clear."""
     query = (
         select(messages.c.seq, messages.c.sealed)
         .where(messages.c.conversation_id == conversation_id, messages.c.event == "message")
@@ -68,4 +68,4 @@ def _title(
     # Masked before it is cut: half a secret would not be known for one.
     said = redactor.redact(message.text)
     words = " ".join(said.split()) or ", ".join(file.name for file in message.attachments)
-    return words[:LONGEST_TITLE] + ("…" if len(words) > LONGEST_TITLE else "") or UNTITLED
+    return words[:MAX_TITLE] + ("…" if len(words) > MAX_TITLE else "") or UNTITLED

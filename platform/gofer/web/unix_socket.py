@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gofer.errors import ConfigError
 
-LONGEST = 100
+MAX_PATH = 100
 """Bytes of a path that every system takes; Linux allows 107, others fewer."""
 
 
@@ -21,7 +21,7 @@ def reachable(path: Path) -> Iterator[str]:
 
     Linux can name a file through an open folder, however long the folder's own path is.
     """
-    if len(os.fsencode(path)) <= LONGEST:
+    if len(os.fsencode(path)) <= MAX_PATH:
         yield str(path)
         return
     if not sys.platform.startswith("linux"):

@@ -135,7 +135,7 @@ def test_what_cannot_be_followed_is_said(api: httpx2.Client) -> None:
 def test_one_member_does_not_take_every_place(
     house: House, api: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "MOST_EACH", 1)
+    monkeypatch.setattr(stream, "MAX_STREAMS_EACH", 1)
     with api.stream("GET", "/events") as first:
         lines = first.iter_lines()
         assert next(lines) == "retry: 1000"
@@ -158,7 +158,7 @@ def many(connection: Connection, count: int, size: int = 10) -> None:
 def test_a_reader_who_does_not_read_is_cut_off(
     house: House, api: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_source, "SEND_WITHIN", 0.2)
+    monkeypatch.setattr(event_source, "SEND_TIMEOUT", 0.2)
     token = house.token(house.owner())
     port = int(house.url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port)) as lazy:

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from gofer.errors import ConfigError, GoferError, StoreUnavailable
 from gofer.web.auth.sessions import csrf_for
-from gofer.web.dashboard.error_pages import Refusing, crashed
+from gofer.web.dashboard.error_pages import Refusing, crash_page
 from gofer.web.problems import on_gofer_error
 from support.web_server import Browser, House
 
@@ -107,7 +107,7 @@ def test_also_when_the_database_is_away_or_something_breaks(
     app = Starlette(
         routes=[Route("/runs", fail)],
         middleware=[Middleware(Refusing)],
-        exception_handlers={GoferError: on_gofer_error, Exception: crashed},
+        exception_handlers={GoferError: on_gofer_error, Exception: crash_page},
     )
     app.state.renderer = house.app.state.renderer
     client = TestClient(app, raise_server_exceptions=False)

@@ -46,4 +46,4 @@ def furnish(app: Starlette, platform: Platform) -> None:
     app.state.platform = platform
     app.state.agents_turn = asyncio.Lock()
     app.state.watching = Counter()
-    app.state.words_read = {}
+    app.state.readings = {}

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from gofer.errors import ConfigError, NotFound
 from gofer.runs.agent_files import AgentFileError, AgentSpec, as_toml, put_agent, remove_agent
 from gofer.store.bootstrap import FIRST_AGENT
-from gofer.web.api.http import RequestModel, answered, asked, check_match, etag_of, platform_of
+from gofer.web.api.http import RequestModel, check_match, etag_of, json_response, parse_body, platform_of
 from gofer.web.queries.agents import agent_texts, agents_directory, changing_agents, list_agents
 
 
@@ -31,7 +31,9 @@ async def index(request: Request) -> Response:
     """List agents: those the store knows, and what their files say."""
     shown = ("name", "model", "file", "in_force", "problem", "default")
     found = await list_agents(platform_of(request))
-    return answered(request, {"agents": [{name: each[name] for name in shown} for each in found.values()]})
+    return json_response(
+        request, {"agents": [{name: each[name] for name in shown} for each in found.values()]}
+    )
 
 
 async def show(request: Request) -> Response:
@@ -39,14 +41,14 @@ async def show(request: Request) -> Response:
     platform, name = platform_of(request), request.path_params["name"]
     files = await agent_texts(platform, name)
     if files is None and name == FIRST_AGENT:
-        return answered(request, _built_in(name), etag=etag_of())
+        return json_response(request, _built_in(name), etag=etag_of())
     if files is None:
         raise NotFound(f"There is no agent called {name[:40]!r}. `gofer agents list` shows those there are.")
     toml, instructions = files
     agent = (await list_agents(platform))[name]
     shown = {"name": name, "toml": toml, "instructions": instructions}
     shown |= {"spec": agent["spec"], "problem": agent["problem"]}
-    return answered(request, shown, etag=etag_of(toml, instructions))
+    return json_response(request, shown, etag=etag_of(toml, instructions))
 
 
 def _built_in(name: str) -> dict[str, Any]:
@@ -64,7 +66,7 @@ def _built_in(name: str) -> dict[str, Any]:
 
 async def put(request: Request) -> Response:
     """Write an agent; it is in force from the next run on."""
-    platform, source = platform_of(request), await asked(request, AgentSource)
+    platform, source = platform_of(request), await parse_body(request, AgentSource)
     name = request.path_params["name"]
     try:
         async with changing_agents(request):
@@ -75,7 +77,7 @@ async def put(request: Request) -> Response:
             etag = await _etag(request, name)
     except AgentFileError as error:
         raise ConfigError(f"line {error.line}: {error.message}") from None
-    return answered(request, {"name": spec.name, "spec": spec.model_dump(mode="json")}, etag=etag)
+    return json_response(request, {"name": spec.name, "spec": spec.model_dump(mode="json")}, etag=etag)
 
 
 async def _check(request: Request, name: str) -> None:
@@ -93,4 +95,4 @@ async def remove(request: Request) -> Response:
     async with changing_agents(request):
         await _check(request, name)
         await asyncio.to_thread(remove_agent, agents_directory(platform_of(request)), name)
-    return answered(request, {"name": name})
+    return json_response(request, {"name": name})

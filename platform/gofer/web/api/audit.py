@@ -18,11 +18,11 @@ from gofer.web.api.http import (
     EmptyBody,
     Paged,
     RequestModel,
-    answered,
-    asked,
-    next_of,
+    json_response,
+    next_cursor,
+    parse_body,
+    parse_query,
     platform_of,
-    queried,
 )
 from gofer.web.auth import note
 from gofer.web.auth.confirmation import check_confirmed
@@ -55,40 +55,40 @@ class ChainRange(RequestModel):
 
 async def index(request: Request) -> Response:
     """List changes."""
-    wanted = queried(request, AuditFilter)
-    filters: dict[str, Any] = {"member": wanted.member, "action": wanted.action, "before": wanted.before}
-    found = await platform_of(request).database.read(partial(list_entries, limit=wanted.limit, **filters))
-    return answered(request, {"entries": found, "next": next_of(found, wanted.limit)})
+    query = parse_query(request, AuditFilter)
+    filters: dict[str, Any] = {"member": query.member, "action": query.action, "before": query.before}
+    found = await platform_of(request).database.read(partial(list_entries, limit=query.limit, **filters))
+    return json_response(request, {"entries": found, "next": next_cursor(found, query.limit)})
 
 
 async def verify(request: Request) -> Response:
     """Look whether the log is whole, up to its signed head and past what this machine has seen of it."""
-    platform, seen = platform_of(request), queried(request, KnownHead)
+    platform, seen = platform_of(request), parse_query(request, KnownHead)
     verdict = await examined(platform)
     if seen.place:
         head = chain.Head(seen.place, seen.link)
         verdict = await platform.database.read(partial(chain.verify, seen=head))
-    return answered(request, dataclasses.asdict(verdict))
+    return json_response(request, dataclasses.asdict(verdict))
 
 
 async def export(request: Request) -> Response:
     """A part of the log with its chain, to keep elsewhere."""
     found = await platform_of(request).database.read(
-        partial(_export, after=queried(request, ChainRange).after)
+        partial(_export, after=parse_query(request, ChainRange).after)
     )
-    return answered(request, found)
+    return json_response(request, found)
 
 
 async def accept(request: Request) -> Response:
     """Chain what is there anew: somebody knows why it was not whole."""
     platform = platform_of(request)
     check_confirmed(request)
-    await asked(request, EmptyBody)
+    await parse_body(request, EmptyBody)
     problems = (await examined(platform)).problems
     note(request, problems=list(problems[:20]))
     count = await platform.database.write(chain.begin_chain)
     await remember_head(platform, anew=True)
-    return answered(request, {"entries": count, "problems": problems})
+    return json_response(request, {"entries": count, "problems": problems})
 
 
 def _export(connection: Connection, after: int) -> dict[str, Any]:

@@ -30,10 +30,10 @@ from gofer.web.api.http import (
     WORKSPACE,
     EmptyBody,
     RequestModel,
-    answered,
-    asked,
     check_match,
     etag_of,
+    json_response,
+    parse_body,
     platform_of,
 )
 from gofer.web.auth import actor, note
@@ -95,7 +95,7 @@ async def index(request: Request) -> Response:
     """List connections."""
     platform = platform_of(request)
     found = await platform.database.read(list_connections)
-    return answered(request, {"connections": [_with_hook(platform, each) for each in found]})
+    return json_response(request, {"connections": [_with_hook(platform, each) for each in found]})
 
 
 def _with_hook(platform: Platform, connection: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ async def show(request: Request) -> Response:
     platform = platform_of(request)
     found = await platform.database.read(partial(read_connection, connection_id=request.path_params["id"]))
     shown = {**found, "connection": _with_hook(platform, found["connection"])}
-    return answered(request, shown, etag=_version(found["connection"]))
+    return json_response(request, shown, etag=_version(found["connection"]))
 
 
 def _version(row: Any) -> str:
@@ -120,7 +120,7 @@ async def add(request: Request) -> Response:
     """Make a connection, and prepare its service."""
     check_confirmed(request)
     platform = platform_of(request)
-    new = await asked(request, NewConnection)
+    new = await parse_body(request, NewConnection)
     integration = platform.registry.get(new.integration)
     connection_id = await platform.database.write(
         partial(
@@ -140,50 +140,50 @@ async def add(request: Request) -> Response:
 async def begin_sign_up(request: Request) -> Response:
     """The form with which a browser has an account made."""
     check_confirmed(request)
-    wish = await asked(request, Begin)
-    begun = begin_setup(platform_of(request), **wish.model_dump())
-    return answered(request, dataclasses.asdict(begun))
+    body = await parse_body(request, Begin)
+    begun = begin_setup(platform_of(request), **body.model_dump())
+    return json_response(request, dataclasses.asdict(begun))
 
 
 async def finish_sign_up(request: Request) -> Response:
     """Make the connection of an account that was just made."""
-    wish = await asked(request, Finish)
-    made = await finish_setup(platform_of(request), state=wish.state, code=wish.code, by=actor(request))
+    body = await parse_body(request, Finish)
+    made = await finish_setup(platform_of(request), state=body.state, code=body.code, by=actor(request))
     return await _changed(request, made, 201)
 
 
 async def pair(request: Request) -> Response:
     """A pairing code, for a person to become an owner or a member."""
     check_confirmed(request)
-    platform, wish = platform_of(request), await asked(request, Pair)
+    platform, body = platform_of(request), await parse_body(request, Pair)
     connection_id = (await _found(request)).id
-    words = await invite(platform.database, platform.accounts, connection_id, wish.role)
-    return answered(request, {"id": connection_id, "invitation": words})
+    words = await invite(platform.database, platform.accounts, connection_id, body.role)
+    return json_response(request, {"id": connection_id, "invitation": words})
 
 
 async def change(request: Request) -> Response:
     """Change a connection's settings, or switch it on or off."""
     platform = platform_of(request)
-    wish = await asked(request, ConnectionChange)
-    if wish.settings is not None:
+    body = await parse_body(request, ConnectionChange)
+    if body.settings is not None:
         check_confirmed(request)  # who is a member, and where its secrets are sent
     row = await _found(request)
     connection_id = row.id
     common = {"connection_id": connection_id, "by": actor(request)}
     changes: list[Callable[[Connection], None]] = []
-    if wish.settings is not None:
+    if body.settings is not None:
         integration = platform.registry.get(row.integration)
-        changes.append(partial(change_settings, integration=integration, settings=wish.settings, **common))
-    if wish.enabled is not None:
-        changes.append(partial(switch_connection, enabled=wish.enabled, **common))
-    if wish.agent is not None:
+        changes.append(partial(change_settings, integration=integration, settings=body.settings, **common))
+    if body.enabled is not None:
+        changes.append(partial(switch_connection, enabled=body.enabled, **common))
+    if body.agent is not None:
         there = await agents_to_choose(platform)
-        changes.append(partial(choose_connection_agent, agent=wish.agent, there=there, **common))
-    note(request, fields=sorted(wish.model_fields_set), settings=sorted(wish.settings or ()))
+        changes.append(partial(choose_connection_agent, agent=body.agent, there=there, **common))
+    note(request, fields=sorted(body.model_fields_set), settings=sorted(body.settings or ()))
     await platform.database.write(
         partial(_change, request=request, connection_id=connection_id, changes=changes)
     )
-    if wish.agent is not None:
+    if body.agent is not None:
         await platform.agents_changed()
     return await _changed(request, connection_id)
 
@@ -219,20 +219,20 @@ async def _changed(request: Request, connection_id: str, status: int = 200) -> R
     if status == 201 and health["ok"]:
         answer["invitation"] = await invite(platform.database, platform.accounts, connection_id)
     location = f"/connections/{connection_id}" if status == 201 else ""
-    return answered(request, answer, status, location=location, etag=_version(found["connection"]))
+    return json_response(request, answer, status, location=location, etag=_version(found["connection"]))
 
 
 async def remove(request: Request) -> Response:
     """Remove a connection that has no conversations."""
     platform, connection_id = platform_of(request), (await _found(request)).id
     await disconnect(platform, connection_id, by=actor(request))
-    return answered(request, {"id": connection_id})
+    return json_response(request, {"id": connection_id})
 
 
 async def test(request: Request) -> Response:
     """Ask the service how the connection is doing."""
     platform = platform_of(request)
-    await asked(request, EmptyBody)
+    await parse_body(request, EmptyBody)
     connection_id = (await _found(request)).id
     health = dataclasses.asdict(await health_of(platform, connection_id))
-    return answered(request, {"id": connection_id, "health": health})
+    return json_response(request, {"id": connection_id, "health": health})

@@ -13,17 +13,17 @@ from starlette.responses import Response
 
 from gofer.integration import Incoming
 from gofer.web.api.http import (
-    MOST_ROWS,
+    MAX_ROWS,
     EmptyBody,
     Paged,
     RequestModel,
-    answered,
-    asked,
-    next_of,
+    json_response,
+    next_cursor,
+    parse_body,
+    parse_query,
     platform_of,
-    queried,
 )
-from gofer.web.auth import actor, words_read
+from gofer.web.auth import actor, record_reading
 from gofer.web.queries import conversations
 from gofer.web.queries.conversations import find_conversation, list_conversations, read_messages
 from gofer.web.titles import with_titles
@@ -34,17 +34,17 @@ class ConversationFilter(RequestModel):
 
     connection: str = ""
     cursor: str = Field(default="", max_length=200, description="`next` of the page before.")
-    limit: int = Field(default=50, ge=1, le=MOST_ROWS)
+    limit: int = Field(default=50, ge=1, le=MAX_ROWS)
 
 
 async def index(request: Request) -> Response:
     """List conversations with where they are held."""
-    platform, wanted = platform_of(request), queried(request, ConversationFilter)
+    platform, query = platform_of(request), parse_query(request, ConversationFilter)
     found = await platform.database.read(
-        partial(list_conversations, connection_id=wanted.connection, cursor=wanted.cursor, limit=wanted.limit)
+        partial(list_conversations, connection_id=query.connection, cursor=query.cursor, limit=query.limit)
     )
     found = await with_titles(platform, found, by="id")
-    return answered(request, {"conversations": found, "next": next_of(found, wanted.limit)})
+    return json_response(request, {"conversations": found, "next": next_cursor(found, query.limit)})
 
 
 async def show(request: Request) -> Response:
@@ -53,24 +53,24 @@ async def show(request: Request) -> Response:
         partial(find_conversation, conversation_id=request.path_params["id"])
     )
     (titled,) = await with_titles(platform_of(request), [found], by="id")
-    return answered(request, titled)
+    return json_response(request, titled)
 
 
 async def read(request: Request) -> Response:
     """What was said in one, newest first."""
-    platform, wanted = platform_of(request), queried(request, Paged)
+    platform, query = platform_of(request), parse_query(request, Paged)
     conversation_id = request.path_params["id"]
 
     def messages(connection: Connection) -> list[dict[str, Any]]:
         conversation = find_conversation(connection, conversation_id)
         found = read_messages(
-            connection, platform.vault, conversation, before=wanted.before, limit=wanted.limit
+            connection, platform.vault, conversation, before=query.before, limit=query.limit
         )
         return [_describe(row, content) for row, content in found]
 
     found = await platform.database.read(messages)
-    await words_read(request, conversation_id)
-    return answered(request, {"messages": found, "next": next_of(found, wanted.limit, "seq")})
+    await record_reading(request, conversation_id)
+    return json_response(request, {"messages": found, "next": next_cursor(found, query.limit, "seq")})
 
 
 def _describe(row: Any, content: Incoming | None) -> dict[str, Any]:
@@ -89,6 +89,6 @@ def _describe(row: Any, content: Incoming | None) -> dict[str, Any]:
 
 async def purge(request: Request) -> Response:
     """Destroy what was said in one, everywhere."""
-    await asked(request, EmptyBody)
+    await parse_body(request, EmptyBody)
     purged = await conversations.purge(platform_of(request), request.path_params["id"], by=actor(request))
-    return answered(request, dataclasses.asdict(purged))
+    return json_response(request, dataclasses.asdict(purged))

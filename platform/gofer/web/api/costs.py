@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.runs.spend import today
-from gofer.web.api.http import RequestModel, answered, platform_of, queried
+from gofer.web.api.http import RequestModel, json_response, parse_query, platform_of
 from gofer.web.queries.costs import last_paid_days, list_costs, total_cost
 
 
@@ -23,11 +23,11 @@ class CostFilter(RequestModel):
 
 async def index(request: Request) -> Response:
     """What was paid on the last days, and in all."""
-    platform, wanted = platform_of(request), queried(request, CostFilter)
+    platform, query = platform_of(request), parse_query(request, CostFilter)
     found = await platform.database.read(
-        partial(_costs, days=wanted.days, timezone=platform.settings.timezone)
+        partial(_costs, days=query.days, timezone=platform.settings.timezone)
     )
-    return answered(request, found)
+    return json_response(request, found)
 
 
 def _costs(connection: Connection, days: int, timezone: str) -> dict[str, Any]:

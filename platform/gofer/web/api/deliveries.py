@@ -15,14 +15,14 @@ from gofer.errors import Malformed
 from gofer.web.api.http import (
     Paged,
     RequestModel,
-    answered,
-    asked,
-    next_of,
-    number_in,
+    json_response,
+    next_cursor,
+    parse_body,
+    parse_query,
+    path_number,
     platform_of,
-    queried,
 )
-from gofer.web.auth import words_read
+from gofer.web.auth import record_reading
 from gofer.web.queries import deliveries
 from gofer.web.queries.deliveries import list_deliveries, read_delivery, replay_delivery
 
@@ -53,41 +53,41 @@ class CapturedRequest(ReplayOptions):
 
 async def index(request: Request) -> Response:
     """List deliveries."""
-    wanted = queried(request, DeliveryFilter)
+    query = parse_query(request, DeliveryFilter)
     found = await platform_of(request).database.read(
         partial(
             list_deliveries,
-            connection_id=wanted.connection,
-            conversation_id=wanted.conversation,
-            before=wanted.before,
-            limit=wanted.limit,
+            connection_id=query.connection,
+            conversation_id=query.conversation,
+            before=query.before,
+            limit=query.limit,
         )
     )
-    return answered(request, {"deliveries": found, "next": next_of(found, wanted.limit)})
+    return json_response(request, {"deliveries": found, "next": next_cursor(found, query.limit)})
 
 
 async def show(request: Request) -> Response:
     """One delivery with what it said."""
     platform = platform_of(request)
     delivery, content = await platform.database.read(
-        partial(read_delivery, vault=platform.vault, delivery_id=number_in(request))
+        partial(read_delivery, vault=platform.vault, delivery_id=path_number(request))
     )
-    await words_read(request, delivery["conversation_id"], f"delivery {delivery['id']}")
+    await record_reading(request, delivery["conversation_id"], f"delivery {delivery['id']}")
     headers, body = content if content is not None else ([], None)
     text = body.decode("utf-8", errors="replace") if body is not None else None
-    return answered(request, {"delivery": delivery, "headers": headers, "body": text})
+    return json_response(request, {"delivery": delivery, "headers": headers, "body": text})
 
 
 async def replay(request: Request) -> Response:
     """Take a stored delivery in again."""
-    options = await asked(request, ReplayOptions)
-    taken = await replay_delivery(platform_of(request), number_in(request), again=options.again)
+    options = await parse_body(request, ReplayOptions)
+    taken = await replay_delivery(platform_of(request), path_number(request), again=options.again)
     return _taken(request, taken)
 
 
 async def replay_given(request: Request) -> Response:
     """Take a captured request in, on the owner's word instead of a signature."""
-    given = await asked(request, CapturedRequest)
+    given = await parse_body(request, CapturedRequest)
     try:
         body = base64.b64decode(given.body, validate=True)
     except (binascii.Error, ValueError):
@@ -100,4 +100,4 @@ async def replay_given(request: Request) -> Response:
 
 def _taken(request: Request, taken: Any) -> Response:
     shown = ("result", "delivery_id", "conversation_id", "seq")
-    return answered(request, {name: getattr(taken, name) for name in shown})
+    return json_response(request, {name: getattr(taken, name) for name in shown})

@@ -19,13 +19,13 @@ from gofer.jobs.event_stream import EventFilter as Watched
 from gofer.jobs.event_stream import place_of
 from gofer.store.events import Cursor
 from gofer.store.tables import FINAL, JobState, conversations, events, jobs
-from gofer.web.api.http import Number, RequestModel, platform_of, queried
-from gofer.web.auth import visitor_of, watch_over, words_read
+from gofer.web.api.http import Number, RequestModel, parse_query, platform_of
+from gofer.web.auth import record_reading, visitor_of, watch_over
 from gofer.web.event_source import Stream
 
 PULSE = 15.0
 """Seconds without an event after which a comment is sent, so that proxies keep the connection."""
-MOST_EACH = 250
+MAX_STREAMS_EACH = 250
 """Streams of one member at once; others want to watch, too."""
 
 
@@ -48,7 +48,7 @@ async def follow(request: Request) -> Response:
     Each has an id to resume from (send it as Last-Event-ID, as browsers do by themselves) and an event as JSON.
     The stream of a job ends with an event called `end` that has the job's state.
     """
-    platform, wanted = platform_of(request), queried(request, EventStreamFilter)
+    platform, wanted = platform_of(request), parse_query(request, EventStreamFilter)
     cursor = _place(request.headers.get("last-event-id") or wanted.after)
     await platform.database.read(partial(_check, wanted=wanted))
     watched = Watched(wanted.job, wanted.conversation or None)
@@ -58,12 +58,12 @@ async def follow(request: Request) -> Response:
     if request.method == "HEAD":
         return Response(media_type=Stream.media_type)
     of_job = f"job {wanted.job}" if wanted.job is not None else "events"
-    await words_read(request, wanted.conversation or None, of_job)
+    await record_reading(request, wanted.conversation or None, of_job)
     return Stream(
         _told(platform, watched, cursor),
         request.app.state.watching,
         visitor_of(request).member_id,
-        most=MOST_EACH,
+        most=MAX_STREAMS_EACH,
         refusal=partial(watch_over, platform, request, "viewer"),
     )
 

@@ -1,4 +1,4 @@
-"""What the endpoints share: who asks, what was asked, how it is answered."""
+"""What the API's endpoints share: request models, response helpers and cursors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gofer.web.body import BodyError, read_body
 
 WORKSPACE = FIRST_WORKSPACE
 
-MOST_ROWS = 1000
-MOST_BODY = 1024 * 1024
-LARGEST = 2**63 - 1
+MAX_ROWS = 1000
+MAX_BODY = 1024 * 1024
+MAX_ID = 2**63 - 1
 
 Q = TypeVar("Q", bound="RequestModel")
 Id = Annotated[str, Field(max_length=200)]
@@ -34,11 +34,11 @@ def _whole(value: Any) -> Any:
 
 
 WHOLE = BeforeValidator(_whole)
-Number = Annotated[int, Field(ge=0, le=LARGEST), WHOLE]
+Number = Annotated[int, Field(ge=0, le=MAX_ID), WHOLE]
 
 
 class RequestModel(BaseModel):
-    """A request's body or query; what it does not know it refuses."""
+    """A request's body or query; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
@@ -51,11 +51,11 @@ class Paged(RequestModel):
     """A list that may be long, newest first."""
 
     cursor: str = Field(default="", pattern=r"^([0-9]{1,18})?$", description="`next` of the page before.")
-    limit: int = Field(default=50, ge=1, le=MOST_ROWS)
+    limit: int = Field(default=50, ge=1, le=MAX_ROWS)
 
     @property
     def before(self) -> int | None:
-        """The number of the last one of the page before."""
+        """The id of the last row of the page before."""
         return int(self.cursor) if self.cursor else None
 
 
@@ -65,47 +65,47 @@ def platform_of(request: Request) -> Platform:
     return platform
 
 
-async def body_of(request: Request) -> bytes:
+async def read_raw_body(request: Request) -> bytes:
     """The raw body, read once, bounded in size and time."""
     if "gofer.body" not in request.scope:
         within = platform_of(request).settings.body_timeout
-        most: int = request.scope.get("gofer.most_body", MOST_BODY)
+        most: int = request.scope.get("gofer.most_body", MAX_BODY)
         request.scope["gofer.body"] = await read_body(request, at_most=most, within=within)
     return bytes(request.scope["gofer.body"])
 
 
-async def asked(request: Request, kind: type[Q]) -> Q:
+async def parse_body(request: Request, kind: type[Q]) -> Q:
     """The JSON body as a model; raises Malformed."""
-    body = await body_of(request)
+    body = await read_raw_body(request)
     media = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if body and media != "application/json":
         raise BodyError(415, "Send the body as application/json.")
     load_json(body or b"{}")  # refuses what is JSON only to the lenient
     # Strict: true is no number, and "5" is none either.
-    return _checked(lambda: kind.model_validate_json(body or b"{}", strict=True))
+    return _validate(lambda: kind.model_validate_json(body or b"{}", strict=True))
 
 
-def queried(request: Request, kind: type[Q]) -> Q:
+def parse_query(request: Request, kind: type[Q]) -> Q:
     """The query string as a model; raises Malformed."""
-    return _checked(lambda: kind.model_validate(dict(request.query_params)))
+    return _validate(lambda: kind.model_validate(dict(request.query_params)))
 
 
-def _checked(read: Callable[[], Q]) -> Q:
+def _validate(read: Callable[[], Q]) -> Q:
     try:
         return read()
     except ValidationError as error:
         raise Malformed(f"{first_error(error)}.") from None
 
 
-def number_in(request: Request, name: str = "id") -> int:
-    """A number of the path; one that no database could hold names nothing."""
+def path_number(request: Request, name: str = "id") -> int:
+    """An id in the path. Path ids beyond 64 bits are 404."""
     number: int = request.path_params[name]
-    if number > LARGEST:
+    if number > MAX_ID:
         raise NotFound(f"There is no number {str(number)[:40]}….")
     return number
 
 
-def answered(
+def json_response(
     request: Request, value: Any, status: int = 200, *, location: str = "", etag: str = ""
 ) -> Response:
     """JSON with every known secret masked."""
@@ -115,25 +115,25 @@ def answered(
     return JSONResponse(platform_of(request).redactor.redact_value(value), status, headers)
 
 
-def shown_once(value: Any, status: int = 200) -> Response:
-    """JSON that is itself a secret, told to the one who asked for it."""
+def secret_response(value: Any, status: int = 200) -> Response:
+    """JSON that holds a secret, unmasked for the caller who made it."""
     return JSONResponse(value, status)
 
 
 def etag_of(*parts: Any) -> str:
-    """A mark that changes with what it is made of."""
+    """An ETag that changes with its parts."""
     plain = json.dumps(parts, sort_keys=True, default=str).encode("utf-8", "surrogatepass")
     return f'"{hashlib.sha256(plain).hexdigest()[:32]}"'
 
 
 def check_match(request: Request, etag: str) -> None:
-    """Raises Stale when the caller means another version than the one that is there."""
+    """Raises Stale when `If-Match` names another version than the stored one."""
     given = request.headers.get("if-match", "*")
     marks = {mark.strip() for mark in given.split(",")}
     if "*" not in marks and etag not in marks:
         raise Stale
 
 
-def next_of(found: list[dict[str, Any]], limit: int, name: str = "id") -> str | None:
+def next_cursor(found: list[dict[str, Any]], limit: int, name: str = "id") -> str | None:
     """The cursor of the next page; None when this one is not full."""
     return str(found[-1][name]) if len(found) == limit else None

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from gofer.errors import Conflict, GoferError, Malformed
 from gofer.store.db_time import now
 from gofer.store.tables import idempotency_keys
-from gofer.web.api.http import body_of, platform_of
+from gofer.web.api.http import platform_of, read_raw_body
 from gofer.web.auth import note, visitor_of
 
 KEPT = 86400.0
@@ -52,7 +52,7 @@ async def once(request: Request, do: Callable[[Request], Awaitable[Response]], *
         raise Malformed("Idempotency-Key: must have 1 to 200 visible ASCII characters.")
     here: dict[str, Any] = {"member_id": visitor_of(request).member_id, "key": key}
     database = platform_of(request).database
-    mark = _fingerprint(request, await body_of(request))
+    mark = _fingerprint(request, await read_raw_body(request))
     before = await database.write(partial(_begin, mark=mark, **here))
     if before is not None:
         return _again(request, before, mark)

@@ -26,7 +26,7 @@ from gofer.store.backup import copy_database, copy_files, key_beside
 from gofer.store.sqlite import SqliteDatabase
 from gofer.store.tables import connections, conversations, master_keys
 from gofer.vault.keyring import KeyRing
-from gofer.web.api.http import EmptyBody, RequestModel, answered, asked, platform_of
+from gofer.web.api.http import EmptyBody, RequestModel, json_response, parse_body, platform_of
 from gofer.web.auth import visitor_of
 from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.queries.instance import list_processes
@@ -48,7 +48,7 @@ async def status(request: Request) -> Response:
     """How the instance is doing, in one look."""
     platform = platform_of(request)
     figures = await platform.database.read(_figures)
-    return answered(request, {**_process(platform), **figures})
+    return json_response(request, {**_process(platform), **figures})
 
 
 def _process(platform: Platform) -> dict[str, Any]:
@@ -81,22 +81,22 @@ def _figures(connection: Connection) -> dict[str, Any]:
 async def doctor(request: Request) -> Response:
     """What the platform can say of itself; the command adds what can be seen from outside."""
     findings = await examine(platform_of(request))
-    return answered(request, {"findings": [dataclasses.asdict(each) for each in findings]})
+    return json_response(request, {"findings": [dataclasses.asdict(each) for each in findings]})
 
 
 async def ask_model(request: Request) -> Response:
     """Ask the model one word, which costs a fraction of a cent: whether its key works; and the user's own servers for
     their lists of models."""
-    await asked(request, EmptyBody)
+    await parse_body(request, EmptyBody)
     platform = platform_of(request)
     findings = [await doctor_of_models(platform), *await ask_providers(platform)]
-    return answered(request, {"findings": [dataclasses.asdict(each) for each in findings]})
+    return json_response(request, {"findings": [dataclasses.asdict(each) for each in findings]})
 
 
 async def refusals(request: Request) -> Response:
     """The last refused requests, newest first."""
     recent = reversed(platform_of(request).refusals.recent)
-    return answered(request, {"refusals": [dataclasses.asdict(each) for each in recent]})
+    return json_response(request, {"refusals": [dataclasses.asdict(each) for each in recent]})
 
 
 async def integrations(request: Request) -> Response:
@@ -111,7 +111,7 @@ async def integrations(request: Request) -> Response:
         }
         for name, each in sorted(registry.integrations.items())
     ]
-    return answered(request, {"integrations": found, "broken": registry.broken})
+    return json_response(request, {"integrations": found, "broken": registry.broken})
 
 
 async def key(request: Request) -> Response:
@@ -121,7 +121,7 @@ async def key(request: Request) -> Response:
         lambda connection: connection.execute(select(master_keys.c.id).where(master_keys.c.active)).scalar()
     )
     ring = platform.vault.ring
-    return answered(
+    return json_response(
         request,
         {"in_use": active, "ring": list(ring.ids), "file": str(ring.path) if ring.path else None},
     )
@@ -131,37 +131,37 @@ async def rotate_key(request: Request) -> Response:
     """Wrap everything with a new master key, while serving."""
     check_confirmed(request)
     platform = platform_of(request)
-    await asked(request, EmptyBody)
+    await parse_body(request, EmptyBody)
     done = await rotate_master_key(platform.database, platform.vault)
-    return answered(request, dataclasses.asdict(done))
+    return json_response(request, dataclasses.asdict(done))
 
 
 async def backup(request: Request) -> Response:
     """Copy the database to a file, and the files of agents beside it, while serving."""
     platform = platform_of(request)
-    wish = await asked(request, BackupRequest)
+    body = await parse_body(request, BackupRequest)
     database = platform.database
     if not isinstance(database, SqliteDatabase):
         raise Conflict(
             "The store is Postgres, which has its own tool. Run: "
             'pg_dump --format=custom --file=gofer.dump "$GOFER_DATABASE_URL"'
         )
-    target = Path(wish.path)
+    target = Path(body.path)
     backups = platform.settings.data_dir / "backups"
     if visitor_of(request).via != "socket" and target.parent != backups:
         # Whoever owns the dashboard need not own the machine's files.
         raise Forbidden(f"Over the network a backup is a file in {backups}.")
     ring = platform.vault.ring
-    if wish.with_key and ring.path is None:
+    if body.with_key and ring.path is None:
         raise Conflict("The master key is in GOFER_MASTER_KEY, not in a file. Keep it where it comes from.")
-    key_of = _key_of(ring) if wish.with_key else None
+    key_of = _key_of(ring) if body.with_key else None
     copy = partial(_copy, source=database.path, target=target, backups=backups, key_of=key_of)
     size = await database.read(copy)
     files = await asyncio.to_thread(
-        copy_files, platform.settings.data_dir, target, with_shells=wish.with_shells
+        copy_files, platform.settings.data_dir, target, with_shells=body.with_shells
     )
-    key_file = key_beside(target) if wish.with_key else None
-    return answered(
+    key_file = key_beside(target) if body.with_key else None
+    return json_response(
         request,
         {
             "path": str(target),

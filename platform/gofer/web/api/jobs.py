@@ -19,14 +19,14 @@ from gofer.web.api.http import (
     Number,
     Paged,
     RequestModel,
-    answered,
-    asked,
-    next_of,
-    number_in,
+    json_response,
+    next_cursor,
+    parse_body,
+    parse_query,
+    path_number,
     platform_of,
-    queried,
 )
-from gofer.web.auth import actor, note, words_read
+from gofer.web.auth import actor, note, record_reading
 from gofer.web.queries.jobs import (
     attempts_of,
     events_of,
@@ -66,19 +66,19 @@ class JobIds(RequestModel):
 
 async def index(request: Request) -> Response:
     """List jobs."""
-    wanted = queried(request, JobFilter)
+    query = parse_query(request, JobFilter)
     found = await platform_of(request).database.read(
         partial(
             list_jobs,
-            states=_states(wanted.state) if wanted.state else [],
-            kind=wanted.kind,
-            connection_id=wanted.connection,
-            conversation_id=wanted.conversation,
-            before=wanted.before,
-            limit=wanted.limit,
+            states=_states(query.state) if query.state else [],
+            kind=query.kind,
+            connection_id=query.connection,
+            conversation_id=query.conversation,
+            before=query.before,
+            limit=query.limit,
         )
     )
-    return answered(request, {"jobs": found, "next": next_of(found, wanted.limit)})
+    return json_response(request, {"jobs": found, "next": next_cursor(found, query.limit)})
 
 
 def _states(given: str) -> list[JobState]:
@@ -91,12 +91,12 @@ def _states(given: str) -> list[JobState]:
 
 async def show(request: Request) -> Response:
     """One job with its attempts, events and replies."""
-    platform, wanted = platform_of(request), queried(request, JobDetail)
-    show_job = partial(_show, job_id=number_in(request), platform=platform, words=wanted.words)
+    platform, query = platform_of(request), parse_query(request, JobDetail)
+    show_job = partial(_show, job_id=path_number(request), platform=platform, words=query.words)
     found = await platform.database.read(show_job)
-    if wanted.words:
-        await words_read(request, found["job"]["conversation_id"], f"job {found['job']['id']}")
-    return answered(request, found)
+    if query.words:
+        await record_reading(request, found["job"]["conversation_id"], f"job {found['job']['id']}")
+    return json_response(request, found)
 
 
 def _show(connection: Connection, job_id: int, platform: Platform, words: bool) -> dict[str, Any]:
@@ -119,10 +119,10 @@ async def redrive_one(request: Request) -> Response:
 
 
 async def _steer(request: Request, verb: str) -> Response:
-    job_id = number_in(request)
-    await asked(request, EmptyBody)
+    job_id = path_number(request)
+    await parse_body(request, EmptyBody)
     state = await steer_job(platform_of(request), verb, job_id, by=actor(request))
-    return answered(request, {"id": job_id, "state": state}, 202, location=f"/jobs/{job_id}")
+    return json_response(request, {"id": job_id, "state": state}, 202, location=f"/jobs/{job_id}")
 
 
 async def cancel_many(request: Request) -> Response:
@@ -136,10 +136,10 @@ async def redrive_many(request: Request) -> Response:
 
 
 async def _steer_many(request: Request, verb: str) -> Response:
-    chosen = await asked(request, JobIds)
+    chosen = await parse_body(request, JobIds)
     done, refused = await steer_jobs(platform_of(request), verb, chosen.ids, by=actor(request))
     note(request, ids=[*done][:50])
-    return answered(
+    return json_response(
         request,
         {
             "done": [{"id": job_id, "state": state} for job_id, state in done.items()],

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from gofer.app import Platform
 from gofer.errors import Malformed
 from gofer.store.events import Cursor
-from gofer.web.api.http import RequestModel, platform_of, queried
+from gofer.web.api.http import RequestModel, parse_query, platform_of
 from gofer.web.auth import visitor_of, watch_over
 from gofer.web.chat.follow import follow, read_now
 from gofer.web.chat.timeline import Timeline
@@ -42,7 +42,7 @@ async def follow_one(request: Request) -> Response:
     `text` and `output` carry words as they are said and printed; `item` is something that stands in the conversation
     from now on, and `state` what the agent is at. Frames that can be resumed from have an id.
     """
-    platform, wanted = platform_of(request), queried(request, LiveFilter)
+    platform, wanted = platform_of(request), parse_query(request, LiveFilter)
     conversation_id = request.path_params["id"]
     await platform.database.read(partial(find_conversation, conversation_id=conversation_id))
     given = request.headers.get("last-event-id") or wanted.after

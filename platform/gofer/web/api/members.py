@@ -12,7 +12,14 @@ from starlette.responses import Response
 
 from gofer.errors import Forbidden
 from gofer.vault.secret import Secret
-from gofer.web.api.http import EmptyBody, RequestModel, answered, asked, platform_of, shown_once
+from gofer.web.api.http import (
+    EmptyBody,
+    RequestModel,
+    json_response,
+    parse_body,
+    platform_of,
+    secret_response,
+)
 from gofer.web.auth import Role, Visitor, caller_of, note, visitor_of
 from gofer.web.auth.confirmation import check_confirmed, check_password, confirm
 from gofer.web.auth.members import (
@@ -64,7 +71,7 @@ async def me(request: Request) -> Response:
     """Who is asking, and what they may do."""
     visitor = visitor_of(request)
     shown = {"member_id": visitor.member_id, "name": visitor.name, "role": visitor.role, "via": visitor.via}
-    return answered(
+    return json_response(
         request, {**shown, "scopes": dict(visitor.scopes) if visitor.scopes is not None else None}
     )
 
@@ -78,9 +85,9 @@ class Confirmed(RequestModel):
 async def confirm_me(request: Request) -> Response:
     """Confirm with one's password who one is, before one makes tokens, keys, members or secrets."""
     visitor = _signed_in(request)
-    given = await asked(request, Confirmed)
+    given = await parse_body(request, Confirmed)
     await confirm(platform_of(request), request, given.password.reveal())
-    return answered(request, {"id": visitor.member_id, "name": visitor.name})
+    return json_response(request, {"id": visitor.member_id, "name": visitor.name})
 
 
 async def sessions(request: Request) -> Response:
@@ -93,7 +100,7 @@ async def sessions(request: Request) -> Response:
     )
     for each in found:
         del each["member"]
-    return answered(request, {"sessions": found})
+    return json_response(request, {"sessions": found})
 
 
 async def end_session(request: Request) -> Response:
@@ -102,7 +109,7 @@ async def end_session(request: Request) -> Response:
     await platform_of(request).database.write(
         partial(end_sessions, member_id=visitor.member_id, session_id=session_id)
     )
-    return answered(request, {"id": session_id})
+    return json_response(request, {"id": session_id})
 
 
 async def end_other_sessions(request: Request) -> Response:
@@ -111,7 +118,7 @@ async def end_other_sessions(request: Request) -> Response:
     ended = await platform_of(request).database.write(
         partial(end_sessions, member_id=visitor.member_id, keep=here)
     )
-    return answered(request, {"ended": ended})
+    return json_response(request, {"ended": ended})
 
 
 def _signed_in(request: Request) -> Visitor:
@@ -126,7 +133,7 @@ async def index(request: Request) -> Response:
     """List members."""
     await _settled(request)
     found = await platform_of(request).database.read(described_members)
-    return answered(request, {"members": found})
+    return json_response(request, {"members": found})
 
 
 async def _settled(request: Request) -> None:
@@ -138,40 +145,40 @@ async def _settled(request: Request) -> None:
 async def add(request: Request) -> Response:
     """Add a member."""
     check_confirmed(request)
-    platform, new = platform_of(request), await asked(request, NewMember)
+    platform, new = platform_of(request), await parse_body(request, NewMember)
     note(request, name=new.name, role=new.role)
     hashed = await _hashed(new.password)
     member_id = await platform.database.write(
         partial(add_member, name=new.name, role=new.role, password=hashed or "")
     )
     row = await platform.database.read(partial(find_member, named=member_id))
-    return answered(request, describe_member(row), 201, location=f"/members/{member_id}")
+    return json_response(request, describe_member(row), 201, location=f"/members/{member_id}")
 
 
 async def show(request: Request) -> Response:
     """One member."""
     row = await platform_of(request).database.read(partial(find_member, named=request.path_params["id"]))
-    return answered(request, describe_member(row))
+    return json_response(request, describe_member(row))
 
 
 async def change(request: Request) -> Response:
     """Change a member's name, role or password."""
     check_confirmed(request)
-    platform, wish = platform_of(request), await asked(request, MemberChange)
+    platform, body = platform_of(request), await parse_body(request, MemberChange)
     await _settled(request)
-    note(request, fields=sorted(wish.model_fields_set), role=wish.role)
-    hashed = await _hashed(wish.password)
+    note(request, fields=sorted(body.model_fields_set), role=body.role)
+    hashed = await _hashed(body.password)
     row = await platform.database.write(
         partial(
             _change,
             named=request.path_params["id"],
-            name=wish.name,
-            role=wish.role,
+            name=body.name,
+            role=body.role,
             password=hashed,
-            keep_tokens=wish.keep_tokens,
+            keep_tokens=body.keep_tokens,
         )
     )
-    return answered(request, describe_member(row))
+    return json_response(request, describe_member(row))
 
 
 def _change(connection: Connection, named: str, **values: Any) -> Any:
@@ -187,17 +194,17 @@ async def _hashed(password: Secret | None) -> str | None:
 async def remove(request: Request) -> Response:
     """Remove a member, with their sessions and tokens."""
     gone = await platform_of(request).database.write(partial(remove_member, named=request.path_params["id"]))
-    return answered(request, {"id": gone})
+    return json_response(request, {"id": gone})
 
 
 async def link(request: Request) -> Response:
     """A one-time link that signs a member in."""
     check_confirmed(request)
     platform = platform_of(request)
-    await asked(request, EmptyBody)
+    await parse_body(request, EmptyBody)
     member, value = await platform.database.write(partial(make_link, member=request.path_params["id"]))
     base = platform.settings.public_url.rstrip("/") or platform.url or _usual(platform.settings)
-    return shown_once({"member": member, "url": f"{base}/link/{value}", "expires_in": LINK_LIFE}, 201)
+    return secret_response({"member": member, "url": f"{base}/link/{value}", "expires_in": LINK_LIFE}, 201)
 
 
 def _usual(settings: Any) -> str:
@@ -208,7 +215,7 @@ def _usual(settings: Any) -> str:
 async def set_password(request: Request) -> Response:
     """Set one's own password; other sessions and one's tokens end."""
     platform, visitor, caller = platform_of(request), visitor_of(request), caller_of(request)
-    given = await asked(request, NewPassword)
+    given = await parse_body(request, NewPassword)
     if visitor.via != "session":
         raise Forbidden("Only somebody who is signed in sets their own password.")
     row = await platform.database.read(partial(find_member, named=visitor.member_id))
@@ -227,4 +234,4 @@ async def set_password(request: Request) -> Response:
             keep_tokens=given.keep_tokens,
         )
     )
-    return answered(request, {"id": row.id, "name": row.name})
+    return json_response(request, {"id": row.id, "name": row.name})

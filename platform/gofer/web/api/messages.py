@@ -14,12 +14,12 @@ from gofer.errors import Conflict, NotFound
 from gofer.jobs.kinds import ANSWER
 from gofer.store.ids import new_id
 from gofer.store.tables import connections, jobs
-from gofer.web.api.http import RequestModel, answered, asked, platform_of
+from gofer.web.api.http import RequestModel, json_response, parse_body, platform_of
 from gofer.web.api.idempotency import HEADER
 from gofer.web.auth import Visitor, visitor_of
 from gofer.web.auth.members import digest, first_owner
 from gofer.web.chat.posts import ChatPost, take
-from gofer.web.chat.rooms import INTEGRATION, Room, choosable, connected, find_room, open_room
+from gofer.web.chat.rooms import INTEGRATION, Room, choosable, find_room, open_room, web_connection
 from gofer.web.queries.conversations import find_conversation
 
 
@@ -39,13 +39,13 @@ class FirstMessage(NewMessage):
 
 async def begin(request: Request) -> Response:
     """Say something in a new conversation of one's own."""
-    platform, given = platform_of(request), await asked(request, FirstMessage)
+    platform, given = platform_of(request), await parse_body(request, FirstMessage)
     visitor = await _speaker(platform, visitor_of(request))
     if given.agent and given.agent not in await choosable(platform):
         raise NotFound(
             f"There is no agent called {given.agent[:40]!r}. `gofer agents list` shows those there are."
         )
-    connection = await connected(platform)
+    connection = await web_connection(platform)
     room_id = await platform.database.write(
         partial(
             open_room,
@@ -59,7 +59,7 @@ async def begin(request: Request) -> Response:
 
 async def say(request: Request) -> Response:
     """Say something in a conversation one has in the web chat."""
-    platform, given = platform_of(request), await asked(request, NewMessage)
+    platform, given = platform_of(request), await parse_body(request, NewMessage)
     visitor = await _speaker(platform, visitor_of(request))
     return await _say(request, visitor, request.path_params["id"], given.text)
 
@@ -81,7 +81,7 @@ async def _say(request: Request, visitor: Visitor, room_id: str, text: str, agen
     job_id = await platform.database.read(partial(_job, conversation_id=where))
     said = {"conversation_id": where, "seq": taken.seq, "job_id": job_id, "result": taken.result}
     location = f"/jobs/{job_id}" if job_id is not None else f"/conversations/{where}"
-    return answered(request, said, 202, location=location)
+    return json_response(request, said, 202, location=location)
 
 
 def _room(connection: Connection, conversation_id: str, member_id: str) -> Room:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from gofer import __version__
 from gofer.client import models
-from gofer.web.api.http import LARGEST
+from gofer.web.api.http import MAX_ID
 from gofer.web.api.operations import Operation
 from gofer.web.auth.guard import CSRF_HEADER, PLAIN_COOKIE
 from gofer.web.auth.principal import AS_ROLE
@@ -137,7 +137,7 @@ def _path_parameters(operation: Operation) -> list[Schema]:
     for name, kind in PARAMETER.findall(operation.path):
         schema: Schema = {"type": "string", "minLength": 1, "maxLength": 200}
         if kind == "int":
-            schema = {"type": "integer", "minimum": 0, "maximum": LARGEST}
+            schema = {"type": "integer", "minimum": 0, "maximum": MAX_ID}
         found.append({"name": name, "in": "path", "required": True, "schema": schema})
     return found
 

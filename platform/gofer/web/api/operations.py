@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gofer.web.api.http import MOST_BODY, RequestModel
+from gofer.web.api.http import MAX_BODY, RequestModel
 from gofer.web.api.idempotency import once
 from gofer.web.auth import Role, require
 
@@ -35,7 +35,7 @@ class Operation:
     """The answer holds a secret: it is told once, also to those who repeat the request."""
     versioned: bool = False
     """Answers carry an ETag; changes may name the one they mean with If-Match."""
-    most_body: int = MOST_BODY
+    most_body: int = MAX_BODY
     stream: bool = False
     """The answer is a stream of server-sent events, each of which is one `answer`."""
     fails: tuple[int, ...] = ()

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.jobs.control import answer
-from gofer.web.api.http import RequestModel, answered, asked, platform_of, queried
+from gofer.web.api.http import RequestModel, json_response, parse_body, parse_query, platform_of
 from gofer.web.auth import actor
 from gofer.web.queries.jobs import wake
 from gofer.web.queries.questions import list_questions
@@ -30,22 +30,22 @@ class AnswerBody(RequestModel):
 async def index(request: Request) -> Response:
     """List questions, oldest first."""
     platform = platform_of(request)
-    wanted = queried(request, QuestionFilter)
+    query = parse_query(request, QuestionFilter)
     found = await platform.database.read(
-        partial(list_questions, vault=platform.vault, closed=wanted.all, limit=200)
+        partial(list_questions, vault=platform.vault, closed=query.all, limit=200)
     )
     for each in found:
         del each["choices"]
-    return answered(request, {"questions": found})
+    return json_response(request, {"questions": found})
 
 
 async def answer_one(request: Request) -> Response:
     """Answer a question."""
     platform = platform_of(request)
-    given = await asked(request, AnswerBody)
+    given = await parse_body(request, AnswerBody)
     question_id = request.path_params["id"]
     job_id = await platform.database.write(
         partial(answer, vault=platform.vault, question_id=question_id, text=given.text, by=actor(request))
     )
     wake(platform)
-    return answered(request, {"id": question_id, "job_id": job_id}, 202, location=f"/jobs/{job_id}")
+    return json_response(request, {"id": question_id, "job_id": job_id}, 202, location=f"/jobs/{job_id}")

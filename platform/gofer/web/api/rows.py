@@ -1,4 +1,4 @@
-"""Rows that are refused because somebody else than Gofer wrote them: what they say, and accepting them knowingly."""
+"""Rows that are refused because somebody else than Gofer wrote them: list them, and accept some on purpose."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from gofer.errors import NotFound
 from gofer.store import row_macs
 from gofer.store.row_macs import RefusedRow
-from gofer.web.api.http import RequestModel, answered, asked, platform_of
+from gofer.web.api.http import RequestModel, json_response, parse_body, platform_of
 from gofer.web.auth import note
 from gofer.web.auth.confirmation import check_confirmed
 
@@ -40,19 +40,19 @@ class Accept(RequestModel):
 async def index(request: Request) -> Response:
     """List the rows that are refused, with what they say."""
     found = await platform_of(request).database.read(_list)
-    return answered(request, {"rows": found})
+    return json_response(request, {"rows": found})
 
 
 async def accept(request: Request) -> Response:
     """Sign rows as they are: somebody has looked at them and means them."""
     platform = platform_of(request)
     check_confirmed(request)
-    wish = await asked(request, Accept)
-    named = [RefusedRow(each.table, each.key) for each in wish.rows]
+    body = await parse_body(request, Accept)
+    named = [RefusedRow(each.table, each.key) for each in body.rows]
     done = await platform.database.write(partial(_accept, named=named))
     note(request, rows=[f"{each.table} {each.key}" for each in done])
     await platform.secrets_changed()
-    return answered(request, {"accepted": [{"table": each.table, "key": each.key} for each in done]})
+    return json_response(request, {"accepted": [{"table": each.table, "key": each.key} for each in done]})
 
 
 def _list(connection: Connection) -> list[dict[str, Any]]:

@@ -27,10 +27,10 @@ from gofer.vault.envelope import Vault
 from gofer.web.api.http import (
     EmptyBody,
     RequestModel,
-    answered,
-    asked,
     check_match,
     etag_of,
+    json_response,
+    parse_body,
     platform_of,
 )
 from gofer.web.auth import note, visitor_of
@@ -91,7 +91,7 @@ async def index(request: Request) -> Response:
     """List schedules."""
     platform = platform_of(request)
     found = await platform.database.read(partial(list_schedules, vault=platform.vault))
-    return answered(request, {"schedules": found})
+    return json_response(request, {"schedules": found})
 
 
 async def show(request: Request) -> Response:
@@ -110,7 +110,7 @@ def _show(connection: Connection, vault: Vault, named: str) -> tuple[dict[str, A
 
 def _shown(request: Request, row: dict[str, Any], version: str) -> Response:
     upcoming, words = outlook(row)
-    return answered(request, {**row, "upcoming": upcoming, "words": words}, etag=version)
+    return json_response(request, {**row, "upcoming": upcoming, "words": words}, etag=version)
 
 
 def _version(row: Any) -> str:
@@ -119,13 +119,13 @@ def _version(row: Any) -> str:
 
 async def add(request: Request) -> Response:
     """Add a schedule that makes a job."""
-    new = await asked(request, NewSchedule)
+    new = await parse_body(request, NewSchedule)
     return await _add(request, new, partial(schedules.add_job, kind=new.kind, payload=new.payload))
 
 
 async def say(request: Request) -> Response:
     """Add a schedule that says something to an agent in a conversation, with the trust of the owner who adds it."""
-    new = await asked(request, NewScheduledMessage)
+    new = await parse_body(request, NewScheduledMessage)
     vault, conversation_id = platform_of(request).vault, request.path_params["id"]
 
     def verb(connection: Connection, **times: Any) -> str:
@@ -140,7 +140,7 @@ async def _add(request: Request, new: Times, verb: Callable[..., str]) -> Respon
     schedule_id = await schedules.add(platform_of(request), verb, name=new.name, **times)
     note(request, name=new.name)
     location = f"/schedules/{schedule_id}"
-    return answered(request, {"id": schedule_id, "name": new.name}, 201, location=location)
+    return json_response(request, {"id": schedule_id, "name": new.name}, 201, location=location)
 
 
 def _maker(connection: Connection, request: Request) -> str:
@@ -150,20 +150,20 @@ def _maker(connection: Connection, request: Request) -> str:
 
 async def change(request: Request) -> Response:
     """Change a schedule, or switch it on or off."""
-    wish = await asked(request, ScheduleChange)
-    note(request, fields=sorted(wish.model_fields_set))
+    body = await parse_body(request, ScheduleChange)
+    note(request, fields=sorted(body.model_fields_set))
     shown = await platform_of(request).database.write(
-        partial(_change, request=request, named=request.path_params["id"], wish=wish)
+        partial(_change, request=request, named=request.path_params["id"], body=body)
     )
     return _shown(request, *shown)
 
 
 def _change(
-    connection: Connection, request: Request, named: str, wish: ScheduleChange
+    connection: Connection, request: Request, named: str, body: ScheduleChange
 ) -> tuple[dict[str, Any], str]:
     row = find_schedule(connection, named, to_change=True)
     check_match(request, _version(row))
-    given = {name: value for name, value in wish.model_dump().items() if value is not None}
+    given = {name: value for name, value in body.model_dump().items() if value is not None}
     if ("payload" if row["kind"] == SAY else "say") in given:
         raise Conflict("A schedule that says something has `say` to change, any other has `payload`.")
     if "payload" in given:
@@ -184,18 +184,18 @@ def _said_anew(connection: Connection, request: Request, row: dict[str, Any], te
 async def run(request: Request) -> Response:
     """Make a schedule's job now, beside its own times."""
     platform = platform_of(request)
-    await asked(request, EmptyBody)
+    await parse_body(request, EmptyBody)
     job_id = await platform.database.write(partial(run_schedule, named=request.path_params["id"]))
     platform.signals.wake(JOBS)
     row = await platform.database.read(partial(find_job, job_id=job_id))
-    return answered(request, {"id": job_id, "state": row.state}, 202, location=f"/jobs/{job_id}")
+    return json_response(request, {"id": job_id, "state": row.state}, 202, location=f"/jobs/{job_id}")
 
 
 async def remove(request: Request) -> Response:
     """Remove a schedule, by id or name."""
     named = request.path_params["id"]
     await platform_of(request).database.write(partial(_remove, request=request, named=named))
-    return answered(request, {"id": named})
+    return json_response(request, {"id": named})
 
 
 def _remove(connection: Connection, request: Request, named: str) -> None:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.vault.secret import Secret
-from gofer.web.api.http import Id, RequestModel, answered, asked, platform_of, queried
+from gofer.web.api.http import Id, RequestModel, json_response, parse_body, parse_query, platform_of
 from gofer.web.auth import note
 from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.queries.secrets import keep_secret, remove_secret, stored_secrets
@@ -41,22 +41,22 @@ class SecretValue(SecretName):
 async def index(request: Request) -> Response:
     """List names and times."""
     found = await stored_secrets(platform_of(request))
-    return answered(request, {"secrets": [dataclasses.asdict(each) for each in found]})
+    return json_response(request, {"secrets": [dataclasses.asdict(each) for each in found]})
 
 
 async def put(request: Request) -> Response:
     """Keep a secret, replacing the one there."""
     check_confirmed(request)
-    given = await asked(request, SecretValue)
+    given = await parse_body(request, SecretValue)
     note(request, name=given.name, owner=given.owner)
     health = await keep_secret(platform_of(request), owner=given.owner, name=given.name, value=given.value)
     shown = dataclasses.asdict(health) if health is not None else None
-    return answered(request, {"name": given.name, "owner": given.owner, "health": shown})
+    return json_response(request, {"name": given.name, "owner": given.owner, "health": shown})
 
 
 async def remove(request: Request) -> Response:
     """Delete a secret."""
-    named = queried(request, SecretName)
+    named = parse_query(request, SecretName)
     note(request, name=named.name, owner=named.owner)
     await remove_secret(platform_of(request), owner=named.owner, name=named.name)
-    return answered(request, {"name": named.name, "owner": named.owner})
+    return json_response(request, {"name": named.name, "owner": named.owner})

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.runs.shell_inspection import seen
-from gofer.web.api.http import MOST_ROWS, RequestModel, answered, platform_of, queried
+from gofer.web.api.http import MAX_ROWS, RequestModel, json_response, parse_query, platform_of
 from gofer.web.queries.shells import end_shell, find_shell, list_shells
 
 
@@ -18,18 +18,18 @@ class ShellFilter(RequestModel):
     """Which shells to list, the last used first."""
 
     conversation: str = ""
-    limit: int = Field(default=200, ge=1, le=MOST_ROWS)
+    limit: int = Field(default=200, ge=1, le=MAX_ROWS)
 
 
 async def index(request: Request) -> Response:
     """List shells."""
-    wanted = queried(request, ShellFilter)
+    query = parse_query(request, ShellFilter)
     found = await platform_of(request).database.read(
-        partial(list_shells, conversation=wanted.conversation, limit=wanted.limit)
+        partial(list_shells, conversation=query.conversation, limit=query.limit)
     )
     for row in found:
         del row["title"]
-    return answered(request, {"shells": found})
+    return json_response(request, {"shells": found})
 
 
 class Inside(RequestModel):
@@ -45,17 +45,17 @@ async def show(request: Request) -> Response:
 
     Only the machine that it is on knows more than its limits.
     """
-    wanted = queried(request, Inside)
+    query = parse_query(request, Inside)
     row, record = await platform_of(request).database.read(partial(find_shell, **_named(request)))
     del row["title"]
-    return answered(request, {"shell": row, **await seen(record, wanted.path)})
+    return json_response(request, {"shell": row, **await seen(record, query.path)})
 
 
 async def close(request: Request) -> Response:
     """End a shell: its processes go within a minute, its files stay for the next."""
     named = _named(request)
     agent_id = await platform_of(request).database.write(partial(end_shell, **named))
-    return answered(request, {"conversation_id": named["conversation_id"], "agent_id": agent_id})
+    return json_response(request, {"conversation_id": named["conversation_id"], "agent_id": agent_id})
 
 
 def _named(request: Request) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from gofer.errors import Forbidden
 from gofer.store.tables import api_tokens
-from gofer.web.api.http import WHOLE, RequestModel, answered, asked, platform_of, shown_once
+from gofer.web.api.http import WHOLE, RequestModel, json_response, parse_body, platform_of, secret_response
 from gofer.web.auth import Scope, Visitor, note, visitor_of
 from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.auth.members import find_member, first_owner
@@ -43,7 +43,7 @@ async def index(request: Request) -> Response:
     """List tokens: one's own, or everybody's for an owner."""
     visitor = _manager(request)
     found = await platform_of(request).database.read(partial(list_tokens, member_id=_whose(visitor)))
-    return answered(request, {"tokens": found})
+    return json_response(request, {"tokens": found})
 
 
 def _whose(visitor: Visitor) -> str | None:
@@ -64,10 +64,10 @@ async def add(request: Request) -> Response:
     """Make a token. It is shown this once."""
     platform, visitor = platform_of(request), _manager(request)
     check_confirmed(request)
-    new = await asked(request, NewToken)
+    new = await parse_body(request, NewToken)
     note(request, name=new.name, scope=" ".join(new.scopes) or new.scope, days=new.days)
     made = await platform.database.write(partial(_add, visitor=visitor, new=new))
-    return shown_once(made, 201)
+    return secret_response(made, 201)
 
 
 def _add(connection: Connection, visitor: Visitor, new: NewToken) -> dict[str, Any]:
@@ -102,4 +102,4 @@ async def revoke(request: Request) -> Response:
     await platform_of(request).database.write(
         partial(revoke_token, token_id=token_id, member_id=_whose(visitor))
     )
-    return answered(request, {"id": token_id})
+    return json_response(request, {"id": token_id})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gofer.web.auth.audit import audited, note, words_read
+from gofer.web.auth.audit import audited, note, record_reading
 from gofer.web.auth.guard import (
     CSRF_FIELD,
     CSRF_HEADER,
@@ -34,9 +34,9 @@ __all__ = [
     "check_still",
     "csrf_of",
     "note",
+    "record_reading",
     "require",
     "routes",
     "visitor_of",
     "watch_over",
-    "words_read",
 ]

@@ -22,15 +22,15 @@ from gofer.web.problems import status_of
 
 log = structlog.get_logger()
 
-LONGEST = 200
+MAX_VALUE = 200
 READ = "words.read"
-"""The action of an entry that says that somebody read what others said."""
+"""The action of an entry for reading what others wrote."""
 READ_EVERY = 3600.0
 MAX_READERS = 10_000
 
 
 async def audited(request: Request, visitor: Visitor, do: Callable[[], Awaitable[Response]]) -> Response:
-    """Do what was asked with an entry written before and completed after."""
+    """Run a change with an audit entry that is written before it and completed after it."""
     platform: Platform = request.app.state.platform
     entry = await platform.database.write(partial(_begin, **_facts(request, visitor)))
     status = 500
@@ -50,25 +50,27 @@ async def audited(request: Request, visitor: Visitor, do: Callable[[], Awaitable
     return response
 
 
-async def words_read(request: Request, conversation_id: str | None, otherwise: str = "") -> None:
-    """Put on record that somebody reads what others said: once an hour for each reader and conversation. What belongs
-    to no conversation is named by `otherwise`. One's own web chat is nobody else's words."""
+async def record_reading(request: Request, conversation_id: str | None, otherwise: str = "") -> None:
+    """Record that somebody reads what others wrote, once an hour for each reader and conversation.
+
+    `otherwise` names what belongs to no conversation. Reading one's own web chat is not recorded.
+    """
     platform: Platform = request.app.state.platform
-    lately: dict[tuple[str, str, str], float] = request.app.state.words_read
+    lately: dict[tuple[str, str, str], float] = request.app.state.readings
     visitor, subject = visitor_of(request), conversation_id or otherwise
     reader = (visitor.via, visitor.member_id, subject)
     current = time.monotonic()
     if current - lately.get(reader, -READ_EVERY) < READ_EVERY:
         return
-    facts = {**_facts(request, visitor), "action": READ, "subject": subject[:LONGEST], "status": 200}
-    data = {"by": str(getattr(request.scope.get("route"), "name", "") or request.url.path)[:LONGEST]}
-    await platform.database.write(partial(_words_read, facts={**facts, "data": data}))
+    facts = {**_facts(request, visitor), "action": READ, "subject": subject[:MAX_VALUE], "status": 200}
+    data = {"by": str(getattr(request.scope.get("route"), "name", "") or request.url.path)[:MAX_VALUE]}
+    await platform.database.write(partial(_record_reading, facts={**facts, "data": data}))
     if len(lately) >= MAX_READERS:
         lately.clear()
     lately[reader] = current
 
 
-def _words_read(connection: Connection, facts: dict[str, Any]) -> None:
+def _record_reading(connection: Connection, facts: dict[str, Any]) -> None:
     own = bindings.c.ref.startswith(f"{facts['member_id']}:", autoescape=True)
     mine = select(bindings.c.id).where(bindings.c.conversation_id == facts["subject"], own).limit(1)
     if not facts["member_id"] or connection.execute(mine).first() is None:
@@ -89,8 +91,8 @@ def _facts(request: Request, visitor: Visitor) -> dict[str, Any]:
         "name": visitor.name,
         "via": visitor.via,
         "address": caller_of(request).address,
-        "action": str(getattr(route, "name", "") or request.url.path)[:LONGEST],
-        "subject": named[:LONGEST],
+        "action": str(getattr(route, "name", "") or request.url.path)[:MAX_VALUE],
+        "subject": named[:MAX_VALUE],
     }
 
 
@@ -99,7 +101,7 @@ def _begin(connection: Connection, **facts: Any) -> int:
 
 
 def signed_in(connection: Connection, *, member_id: str, name: str, address: str, by: str) -> None:
-    """Note that somebody came in."""
+    """Record that a member signed in."""
     who = {"workspace_id": FIRST_WORKSPACE, "member_id": member_id, "name": name, "via": "session"}
     what = {"address": address, "action": "session.begin", "subject": "", "data": {"by": by}, "status": 303}
     audit.append(connection, {**who, **what})

@@ -43,7 +43,7 @@ async def check_password(platform: Platform, request: Request, password: str) ->
     await platform.database.write(partial(login_throttle.attempt, **tried))
     if not row.password or not await Passwords().fits(password, row.password, known=True):
         raise Conflict("The current password is wrong.")
-    await platform.database.write(partial(login_throttle.succeeded, **tried))
+    await platform.database.write(partial(login_throttle.clear_failures, **tried))
     return str(row.id)
 
 

@@ -30,7 +30,7 @@ CSRF_FIELD, CSRF_HEADER = "csrf", "x-gofer-csrf"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN_PREFIXES = ("/hooks/", "/healthz", "/readyz", "/metrics")
 """For machines that know nothing of cookies and may call us by any name; a signature speaks for a webhook."""
-LONGEST_CREDENTIAL = 200
+MAX_CREDENTIAL = 200
 MAX_FILES, MAX_FIELDS = 100, 1000
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Response]])
@@ -116,7 +116,7 @@ class Guard:
             await self._platform.database.write(functools.partial(session_seen, value=cookie))
 
     async def _found(self, look: Callable[..., Recognised | None], value: str) -> Recognised | None:
-        if not 0 < len(value) <= LONGEST_CREDENTIAL:
+        if not 0 < len(value) <= MAX_CREDENTIAL:
             return None
         return await self._platform.database.read(functools.partial(look, value=value))
 

@@ -84,7 +84,7 @@ class _Entry:
         await write(partial(login_throttle.attempt, **tried))
         if not await self._passwords.fits(password, stored, known=bool(device)):
             return None
-        await write(partial(login_throttle.succeeded, **tried))
+        await write(partial(login_throttle.clear_failures, **tried))
         return member_id
 
     async def logout(self, request: Request) -> Response:

@@ -44,7 +44,7 @@ def attempt(connection: Connection, name: str, address: str, device: str = "") -
         _fail(connection, throttle)
 
 
-def succeeded(connection: Connection, name: str, address: str, device: str = "") -> None:
+def clear_failures(connection: Connection, name: str, address: str, device: str = "") -> None:
     """Forget the failures."""
     keys = [throttle.key for throttle in _throttles(name, address, device)]
     connection.execute(delete(sign_in_delays).where(sign_in_delays.c.key.in_(keys)))

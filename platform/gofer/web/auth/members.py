@@ -31,12 +31,12 @@ AnyRow = Row[*tuple[Any, ...]]
 
 
 def new_value() -> str:
-    """A value nobody guesses: a cookie's, a link's, a token's."""
+    """A random value for a cookie, a link or a token."""
     return secrets.token_urlsafe(32)
 
 
 def digest(value: str) -> str:
-    """What is stored of one; it has chance enough that a plain hash is as good as a slow one."""
+    """The hash that is stored of a value. The value is random enough that a plain hash is as good as a slow one."""
     return hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -189,8 +189,8 @@ def use_link(connection: Connection, value: str) -> Linked | None:
     return found if row_macs.update(connection, sign_in_links, usable, {"used_at": now()}) else None
 
 
-async def settle_owner(platform: Platform) -> None:
-    """See that there is an owner, with the password of the settings if none has one yet."""
+async def ensure_owner(platform: Platform) -> None:
+    """Make an owner if there is none, with the password of the settings if no owner has one."""
     await platform.database.write(first_owner)
     given = platform.settings.owner_password
     if not given or await platform.database.read(owner_has_password):

@@ -25,7 +25,7 @@ CONFIRMED_FOR = 900.0
 """Seconds for which a password or a link speaks for whoever makes a token, a key, a member or a secret."""
 SHOWN = 16
 """Characters of a session's digest that name it to its owner."""
-MOST_SESSIONS = 50
+MAX_SESSIONS = 50
 """Of one member; the oldest go first."""
 TOKEN_LIFE = 90 * 86400.0
 """Seconds that a token is valid unless its maker says otherwise."""
@@ -34,7 +34,7 @@ TOKEN = "gofer_"  # noqa: S105 - what tokens begin with, so that leaks are found
 
 @dataclass(frozen=True, slots=True)
 class Recognised:
-    """Whose cookie or token it is."""
+    """The member that a cookie or token belongs to."""
 
     visitor: Visitor
     stale: bool
@@ -49,9 +49,9 @@ def begin_session(connection: Connection, member_id: str, *, by: str, address: s
     mine = web_sessions.c.member_id == member_id
     connection.execute(delete(web_sessions).where(mine, web_sessions.c.expires_at < now()))
     newest = (
-        select(web_sessions.c.digest).where(mine).order_by(web_sessions.c.seen_at.desc()).limit(MOST_SESSIONS)
+        select(web_sessions.c.digest).where(mine).order_by(web_sessions.c.seen_at.desc()).limit(MAX_SESSIONS)
     )
-    kept = list(connection.execute(newest).scalars())[: MOST_SESSIONS - 1]
+    kept = list(connection.execute(newest).scalars())[: MAX_SESSIONS - 1]
     connection.execute(delete(web_sessions).where(mine, web_sessions.c.digest.not_in(kept)))
     row = {
         "digest": digest(value),
@@ -209,7 +209,7 @@ def by_token(connection: Connection, value: str) -> Recognised | None:
 
 
 def _right(connection: Connection, table: Table, row: Any) -> bool:
-    """Whether neither the session or token nor its member was changed by somebody else."""
+    """Whether Gofer itself wrote the session or token, and its member."""
     return row_macs.fits(connection, table, row) and row_macs.fits(connection, members, row)
 
 
@@ -219,7 +219,7 @@ def token_used(connection: Connection, token_id: str) -> None:
 
 
 def revoke_token(connection: Connection, token_id: str, member_id: str | None) -> None:
-    """Delete one: a member's own, or anybody's when None. Raises NotFound."""
+    """Delete a token of a member, or of anybody when None; raises NotFound."""
     here = delete(api_tokens).where(api_tokens.c.id == token_id)
     if member_id is not None:
         here = here.where(api_tokens.c.member_id == member_id)

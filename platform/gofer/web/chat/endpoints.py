@@ -24,14 +24,14 @@ from gofer.strict_json import load_json
 from gofer.web.auth import Visitor, require, visitor_of
 from gofer.web.body import read_body, read_form
 from gofer.web.chat import rooms
-from gofer.web.chat.posts import MESSAGE_ID, MOST_FILES, said, take
+from gofer.web.chat.posts import MAX_FILES, MESSAGE_ID, parse_post, take
 from gofer.web.chat.rooms import Room
 from gofer.web.chat.socket import Sockets
 from gofer.web.chat.timeline import Reader, Timeline
-from gofer.web.dashboard.endpoints import number_of
+from gofer.web.dashboard.endpoints import query_number
 from gofer.web.dashboard.render import platform_of, render_words
 
-MOST_TEXT = 512 * 1024
+MAX_TEXT = 512 * 1024
 
 InRoom = Callable[[Request, Platform, Room], Awaitable[Response]]
 
@@ -41,13 +41,13 @@ def routes(platform: Platform) -> list[BaseRoute]:
     sockets = Sockets(platform)
     return [
         Route("/chat", enter, methods=["GET"]),
-        Route("/chat", begin, methods=["POST"], name="chat.begin", max_body_size=MOST_TEXT),
+        Route("/chat", begin, methods=["POST"], name="chat.begin", max_body_size=MAX_TEXT),
         Route("/chat/{id}", show, methods=["GET"]),
         # One address, two ways: the browser asks to upgrade, or for an event stream.
         WebSocketRoute("/chat/{id}/live", sockets.socket),
         Route("/chat/{id}/live", require("operator")(sockets.events), methods=["GET"]),
-        Route("/chat/{id}/say", say, methods=["POST"], name="chat.say", max_body_size=MOST_TEXT),
-        Route("/chat/{id}/files", upload, methods=["POST"], name="chat.upload", max_body_size=MOST_BODY),
+        Route("/chat/{id}/say", say, methods=["POST"], name="chat.say", max_body_size=MAX_TEXT),
+        Route("/chat/{id}/files", upload, methods=["POST"], name="chat.upload", max_body_size=MAX_BODY),
         Route("/chat/{id}/files/{hash}", download, methods=["GET"]),
     ]
 
@@ -70,7 +70,7 @@ async def begin(request: Request) -> Response:
     """A new room: for a script its name, for a form with a first message the room with that in it."""
     platform, visitor = platform_of(request), visitor_of(request)
     value = await _form(request)
-    connection = await rooms.connected(platform)
+    connection = await rooms.web_connection(platform)
     made = await platform.database.write(
         partial(
             rooms.open_room,
@@ -84,7 +84,7 @@ async def begin(request: Request) -> Response:
         return JSONResponse({"room": made}, 201)
     if value["text"].strip():
         find = partial(rooms.find_room, conversation_id=made, member_id=visitor.member_id)
-        await take(platform, visitor, await platform.database.read(find), said(value))
+        await take(platform, visitor, await platform.database.read(find), parse_post(value))
     return RedirectResponse(f"/chat/{made}", 303)
 
 
@@ -96,7 +96,7 @@ def _page_id(given: str) -> str:
 
 
 async def _rooms(platform: Platform, visitor: Visitor) -> list[rooms.Listed]:
-    connection = await rooms.found(platform)
+    connection = await rooms.find_web_connection(platform)
     if connection is None:
         return []
     return await platform.database.read(
@@ -131,7 +131,7 @@ def in_room(endpoint: InRoom) -> Callable[[Request], Awaitable[Response]]:
 @in_room
 async def show(request: Request, platform: Platform, room: Room) -> Response:
     """The page."""
-    before = number_of(request, "before")
+    before = query_number(request, "before")
     wanted = request.query_params.get("agent", "")
     if wanted:
         await rooms.check_agent(platform, wanted)
@@ -177,10 +177,10 @@ async def say(request: Request, platform: Platform, room: Room) -> Response:
     """The way to speak where no WebSocket passes, and for programs and browsers without scripts."""
     visitor = visitor_of(request)
     if request.headers.get("content-type", "").startswith("application/json"):
-        body = await read_body(request, at_most=MOST_TEXT, within=platform.settings.body_timeout)
-        taken = await take(platform, visitor, room, said(load_json(body)))
+        body = await read_body(request, at_most=MAX_TEXT, within=platform.settings.body_timeout)
+        taken = await take(platform, visitor, room, parse_post(load_json(body)))
         return JSONResponse({"seq": taken.seq, "result": taken.result}, 202)
-    await take(platform, visitor, room, said(await _form(request)))
+    await take(platform, visitor, room, parse_post(await _form(request)))
     return RedirectResponse(f"/chat/{room.id}#end", 303)
 
 
@@ -207,9 +207,9 @@ async def download(request: Request, platform: Platform, room: Room) -> Response
     return await file_response(request, platform, room)
 
 
-LARGEST = 20 * 1024 * 1024
-MOST_BODY = LARGEST + 64 * 1024
-MOST_IN_ROOM = 500 * 1024 * 1024
+MAX_FILE = 20 * 1024 * 1024
+MAX_BODY = MAX_FILE + 64 * 1024
+MAX_IN_ROOM = 500 * 1024 * 1024
 """Bytes of all files of one room."""
 
 SHOWN = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
@@ -227,7 +227,7 @@ _HARMLESS = "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ances
 
 async def keep_file(request: Request, platform: Platform, room: Room) -> Response:
     """Put files into the room; they are part of it once a message names them."""
-    form = await read_form(request, max_files=MOST_FILES, max_fields=10)
+    form = await read_form(request, max_files=MAX_FILES, max_fields=10)
     try:
         given = [part for part in form.getlist("file") if isinstance(part, UploadFile)]
         if not given:
@@ -240,9 +240,9 @@ async def keep_file(request: Request, platform: Platform, room: Room) -> Respons
 
 async def _keep(platform: Platform, room: Room, part: UploadFile) -> dict[str, Any]:
     name = clean_name(part.filename or "")
-    content = await part.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise Malformed(f"{name} is larger than {LARGEST // 1024**2} MB.")
+    content = await part.read(MAX_FILE + 1)
+    if len(content) > MAX_FILE:
+        raise Malformed(f"{name} is larger than {MAX_FILE // 1024**2} MB.")
     if not content:
         raise Malformed(f"{name} is empty.")
     media_type = media_type_of(content, part.content_type or "")
@@ -254,9 +254,9 @@ async def _keep(platform: Platform, room: Room, part: UploadFile) -> dict[str, A
 
 def _put(connection: Connection, platform: Platform, room: Room, content: bytes, media_type: str) -> str:
     used = select(func.coalesce(func.sum(blobs.c.size), 0)).where(blobs.c.conversation_id == room.id)
-    if int(connection.execute(used).scalar_one()) + len(content) > MOST_IN_ROOM:
+    if int(connection.execute(used).scalar_one()) + len(content) > MAX_IN_ROOM:
         raise Malformed(
-            f"This conversation holds {MOST_IN_ROOM // 1024**2} MB of files already. Begin a new one."
+            f"This conversation holds {MAX_IN_ROOM // 1024**2} MB of files already. Begin a new one."
         )
     return put_blob(connection, platform.vault, room.id, content, media_type)
 

@@ -21,8 +21,8 @@ from gofer.web.chat.rooms import Room, choosable, choose, switched_on
 
 SIGNATURE = "x-webchat-signature"
 MESSAGE_ID = r"^[A-Za-z0-9-]{8,64}$"
-LONGEST_TEXT = 100_000
-MOST_FILES = 10
+MAX_TEXT = 100_000
+MAX_FILES = 10
 
 
 class _Strict(BaseModel):
@@ -47,9 +47,9 @@ class ChatPost(_Strict):
     """One thing a member does. The id is the page's own: the same thing sent again happens once."""
 
     id: Annotated[str, Field(pattern=MESSAGE_ID)]
-    text: str = Field(default="", max_length=LONGEST_TEXT)
+    text: str = Field(default="", max_length=MAX_TEXT)
     agent: str = Field(default="", max_length=100)
-    files: list[FileSaid] = Field(default_factory=list, max_length=MOST_FILES)
+    files: list[FileSaid] = Field(default_factory=list, max_length=MAX_FILES)
     press: Pressed | None = None
     stop: bool = False
 
@@ -59,7 +59,7 @@ class ChatPost(_Strict):
         return not (self.text.strip() or self.files or self.press or self.stop)
 
 
-def said(value: Any) -> ChatPost:
+def parse_post(value: Any) -> ChatPost:
     """What the page sent, checked; raises Malformed."""
     try:
         given = ChatPost.model_validate(value)

@@ -34,7 +34,7 @@ from gofer.vault.redaction import Redactor
 from gofer.web.titles import UNTITLED, WEB, titles_of
 
 INTEGRATION = "webchat"
-MOST_ROOMS = 50
+MAX_ROOMS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class Listed:
     at: float
 
 
-async def connected(platform: Platform) -> LoadedConnection:
+async def web_connection(platform: Platform) -> LoadedConnection:
     """The page's own connection, made when something is said first; raises Conflict while it is switched off."""
-    there = await found(platform)
+    there = await find_web_connection(platform)
     if there is not None:
         return there
     integration = platform.registry.get(INTEGRATION)
@@ -72,7 +72,7 @@ async def connected(platform: Platform) -> LoadedConnection:
     return await platform.accounts.get(made)
 
 
-async def found(platform: Platform) -> LoadedConnection | None:
+async def find_web_connection(platform: Platform) -> LoadedConnection | None:
     """The page's own connection, if there is one yet; raises Conflict while it is switched off."""
     there = await platform.database.read(_connection)
     return await switched_on(platform, there) if there is not None else None
@@ -184,7 +184,7 @@ def list_rooms(
 ) -> list[Listed]:
     """A member's rooms in which something was said, the last used first."""
     used = _mine(connection_id, member_id).where(conversations.c.last_seq > 0)
-    rows = connection.execute(used.limit(MOST_ROOMS)).all()
+    rows = connection.execute(used.limit(MAX_ROOMS)).all()
     titles = titles_of(connection, vault, redactor, [row.id for row in rows])
     return [Listed(row.id, titles.get(row.id, UNTITLED), row.at) for row in rows]
 

@@ -26,7 +26,7 @@ from gofer.store.events import Cursor
 from gofer.strict_json import load_json
 from gofer.web.auth import NotSignedIn, Visitor, check_still, visitor_of, watch_over
 from gofer.web.chat.follow import follow
-from gofer.web.chat.posts import said, take
+from gofer.web.chat.posts import parse_post, take
 from gofer.web.chat.rooms import Room, find_room
 from gofer.web.chat.timeline import Timeline
 from gofer.web.dashboard.render import Renderer
@@ -38,7 +38,7 @@ BURST, PER_SECOND = 30.0, 5.0
 """Frames a connection may send at once, and on average."""
 PATIENCE = 10.0
 """Seconds a reader may take for one frame."""
-MOST_CONNECTIONS = 20
+MAX_CONNECTIONS = 20
 """Of one member, on this process."""
 HEARTBEAT = 20.0
 
@@ -95,7 +95,7 @@ class Sockets:
 
     @contextlib.contextmanager
     def _counted(self, visitor: Visitor) -> Iterator[None]:
-        if self._open[visitor.member_id] >= MOST_CONNECTIONS:
+        if self._open[visitor.member_id] >= MAX_CONNECTIONS:
             raise TooBusy("Too many pages are open.")
         self._open[visitor.member_id] += 1
         try:
@@ -159,7 +159,7 @@ class Sockets:
         try:
             value = load_json((message.get("text") or "").encode("utf-8", "surrogatepass"))
             id_ = str(value.get("id", ""))[:64] if isinstance(value, dict) else ""
-            given = said(value)
+            given = parse_post(value)
             # Asked anew each time: a room may be purged, and its agent is known from the first message on.
             now = await self._platform.database.read(
                 partial(find_room, conversation_id=room.id, member_id=visitor.member_id)
@@ -179,7 +179,7 @@ class Sockets:
             self._stream(request, room, cursor),
             self._open,
             visitor.member_id,
-            most=MOST_CONNECTIONS,
+            most=MAX_CONNECTIONS,
             refusal=partial(watch_over, self._platform, request, "operator"),
         )
 

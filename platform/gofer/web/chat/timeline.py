@@ -303,7 +303,7 @@ def _without_choices(text: str, choices: list[str]) -> str:
     return text.removesuffix("".join(f"\n- {choice}" for choice in choices)) if choices else text
 
 
-MOST_SHOWN = 20_000
+MAX_SHOWN = 20_000
 """Characters of one call's arguments or output on the page; the whole of it is in the run's own page."""
 
 
@@ -374,7 +374,7 @@ def _call(job_id: int, block: dict[str, Any], redactor: Redactor) -> dict[str, A
         "call": block["id"],
         "name": block["name"],
         "title": title,
-        "code": code[:MOST_SHOWN],
+        "code": code[:MAX_SHOWN],
         "language": language,
         "status": "asked",
         "output": "",
@@ -383,7 +383,7 @@ def _call(job_id: int, block: dict[str, Any], redactor: Redactor) -> dict[str, A
         "diff": "",
         "file": None,
         "images": [],
-        "cut": len(code) > MOST_SHOWN,
+        "cut": len(code) > MAX_SHOWN,
     }
 
 
@@ -404,11 +404,11 @@ def _finished(data: dict[str, Any], redactor: Redactor) -> dict[str, Any]:
     output = redactor.redact(str(data.get("content", "")))
     return {
         "status": data["status"] if not data.get("timed_out") else "timed out",
-        "output": output[:MOST_SHOWN],
-        "cut": len(output) > MOST_SHOWN,
+        "output": output[:MAX_SHOWN],
+        "cut": len(output) > MAX_SHOWN,
         "exit_code": data.get("exit_code"),
         "took_ms": data.get("took_ms"),
-        "diff": redactor.redact(str(details.get("diff", "")))[:MOST_SHOWN],
+        "diff": redactor.redact(str(details.get("diff", "")))[:MAX_SHOWN],
         "file": details.get("file"),
         "images": [image for image in data.get("images", ()) if image.get("blob")],
     }

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from gofer.errors import Conflict, GoferError, NotFound
 from gofer.runs.agent_files import NAME, AgentFileError, AgentSpec, put_agent, remove_agent
 from gofer.web.dashboard.endpoints import form_of, page, text_of
-from gofer.web.dashboard.render import go, platform_of, render
+from gofer.web.dashboard.render import platform_of, redirect, render
 from gofer.web.queries.agents import agent_texts, agents_directory, changing_agents, list_agents
 
 EXAMPLE = """# Every field is explained in docs/agents.md. What is left out has its default.
@@ -93,7 +93,7 @@ async def save(request: Request) -> Response:
         return _form(request, name, toml, notes, stamp, f"Line {error.line}: {error.message}", 400)
     except GoferError as error:
         return _form(request, name, toml, notes, stamp, str(error), 409)
-    return go(f"/agents/{name}", "Saved. In force from the next run on.")
+    return redirect(f"/agents/{name}", "Saved. In force from the next run on.")
 
 
 @page("owner")
@@ -102,4 +102,4 @@ async def remove(request: Request) -> Response:
     name = request.path_params["name"]
     async with changing_agents(request):
         await asyncio.to_thread(remove_agent, agents_directory(platform_of(request)), name)
-    return go("/agents", f"The files of {name} are removed.")
+    return redirect("/agents", f"The files of {name} are removed.")

@@ -7,7 +7,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.web.dashboard.endpoints import PER_PAGE, number_of, page
+from gofer.web.dashboard.endpoints import PER_PAGE, page, query_number
 from gofer.web.dashboard.render import platform_of, render
 from gofer.web.queries.audit import list_entries
 
@@ -16,7 +16,7 @@ from gofer.web.queries.audit import list_entries
 async def index(request: Request) -> Response:
     """The newest first."""
     name = request.query_params.get("name", "")
-    before = number_of(request, "before")
+    before = query_number(request, "before")
     entries = await platform_of(request).database.read(
         partial(list_entries, member=name, before=before, limit=PER_PAGE)
     )

@@ -1,4 +1,4 @@
-"""What the doctor and the connections last said: asked in the background, so that no page waits for a service."""
+"""Health of the connections and findings of the doctor, fetched in the background so that no page waits."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gofer.integration import Health
 from gofer.store.tables import connections, deliveries
 from gofer.web.queries import rows
 
-FRESH = 60.0
-"""Seconds after which a page that is looked at has a connection asked again."""
+FRESH_SECONDS = 60.0
+"""Seconds for which a health is shown without asking the service again."""
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class _Known:
 
 
 class Checks:
-    """Remembers answers, and asks again when somebody looks."""
+    """Keeps the last answers, and asks again when a page shows an old one."""
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
@@ -49,7 +49,7 @@ class Checks:
 
     def _ask_if_stale(self, connection_id: str) -> None:
         known = self._known.get(connection_id)
-        if connection_id in self._asking or (known and time.time() - known.at < FRESH):
+        if connection_id in self._asking or (known and time.time() - known.at < FRESH_SECONDS):
             return
         task = asyncio.create_task(self.ask(connection_id))
         self._asking[connection_id] = task

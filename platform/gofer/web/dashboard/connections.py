@@ -29,7 +29,7 @@ from gofer.web.auth import actor
 from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.dashboard.checks import Checks
 from gofer.web.dashboard.endpoints import form_of, page, text_of
-from gofer.web.dashboard.render import go, platform_of, refused_of, render
+from gofer.web.dashboard.render import platform_of, redirect, refused_of, render
 from gofer.web.queries.connections import agents_to_choose, apply_change, hook_url, read_connection
 
 
@@ -151,7 +151,7 @@ def _shown(value: Any, kind: str) -> Any:
     return json.dumps(value, ensure_ascii=False) if kind == "json" and value is not None else value
 
 
-def given_in(integration: Integration, form: FormData) -> dict[str, Any]:
+def settings_in(integration: Integration, form: FormData) -> dict[str, Any]:
     """The settings a form holds; what is left empty keeps its default."""
     given: dict[str, Any] = {}
     for field in fields_of(integration, {}):
@@ -209,12 +209,12 @@ async def add(request: Request) -> Response:
             workspace_id=FIRST_WORKSPACE,
             integration=integration,
             name=text_of(form, "name").strip(),
-            settings=given_in(integration, form),
+            settings=settings_in(integration, form),
             secrets_given={name: Secret(value) for name, value in given.items() if value},
             by=actor(request),
         )
     )
-    return await changed(request, connection_id, "Added.", fresh=True)
+    return await apply_and_show(request, connection_id, "Added.", fresh=True)
 
 
 @page("owner", form=show)
@@ -231,14 +231,16 @@ async def change(request: Request) -> Response:
         check_confirmed(request)
         row = await platform.database.read(partial(find_connection, connection_id=connection_id))
         integration = platform.registry.get(row.integration)
-        change_it = partial(change_settings, integration=integration, settings=given_in(integration, form))
+        change_it = partial(change_settings, integration=integration, settings=settings_in(integration, form))
     await platform.database.write(partial(change_it, connection_id=connection_id, by=actor(request)))
     await platform.agents_changed()
     words = {"on": "Switched on.", "off": "Switched off."}.get(switch, "Saved.")
-    return await changed(request, connection_id, words)
+    return await apply_and_show(request, connection_id, words)
 
 
-async def changed(request: Request, connection_id: str, words: str, *, fresh: bool = False) -> Response:
+async def apply_and_show(
+    request: Request, connection_id: str, words: str, *, fresh: bool = False
+) -> Response:
     """Prepare its service for a connection as it is now, and go to its page; of a new one, with a code for its owner
     where people are known by codes."""
     platform = platform_of(request)
@@ -248,7 +250,7 @@ async def changed(request: Request, connection_id: str, words: str, *, fresh: bo
     code = await invite(platform.database, platform.accounts, connection_id) if fresh and health.ok else ""
     # How it is doing stands on its page as well.
     told = f"{words} {code or health.line}"
-    return go(f"/connections/{connection_id}", told, "ok" if health.ok else "warn")
+    return redirect(f"/connections/{connection_id}", told, "ok" if health.ok else "warn")
 
 
 @page("operator")
@@ -259,7 +261,7 @@ async def test(request: Request) -> Response:
     checks: Checks = request.app.state.checks
     health = await checks.ask(connection_id)
     said = health.line if health.ok or not health.fix else f"{health.line} Fix: {health.fix}"
-    return go(f"/connections/{connection_id}", said, "ok" if health.ok else "bad")
+    return redirect(f"/connections/{connection_id}", said, "ok" if health.ok else "bad")
 
 
 @page("owner")
@@ -272,7 +274,7 @@ async def pair(request: Request) -> Response:
         raise Malformed("role: must be owner or member.")
     words = await invite(platform.database, platform.accounts, connection_id, role)  # type: ignore[arg-type]
     said = words or "This integration knows nobody by a code; who may do what is decided at the service."
-    return go(f"/connections/{connection_id}", said)
+    return redirect(f"/connections/{connection_id}", said)
 
 
 @page("owner")
@@ -280,4 +282,4 @@ async def remove(request: Request) -> Response:
     """Remove one that has no conversations."""
     platform, connection_id = platform_of(request), request.path_params["id"]
     await disconnect(platform, connection_id, by=actor(request))
-    return go("/connections", "Removed.")
+    return redirect("/connections", "Removed.")

@@ -18,16 +18,16 @@ from gofer.store.messages import open_message
 from gofer.store.tables import bindings, blobs, messages, spends
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
-from gofer.web.auth import actor, words_read
-from gofer.web.dashboard.endpoints import PER_PAGE, form_of, number_of, page, text_of
-from gofer.web.dashboard.render import go, platform_of, render, render_words
+from gofer.web.auth import actor, record_reading
+from gofer.web.dashboard.endpoints import PER_PAGE, form_of, page, query_number, text_of
+from gofer.web.dashboard.render import platform_of, redirect, render, render_words
 from gofer.web.queries import agent_names, connection_names, conversations, rows
 from gofer.web.queries.costs import total_cost
 from gofer.web.queries.jobs import list_jobs
 from gofer.web.titles import with_titles
 
-MOST_MESSAGES = 100
-MOST_SHOWN = 20_000
+MAX_MESSAGES = 100
+MAX_SHOWN = 20_000
 """Characters of one message on the page; the whole is a link away, as plain text."""
 
 
@@ -35,7 +35,7 @@ MOST_SHOWN = 20_000
 async def index(request: Request) -> Response:
     """The list."""
     platform, wanted = platform_of(request), request.query_params.get("connection", "")
-    before = number_of(request, "before")
+    before = query_number(request, "before")
     names = await platform.database.read(connection_names)
     listed = await platform.database.read(
         partial(conversations.list_by_activity, connection_id=wanted, before=before, limit=PER_PAGE)
@@ -53,10 +53,10 @@ async def show(request: Request) -> Response:
     platform, conversation_id = platform_of(request), request.path_params["id"]
     found = await platform.database.read(
         partial(
-            _read, platform=platform, conversation_id=conversation_id, before=number_of(request, "before")
+            _read, platform=platform, conversation_id=conversation_id, before=query_number(request, "before")
         )
     )
-    await words_read(request, conversation_id)
+    await record_reading(request, conversation_id)
     (found["conversation"],) = await with_titles(platform, [found["conversation"]], by="id")
     return await render_words(request, "conversation.html", **found)
 
@@ -68,7 +68,7 @@ def _read(
     conversation = conversations.find_conversation(connection, conversation_id)
     agents = agent_names(connection)
     found = conversations.read_messages(
-        connection, platform.vault, conversation, before=before, limit=MOST_MESSAGES
+        connection, platform.vault, conversation, before=before, limit=MAX_MESSAGES
     )[::-1]
     places = select(bindings.c.connection_id, bindings.c.ref)
     size = select(func.coalesce(func.sum(blobs.c.size), 0)).where(blobs.c.conversation_id == conversation_id)
@@ -97,8 +97,8 @@ def _describe(
     name = shown["author"] if ours else content.author.name or content.author.id
     # Masked before it is cut: half a secret would not be known for one.
     text = redactor.redact(content.text)
-    length = len(text) if len(text) > MOST_SHOWN else 0
-    return {**shown, "text": text[:MOST_SHOWN], "cut_from": length, "author": name, "files": files}
+    length = len(text) if len(text) > MAX_SHOWN else 0
+    return {**shown, "text": text[:MAX_SHOWN], "cut_from": length, "author": name, "files": files}
 
 
 @page("viewer")
@@ -106,7 +106,7 @@ async def whole(request: Request) -> Response:
     """One message in full, as plain text."""
     platform = platform_of(request)
     text = await platform.database.read(partial(_read_whole, vault=platform.vault, **request.path_params))
-    await words_read(request, request.path_params["id"])
+    await record_reading(request, request.path_params["id"])
     return PlainTextResponse(platform.redactor.redact(text))
 
 
@@ -124,7 +124,9 @@ async def purge(request: Request) -> Response:
     conversation_id = request.path_params["id"]
     form = await form_of(request)
     if text_of(form, "sure") != "yes":
-        return go(f"/conversations/{conversation_id}", "Nothing was purged: tick the box first.", "warn")
+        return redirect(
+            f"/conversations/{conversation_id}", "Nothing was purged: tick the box first.", "warn"
+        )
     purged = await conversations.purge(platform_of(request), conversation_id, by=actor(request))
     said = f"Purged: {purged.messages} messages, {purged.deliveries} deliveries, {purged.blobs} files."
-    return go(f"/conversations/{conversation_id}", said)
+    return redirect(f"/conversations/{conversation_id}", said)

@@ -1,4 +1,4 @@
-"""What the pages' endpoints share: who may see them, what was asked, and errors as pages."""
+"""What the pages' endpoints share: roles, form fields, query numbers, and errors as pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from gofer.errors import GoferError, Malformed
-from gofer.web.api.http import number_in
+from gofer.web.api.http import path_number
 from gofer.web.auth import Role, require
 from gofer.web.auth.confirmation import CONFIRM, Unconfirmed
 from gofer.web.auth.guard import MAX_FIELDS, MAX_FILES
@@ -21,7 +21,7 @@ from gofer.web.dashboard.render import REFUSED, RefusedForm
 from gofer.web.problems import TITLES, status_of
 
 PER_PAGE = 50
-UNTOLD = frozenset({"csrf", "value", "password"})
+SECRET_FIELDS = frozenset({"csrf", "value", "password"})
 """Fields that are never shown again."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -39,14 +39,14 @@ def page(role: Role, form: Endpoint | None = None) -> Callable[[Endpoint], Endpo
                 _check_numbers(request)
                 return await endpoint(request)
             except Unconfirmed:
-                return to_confirm(request)
+                return redirect_to_confirm(request)
             except GoferError as error:
                 if form is None or status_of(error) >= 500:
-                    return troubled(request, error)
+                    return error_page(request, error)
                 request.scope[REFUSED] = RefusedForm(
-                    str(error), status_of(error), _typed(await form_of(request))
+                    str(error), status_of(error), _refill(await form_of(request))
                 )
-                # Without its guard: who may send a form may see it, and the wish was checked.
+                # Without its guard: who may send a form may see it, and the request was checked.
                 again: Endpoint = inspect.unwrap(form)
                 return await again(request)
 
@@ -55,32 +55,32 @@ def page(role: Role, form: Endpoint | None = None) -> Callable[[Endpoint], Endpo
     return around
 
 
-def to_confirm(request: Request) -> Response:
+def redirect_to_confirm(request: Request) -> Response:
     """Where one confirms who one is, and from there back to the page whose form was sent."""
     came = urlsplit(request.headers.get("referer", "")).path or "/"
     return RedirectResponse(f"{CONFIRM}?next={quote(came, safe='')}", 303)
 
 
 def _check_numbers(request: Request) -> None:
-    """A number of the address that no database could hold names nothing."""
+    """Path ids beyond 64 bits are 404."""
     for name, value in request.path_params.items():
         if isinstance(value, int):
-            number_in(request, name)
+            path_number(request, name)
 
 
-def troubled(request: Request, error: GoferError) -> Response:
+def error_page(request: Request, error: GoferError) -> Response:
     """The page for an error of ours."""
     status = status_of(error)
     request.scope.pop(REFUSED, None)
     return refusal(request, status, title=TITLES.get(status, "Error"), detail=str(error))
 
 
-def _typed(form: FormData) -> dict[str, str]:
-    """What a form is filled with again: never a secret, nor a file."""
+def _refill(form: FormData) -> dict[str, str]:
+    """The fields that a refused form is filled with again: no secrets and no files."""
     return {
         name: value
         for name, value in form.items()
-        if isinstance(value, str) and name not in UNTOLD and not name.startswith("secret.")
+        if isinstance(value, str) and name not in SECRET_FIELDS and not name.startswith("secret.")
     }
 
 
@@ -97,7 +97,7 @@ def text_of(form: FormData, name: str, default: str = "") -> str:
     return value.replace("\r\n", "\n")
 
 
-def number_of(request: Request, name: str) -> int | None:
+def query_number(request: Request, name: str) -> int | None:
     """A number from the query; raises Malformed."""
     value = request.query_params.get(name, "")
     if not value:

@@ -106,7 +106,7 @@ def _back(request: Request) -> str:
     return start if start in known and (start != request.url.path or request.method != "GET") else ""
 
 
-async def crashed(request: Request, error: Exception) -> Response:
+async def crash_page(request: Request, error: Exception) -> Response:
     """Starlette's handler for what nobody meant to raise; it stands outside of every middleware."""
     response = await on_crash(request, error)
     if _is_for_people(request.scope):

@@ -14,15 +14,15 @@ from gofer.errors import Malformed
 from gofer.jobs.kinds import ANSWER
 from gofer.store.tables import jobs, routes
 from gofer.vault.envelope import Vault
-from gofer.web.auth import words_read
-from gofer.web.dashboard.endpoints import PER_PAGE, form_of, number_of, page, text_of
-from gofer.web.dashboard.render import go, platform_of, refused_of, render
+from gofer.web.auth import record_reading
+from gofer.web.dashboard.endpoints import PER_PAGE, form_of, page, query_number, text_of
+from gofer.web.dashboard.render import platform_of, redirect, refused_of, render
 from gofer.web.queries import agent_names, connection_names, rows
 from gofer.web.queries.deliveries import list_deliveries, read_delivery, replay, replay_delivery
 from gofer.web.titles import with_titles
 
-LONGEST_BODY = 200_000
-MOST_SIMULATED = 1_000_000
+MAX_BODY_SHOWN = 200_000
+MAX_SIMULATED = 1_000_000
 
 
 @page("viewer")
@@ -30,7 +30,7 @@ async def index(request: Request) -> Response:
     """The list, and the refusals since the start."""
     platform = platform_of(request)
     wanted = request.query_params.get("connection", "")
-    before = number_of(request, "before")
+    before = query_number(request, "before")
     names = await platform.database.read(connection_names)
     listed = await platform.database.read(
         partial(list_deliveries, connection_id=wanted, before=before, limit=PER_PAGE, titles=True)
@@ -61,7 +61,7 @@ async def show(request: Request) -> Response:
         partial(_read, vault=platform.vault, delivery_id=request.path_params["id"])
     )
     delivery = found["delivery"]
-    await words_read(request, delivery["conversation_id"], f"delivery {delivery['id']}")
+    await record_reading(request, delivery["conversation_id"], f"delivery {delivery['id']}")
     return render(request, "delivery.html", **found)
 
 
@@ -82,7 +82,7 @@ def _read(connection: Connection, vault: Vault, delivery_id: int) -> dict[str, A
 
 
 def _pretty(body: bytes) -> str:
-    text = body[:LONGEST_BODY].decode("utf-8", errors="replace")
+    text = body[:MAX_BODY_SHOWN].decode("utf-8", errors="replace")
     try:
         return json.dumps(json.loads(text), ensure_ascii=False, indent=2)
     except (ValueError, RecursionError):
@@ -122,7 +122,7 @@ async def simulation(request: Request) -> Response:
     """A form to send something like a delivery, filled in from one."""
     platform = platform_of(request)
     names = await platform.database.read(connection_names)
-    chosen = number_of(request, "like")
+    chosen = query_number(request, "like")
     wanted, headers, body = request.query_params.get("connection", ""), "", ""
     if chosen is not None:
         delivery, content = await platform.database.read(
@@ -143,8 +143,8 @@ async def simulate(request: Request) -> Response:
     body = text_of(form, "body").encode()
     if not body.strip():
         raise Malformed("Paste a payload first.")
-    if len(body) > MOST_SIMULATED:
-        raise Malformed(f"The payload may have {MOST_SIMULATED} bytes at most.")
+    if len(body) > MAX_SIMULATED:
+        raise Malformed(f"The payload may have {MAX_SIMULATED} bytes at most.")
     pairs = [line.partition(":") for line in text_of(form, "headers").splitlines() if line.strip()]
     headers = [(name.strip(), value.strip()) for name, _, value in pairs]
     connection_id = text_of(form, "connection")
@@ -153,5 +153,5 @@ async def simulate(request: Request) -> Response:
 
 def _taken(taken: Any) -> Response:
     if taken.delivery_id is None:
-        return go("/inbox", f"It was read, and nothing came of it ({taken.result}).", "warn")
-    return go(f"/inbox/{taken.delivery_id}", "Taken in as a new delivery.")
+        return redirect("/inbox", f"It was read, and nothing came of it ({taken.result}).", "warn")
+    return redirect(f"/inbox/{taken.delivery_id}", "Taken in as a new delivery.")

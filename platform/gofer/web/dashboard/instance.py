@@ -15,11 +15,11 @@ from gofer.settings import PREFIX, Settings
 from gofer.store import migrations
 from gofer.web.dashboard.checks import Checks
 from gofer.web.dashboard.endpoints import page
-from gofer.web.dashboard.render import go, platform_of, render
+from gofer.web.dashboard.render import platform_of, redirect, render
 from gofer.web.queries.instance import list_processes
 
 LEVELS = ("debug", "info", "warning", "error")
-MOST_LINES = 300
+MAX_LINES = 300
 HIDDEN = "set, not shown"
 
 
@@ -80,7 +80,7 @@ async def examine(request: Request) -> Response:
     """Have the doctor make the round now."""
     checks: Checks = request.app.state.checks
     await checks.examine()
-    return go("/doctor")
+    return redirect("/doctor")
 
 
 @page("operator")
@@ -94,7 +94,7 @@ async def logs(request: Request) -> Response:
         for line in reversed(platform_of(request).recent_lines.lines)
         if _rank(line.get("level")) >= _rank(least)
         and sought in (told := _line(line))["text"].lower() + told["event"].lower()
-    ][:MOST_LINES]
+    ][:MAX_LINES]
     return render(request, "logs.html", lines=lines, level=least, levels=LEVELS, q=sought)
 
 

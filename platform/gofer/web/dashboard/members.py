@@ -16,7 +16,7 @@ from gofer.web.auth.members import add_member, change_member, find_member, new_l
 from gofer.web.auth.principal import NOUNS, ROLES, SCOPES, Role, read_scopes
 from gofer.web.auth.sessions import end_sessions, list_sessions, revoke_token
 from gofer.web.dashboard.endpoints import form_of, page, text_of
-from gofer.web.dashboard.render import go, platform_of, render
+from gofer.web.dashboard.render import platform_of, redirect, render
 from gofer.web.queries.members import described_members, list_tokens, make_link, make_token
 
 LIVES = {"90": 90, "7": 7, "30": 30, "365": 365, "": None}
@@ -83,7 +83,7 @@ async def change(request: Request) -> Response:
     await platform_of(request).database.write(
         partial(change_member, member_id=request.path_params["id"], role=role)
     )
-    return go("/members", "Saved.")
+    return redirect("/members", "Saved.")
 
 
 @page("owner")
@@ -100,7 +100,7 @@ async def link(request: Request) -> Response:
 async def remove(request: Request) -> Response:
     """Remove one with their sessions and tokens."""
     await platform_of(request).database.write(partial(remove_member, named=request.path_params["id"]))
-    return go("/members", "Removed.")
+    return redirect("/members", "Removed.")
 
 
 @page("viewer", form=index)
@@ -128,7 +128,7 @@ async def remove_token(request: Request) -> Response:
     await platform_of(request).database.write(
         partial(revoke_token, token_id=request.path_params["id"], member_id=_whose(request))
     )
-    return go("/members", "The token is void from now on.")
+    return redirect("/members", "The token is void from now on.")
 
 
 @page("viewer")
@@ -137,7 +137,7 @@ async def end_session(request: Request) -> Response:
     await platform_of(request).database.write(
         partial(end_sessions, member_id=_whose(request), session_id=request.path_params["id"])
     )
-    return go("/members", "That session is over.")
+    return redirect("/members", "That session is over.")
 
 
 @page("viewer")
@@ -147,7 +147,7 @@ async def end_other_sessions(request: Request) -> Response:
     ended = await platform_of(request).database.write(
         partial(end_sessions, member_id=visitor_of(request).member_id, keep=here)
     )
-    return go("/members", f"You are signed out everywhere else; sessions ended: {ended}.")
+    return redirect("/members", f"You are signed out everywhere else; sessions ended: {ended}.")
 
 
 async def _show_link(request: Request, name: str, value: str) -> Response:

@@ -25,11 +25,11 @@ from gofer.web.queries.costs import total_cost
 from gofer.web.queries.questions import list_questions
 from gofer.web.titles import with_titles
 
-MOST = 8
+MAX_LISTED = 8
 """Rows of each list."""
 UNHEARD_FOR = 24 * 3600
 """Seconds for which a message that nobody answered is shown."""
-LATELY = 300
+RECENT_JOBS = 300
 """The newest jobs, among which is looked for those that ended early."""
 
 
@@ -57,7 +57,7 @@ def read(connection: Connection, vault: Vault, timezone: str) -> dict[str, Any]:
         "running": _jobs(connection, JobState.RUNNING),
         "dead": _jobs(connection, JobState.DEAD) if states.get("dead") else [],
         "early": _ended_early(connection),
-        "questions": list_questions(connection, vault, limit=MOST),
+        "questions": list_questions(connection, vault, limit=MAX_LISTED),
         "unheard": _unheard(connection),
         "spent": total_cost(connection, spends.c.day == today(connection, timezone)),
         "agents": agent_names(connection),
@@ -74,15 +74,15 @@ def _unheard(connection: Connection) -> list[dict[str, Any]]:
         .group_by(events.c.conversation_id, conversations.c.title)
         .order_by(func.max(events.c.at).desc())
     )
-    return rows(connection, query.limit(MOST))
+    return rows(connection, query.limit(MAX_LISTED))
 
 
 def _ended_early(connection: Connection) -> list[dict[str, Any]]:
     """Of the newest jobs those that are done and yet did not do their work: a model refused, a limit was reached."""
     newest = select(func.max(jobs.c.id)).scalar_subquery()
-    query = _SHOWN.where(jobs.c.id > newest - LATELY, jobs.c.state == JobState.DONE, jobs.c.reason != "")
+    query = _SHOWN.where(jobs.c.id > newest - RECENT_JOBS, jobs.c.state == JobState.DONE, jobs.c.reason != "")
     query = query.where(jobs.c.kind.not_in((POLL, *SCHEDULABLE)))  # the connection itself says what is wrong
-    return rows(connection, query.order_by(jobs.c.id.desc()).limit(MOST))
+    return rows(connection, query.order_by(jobs.c.id.desc()).limit(MAX_LISTED))
 
 
 _SHOWN = select(
@@ -95,7 +95,7 @@ def _jobs(connection: Connection, state: JobState) -> list[dict[str, Any]]:
     query = (
         _SHOWN.where(in_state(state))
         .order_by(jobs.c.id.desc() if state is JobState.DEAD else jobs.c.created_at.desc())
-        .limit(MOST)
+        .limit(MAX_LISTED)
     )
     if state is JobState.DEAD:
         query = query.where(ENDED_BADLY)

@@ -11,7 +11,7 @@ from gofer.errors import Malformed
 from gofer.jobs.control import answer
 from gofer.web.auth import actor
 from gofer.web.dashboard.endpoints import form_of, page, text_of
-from gofer.web.dashboard.render import go, platform_of
+from gofer.web.dashboard.render import platform_of, redirect
 from gofer.web.queries.jobs import wake
 
 
@@ -28,4 +28,4 @@ async def answer_one(request: Request) -> Response:
         )
     )
     wake(platform)
-    return go(f"/runs/{job_id}", "Answered. The run goes on.")
+    return redirect(f"/runs/{job_id}", "Answered. The run goes on.")

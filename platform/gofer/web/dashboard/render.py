@@ -157,12 +157,12 @@ def render(
 
 
 async def render_words(request: Request, template: str, **values: Any) -> Response:
-    """A page that shows what people and agents wrote: nobody else waits while the Markdown of it is read."""
+    """A page with Markdown, rendered in a thread so that other requests do not wait."""
     return await asyncio.to_thread(render, request, template, **values)
 
 
 def refused_of(request: Request) -> RefusedForm:
-    """The form that is shown again; an empty one on any other page."""
+    """The refused form that this page shows again; an empty one on any other page."""
     refused: RefusedForm | None = request.scope.get(REFUSED)
     return refused or RefusedForm("", 0, {})
 
@@ -173,7 +173,7 @@ def render_alone(request: Request, template: str, status: int = 200, **values: A
     return HTMLResponse(renderer.html(template, theme=theme_of(request), **values), status)
 
 
-def go(path: str, said: str = "", tone: str = "ok") -> Response:
+def redirect(path: str, said: str = "", tone: str = "ok") -> Response:
     """After an action: to a page, with a sentence to show there."""
     response = RedirectResponse(path, 303)
     if said:
@@ -183,7 +183,7 @@ def go(path: str, said: str = "", tone: str = "ok") -> Response:
 
 
 def theme_of(request: Request) -> str:
-    """light or dark, when the visitor has chosen; empty for what the system says."""
+    """`light` or `dark` as the visitor chose; empty to follow the system."""
     chosen = request.cookies.get("gofer_theme", "")
     return chosen if chosen in ("light", "dark") else ""
 

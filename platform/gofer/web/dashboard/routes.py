@@ -24,7 +24,7 @@ from gofer.web.dashboard import (
     sign_ups,
 )
 
-MOST_FORM = 2 * 1024 * 1024
+MAX_FORM = 2 * 1024 * 1024
 
 _READ = {
     "/": overview.show,
@@ -97,7 +97,7 @@ def page_routes() -> list[Route]:
     """What to put into an app whose state has a platform, a renderer and checks."""
     reading = [Route(path, endpoint, name=f"page {path}") for path, endpoint in _READ.items()]
     doing = [
-        Route(path, endpoint, name=name, methods=["POST"], max_body_size=MOST_FORM)
+        Route(path, endpoint, name=name, methods=["POST"], max_body_size=MAX_FORM)
         for (path, name), endpoint in _DO.items()
     ]
     # Its name is what the audit log calls it: a change, though it comes as a link.

@@ -19,8 +19,8 @@ from gofer.store.encryption import conversation_key
 from gofer.store.messages import open_message
 from gofer.store.tables import FINAL, conversations, deliveries, events, messages
 from gofer.vault.envelope import Vault
-from gofer.web.auth import words_read
-from gofer.web.dashboard.endpoints import number_of, page
+from gofer.web.auth import record_reading
+from gofer.web.dashboard.endpoints import page, query_number
 from gofer.web.dashboard.render import platform_of, render, render_words
 from gofer.web.dashboard.trace import cards, spans
 from gofer.web.queries import agent_names, connection_names, rows
@@ -28,11 +28,11 @@ from gofer.web.queries.jobs import attempts_of, events_of, replies_of
 from gofer.web.queries.questions import list_questions
 from gofer.web.titles import with_titles
 
-MOST_EVENTS = 80
+MAX_EVENTS = 80
 """Of one run whose words are on one page, the newest; those before them are a link away."""
-MOST_SPANS = 400
+MAX_SPANS = 400
 """Events of the waterfall, which needs no words."""
-MOST_RAW = 100
+MAX_RAW = 100
 
 
 @page("viewer")
@@ -40,9 +40,9 @@ async def show(request: Request) -> Response:
     """The page."""
     platform, job_id = platform_of(request), request.path_params["id"]
     found = await platform.database.read(
-        partial(read, platform=platform, job_id=job_id, before=number_of(request, "before"))
+        partial(read, platform=platform, job_id=job_id, before=query_number(request, "before"))
     )
-    await words_read(request, found["job"]["conversation_id"], f"job {job_id}")
+    await record_reading(request, found["job"]["conversation_id"], f"job {job_id}")
     (found["job"],) = await with_titles(platform, [found["job"]])
     base = platform.settings.public_url.rstrip("/") or platform.url or str(request.base_url).rstrip("/")
     delay = _delay(found["job"], platform.settings.timezone)
@@ -60,8 +60,8 @@ def _curl(base: str, job_id: int) -> str:
 def read(connection: Connection, platform: Platform, job_id: int, before: int | None) -> dict[str, Any]:
     """Everything on the page."""
     job = dict(find_job(connection, job_id)._mapping)
-    log = events_of(connection, platform, job_id, before=before, limit=MOST_EVENTS)
-    facts = events_of(connection, platform, job_id, words=False, before=before, limit=MOST_SPANS)
+    log = events_of(connection, platform, job_id, before=before, limit=MAX_EVENTS)
+    facts = events_of(connection, platform, job_id, words=False, before=before, limit=MAX_SPANS)
     return {
         "job": {**job, "title": _title(connection, job["conversation_id"])},
         "live": job["state"] not in FINAL,
@@ -131,17 +131,17 @@ def _usage(log: list[dict[str, Any]]) -> dict[str, int]:
 async def raw(request: Request) -> Response:
     """Its events as they are in the log, words opened and masked."""
     platform, job_id = platform_of(request), request.path_params["id"]
-    before = number_of(request, "before")
+    before = query_number(request, "before")
 
     def read_raw(connection: Connection) -> tuple[list[dict[str, Any]], int, str | None]:
         job = dict(find_job(connection, job_id)._mapping)
         count = connection.execute(select(func.count()).where(events.c.job_id == job_id)).scalar_one()
         return (
-            events_of(connection, platform, job_id, before=before, limit=MOST_RAW),
+            events_of(connection, platform, job_id, before=before, limit=MAX_RAW),
             int(count),
             job["conversation_id"],
         )
 
     found, count, conversation_id = await platform.database.read(read_raw)
-    await words_read(request, conversation_id, f"job {job_id}")
+    await record_reading(request, conversation_id, f"job {job_id}")
     return render(request, "events.html", id=job_id, events=found, count=count, shown=len(found))

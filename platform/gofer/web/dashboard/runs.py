@@ -18,14 +18,14 @@ from gofer.store.tables import JobState, attempts, jobs
 from gofer.validation import first_error
 from gofer.web.api.http import Number
 from gofer.web.auth import actor
-from gofer.web.dashboard.endpoints import PER_PAGE, form_of, number_of, page, text_of
-from gofer.web.dashboard.render import go, platform_of, render
+from gofer.web.dashboard.endpoints import PER_PAGE, form_of, page, query_number, text_of
+from gofer.web.dashboard.render import platform_of, redirect, render
 from gofer.web.queries import agent_names, connection_names
 from gofer.web.queries.costs import costs_by_job
 from gofer.web.queries.jobs import VERBS, job_conditions, list_jobs, steer_job, steer_jobs
 from gofer.web.titles import with_titles
 
-MOST_AT_ONCE = 200
+MAX_AT_ONCE = 200
 
 
 class RunFilter(BaseModel):
@@ -59,7 +59,7 @@ class RunFilter(BaseModel):
         }
 
 
-def wanted_of(request: Request) -> RunFilter:
+def read_filter(request: Request) -> RunFilter:
     """From the address; raises Malformed."""
     given = {name: value for name, value in request.query_params.items() if value}
     try:
@@ -71,7 +71,7 @@ def wanted_of(request: Request) -> RunFilter:
 @page("viewer")
 async def index(request: Request) -> Response:
     """The list."""
-    platform, wanted = platform_of(request), wanted_of(request)
+    platform, wanted = platform_of(request), read_filter(request)
     found = await platform.database.read(partial(read, wanted=wanted))
     runs = found["runs"] = await with_titles(platform, found["runs"])
     more = wanted.address(before=runs[-1]["id"]) if len(runs) == PER_PAGE else ""
@@ -116,8 +116,8 @@ def _taken(connection: Connection, ids: list[int]) -> dict[int, float]:
 @page("viewer")
 async def announce(request: Request) -> Response:
     """How many runs have come since the page was shown; rows never move under a reader's finger."""
-    wanted = wanted_of(request)
-    after = number_of(request, "after") or 0
+    wanted = read_filter(request)
+    after = query_number(request, "after") or 0
     conditions = job_conditions(**wanted.conditions())
     query = select(jobs.c.id).where(jobs.c.id > after, *conditions).limit(PER_PAGE)
     new = await platform_of(request).database.read(lambda connection: len(connection.execute(query).all()))
@@ -132,7 +132,7 @@ async def steer_many(request: Request) -> Response:
     if verb not in VERBS:
         raise Malformed(f"verb: must be one of {', '.join(VERBS)}.")
     ticked = [value for value in form.getlist("job") if isinstance(value, str)]
-    ids = [int(value) for value in ticked if re.fullmatch("[0-9]{1,18}", value)][:MOST_AT_ONCE]
+    ids = [int(value) for value in ticked if re.fullmatch("[0-9]{1,18}", value)][:MAX_AT_ONCE]
     if not ids:
         raise Malformed("Tick the runs first.")
     done, refused = await steer_jobs(platform_of(request), verb, ids, by=actor(request))
@@ -140,7 +140,7 @@ async def steer_many(request: Request) -> Response:
     said = f"{len(done)} {what}." + (
         f" {len(refused)} not: {next(iter(refused.values()))}" if refused else ""
     )
-    return go(text_of(form, "back", "/runs") if text_of(form, "back").startswith("/runs") else "/runs", said,
+    return redirect(text_of(form, "back", "/runs") if text_of(form, "back").startswith("/runs") else "/runs", said,
               "warn" if refused else "ok")  # fmt: skip
 
 
@@ -152,4 +152,4 @@ async def steer_one(request: Request) -> Response:
         raise NotFound("There is no such action.")
     state = await steer_job(platform_of(request), verb, job_id, by=actor(request))
     said = "Put back to work." if verb == "redrive" else f"Asked to stop; it is {state} now."
-    return go(f"/runs/{job_id}", said)
+    return redirect(f"/runs/{job_id}", said)

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
 
-MOST_HIGHLIGHTED = 20_000
+MAX_HIGHLIGHTED = 20_000
 """Characters of one code block that are coloured; beyond this it is shown as it is."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
@@ -97,7 +97,7 @@ def _coloured(code: str, language: str, _: object) -> str:
     from pygments.lexers import get_lexer_by_name
     from pygments.util import ClassNotFound
 
-    if not language or len(code) > MOST_HIGHLIGHTED:
+    if not language or len(code) > MAX_HIGHLIGHTED:
         return str(escape(code))
     try:
         lexer = get_lexer_by_name(language)

@@ -21,12 +21,12 @@ from gofer.store.tables import conversations
 from gofer.vault.envelope import Vault
 from gofer.web.auth import visitor_of
 from gofer.web.dashboard.endpoints import form_of, page, text_of
-from gofer.web.dashboard.render import go, platform_of, render
+from gofer.web.dashboard.render import platform_of, redirect, render
 from gofer.web.queries import agent_names, rows, schedules
 from gofer.web.queries.jobs import wake
 from gofer.web.titles import with_titles
 
-LATELY = 50
+RECENT_CONVERSATIONS = 50
 """Conversations to choose from, the newest; any other by its own page's address."""
 
 
@@ -45,7 +45,7 @@ def read_list(connection: Connection, vault: Vault) -> dict[str, Any]:
         select(conversations.c.id, conversations.c.title, conversations.c.created_at)
         .where(conversations.c.data_key.is_not(None), conversations.c.last_seq > 0)
         .order_by(conversations.c.created_at.desc())
-        .limit(LATELY)
+        .limit(RECENT_CONVERSATIONS)
     )
     return {
         "schedules": [_with_outlook(row) for row in schedules.list_schedules(connection, vault)],
@@ -75,7 +75,7 @@ async def add(request: Request) -> Response:
         raise Malformed("missed: must be skip, once or all.")
     verb = _saying(request, form) if "say" in form else _job(form)
     await schedules.add(platform, verb, **times)
-    return go("/schedules", f"{times['name']} is added.")
+    return redirect("/schedules", f"{times['name']} is added.")
 
 
 def _saying(request: Request, form: FormData) -> Callable[..., str]:
@@ -116,7 +116,7 @@ async def run_now(request: Request) -> Response:
     platform = platform_of(request)
     job_id = await platform.database.write(partial(schedules.run_schedule, named=request.path_params["id"]))
     wake(platform)
-    return go(f"/runs/{job_id}", "Begun.")
+    return redirect(f"/runs/{job_id}", "Begun.")
 
 
 @page("owner")
@@ -127,7 +127,7 @@ async def switch(request: Request) -> Response:
     await platform_of(request).database.write(
         partial(_switch, named=request.path_params["id"], enabled=enabled)
     )
-    return go("/schedules", "Switched on." if enabled else "Switched off.")
+    return redirect("/schedules", "Switched on." if enabled else "Switched off.")
 
 
 def _switch(connection: Connection, named: str, enabled: bool) -> None:
@@ -139,7 +139,7 @@ def _switch(connection: Connection, named: str, enabled: bool) -> None:
 async def remove(request: Request) -> Response:
     """Remove one."""
     name = await platform_of(request).database.write(partial(_remove, named=request.path_params["id"]))
-    return go("/schedules", f"{name} is removed.")
+    return redirect("/schedules", f"{name} is removed.")
 
 
 def _remove(connection: Connection, named: str) -> str:

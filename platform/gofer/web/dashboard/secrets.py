@@ -11,7 +11,7 @@ from gofer.vault.secret import Secret
 from gofer.web.auth import note
 from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.dashboard.endpoints import form_of, page, text_of
-from gofer.web.dashboard.render import go, platform_of, refused_of, render
+from gofer.web.dashboard.render import platform_of, redirect, refused_of, render
 from gofer.web.queries import connection_names
 from gofer.web.queries.secrets import keep_secret, remove_secret, stored_secrets
 
@@ -42,9 +42,9 @@ async def put(request: Request) -> Response:
     note(request, owner=owner, name=name)
     health = await keep_secret(platform, owner=owner, name=name, value=Secret(text_of(form, "value")))
     if health is None:
-        return go("/secrets", f"{name} is kept. It is in use from now on.")
+        return redirect("/secrets", f"{name} is kept. It is in use from now on.")
     request.app.state.checks.learned(owner, health)
-    return go(f"/connections/{owner}", f"{name} is kept. {health.line}", "ok" if health.ok else "warn")
+    return redirect(f"/connections/{owner}", f"{name} is kept. {health.line}", "ok" if health.ok else "warn")
 
 
 @page("owner")
@@ -54,4 +54,4 @@ async def remove(request: Request) -> Response:
     owner, name = text_of(form, "owner"), text_of(form, "name")
     note(request, owner=owner, name=name)
     await remove_secret(platform_of(request), owner=owner, name=name)
-    return go("/secrets", f"{name} is gone.")
+    return redirect("/secrets", f"{name} is gone.")

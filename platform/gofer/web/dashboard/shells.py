@@ -13,7 +13,7 @@ from gofer.app import Platform
 from gofer.jobs.kinds import ANSWER
 from gofer.runs.shell_inspection import seen
 from gofer.web.dashboard.endpoints import PER_PAGE, page
-from gofer.web.dashboard.render import go, platform_of, render
+from gofer.web.dashboard.render import platform_of, redirect, render
 from gofer.web.dashboard.trace import cards
 from gofer.web.queries.jobs import events_of, list_jobs
 from gofer.web.queries.shells import end_shell, find_shell, list_shells
@@ -21,7 +21,7 @@ from gofer.web.titles import with_titles
 
 LAST_RUNS = 3
 """Runs whose commands the page of a shell shows."""
-MOST_EVENTS = 200
+MAX_EVENTS = 200
 
 
 @page("viewer")
@@ -58,7 +58,7 @@ def _read(connection: Connection, platform: Platform, conversation_id: str, agen
     commands = [
         {**card, "job": job["id"]}
         for job in last
-        for card in cards(events_of(connection, platform, job["id"], limit=MOST_EVENTS))[::-1]
+        for card in cards(events_of(connection, platform, job["id"], limit=MAX_EVENTS))[::-1]
         if card["kind"] == "tool" and card["command"]
     ]
     return {"shell": row, "commands": commands[:20]}
@@ -66,7 +66,7 @@ def _read(connection: Connection, platform: Platform, conversation_id: str, agen
 
 @page("viewer")
 async def inside(request: Request) -> Response:
-    """What it uses now and what a directory of it holds; looked at apart, because a large disk takes its time."""
+    """What a shell uses now and what a directory holds; loaded apart, because a large disk takes time."""
     conversation_id, agent = request.path_params["conversation"], request.path_params["agent"]
     row, record = await platform_of(request).database.read(
         partial(find_shell, conversation_id=conversation_id, agent=agent)
@@ -83,4 +83,4 @@ async def close(request: Request) -> Response:
     await platform_of(request).database.write(
         partial(end_shell, conversation_id=conversation_id, agent=agent)
     )
-    return go("/shells", "Closed. Its processes end within a minute; its files stay.")
+    return redirect("/shells", "Closed. Its processes end within a minute; its files stay.")

@@ -17,7 +17,7 @@ from gofer.errors import Malformed, Refused
 from gofer.integration import Integration
 from gofer.web.auth import POLICY, actor, audited, caller_of, visitor_of
 from gofer.web.auth.confirmation import check_confirmed
-from gofer.web.dashboard.connections import changed, fields_of, given_in
+from gofer.web.dashboard.connections import apply_and_show, fields_of, settings_in
 from gofer.web.dashboard.endpoints import form_of, page, text_of
 from gofer.web.dashboard.render import platform_of, render
 
@@ -49,7 +49,7 @@ async def show(request: Request) -> Response:
         platform_of(request),
         integration=integration.name,
         name=text_of(form, "name").strip(),
-        settings=given_in(integration, form),
+        settings=settings_in(integration, form),
         owner=text_of(form, "owner").strip(),
         back_url=_here(request) + BACK,
     )
@@ -84,7 +84,7 @@ async def back(request: Request) -> Response:
 
     async def finished() -> Response:
         made = await finish_setup(platform_of(request), state=state, code=code, by=actor(request))
-        return await changed(request, made, "Connected.")
+        return await apply_and_show(request, made, "Connected.")
 
     # It is asked for by a link, for no service can do better; it is a change all the same.
     answer = await audited(request, visitor_of(request), finished)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-LONGEST = 20_000
+MAX_TEXT = 20_000
 """Characters of one text that a page shows."""
 
 Event = Mapping[str, Any]
@@ -268,6 +268,6 @@ _MAKERS = {
 
 
 def _cut(text: str) -> str:
-    if len(text) <= LONGEST:
+    if len(text) <= MAX_TEXT:
         return text
-    return f"{text[:LONGEST]}\n… {len(text) - LONGEST:,} more characters; the raw events have them."
+    return f"{text[:MAX_TEXT]}\n… {len(text) - MAX_TEXT:,} more characters; the raw events have them."

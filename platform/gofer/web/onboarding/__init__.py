@@ -32,7 +32,7 @@ from gofer.vault.secret import Secret
 from gofer.web.auth import require, visitor_of
 from gofer.web.auth.confirmation import Unconfirmed, check_confirmed
 from gofer.web.body import read_form
-from gofer.web.dashboard.endpoints import to_confirm
+from gofer.web.dashboard.endpoints import redirect_to_confirm
 from gofer.web.dashboard.render import platform_of, render
 from gofer.web.dashboard.sanitize import words
 from gofer.web.problems import status_of
@@ -40,7 +40,7 @@ from gofer.web.problems import status_of
 __all__ = ["routes"]
 
 
-LONGEST = 20_000
+MAX_FIELD = 20_000
 COMPATIBLE = (
     "Kept, encrypted; not in use yet: it is for agents that name their model. On the page Agents, give one a line such "
     'as `model = "openai/gpt-5"`. `GOFER_OPENAI_BASE_URL` is for a server other than OpenAI\'s.'
@@ -58,10 +58,10 @@ class Result:
     invitation: str = ""
 
 
-def filled(form: dict[str, str], name: str, what: str) -> str:
+def required_field(form: dict[str, str], name: str, what: str) -> str:
     """A field's value; raises Malformed when nothing usable is in it."""
     value = form.get(name, "").strip()
-    if not value or len(value) > LONGEST or "\x00" in value:
+    if not value or len(value) > MAX_FIELD or "\x00" in value:
         raise Malformed(f"Give {what}.")
     return value
 
@@ -69,7 +69,7 @@ def filled(form: dict[str, str], name: str, what: str) -> str:
 async def keep_key(platform: Platform, form: dict[str, str]) -> Result:
     """Seal a model key into the vault; with consent it is tried first, and one that does not work is not kept."""
     name = "openai_key" if form.get("provider") == "openai" else "anthropic_key"
-    value = filled(form, "key", "the key")
+    value = required_field(form, "key", "the key")
     if not value.isascii() or not value.isprintable() or " " in value:
         raise Malformed("That is no key: it has spaces or characters that no key has.")
     tried = await _tried(platform, name, value) if "test" in form else None
@@ -103,7 +103,7 @@ async def _tried(platform: Platform, name: str, key: str) -> Finding:
 
 async def connect_telegram(platform: Platform, form: dict[str, str], by: str) -> Result:
     """A bot by its token."""
-    token = filled(form, "token", "the bot's token")
+    token = required_field(form, "token", "the bot's token")
     return await _connect(platform, "telegram", {}, {"token": Secret(token)}, by)
 
 
@@ -111,12 +111,12 @@ async def connect_github(platform: Platform, form: dict[str, str], by: str) -> R
     """An App by its id and key, or an account by a token."""
     if form.get("token", "").strip():
         return await _connect(
-            platform, "github", {}, {"token": Secret(filled(form, "token", "the token"))}, by
+            platform, "github", {}, {"token": Secret(required_field(form, "token", "the token"))}, by
         )
-    number = filled(form, "app_id", "the App's id, or a token")
+    number = required_field(form, "app_id", "the App's id, or a token")
     if not (number.isascii() and number.isdigit()):
         raise Malformed("The App's id is a number; GitHub shows it in the App's settings.")
-    given = {"private_key": Secret(filled(form, "private_key", "the App's private key"))}
+    given = {"private_key": Secret(required_field(form, "private_key", "the App's private key"))}
     if form.get("webhook_secret", "").strip():
         given["webhook_secret"] = Secret(form["webhook_secret"].strip())
     return await _connect(platform, "github", {"app_id": int(number)}, given, by)
@@ -162,7 +162,7 @@ def _result(step: str, health: Health) -> Result:
     return Result(step, health.ok, health.line, health.fix)
 
 
-MOST_FORM = 64 * 1024
+MAX_FORM = 64 * 1024
 
 Doing = Callable[[Request, Platform, dict[str, str]], Awaitable[Result]]
 
@@ -181,7 +181,7 @@ def routes() -> list[BaseRoute]:
         Route("/welcome", show, methods=["GET"]),
         Route("/welcome/checks", checks, methods=["GET"]),
         *(
-            Route(path, form, methods=["POST"], name=name, max_body_size=MOST_FORM)
+            Route(path, form, methods=["POST"], name=name, max_body_size=MAX_FORM)
             for (path, name), form in forms.items()
         ),
         Route("/docs", contents, methods=["GET"]),
@@ -229,7 +229,7 @@ def _form(step: str) -> Callable[[Doing], Callable[[Request], Awaitable[Response
             try:
                 result = await do(request, platform_of(request), given)
             except Unconfirmed:
-                return to_confirm(request)
+                return redirect_to_confirm(request)
             except GoferError as error:
                 return await _page(request, Result(step, False, str(error)), status_of(error))
             return await _page(request, result, 200 if result.ok else 422)
