@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import structlog
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from sqlalchemy import Connection
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -143,8 +142,6 @@ class Signs:
     async def metrics(self, request: Request) -> Response:
         """Prometheus."""
         if self._metrics is None:
-            # Prometheus's client, which few installations are asked for
-
             self._metrics = Metrics(self._platform)
         return Response(await self._metrics.render(), media_type=self._metrics.content_type)
 
@@ -155,9 +152,11 @@ STATES = ("ready", "blocked", "running", "scheduled", "waiting", "dead")
 class Metrics:
     """Renders the figures of one process and its store."""
 
-    content_type = CONTENT_TYPE_LATEST
-
     def __init__(self, platform: Platform) -> None:
+        # Loaded here: few installations are asked for metrics, and every start would pay for it.
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge
+
+        self.content_type = CONTENT_TYPE_LATEST
         self._platform = platform
         self.registry = CollectorRegistry()
         self._jobs = Gauge("gofer_jobs", "Jobs by state.", ["state"], registry=self.registry)
@@ -174,6 +173,8 @@ class Metrics:
 
     async def render(self) -> bytes:
         """The page."""
+        from prometheus_client import generate_latest
+
         states = await self._platform.database.read(depth)
         for state in STATES:
             self._jobs.labels(state).set(states.get(state, 0))
