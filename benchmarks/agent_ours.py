@@ -34,7 +34,7 @@ from gofer.intake.admit import Admitter
 from gofer.intake.arrival import Arrival
 from gofer.intake.transaction import take_in
 from gofer.integration import Author, Incoming, Parsed
-from gofer.jobs.finish import conclude
+from gofer.jobs.finish import finish_run
 from gofer.jobs.kinds import ANSWER
 from gofer.jobs.notifications import JOBS
 from gofer.jobs.outcome import Done, Outcome
@@ -203,7 +203,9 @@ class Bench:
             rooms = [room] * min(500, count - begin)
             await self.hear(rooms, "The third shelf is for the blue cups. " * 2, trust=Trust.OWNER)
         (waiting,) = (await claim(database, owner="past", lease=60, limits={AGENT: 1}))[AGENT]
-        await database.write(lambda connection: conclude(connection, vault, waiting, Done(included_to=count)))
+        await database.write(
+            lambda connection: finish_run(connection, vault, waiting, Done(included_to=count))
+        )
 
     async def ask(self, room: str) -> float:
         """Seconds of one run, from the claimed job to its outcome."""

@@ -14,8 +14,8 @@ from typing import Any
 
 from benchmarks.agent_ours import bench
 from benchmarks.report import Row
+from gofer.agent.context import result_size
 from gofer.agent.context.compressor import PlainCompressor
-from gofer.agent.context.sizes import result_size
 from gofer.agent.interfaces import Point
 from gofer.agent.model import Features, ModelEvent, ModelRequest, Usage
 from gofer.agent.models.anthropic import StreamedAnswer, parameters

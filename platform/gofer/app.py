@@ -48,7 +48,7 @@ from gofer.jobs.notifications import (
     Signals,
 )
 from gofer.jobs.outcome import Outcome
-from gofer.jobs.queue import AGENT, SERVICE, Claim, waiting
+from gofer.jobs.queue import AGENT, SERVICE, Claim, count_waiting
 from gofer.jobs.worker import Capacity, Worker
 from gofer.live import Live, SharedLive
 from gofer.logs import RecentLines
@@ -443,5 +443,5 @@ async def _watch_load(platform: Platform) -> None:
     """Keep the gate's count of waiting jobs fresh. Other processes make and end jobs too."""
     while True:
         with contextlib.suppress(Exception):
-            platform.intake.gate.waiting = await platform.database.read(waiting)
+            platform.intake.gate.waiting = await platform.database.read(count_waiting)
         await asyncio.sleep(1)

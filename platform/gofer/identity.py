@@ -22,10 +22,10 @@ from gofer.store.tables import identities, pairings, principals, strangers
 ALPHABET = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # without look-alikes: people type these on phones
 CODE_LENGTH = 8
 CODE_LIFE = 3600.0
-MOST_CODES = 3
-MOST_GUESSES = 5
+MAX_CODES = 3
+MAX_GUESSES = 5
 """Wrong codes from one person within an hour, after which none is looked at."""
-MOST_GUESSES_IN_ALL = 30
+MAX_GUESSES_IN_ALL = 30
 """The same from everybody together: many accounts are no way around."""
 TOLD_EVERY = 86400.0
 
@@ -48,9 +48,9 @@ def new_code(
     of_connection = pairings.c.connection_id == connection_id
     connection.execute(delete(pairings).where(of_connection, pairings.c.expires_at < now()))
     open_ones = select(func.count()).select_from(pairings).where(of_connection, pairings.c.used_at.is_(None))
-    if int(connection.execute(open_ones).scalar_one()) >= MOST_CODES:
+    if int(connection.execute(open_ones).scalar_one()) >= MAX_CODES:
         raise Conflict(
-            f"{MOST_CODES} codes are open already. Use one of them, or wait until one is an hour old."
+            f"{MAX_CODES} codes are open already. Use one of them, or wait until one is an hour old."
         )
     code = "".join(secrets.choice(ALPHABET) for _ in range(CODE_LENGTH))
     row = {
@@ -77,9 +77,9 @@ def redeem(
     connection: Connection, *, connection_id: str, integration: str, subject: str, name: str, code: str
 ) -> Role | None:
     """Pair somebody by a code; None when it is wrong, which is counted. Raises TooManyGuesses."""
-    if _guessed(connection, connection_id, subject) >= MOST_GUESSES:
+    if _guessed(connection, connection_id, subject) >= MAX_GUESSES:
         raise TooManyGuesses
-    if _guessed(connection, connection_id, None) >= MOST_GUESSES_IN_ALL:
+    if _guessed(connection, connection_id, None) >= MAX_GUESSES_IN_ALL:
         raise TooManyGuesses
     used = _used(connection, connection_id, subject, code)
     if used is None:
@@ -142,7 +142,7 @@ def link(
     `name` is what the presenter alone is called there, where others read along. A code that somebody else than
     the one it was made for presents is spent: it was read by the wrong people.
     """
-    if _guessed(connection, connection_id, subject) >= MOST_GUESSES:
+    if _guessed(connection, connection_id, subject) >= MAX_GUESSES:
         raise TooManyGuesses
     presenter = f"{integration}:{subject}"
     used = _used(connection, _links(workspace_id, name), presenter, code)
@@ -288,7 +288,7 @@ def owners_of(connection: Connection, *, workspace_id: str, integration: str) ->
     ]
 
 
-def may_tell(connection: Connection, connection_id: str, subject: str) -> bool:
+def may_notify(connection: Connection, connection_id: str, subject: str) -> bool:
     """Whether a stranger may be told once more; noted as told when so."""
     _know(connection, connection_id, subject)
     told = connection.execute(

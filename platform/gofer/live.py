@@ -29,13 +29,13 @@ PAUSE = 0.2
 """Seconds between two sendings to other processes."""
 BREATH = 0.02
 """Seconds in which what belongs together comes together, when nothing was sent for a while."""
-MOST_SHARED = 8_000
+MAX_SHARED = 8_000
 """Characters of one call's output in a sending: more nobody reads in a fifth of a second."""
-IN_ONE, MOST_BYTES = 400, 5_600
+PART_SIZE, MAX_BYTES = 400, 5_600
 """Characters in a part, and bytes of parts in a parcel: sealed and in base64 it still fits in a notification."""
-MOST_PARCELS = 30
+MAX_PARCELS = 30
 """Parcels in a sending; a worker whose runs print without end must not drown the database."""
-MOST_TEXT, MOST_OUTPUT = 1_000_000, 16_000
+MAX_TEXT, MAX_OUTPUT = 1_000_000, 16_000
 """Characters kept of a turn's words, and of what one call prints: the last ones, the rest is in the log later."""
 Place = tuple[int, str]
 """A job, and its call; without a call, what the model itself says."""
@@ -229,7 +229,7 @@ class Live:
 
     def _begin(self, place: Place) -> TurnText:
         self._begun += 1
-        return TurnText(f"{self._owner}/{self._begun}", MOST_OUTPUT if place[1] else MOST_TEXT)
+        return TurnText(f"{self._owner}/{self._begun}", MAX_OUTPUT if place[1] else MAX_TEXT)
 
 
 def _finish(words: TurnText, data: dict[str, Any]) -> None:
@@ -305,7 +305,7 @@ class SharedLive(Live):
             for conversation_id, news in unsent.items()
             for parts in in_parcels(self._parts(conversation_id))
         ]
-        self._signals.post(parcels[:MOST_PARCELS])
+        self._signals.post(parcels[:MAX_PARCELS])
 
     def _parts(self, conversation_id: str) -> Iterator[Part]:
         said = self._said.get(conversation_id, {})
@@ -354,7 +354,7 @@ class SharedLive(Live):
 
     def _hear(self, conversation_id: str, words: dict[str, Any]) -> None:
         said = self._said[conversation_id]
-        fitting = [fits(said, part) for part in words["parts"]]
+        fitting = [add_part(said, part) for part in words["parts"]]
         if not all(fitting):
             self._ask(conversation_id)
         self._wake(conversation_id, log=words["log"])
@@ -365,11 +365,11 @@ __all__ = ["Fresh", "Live", "SharedLive", "Watcher"]
 
 def parts_of(fresh: Fresh) -> Iterator[Part]:
     """In pieces, each with its place; of what a call prints without end, the last of it."""
-    cut = max(len(fresh.text) - MOST_SHARED, 0) if fresh.call_id else 0
+    cut = max(len(fresh.text) - MAX_SHARED, 0) if fresh.call_id else 0
     fresh = replace(fresh, at=fresh.at + cut, text=fresh.text[cut:])
-    for start in range(0, max(len(fresh.text), 1), IN_ONE):
-        text = fresh.text[start : start + IN_ONE]
-        goes_on = fresh.open or start + IN_ONE < len(fresh.text)
+    for start in range(0, max(len(fresh.text), 1), PART_SIZE):
+        text = fresh.text[start : start + PART_SIZE]
+        goes_on = fresh.open or start + PART_SIZE < len(fresh.text)
         yield [fresh.job_id, fresh.call_id, fresh.name, fresh.at + start, text, goes_on]
 
 
@@ -379,23 +379,23 @@ def in_parcels(parts: Iterator[Part]) -> Iterator[list[Part]]:
     weight = sent = 0
     for part in parts:
         more = len(json.dumps(part).encode())
-        if parcel and weight + more > MOST_BYTES:
+        if parcel and weight + more > MAX_BYTES:
             yield parcel
             parcel, weight, sent = [], 0, sent + 1
-        if more <= MOST_BYTES:
+        if more <= MAX_BYTES:
             parcel.append(part)
             weight += more
     if parcel or not sent:
         yield parcel
 
 
-def fits(said: dict[Place, TurnText], part: Part) -> bool:
+def add_part(said: dict[Place, TurnText], part: Part) -> bool:
     """Add a part where it belongs; False when what comes before it is missing."""
     job_id, call_id, name, at, text, goes_on = part
     place: Place = (job_id, call_id)
     words = said.get(place)
     if words is None or words.name != name:
-        words = TurnText(name, MOST_OUTPUT if call_id else MOST_TEXT)
+        words = TurnText(name, MAX_OUTPUT if call_id else MAX_TEXT)
         if at and not call_id:
             return False
         words.start = at

@@ -25,8 +25,7 @@ from gofer.secrets.mac_root import load_mac_keys
 from gofer.settings import Settings
 from gofer.store import audit, row_macs
 from gofer.store.database import Database
-from gofer.store.digests import key_body_digests
-from gofer.store.encryption import data_key
+from gofer.store.encryption import data_key, key_body_digests
 from gofer.store.messages import open_message, seal_message
 from gofer.store.tables import Trust, conversations, messages
 from gofer.vault.envelope import Vault

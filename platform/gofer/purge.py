@@ -13,7 +13,7 @@ from gofer.jobs.kinds import SAY
 from gofer.secrets.rotation import destroy_conversation_key
 from gofer.store import events as log
 from gofer.store.db_time import now
-from gofer.store.digests import key_body_digests
+from gofer.store.encryption import key_body_digests
 from gofer.store.locks import lock_conversation
 from gofer.store.tables import (
     LIVE,

@@ -57,7 +57,7 @@ _ELSEWHERE = re.compile(r"(?<![\w./-])([\w.-]{1,100}+/[\w.-]{1,100}+)([#!])(?=\d
 _IMAGE = re.compile(r"!(?=\[)")
 _IMAGE_ENDS = re.compile(r"\]\s{0,3}[(\[]")
 _DEFINITION = "]:"
-_LONGEST_IMAGE = 100_000
+_MAX_IMAGE = 100_000
 """More than any service takes in one text."""
 _ENTITY = re.compile(
     r"&(?=#|(?!(?:amp|lt|gt|quot|apos|nbsp|[mn]dash|hellip|[lr]arr|times);)[A-Za-z][A-Za-z0-9]{1,31};)"
@@ -172,7 +172,7 @@ def _images(text: str, defined: bool) -> str:
     for found in _IMAGE.finditer(text):
         while at < len(ends) and ends[at] < found.start():
             at += 1
-        if at < len(ends) and ends[at] - found.start() < _LONGEST_IMAGE:
+        if at < len(ends) and ends[at] - found.start() < _MAX_IMAGE:
             breaks += [found.end(), ends[at] + 1]  # nor is it a link
     cuts = [0, *sorted(set(breaks)), len(text)]
     return BREAK.join(text[start:end] for start, end in pairwise(cuts))

@@ -26,7 +26,7 @@ from gofer.doctor import LOOPBACK, another_place
 from gofer.doctor.model import keys_of
 from gofer.errors import ConfigError, GoferError, StoreBusy, StoreError
 from gofer.logs import RecentLines, goes_to_file, set_up_logs
-from gofer.runs.shell_inspection import living
+from gofer.runs.shell_inspection import live_shells
 from gofer.settings import Settings, prepare_data_dir, unknown_variables
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.sqlite import held
@@ -140,7 +140,7 @@ async def _say_left_running(platform: Platform) -> None:
         return
     left: list[str] = []
     with contextlib.suppress(StoreError):
-        left = await platform.database.read(living)
+        left = await platform.database.read(live_shells)
     if left:
         more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
         _say(

@@ -15,8 +15,7 @@ from agent.ports import LocalShell, World
 from gofer.agent.model import Features, Model, ModelError, ModelEvent, ModelRequest
 from gofer.agent.models.anthropic import Anthropic as AnthropicModel
 from gofer.agent.models.anthropic import StreamedAnswer, parameters
-from gofer.agent.models.breaker import Breakers
-from gofer.agent.models.catalogue import Steady
+from gofer.agent.models.catalogue import Breakers, ResilientModel
 from gofer.agent.models.providers import ModelSettings
 from gofer_standins.anthropic import Anthropic, Reply, Script
 from gofer_standins.loopback import serve
@@ -76,7 +75,7 @@ async def rehearse(tmp_path: Path) -> AsyncIterator[Make]:
                 settings=ModelSettings(stall_timeout=options.pop("stall", 20)),
             )
             breakers, caller = options.pop("breakers", None) or Breakers(), options.pop("caller", "")
-            steady = Steady(model, breakers, caller=caller, sleep=_no_sleep)
+            steady = ResilientModel(model, breakers, caller=caller, sleep=_no_sleep)
             return World(model=steady, shell=LocalShell(tmp_path), **options), service
 
         yield make

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from agent.conftest import Make
 from agent.ports import DictLedger, ListHistory, ListInbox, ListJournal, ada, bob
-from gofer.agent.context.compressor import ContextSettings, fitted, standing_rules
+from gofer.agent.context.compressor import ContextSettings, fit_parts, standing_rules
 from gofer.agent.conversation import ConversationMessage, Covers, Summary
 from gofer.agent.limits import LimitSettings
 from gofer.agent.outcome import Answered
 from gofer.agent.tools.builtin import builtin_tools
-from gofer.agent.untrusted import plain, quoted
+from gofer.agent.transcript import plain, quoted
 from gofer.runs.agent_files import AgentSpec
 from gofer.sanitize import clean
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
@@ -246,7 +246,7 @@ async def test_what_is_summed_up_says_whose_words_are_whose(direct: Make) -> Non
 
 def test_material_that_is_too_much_loses_whole_parts_from_its_middle() -> None:
     parts = [quoted(f"part {n} " + "x" * 1000) for n in range(100)]
-    text = fitted(parts, 12_000)
+    text = fit_parts(parts, 12_000)
     assert len(text) < 12_500
     assert "part 0 " in text
     assert "part 99 " in text

@@ -11,7 +11,7 @@ from agent.pictures import PNG
 from agent.ports import ListJournal, ada
 from gofer.agent.conversation import Picture
 from gofer.agent.limits import LimitSettings
-from gofer.agent.models.breaker import Breaker, Breakers
+from gofer.agent.models.catalogue import Breaker, Breakers
 from gofer.agent.outcome import Answered, Failed, Stopped
 from gofer.runs.agent_files import AgentSpec
 from gofer_standins.anthropic import Fault, call, calls, fault, say

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.conftest import Make
 from agent.ports import ListInbox, ListJournal, ada
-from gofer.agent.context.sizes import dense_extra, text_size
+from gofer.agent.context import dense_extra, text_size
 from gofer.agent.limits import LimitSettings
 from gofer.agent.model import Usage
 from gofer.agent.outcome import Answered, Stopped

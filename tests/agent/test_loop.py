@@ -14,7 +14,7 @@ from agent.stopwatch import stopwatch
 from gofer.agent.conversation import QuestionAnswer
 from gofer.agent.outcome import Answered, Asked, Stopped
 from gofer.agent.state import fold
-from gofer.agent.tool_calls import WROTE_INSTEAD
+from gofer.agent.turn import WROTE_INSTEAD
 from gofer_standins.anthropic import call, calls, say, think
 
 

@@ -11,8 +11,7 @@ import pytest
 from agent.pictures import PNG
 from agent.ports import ListInbox, LocalShell, World, ada, bob
 from gofer.agent.conversation import ConversationMessage, QuestionAnswer
-from gofer.agent.models.breaker import Breakers
-from gofer.agent.models.catalogue import AUTO, Catalogue, Provider
+from gofer.agent.models.catalogue import AUTO, Breakers, Catalogue, Provider
 from gofer.agent.models.offline import LABEL, Offline
 from gofer.agent.outcome import Answered, Asked
 from gofer.errors import ConfigError

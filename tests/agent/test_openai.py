@@ -19,7 +19,7 @@ from agent.ports import LocalShell, World, ada
 from gofer.agent.conversation import Picture
 from gofer.agent.limits import LimitSettings
 from gofer.agent.model import ModelError
-from gofer.agent.models.catalogue import Catalogue, Provider, Steady
+from gofer.agent.models.catalogue import Catalogue, Provider, ResilientModel
 from gofer.agent.models.errors import body_of, refusal
 from gofer.agent.models.providers import ModelSettings, load_providers
 from gofer.agent.outcome import Answered, Failed, Stopped
@@ -55,7 +55,7 @@ async def local(tmp_path: Path) -> AsyncIterator[Make]:
             provider = Provider(service.key, f"{url}/v1", models={"llama": settings})
             catalogue = Catalogue({"local": provider}, http=http)
             model = await catalogue.ready("local/llama", effort=effort)
-            assert isinstance(model, Steady)
+            assert isinstance(model, ResilientModel)
             model._sleep = _no_sleep
             return World(model=model, shell=LocalShell(tmp_path), **{"spec": FREE, **more}), service
 
@@ -363,7 +363,7 @@ async def test_a_server_that_is_silent_is_waited_for_as_long_as_its_model_says(l
 
 
 async def test_that_a_model_takes_long_to_begin_is_told(local: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gofer.agent.model_call.SLOW_AFTER", 0.05)
+    monkeypatch.setattr("gofer.agent.turn.SLOW_AFTER", 0.05)
     world, _ = await local(
         Reply(fault="silent"), Reply("Hi."), settings=ModelSettings(first_token_timeout=0.4)
     )
@@ -412,7 +412,7 @@ async def test_an_address_where_nobody_is_and_one_that_is_none(local: Make) -> N
     for base_url, kind in (("http://127.0.0.1:9/v1", "retryable"), ("ftp://127.0.0.1/v1", "invalid")):
         catalogue = Catalogue({"local": Provider(base_url=base_url)})
         model = await catalogue.ready("local/llama")
-        assert isinstance(model, Steady)
+        assert isinstance(model, ResilientModel)
         model._sleep = _no_sleep
         with pytest.raises(ModelError) as raised:
             _ = [event async for event in model.stream(QUESTION)]

@@ -20,7 +20,7 @@ from sqlalchemy.exc import IntegrityError
 from gofer.app import open_app
 from gofer.integration import Admission, ConnectionContext, Unread
 from gofer.jobs.wait_reasons import clock_time
-from gofer.runs.answer import SAYINGS
+from gofer.runs.answer import APOLOGIES
 from gofer.settings import Settings
 from gofer.store import row_macs
 from gofer.store.db_time import now
@@ -257,7 +257,7 @@ async def test_whoever_cannot_be_looked_up_is_told_once_that_it_could_not_be_don
     office.play(say("You are heard."))
     await office.say("And now?", "nameless")
     await eventually(lambda: office.told("nameless")[-1] == "You are heard.")
-    assert office.told("nameless")[:-1] == [SAYINGS["internal"]]
+    assert office.told("nameless")[:-1] == [APOLOGIES["internal"]]
 
 
 async def test_a_model_without_a_price_ends_the_job_tells_once_and_is_never_asked(

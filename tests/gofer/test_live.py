@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gofer.jobs.notifications import LocalSignals
-from gofer.live import MOST_PARCELS, MOST_SHARED, SharedLive, Watcher
+from gofer.live import MAX_PARCELS, MAX_SHARED, SharedLive, Watcher
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 
@@ -141,13 +141,13 @@ async def test_a_flood_is_cut_and_each_parcel_fits_in_a_notification(vault: Vaul
     with there.watching("conv_a") as watcher:
         for _ in range(50):
             here.tell("conv_a", 1, "tool.delta", {"call_id": "call" * 10, "text": character * 5000})
-        assert sum(len(text) for _, text in await all_of(watcher)) == MOST_SHARED
+        assert sum(len(text) for _, text in await all_of(watcher)) == MAX_SHARED
         for number in range(200):
             here.tell("conv_a", 1, "tool.delta", {"call_id": f"call-{number}", "text": character * 5000})
         await all_of(watcher)
     parcels = [parcel for parcels in wire.sendings for parcel in parcels]
     assert max(len(parcel) for parcel in parcels) < 8000
-    assert all(len(parcels) <= MOST_PARCELS for parcels in wire.sendings)
+    assert all(len(parcels) <= MAX_PARCELS for parcels in wire.sendings)
     assert all(parcel.isascii() for parcel in parcels)
 
 

@@ -13,7 +13,7 @@ from sqlmodel import SQLModel
 
 from gofer.purge import purge_conversation
 from gofer.store.blobs import put_blob, read_blob
-from gofer.store.digests import body_digest
+from gofer.store.encryption import body_digest
 from gofer.store.tables import deliveries, events
 from support.web_server import House
 from support.world import World

@@ -15,7 +15,7 @@ from gofer.intake.arrival import Arrival, Taken
 from gofer.intake.transaction import take_in
 from gofer.integration import Author, Incoming, Parsed
 from gofer.jobs import control, maintenance, queue
-from gofer.jobs.finish import Concluded, conclude
+from gofer.jobs.finish import FinishResult, finish_run
 from gofer.jobs.notifications import LocalSignals, Signals
 from gofer.jobs.outcome import Done, Draft, Outcome
 from gofer.jobs.queue import AGENT, SERVICE, Claim
@@ -138,10 +138,10 @@ class World:
         (claim,) = await self.claim(**values)
         return claim
 
-    async def end(self, claim: Claim, outcome: Outcome | None = None) -> Concluded:
+    async def end(self, claim: Claim, outcome: Outcome | None = None) -> FinishResult:
         """End a run, by default well."""
-        ended: Concluded = await self.run(
-            lambda c: conclude(c, self.vault, claim, outcome if outcome is not None else Done())
+        ended: FinishResult = await self.run(
+            lambda c: finish_run(c, self.vault, claim, outcome if outcome is not None else Done())
         )
         return ended
 

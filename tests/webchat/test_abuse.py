@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from gofer import live
 from gofer.agent.tools import output
-from gofer.live import MOST_OUTPUT
+from gofer.live import MAX_OUTPUT
 from gofer.web import event_source, server
 from gofer.web.auth import guard
 from gofer.web.auth.sessions import end_session
@@ -163,7 +163,7 @@ def test_who_does_not_read_is_cut_off_and_others_do_not_wait(
     monkeypatch.setattr(event_source, "SEND_TIMEOUT", 0.3)
     monkeypatch.setattr(server, "READ_TIMEOUT", 0.3)
     # More than the kernel holds for a reader that does not read.
-    monkeypatch.setattr(live, "MOST_OUTPUT", 10_000_000)
+    monkeypatch.setattr(live, "MAX_OUTPUT", 10_000_000)
     monkeypatch.setattr(output, "MUCH", 10_000_000)
     with visit.line() as line, deaf(visit, UPGRADE), deaf(visit, ""):
         line.say(
@@ -205,7 +205,7 @@ def test_what_prints_without_end_floods_nobody(visit: Visit) -> None:
         line.answers()
         sizes = [len(frame["text"]) for frame in line.frames if frame["type"] == "output"]
     assert sizes
-    assert max(sizes) <= MOST_OUTPUT
+    assert max(sizes) <= MAX_OUTPUT
     assert len(sizes) < 100
 
 

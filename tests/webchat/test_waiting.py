@@ -20,7 +20,7 @@ from webchat.visiting import Visit
 async def test_who_has_to_wait_for_the_model_is_told_why_and_until_when(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gofer.agent.model_call.SLOW_AFTER", 0.02)
+    monkeypatch.setattr("gofer.agent.turn.SLOW_AFTER", 0.02)
     model = Anthropic([fault("rate_limit", retry_after=3600), say("Here it is.", delay=0.1)])
     (tmp_path / "data").mkdir(mode=0o700)
     async with serve(model.app) as url:

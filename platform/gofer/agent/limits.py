@@ -19,7 +19,7 @@ from gofer.agent.state import State
 Scope = Literal["day", "conversation", "background"]
 WRAP_UP_TOKENS = 3000
 """Models that always think need room for that before the first word."""
-LEAST_TOKENS = 512
+MIN_TOKENS = 512
 
 
 NARROWED = ("steps", "active_minutes", "tokens", "job_dollars")
@@ -43,7 +43,7 @@ class LimitSettings(BaseModel):
     day_dollars: float = Field(default=10.0, ge=0)
     """For this agent in one day of the workspace's time zone."""
     conversation_dollars: float = Field(default=0, ge=0)
-    output_tokens: int = Field(default=16_000, ge=LEAST_TOKENS)
+    output_tokens: int = Field(default=16_000, ge=MIN_TOKENS)
     """The most a single answer may have."""
     warn_at: float = Field(default=0.8, gt=0, lt=1)
 
@@ -152,7 +152,7 @@ class JobLimits:
     def check_start(self, state: State) -> Halt | None:
         """A model that could not even take what every request holds; or an unknown price with a cap on cost: nobody
         could keep the promise."""
-        if self._fixed + 2 * LEAST_TOKENS > self._window():
+        if self._fixed + 2 * MIN_TOKENS > self._window():
             return Halt(
                 "model.context",
                 f"{self._models[0]} takes {self._window()} tokens, and my instructions and tools alone have about "
@@ -186,7 +186,7 @@ class JobLimits:
         price = self._dearest()
         over = ending or self._over(state)
         tokens = min(self._longest(size), self._affordable(state, size, price))
-        if over is None and tokens >= LEAST_TOKENS and not state.wrapping_up:
+        if over is None and tokens >= MIN_TOKENS and not state.wrapping_up:
             # Near the end of a cap that spans jobs, a shorter answer may still do.
             for most in (tokens, min(tokens, WRAP_UP_TOKENS)):
                 amount, kept_back = price.worst(size, most), self._last_call(size, price)
@@ -241,7 +241,7 @@ class JobLimits:
     def _job_halt(self, state: State, size: int, price: Price) -> Halt:
         kind, name = ("background job", "background_dollars") if state.background else ("job", "job_dollars")
         cap = self._job_cap(state)
-        needed = price.worst(size, LEAST_TOKENS) + self._last_call(size, price)
+        needed = price.worst(size, MIN_TOKENS) + self._last_call(size, price)
         why = _too_little(state.spent + state.reserved, needed)
         budget = f"The budget of {_dollars(cap)} for one {kind} is used up"
         return Halt("budget.job", f"{budget}: {why} Ask for a smaller step, or raise {name} of the agent.")
@@ -257,7 +257,7 @@ class JobLimits:
 
     def _longest(self, size: int) -> int:
         """Tokens of an answer that fit beside a request of this size."""
-        return max(LEAST_TOKENS, min(self._settings.output_tokens, self._window() - size))
+        return max(MIN_TOKENS, min(self._settings.output_tokens, self._window() - size))
 
     def _last_call(self, size: int, price: Price) -> int:
         """What a wrap-up answer after this call can cost. Results of tools are not in it: if there is no money for

@@ -18,18 +18,17 @@ from gofer.agent.journal import Journal
 from gofer.agent.limits import Go, Halt, Note
 from gofer.agent.loop_detection import LoopFinding, detect_loop
 from gofer.agent.model import Block, Model
-from gofer.agent.model_call import ModelCall
 from gofer.agent.outcome import Answered, Asked, Failed, Outcome, Stopped
 from gofer.agent.state import Listener, Recorder, texts
-from gofer.agent.tool_calls import ToolCalls
 from gofer.agent.tools.output import Masker
-from gofer.agent.untrusted import MAX_TEXT, note, quotes, render
+from gofer.agent.transcript import MAX_TEXT, note, quotes, render
+from gofer.agent.turn import ModelCall, ToolCalls
 
 TOLD_IN_WORDS = ("loop.repeat", "loop.poll", "loop.cycle", "loop.stale", "loop.errors")
 """Stops of a run that got somewhere before: the model gets a last turn to say how far."""
 GRACE = 1.5
 """Seconds a tool has to let go when the run is stopped."""
-MOST_AT_ONCE = 120_000
+MAX_NEW_CHARACTERS = 120_000
 """Characters of new messages taken into one turn."""
 CONTINUE = Note("", "Your answer was cut at the token limit. Go on exactly where it ended.")
 CUT_CALL = Note("", "Your last tool call was cut at the token limit and was not run. Make it shorter.")
@@ -269,7 +268,7 @@ class TurnInput:
         end, size = steering[0], 0
         for index in range(steering[0], steering[-1] + 1):
             size += min(len(unread[index].text), MAX_TEXT)
-            if size > MOST_AT_ONCE:
+            if size > MAX_NEW_CHARACTERS:
                 break
             end = index if index in steering else end
         return unread[: end + 1]

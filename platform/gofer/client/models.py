@@ -199,7 +199,7 @@ class DeliveryInFull(Shape):
 
 
 class TakenIn(Shape):
-    """What became of a delivery."""
+    """The result of a delivery."""
 
     result: Literal["accepted", "repeat", "redriven", "noted"]
     delivery_id: int | None
@@ -337,7 +337,7 @@ class SignUpForm(Shape):
 
 
 class SignUpBegun(Shape):
-    """A sign-up on its way."""
+    """A setup that has begun."""
 
     connection_id: str
     state: str

@@ -23,7 +23,7 @@ from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.errors import ConfigError, Conflict, GoferError, NotFound, Temporary
 from gofer.identity import TooManyGuesses, link, new_link, redeem
 from gofer.intake.admit import Admitter, read_one
-from gofer.intake.unknown_senders import wish
+from gofer.intake.unknown_senders import request_approval
 from gofer.jobs.control import answer, begin_afresh
 from gofer.jobs.notifications import JOBS, Signals
 from gofer.jobs.outcome import Done, Draft, Outcome, Retry, Snooze
@@ -429,4 +429,4 @@ def _wish_to_listen(connection: Connection, claim: Claim, read: StoredMessage) -
         "name": message.title[:100],
         "by": message.author.id,
     }
-    wish(connection, claim, connection_id=str(read.connection_id), what=what)
+    request_approval(connection, claim, connection_id=str(read.connection_id), what=what)

@@ -1,4 +1,4 @@
-"""Adding, changing and removing connections: the verbs behind the command line and the dashboard."""
+"""Adds, changes and removes connections: the verbs behind the command line and the dashboard."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def checked_settings(integration: Integration, given: Mapping[str, Any]) -> dict
 
 
 def checked_secrets(integration: Integration, given: Mapping[str, Secret]) -> dict[str, Secret]:
-    """The secrets a new connection gets: those given, those made up; raises ConfigError for a missing one."""
+    """The secrets of a new connection, given and generated; raises ConfigError for a missing one."""
     known = {field.name: field for field in integration.secrets}
     for name in given:
         if name not in known:
@@ -63,7 +63,7 @@ def add_connection(
     by: str,
     connection_id: str = "",
 ) -> str:
-    """Make a connection with everything it needs, or nothing of it. Returns its id."""
+    """Make a connection with everything it needs, in one transaction. Returns its id."""
     checked = checked_settings(integration, settings)
     values = checked_secrets(integration, secrets_given)
     connection_id = connection_id or new_id(integration.name.replace("_", ""))
@@ -102,7 +102,7 @@ def change_settings(
 
 
 def switch_connection(connection: Connection, *, connection_id: str, enabled: bool, by: str) -> None:
-    """Switch a connection on or off. Its integration is not asked: it may be what is wrong."""
+    """Switch a connection on or off, without asking its integration, which may be what is broken."""
     row = find_connection(connection, connection_id)
     connection_id = row.id
     row_macs.update(connection, connections, connections.c.id == connection_id, {"enabled": enabled})

@@ -32,7 +32,7 @@ MARKS = "marks 1"
 
 @dataclass(frozen=True, slots=True)
 class LoadedConnection:
-    """A connection with the code that speaks for it."""
+    """A connection with its integration."""
 
     account: ConnectionContext
     integration: Integration
@@ -68,11 +68,11 @@ class LoadedConnections:
         self._kept: dict[str, LoadedConnection] = {}
 
     def forget(self) -> None:
-        """Read everything anew from here on: a connection or a secret has changed."""
+        """Drop what was read, because a connection or a secret has changed."""
         self._kept.clear()
 
     async def get(self, connection_id: str) -> LoadedConnection:
-        """A connection by id; raises NotFound, or NotInstalled while the code that speaks for it is missing."""
+        """A connection by id; raises NotFound, or NotInstalled while its integration is missing."""
         if (kept := self._kept.get(connection_id)) is not None:
             return kept
         row, secrets = await self._database.read(lambda connection: self._read(connection, connection_id))
@@ -82,7 +82,7 @@ class LoadedConnections:
         return connected
 
     async def all(self) -> list[LoadedConnection]:
-        """Every enabled connection whose integration is there."""
+        """Every enabled connection whose integration is installed."""
         ids = await self._database.read(
             lambda connection: list(
                 connection.execute(select(connections.c.id).where(connections.c.enabled)).scalars()
@@ -97,7 +97,7 @@ class LoadedConnections:
         return found
 
     def connected(self, row: Any, secrets: dict[str, Any]) -> LoadedConnection:
-        """A connection's row with its secrets and code."""
+        """A connection's row with its secrets and integration."""
         integration = self._integration(row)
         proxy = integration.proxy(row.settings, secrets) if self._proxied is not None else ""
         account = ConnectionContext(

@@ -1,4 +1,4 @@
-"""Asking integrations about their connections, whatever they answer or raise."""
+"""Asks integrations how their connections are doing, whatever they answer or raise."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def _with_trouble(platform: Platform, connection_id: str, health: Health) 
 
 
 async def watch(platform: Platform, every: float = WATCH_EVERY) -> None:
-    """Ask every connection now and then how it is doing, and tell when that has changed."""
+    """Ask every connection now and then how it is doing, and log when that changes."""
     unwell: set[str] = set()
     while True:
         await asyncio.sleep(every)
@@ -82,7 +82,7 @@ async def _watch(platform: Platform, connection_id: str, unwell: set[str]) -> No
 
 
 async def disconnect(platform: Platform, connection_id: str, *, by: str) -> None:
-    """Remove a connection that has no conversations, and tell its service so if that still listens."""
+    """Remove a connection that has no conversations, and tell its service when that can be reached."""
     try:
         connected = await platform.accounts.get(connection_id)
     except (NotFound, NotInstalled):
@@ -100,7 +100,7 @@ async def disconnect(platform: Platform, connection_id: str, *, by: str) -> None
 async def _ask(
     platform: Platform, connection_id: str, question: Callable[[LoadedConnection], Awaitable[Health]]
 ) -> Health:
-    """A failure is an answer: the connection exists, and this is how it is doing."""
+    """Report a failure as the connection's health: the connection exists, and this is how it is doing."""
     try:
         row = await platform.database.read(partial(find_connection, connection_id=connection_id))
         if not row.enabled:

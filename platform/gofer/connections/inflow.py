@@ -1,4 +1,4 @@
-"""The jobs by which a connection gets what no webhook brings: polling, catching up, and setting up again."""
+"""Jobs that fetch for a connection what no webhook brings: polling, catching up, and setting up again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEDULABLE = (CATCH_UP, SET_UP)
 
 
 def check_schedulable(connection: Connection, payload: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless a job of such a kind names a connection there is: it would only die."""
+    """Raise ConfigError unless the payload names an existing connection: the job would only die."""
     named = payload.get("connection_id")
     query = select(connections.c.id).where(connections.c.id == str(named))
     if not isinstance(named, str) or connection.execute(query).first() is None:
@@ -52,13 +52,13 @@ def ensure_inflow(
 
 
 def fetch_now(connection: Connection, connection_id: str) -> None:
-    """After something was put right: what waits because of it need not wait any longer."""
+    """Make jobs ready that waited for somebody to fix the connection."""
     waiting = update(jobs).where(*_put_off(connection_id))
     connection.execute(waiting.values(state=JobState.READY, run_at=now()))
 
 
 def fetch_trouble(connection: Connection, connection_id: str) -> str:
-    """Why a connection is not polled or caught up with at the moment; empty when it is, or need not be."""
+    """Why polling or catching up of a connection is waiting; empty when it is not."""
     waiting = select(jobs.c.reason).where(*_put_off(connection_id))
     return connection.execute(waiting.order_by(jobs.c.id).limit(1)).scalar() or ""
 

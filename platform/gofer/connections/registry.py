@@ -1,4 +1,4 @@
-"""Finding integrations: everything that announces itself in the entry point group, built-ins included."""
+"""Finds integrations: every package in the entry point group, built-ins included."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class IntegrationRegistry:
 
 
 def _check(integration: Integration) -> None:
-    """See to what everything else counts on, so that a slip is told here and not in the middle of something."""
+    """Check what everything else relies on, so that a mistake is reported here and not in the middle of a job."""
     if not NAME.fullmatch(integration.name):
         raise TypeError(f"its name {integration.name!r} has more than small letters, digits and underscores")
     if not (isinstance(integration.settings, type) and issubclass(integration.settings, BaseModel)):
@@ -82,7 +82,7 @@ def _check(integration: Integration) -> None:
 
 @cache
 def _announced(_: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """What the packages on this path announce. Asked once: it means reading about every package there is."""
+    """The entry points of the packages on this path. Read once: every installed package is looked at."""
     # Gofer's own first: no package that is added takes the place of one of them, with its connections' secrets.
     return tuple(sorted(entry_points(group=GROUP), key=lambda each: not _ours(each)))
 

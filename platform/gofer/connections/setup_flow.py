@@ -1,4 +1,4 @@
-"""Having an account made at a service in one click: a form that a browser posts there, and the code it comes back with.
+"""Sets an account up at a service in one click: a browser posts a form there and comes back with a code.
 
 Nothing is kept in between. What was begun is sealed into the `state` that the service hands back: nobody else can
 make one, it works for an hour, and for one connection.
@@ -30,14 +30,14 @@ from gofer.vault.secret import Secret
 if TYPE_CHECKING:
     from gofer.app import Platform
 
-WITHIN = 3600.0
+SETUP_TIMEOUT = 3600.0
 """Seconds; GitHub's codes live as long."""
 _PLACE = aad("sign-up")
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A sign-up on its way."""
+    """A setup that has begun."""
 
     connection_id: str
     """Which the connection will have: the service must know where to send webhooks."""
@@ -54,7 +54,7 @@ def begin_setup(
     owner: str,
     back_url: str,
 ) -> Begun:
-    """The form to post. Whoever shows it keeps the state, and takes no answer that comes with another one."""
+    """The form to post. The caller keeps the state, and refuses an answer that comes with another one."""
     found = platform.registry.get(integration)
     if not found.can_sign_up:
         raise _none_at(integration)
@@ -62,7 +62,7 @@ def begin_setup(
     connection_id = new_id(found.name.replace("_", ""))
     public = platform.settings.public_url.rstrip("/")
     known = {"integration": integration, "name": name, "settings": checked, "id": connection_id}
-    sealed = platform.vault.wrap(json.dumps({**known, "until": time.time() + WITHIN}).encode(), _PLACE)
+    sealed = platform.vault.wrap(json.dumps({**known, "until": time.time() + SETUP_TIMEOUT}).encode(), _PLACE)
     state = base64.urlsafe_b64encode(sealed).decode()
     hook_url = f"{public}/hooks/{connection_id}" if public else None
     form = found.sign_up(
@@ -78,7 +78,7 @@ def _none_at(integration: str) -> ConfigError:
 
 
 async def finish_setup(platform: Platform, *, state: str, code: str, by: str) -> str:
-    """Exchange the code for the account, and keep what it gives at once, sealed. Returns the connection's id."""
+    """Exchange the code for the account and store its secrets sealed. Returns the connection's id."""
     known = _opened(platform, state)
     if await platform.database.read(partial(_exists, connection_id=known["id"])):
         raise Conflict(f"This sign-up was finished before: it made {known['id']}.")

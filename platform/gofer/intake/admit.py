@@ -48,7 +48,7 @@ def unread(connection: Connection, vault: Vault, claim: Claim, after: int) -> li
 
 
 def covered(claim: Claim) -> ColumnElement[bool]:
-    """Whether a message is one that the job may end with: once somebody stopped it, nothing said later is."""
+    """Condition: the message is one that the job covers. Nothing that came after somebody stopped it is."""
     # As it is now, not as it was when the job was claimed: a run that is about to stop must take in nothing more.
     to = select(jobs.c.covers_to).where(jobs.c.id == claim.id).scalar_subquery()
     return messages.c.seq <= func.coalesce(to, messages.c.seq)
@@ -154,7 +154,7 @@ def _store(
     admission: Admission,
     charge: Charge,
 ) -> StoredMessage:
-    """Keep what was found out, once: an earlier admission stands, and a message edited meanwhile is not admitted."""
+    """Store an admission once: an earlier one stands, and a message edited meanwhile is not admitted."""
     conversation_id = claim.conversation_id
     assert conversation_id is not None
     if admission.cost:

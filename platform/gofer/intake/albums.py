@@ -1,4 +1,4 @@
-"""Messages that a service sends in several pieces, such as an album: put together while nobody has read them.
+"""Joins messages that a service sends in several pieces, such as an album, while nobody has read them.
 
 A piece that comes later than that has a place of its own, but belongs to what was answered, or is being answered: a
 run that is still at work reads it at its next turn, and it wakes no other.
@@ -25,7 +25,7 @@ LATE_EDIT = "(An edit of #{seq}, which was read as it stood: for your informatio
 _PIECES = "pieces"
 
 
-def put_together(
+def join_album(
     connection: Connection, key: DataKey, conversation_id: str, piece: Incoming
 ) -> tuple[int | None, Incoming]:
     """The unread message that a piece belongs to, with the piece in it; else the piece, for a place of its own."""

@@ -1,4 +1,4 @@
-"""A delivery on its way in, and what became of it."""
+"""A delivery on its way into the store, and the result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Result = Literal["accepted", "repeat", "redriven", "noted"]
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What became of a delivery."""
+    """The result of a delivery."""
 
     result: Result
     delivery_id: int | None = None
@@ -59,6 +59,6 @@ class Arrival:
         *,
         woke: bool = False,
     ) -> Taken:
-        """What became of it."""
+        """The result of this delivery."""
         moved = self.settings is not None
         return Taken(result, delivery_id, conversation_id, seq, woke, self.parsed.delivery_id, moved)

@@ -1,4 +1,4 @@
-"""Polling and catching up: where no webhook reaches us, or while none did.
+"""Polls and catches up with services, where no webhook reaches us or while none did.
 
 Each polled connection has one perpetual job, so that lane, lease and fence see to it that a token has one poller
 over all workers, and that another takes over when its process dies.
@@ -18,7 +18,7 @@ from gofer.connections.changes import set_up_connection
 from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.connections.inflow import CATCH_UP, lane_of
 from gofer.errors import NotFound, Permanent, Refused, Temporary
-from gofer.intake.receive import Intake, polled
+from gofer.intake.receive import Intake, take_batch
 from gofer.jobs.outcome import Done, Outcome, Retry, Snooze
 from gofer.jobs.worker import Run
 from gofer.store.database import Database
@@ -31,9 +31,9 @@ log = structlog.get_logger()
 
 REMOVED = "connection.removed"
 """Why a job had nothing to do. No job of a connection ends dead: its health says what is wrong, and what helps."""
-MENDED_WITHIN = 900.0
+REFUSED_RETRY = 900.0
 """Seconds to the next try at what a person has to put right; once that is seen to be done, it is tried at once."""
-MOST_MISSED = 3 * 86400.0
+MAX_MISSED = 3 * 86400.0
 """Seconds back that a first catch-up looks."""
 
 
@@ -66,7 +66,7 @@ class Poller:
                 requests = await connected.integration.poll(connected.account, last)
                 # Again, because a poll may take long: what it brought is read by the settings of now.
                 connected = await self._accounts.get(connection_id)
-                stored = await polled(self._intake, connected, list(requests), "poll")
+                stored = await take_batch(self._intake, connected, list(requests), "poll")
                 idle = stored.last in (None, last) and time.monotonic() - asked_at < MAX_PAUSE
                 last = stored.last or last
                 pause = min(MAX_PAUSE, max(FIRST_PAUSE, 2 * pause)) if idle else 0.0
@@ -95,7 +95,7 @@ class Poller:
             reason = getattr(error, "reason", error.code)
             # Ours, of which there is one, waits; one that a schedule made is followed by the next.
             waits = run.claim.lane == lane_of(CATCH_UP, connection_id)
-            return Snooze(MENDED_WITHIN, reason) if waits else Done(reason=reason)
+            return Snooze(REFUSED_RETRY, reason) if waits else Done(reason=reason)
         except NotFound:
             return Done(reason=REMOVED)
         return Done()
@@ -119,9 +119,9 @@ class Poller:
         since = await self._database.read(partial(last_time, connection_id=connected.account.id))
         new = 0
         async for request in connected.integration.catch_up(
-            connected.account, since if since is not None else time.time() - MOST_MISSED
+            connected.account, since if since is not None else time.time() - MAX_MISSED
         ):
-            new += (await polled(self._intake, connected, [request], "catchup")).new
+            new += (await take_batch(self._intake, connected, [request], "catchup")).new
             await asyncio.sleep(0)
         if new:
             log.info("catchup.took_in", connection=connected.account.id, new=new)

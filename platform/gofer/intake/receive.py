@@ -23,7 +23,7 @@ from gofer.integration import Incoming, Parsed, Request
 from gofer.jobs.notifications import EVENTS, JOBS, Signals
 from gofer.sanitize import clean
 from gofer.store.database import Database
-from gofer.store.digests import body_digest
+from gofer.store.encryption import body_digest
 from gofer.store.ids import new_id
 from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
@@ -34,16 +34,16 @@ SECRET_HEADERS = frozenset(
     {"authorization", "proxy-authorization", "cookie", "x-api-key", "x-hub-signature", "x-hub-signature-256"}
 )
 CONNECTION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-LONGEST_ID = 500
+MAX_ID = 500
 """Characters of a delivery's id or a conversation's reference: both are looked up by index."""
 LARGE = 16_384
-"""Bytes from which a body is read beside everything else: words of that many can be made to take their time."""
+"""Bytes from which a body is parsed in a thread: a large one can be made to parse slowly."""
 HUGE = 1024 * 1024
-"""Bytes from which bodies are taken in one after the other: while one is read, looked through and sealed, it is
-there several times over."""
+"""Bytes from which bodies are taken in one after the other: each is in memory several times while it is read,
+searched and sealed."""
 REPLAY = "replay 1"
 """The purpose of the key that digests the ids of messages."""
-MOST_AT_ONCE = 512
+MAX_AT_ONCE = 512
 """Requests waiting for their commit; beyond this a burst is told to come back."""
 
 TOO_MANY = "a stranger's, who wrote too much within the hour: not read. Redeliver it to have it read."
@@ -68,17 +68,17 @@ class Refusals:
         self.counts: Counter[int] = Counter()
 
     def add(self, connection: str, status: int, reason: str, client: str = "") -> None:
-        """Note one."""
+        """Add a refusal."""
         self.recent.append(Refusal(time.time(), connection[:64], status, reason[:200], client))
         self.counts[status] += 1
 
 
 class Gate:
-    """Sheds load before it hurts: an open door only while what was let in can surely be kept."""
+    """Sheds load before it hurts: lets a request in only while there is room to record it."""
 
     def __init__(self, max_waiting: int) -> None:
         self.max_waiting = max_waiting
-        self.most_at_once = MOST_AT_ONCE
+        self.most_at_once = MAX_AT_ONCE
         self.waiting = 0
         """Unfinished jobs, as last counted, and those made here since."""
         self.inside = 0
@@ -96,7 +96,7 @@ class Gate:
 
 
 class Intake:
-    """Takes requests in."""
+    """Verifies requests, reads them and records them."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Intake:
             headers=headers,
             same_body_window=0 if again else integration.same_body_window,
             message_digest=None if again else self._digest(connected, parsed),
-            settings=_moved(connected, parsed),
+            settings=_renamed_settings(connected, parsed),
         )
         crash_point("intake.before_record")
         taken = await self._database.write(lambda connection: take_in(connection, self._vault, arrival))
@@ -246,8 +246,8 @@ class Intake:
     async def _tells_a_secret(
         self, body: bytes, headers: tuple[tuple[str, str], ...], message: Incoming | None
     ) -> bool:
-        """Whether anything of it has to be masked: one look at everything, since almost nothing ever has. What is
-        large is looked at piece by piece, for it is not put together, and beside everything else."""
+        """Whether anything of it has to be masked: one search over everything, since almost nothing ever has. Large
+        requests are searched text by text, in a thread."""
         texts, finds = _texts(body, headers, message), self._redactor.finds
         if len(body) < LARGE:
             return finds("\n \n".join(texts))
@@ -265,14 +265,14 @@ class Intake:
         )
 
     def _masked(self, body: bytes) -> bytes:
-        """The body as it is kept: as received, unless one of our own secrets is in it."""
+        """The body as it is stored: as received, unless one of our own secrets is in it."""
         text = body.decode("utf-8", errors="surrogateescape")
         masked = self._redactor.redact(text)
         return body if masked == text else masked.encode("utf-8", errors="surrogateescape")
 
 
 def _texts(body: bytes, headers: tuple[tuple[str, str], ...], message: Incoming | None) -> Iterator[str]:
-    """Everything of a request that is kept. What a body has word for word between quotes is looked at there."""
+    """Every text of a request that is stored. A text that stands in the body word for word is not repeated."""
     whole = body.decode("utf-8", errors="surrogateescape")
     yield whole
     yield from (value for _, value in headers)
@@ -282,7 +282,7 @@ def _texts(body: bytes, headers: tuple[tuple[str, str], ...], message: Incoming 
 
 
 def _legible(message: Incoming) -> Incoming:
-    """The message with names that hide and imitate nothing: people choose their own, and call groups what they like."""
+    """The message with cleaned names: people choose their own and those of groups, and may imitate others."""
     author, title = message.author, message.title
     if author.name.isascii() and author.name.isprintable() and title.isascii() and title.isprintable():
         return message
@@ -296,11 +296,11 @@ def _line(text: str) -> str:
 
 def _usable(id_: str) -> bool:
     # Postgres stores no NUL, and indexes nothing long.
-    return 0 < len(id_) <= LONGEST_ID and "\x00" not in id_
+    return 0 < len(id_) <= MAX_ID and "\x00" not in id_
 
 
 def _check_texts(parsed: Parsed) -> None:
-    """What reads no JSON may make anything of a request. Raises when a text is none, or cannot be stored as one."""
+    """Raise unless every text of a parsed request is a string that can be stored."""
     texts = [parsed.delivery_id, parsed.event, parsed.note, *(parsed.moved or ())]
     if (said := parsed.message) is not None:
         texts += [said.conversation, said.author.id, said.author.name, said.text, said.title, said.quoted]
@@ -313,24 +313,24 @@ def _check_texts(parsed: Parsed) -> None:
         raise Malformed("The message contains a NUL character.")
 
 
-def _moved(connected: LoadedConnection, parsed: Parsed) -> dict[str, Any] | None:
+def _renamed_settings(connected: LoadedConnection, parsed: Parsed) -> dict[str, Any] | None:
     if parsed.moved is None:
         return None
     return connected.integration.rename_conversation(connected.account.settings, *parsed.moved)
 
 
 @dataclass(frozen=True, slots=True)
-class Polled:
-    """What became of a batch."""
+class BatchResult:
+    """The result of a batch."""
 
     new: int = 0
     last: str | None = None
     """The service's id of the last of them that is stored, now or before."""
 
 
-async def polled(
+async def take_batch(
     intake: Intake, connected: LoadedConnection, requests: list[Request], source: Source
-) -> Polled:
+) -> BatchResult:
     """Take in what a poll or a catch-up brought, in order."""
     new, last = 0, None
     for request in requests:
@@ -345,4 +345,4 @@ async def polled(
             # It will be as malformed next time; the poll must go on.
             log.warning("intake.skipped", connection=connected.account.id, error=str(error))
         await asyncio.sleep(0)
-    return Polled(new, last)
+    return BatchResult(new, last)

@@ -1,4 +1,4 @@
-"""Who hears a message: the agents its routes lead to, the one it is meant for, or the reception.
+"""Who gets a message: the agents its routes lead to, the one it names, or the platform's own commands.
 
 Part of the one transaction of intake, whose caller holds the conversation's lock.
 """
@@ -34,7 +34,7 @@ from gofer.store.tables import (
 
 
 def wake(connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str, seq: int) -> bool:
-    """Let every agent that hears this place take part, and wake those that it addresses."""
+    """Let every agent that a route leads to take part, and wake those that the message addresses."""
     woke = False
     stopped = 0
     if message.control == "stop" and _may_stop(connection, arrival, message, conversation_id, seq):
@@ -51,7 +51,7 @@ def wake(connection: Connection, arrival: Arrival, message: Incoming, conversati
         return True
     via = arrival.connection_id
     answering = 0
-    for route in _heard(connection, arrival, message, conversation_id):
+    for route in _matching_routes(connection, arrival, message, conversation_id):
         participant_id = route.participant_id or _take_part(connection, conversation_id, route, seq)
         if message.addressed:
             answering += 1
@@ -62,12 +62,12 @@ def wake(connection: Connection, arrival: Arrival, message: Incoming, conversati
                 connection, participant_id, seq, arrival.workspace_id, via=via, delay=delay, patient=patient
             )
     if message.addressed and not answering:
-        _tell_unheard(connection, arrival, conversation_id, seq)
+        _note_unanswered(connection, arrival, conversation_id, seq)
     return woke or (message.addressed and not answering)
 
 
-def _tell_unheard(connection: Connection, arrival: Arrival, conversation_id: str, seq: int) -> None:
-    """Nobody answers this message: the overview shows it, and whoever wrote it is told, though not for every line."""
+def _note_unanswered(connection: Connection, arrival: Arrival, conversation_id: str, seq: int) -> None:
+    """Record that nobody answers this message, for the overview, and tell its author the first time."""
     told = connection.execute(_TOLD_UNHEARD, {"conversation": conversation_id}).first() is not None
     log.record(
         connection, UNHEARD, arrival.workspace_id, conversation_id=conversation_id, data={"seq": seq}
@@ -85,7 +85,7 @@ _TOLD_UNHEARD = (
 )
 
 
-def _heard(
+def _matching_routes(
     connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str
 ) -> Iterable[Any]:
     """The routes by which agents hear a message, each agent once; who is meant or chosen needs no route.
@@ -118,7 +118,7 @@ def _meant(connection: Connection, called: dict[str, str]) -> list[Any]:
 def _to_reception(
     connection: Connection, arrival: Arrival, conversation_id: str, payload: dict[str, Any]
 ) -> None:
-    """A command is answered by the platform, in a lane of its own: it need not wait for a run to end."""
+    """The platform answers a command, in a lane of its own, so that it need not wait for a run to end."""
     submit(
         connection,
         workspace_id=arrival.workspace_id,
@@ -134,7 +134,7 @@ def _to_reception(
 def _may_stop(
     connection: Connection, arrival: Arrival, message: Incoming, conversation_id: str, seq: int
 ) -> bool:
-    """Whoever is paired here, or asked for what is being done; nobody else's stop stops anything."""
+    """Whether the author may stop a run: they are paired here, or asked for what is being done."""
     asked = {"who": message.author.id, "conversation": conversation_id, "stop": seq}
     return _is_paired(connection, arrival, message) or connection.execute(_ASKED, asked).first() is not None
 

@@ -29,8 +29,7 @@ from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.store import row_macs
 from gofer.store.database import Database
-from gofer.store.digests import body_digest
-from gofer.store.encryption import conversation_key, seal, unseal
+from gofer.store.encryption import body_digest, conversation_key, seal, unseal
 from gofer.store.locks import lock_conversation
 from gofer.store.tables import (
     SCHEDULE,

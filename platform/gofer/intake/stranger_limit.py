@@ -1,4 +1,4 @@
-"""How much one unknown author may ask for within an hour: messages that make jobs, and look-ups at their service.
+"""Limits what one unknown author may cause within an hour: messages that make jobs, and look-ups at their service.
 
 A service vouches for who wrote, not that we know them. Without a bound a stranger could have a job made for each of a
 thousand comments, and spend what the service lets us ask. The counts are of one process and forgotten at its end.
@@ -65,7 +65,7 @@ class StrangerLimit:
         return self._lookups.count((connection_id, author)) < self.max_per_hour
 
     def was_stranger(self, connection_id: str, author: str) -> None:
-        """Note that a look-up found nobody we know."""
+        """Count a look-up that found a stranger."""
         self._lookups.add((connection_id, author))
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.crash import crash_point
-from gofer.intake.albums import late_edit, put_together
+from gofer.intake.albums import join_album, late_edit
 from gofer.intake.arrival import Arrival, Taken
 from gofer.intake.routing import wake
 from gofer.integration import Incoming
@@ -44,14 +44,14 @@ def take_in(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
     """Record a delivery, its message and the jobs it asks for."""
     message = arrival.parsed.message
     if message is None:
-        return _note(connection, vault, arrival)
-    if not is_settled(connection, arrival.connection_id, message):
+        return _keep_notice(connection, vault, arrival)
+    if not is_current_name(connection, arrival.connection_id, message):
         if (repeat := _repeat(connection, arrival)) is not None:
             return repeat  # what came before speaks of names as they were then
-        settle(connection, arrival.workspace_id, arrival.connection_id, message)
+        update_name(connection, arrival.workspace_id, arrival.connection_id, message)
     while (place := _place(connection, vault, arrival, message)) is None:
         # The name came to mean another place in this very instant.
-        settle(connection, arrival.workspace_id, arrival.connection_id, message)
+        update_name(connection, arrival.workspace_id, arrival.connection_id, message)
     conversation_id = place.id
     looks_back = arrival.same_body_window or arrival.message_digest is not None
     if looks_back and (repeat := _repeat(connection, arrival)) is not None:
@@ -77,20 +77,22 @@ def take_in(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
     return arrival.taken("accepted", delivery_id, conversation_id, seq, woke=woke)
 
 
-def _note(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
-    """A delivery that is no message: kept, so that the inbox shows it and a repeat is known."""
+def _keep_notice(connection: Connection, vault: Vault, arrival: Arrival) -> Taken:
+    """Store a delivery without a message, so that the inbox shows it and a repeat is recognised."""
     if (repeat := _repeat(connection, arrival)) is not None:
         return repeat
     key = connection_key(connection, vault, arrival.connection_id)
     delivery_id = _keep(connection, arrival, key, None, None)
     if delivery_id is not None and arrival.parsed.moved is not None:
-        _move(connection, arrival, *arrival.parsed.moved)
+        _rename(connection, arrival, *arrival.parsed.moved)
     return arrival.taken("noted" if delivery_id is not None else "repeat", delivery_id)
 
 
 def _place(connection: Connection, vault: Vault, arrival: Arrival, message: Incoming) -> Any:
-    """The conversation of a place outside, made when it is new; locked by taking its next number. None when the
-    name is another place's."""
+    """The conversation of a place outside, made when it is new, and locked by taking its next number.
+
+    None when the name belongs to another place by now.
+    """
     take, place = _TAKE_SEQ, {"via": arrival.connection_id, "at": message.conversation}
     if message.stable_id:
         take, place["lasting"] = _TAKE_LASTING_SEQ, message.stable_id
@@ -112,7 +114,7 @@ _TAKE_LASTING_SEQ = _TAKE_SEQ.where(bindings.c.lasting == bindparam("lasting"))
 
 
 def _give_back_seq(connection: Connection, conversation_id: str) -> None:
-    """Nothing new was said after all; nobody has seen the number, for its row is locked."""
+    """Return the number when there is no new message. Nobody has seen it: the row is locked."""
     fast_sql.fetch(connection, _GIVE_BACK_SEQ, {"conversation": conversation_id})
 
 
@@ -192,8 +194,11 @@ def _repeat(connection: Connection, arrival: Arrival) -> Taken | None:
 
 
 def _differs(arrival: Arrival, earlier: Any) -> bool:
-    """Whether a delivery says something else than the one that came before under its id. What is fetched later is
-    written in other bytes, so only two of one kind are compared by their bytes."""
+    """Whether a delivery differs from the earlier one with the same id.
+
+    A service may write the same delivery in other bytes when it is fetched later, so bytes are compared only between
+    two webhooks.
+    """
     if arrival.message_digest is not None and earlier.message_digest is not None:
         return bool(arrival.message_digest != earlier.message_digest)
     same_way = arrival.source == earlier.source == "webhook"
@@ -223,7 +228,7 @@ _SAME_BODY = (
 
 
 def _dead_jobs(connection: Connection, conversation_id: str | None, seq: int | None) -> list[int]:
-    """The jobs that gave up on a message: of each agent that took it up, the last one, if its last word was death."""
+    """Dead jobs that covered a message: the last job of each agent, if that is dead."""
     if conversation_id is None or seq is None:
         return []
     query = (
@@ -236,12 +241,12 @@ def _dead_jobs(connection: Connection, conversation_id: str | None, seq: int | N
     return [int(row.id) for row in last.values() if row.state == JobState.DEAD]
 
 
-def _move(connection: Connection, arrival: Arrival, old: str, new: str) -> None:
-    """Keep a conversation whose place is called by another reference from now on."""
+def _rename(connection: Connection, arrival: Arrival, old: str, new: str) -> None:
+    """Keep a conversation whose place has another reference from now on."""
     if arrival.settings is not None:
         of_connection = connections.c.id == arrival.connection_id
         row_macs.update(connection, connections, of_connection, {"settings": dict(arrival.settings)})
-    move_within(connection, arrival.workspace_id, arrival.connection_id, old, new)
+    rename_below(connection, arrival.workspace_id, arrival.connection_id, old, new)
     binding = binding_at(connection, arrival.connection_id, old)
     if binding is None:
         return
@@ -267,12 +272,12 @@ def _move(connection: Connection, arrival: Arrival, old: str, new: str) -> None:
 def _in_place(
     connection: Connection, key: DataKey, conversation_id: str, message: Incoming
 ) -> tuple[int | None, Incoming]:
-    """Where a message belongs that is a part or a new version of another: in its place while nobody has read that.
+    """The number and content of a message that is a part or a new version of another, which it replaces while unread.
 
     A new version of what was read is kept for context and wakes nobody: it was answered as it stood.
     """
     if message.group_id:
-        return put_together(connection, key, conversation_id, message)
+        return join_album(connection, key, conversation_id, message)
     if not message.replaces_id:
         return None, message
     earlier = connection.execute(
@@ -388,18 +393,18 @@ def _plain(text: str) -> str:
     return text.replace("\x00", "")[:1000]
 
 
-def is_settled(connection: Connection, connection_id: str, message: Incoming) -> bool:
-    """Whether the name still means the place that it meant, or the place has nothing but its name."""
+def is_current_name(connection: Connection, connection_id: str, message: Incoming) -> bool:
+    """Whether the reference still names the same place; a place without a stable id is known by its name alone."""
     if not message.stable_id:
         return True
     named = binding_at(connection, connection_id, message.conversation)
     return named is not None and bool(named.lasting == message.stable_id)
 
 
-def settle(connection: Connection, workspace_id: str, connection_id: str, message: Incoming) -> None:
-    """Have the name mean this place, and no other."""
+def update_name(connection: Connection, workspace_id: str, connection_id: str, message: Incoming) -> None:
+    """Make the reference name this place and no other."""
     _lock(connection, connection_id)
-    if is_settled(connection, connection_id, message):
+    if is_current_name(connection, connection_id, message):
         return  # by another message, while we waited
     of_connection = bindings.c.connection_id == connection_id
     named = connection.execute(
@@ -411,33 +416,33 @@ def settle(connection: Connection, workspace_id: str, connection_id: str, messag
         connection.execute(known.values(lasting=message.stable_id))
         return
     if named is not None:
-        _call(connection, workspace_id, named, f"{named.ref} (was {named.lasting})")
+        _rename_binding(connection, workspace_id, named, f"{named.ref} (was {named.lasting})")
     known_as = select(bindings).where(of_connection, bindings.c.lasting == message.stable_id)
     if (moved := connection.execute(known_as.order_by(bindings.c.id)).first()) is not None:
-        _call(connection, workspace_id, moved, message.conversation)
+        _rename_binding(connection, workspace_id, moved, message.conversation)
 
 
-def move_within(connection: Connection, workspace_id: str, connection_id: str, old: str, new: str) -> None:
-    """Have the places within one that moved go with it, where nobody is in their way."""
+def rename_below(connection: Connection, workspace_id: str, connection_id: str, old: str, new: str) -> None:
+    """Rename the places within a renamed one, unless the new name is taken."""
     _lock(connection, connection_id)
     of_connection = bindings.c.connection_id == connection_id
     below = select(bindings).where(of_connection, bindings.c.ref.startswith(f"{old}#", autoescape=True))
     for binding in connection.execute(below).all():
         ref = new + binding.ref.removeprefix(old)
         if binding_at(connection, connection_id, ref) is None:
-            _call(connection, workspace_id, binding, ref)
+            _rename_binding(connection, workspace_id, binding, ref)
 
 
 def _lock(connection: Connection, connection_id: str) -> None:
-    """Give names one after another within a connection. Who found neither the name nor the place because somebody
-    was just moving it would begin the conversation anew."""
+    """Serialise renames within a connection. Otherwise a message that comes during a rename would find neither name,
+    and begin a new conversation."""
     connection.execute(
         select(connections.c.id).where(connections.c.id == connection_id).with_for_update(key_share=True)
     )
 
 
-def _call(connection: Connection, workspace_id: str, binding: Row[Any], ref: str) -> None:
-    """Give a binding another name, unless somebody did in the same instant."""
+def _rename_binding(connection: Connection, workspace_id: str, binding: Row[Any], ref: str) -> None:
+    """Give a binding another reference, unless another transaction just did."""
     still = (bindings.c.id == binding.id, bindings.c.ref == binding.ref)
     if connection.execute(update(bindings).where(*still).values(ref=ref)).rowcount:
         log.record(

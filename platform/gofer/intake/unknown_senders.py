@@ -12,7 +12,7 @@ from sqlalchemy import Connection, func, select
 from gofer.connections.changes import change_settings
 from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.errors import NotFound, Permanent, Temporary
-from gofer.identity import grant_role, may_tell, owners_of
+from gofer.identity import grant_role, may_notify, owners_of
 from gofer.jobs.kinds import APPROVAL
 from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import SERVICE, Claim, submit
@@ -27,8 +27,8 @@ from gofer.store.messages import StoredMessage, binding_at, binding_of
 from gofer.store.tables import LIVE, in_state, jobs, questions
 from gofer.vault.envelope import Vault
 
-MOST_WISHES = 3
-"""Wishes that may wait for an owner at once, per connection."""
+MAX_REQUESTS = 3
+"""Requests that may wait for an owner at once, per connection."""
 YES, NO = "Yes", "No"
 # In a name of one's own choosing nothing may look like words of ours, or like a link.
 PERSON = "`{name}` (id {subject}) wants to talk to me. May they?"
@@ -39,19 +39,19 @@ EXPIRES = 86400.0
 
 
 def decline(connection: Connection, vault: Vault, claim: Claim, read: StoredMessage, words: str) -> None:
-    """Say the one polite line, unless it was said today, and pass the wish on. The conversation is locked."""
+    """Send the polite line, unless it was sent today, and ask an owner. The caller has locked the conversation."""
     assert claim.conversation_id is not None
     assert read.connection_id is not None
     binding_id = binding_of(connection, claim.conversation_id, read.connection_id)
     author = read.message.author
-    if binding_id is None or not may_tell(connection, read.connection_id, author.id):
+    if binding_id is None or not may_notify(connection, read.connection_id, author.id):
         return
     plan_replies(connection, vault, claim, (Draft(binding_id, (words,), kind="note"),))
     log.record(
         connection, "stranger.turned_away", claim.workspace_id, conversation_id=claim.conversation_id,
         data={"connection": read.connection_id},
     )  # fmt: skip
-    wish(
+    request_approval(
         connection,
         claim,
         connection_id=read.connection_id,
@@ -64,13 +64,15 @@ def decline(connection: Connection, vault: Vault, claim: Claim, read: StoredMess
     )
 
 
-def wish(connection: Connection, claim: Claim, *, connection_id: str, what: dict[str, str]) -> bool:
-    """Make the job that asks an owner, unless it is there or too many wait. The conversation is locked."""
+def request_approval(
+    connection: Connection, claim: Claim, *, connection_id: str, what: dict[str, str]
+) -> bool:
+    """Make the job that asks an owner, unless there is one or too many wait. The caller has locked the conversation."""
     lane = f"{APPROVAL}:{connection_id}:{what['what']}:{what['subject']}"
     open_ones = select(func.count()).select_from(jobs).where(in_state(*LIVE), jobs.c.kind == APPROVAL)
     waiting = connection.execute(open_ones.where(jobs.c.connection_id == connection_id)).scalar_one()
     same = connection.execute(select(jobs.c.id).where(jobs.c.lane == lane, in_state(*LIVE)).limit(1)).first()
-    if same is not None or int(waiting) >= MOST_WISHES:
+    if same is not None or int(waiting) >= MAX_REQUESTS:
         return False
     submit(
         connection,

@@ -26,7 +26,7 @@ Missed = Literal["skip", "once", "all"]
 NO_TIMES = (CronSimError, StopIteration, KeyError, ValueError, OSError)
 """What looking for the times of a schedule may raise when there are none, or no such time zone."""
 
-MOST_CAUGHT_UP = 100
+MAX_CAUGHT_UP = 100
 """Runs made up for at most under the policy `all`; a year of downtime must not become a storm."""
 
 
@@ -146,7 +146,7 @@ def _due_times(schedule: Any) -> tuple[list[float], float]:
     current = datetime.fromtimestamp(schedule.current, ZoneInfo(schedule.timezone))
     # Backwards from now (itself included), so that a schedule of every minute costs no more after a year away.
     backwards = CronSim(schedule.cron, current + timedelta(microseconds=1), reverse=True)
-    recent = (moment.timestamp() for moment in islice(backwards, MOST_CAUGHT_UP))
+    recent = (moment.timestamp() for moment in islice(backwards, MAX_CAUGHT_UP))
     passed = [*takewhile(lambda moment: moment >= schedule.next_at, recent)] or [schedule.next_at]
     return passed[::-1], next(ticks(schedule.cron, schedule.timezone, schedule.current), float("inf"))
 

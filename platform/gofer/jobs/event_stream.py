@@ -27,8 +27,8 @@ from gofer.vault.redaction import Redactor
 
 log = structlog.get_logger()
 
-MOST_WATCHERS = 500
-MOST_BEHIND = 2000
+MAX_WATCHERS = 500
+MAX_BEHIND = 2000
 """Events a watcher may lag before it is let go."""
 PAGE = 200
 LOOK_EVERY = 0.25
@@ -65,7 +65,7 @@ class _Watcher:
 
     def hand(self, found: Iterable[Event]) -> None:
         self.waiting += [event for event in found if self.wanted.covers(event)]
-        if len(self.waiting) > MOST_BEHIND:
+        if len(self.waiting) > MAX_BEHIND:
             self.waiting.clear()
             self.lost = True
         if self.waiting or self.lost:
@@ -93,8 +93,8 @@ class Follower:
 
     def check_room(self) -> None:
         """Raises TooBusy when too many watch."""
-        if len(self._watchers) >= MOST_WATCHERS:
-            raise TooBusy(f"{MOST_WATCHERS} are watching already.", retry_after=30)
+        if len(self._watchers) >= MAX_WATCHERS:
+            raise TooBusy(f"{MAX_WATCHERS} are watching already.", retry_after=30)
 
     async def close(self) -> None:
         """Let every watcher go."""
@@ -145,7 +145,7 @@ class Follower:
             found = await self._database.read(partial(self._between, wanted=wanted, cursor=cursor, to=to))
             if not found:
                 return
-            cursor = place_of(found[-1])
+            cursor = cursor_of(found[-1])
             yield found
 
     async def _read(self) -> None:
@@ -200,7 +200,7 @@ class Follower:
         return [opener(dict(row._mapping)) for row in connection.execute(query)]
 
 
-def place_of(event: Mapping[str, Any]) -> Cursor:
+def cursor_of(event: Mapping[str, Any]) -> Cursor:
     """Where an event stands in the log."""
     return Cursor(event["tx"], event["id"])
 
@@ -215,7 +215,9 @@ def end_of_log(connection: Connection) -> Cursor:
     return Cursor(row.tx, row.id) if row is not None else Cursor()
 
 
-def opened(connection: Connection, vault: Vault, redactor: Redactor, found: Iterable[Event]) -> list[Event]:
+def open_events(
+    connection: Connection, vault: Vault, redactor: Redactor, found: Iterable[Event]
+) -> list[Event]:
     """Events with their words, masked."""
     opener = _Opener(connection, vault, redactor)
     return [opener(event) for event in found]

@@ -61,13 +61,13 @@ from gofer.store.tables import (
 )
 from gofer.vault.envelope import Vault
 
-FIRST_BACKOFF, MOST_BACKOFF = 2.0, 600.0
-MOST_OUTAGES, OUTAGES_WITHIN = 10, 3600.0
+FIRST_BACKOFF, MAX_BACKOFF = 2.0, 600.0
+MAX_OUTAGES, OUTAGE_WINDOW = 10, 3600.0
 """Outages of the store, within so many seconds, that cost a job no try."""
 
 
 @dataclass(frozen=True, slots=True)
-class Concluded:
+class FinishResult:
     """What the end of a run led to."""
 
     state: JobState
@@ -77,28 +77,30 @@ class Concluded:
 
 def backoff(tries: int) -> float:
     """Seconds before the next try: exponential, capped, with full jitter so that retries do not march in step."""
-    return random.SystemRandom().uniform(0, min(MOST_BACKOFF, FIRST_BACKOFF * 2 ** min(tries, 20)))
+    return random.SystemRandom().uniform(0, min(MAX_BACKOFF, FIRST_BACKOFF * 2 ** min(tries, 20)))
 
 
-def conclude(
+def finish_run(
     connection: Connection, vault: Vault, claim: Claim, outcome: Outcome, apology: Apology | None = None
-) -> Concluded:
+) -> FinishResult:
     """End a run with its outcome; raises Fenced, changing nothing, when the job has another owner by now."""
-    (concluded,) = conclude_all(connection, vault, [FinishedRun(claim, outcome, apology)])
-    if concluded is None:
+    (finished,) = finish_runs(connection, vault, [FinishedRun(claim, outcome, apology)])
+    if finished is None:
         raise Fenced
-    return concluded
+    return finished
 
 
-def conclude_all(
+def finish_runs(
     connection: Connection, vault: Vault, endings: Sequence[FinishedRun]
-) -> list[Concluded | None]:
+) -> list[FinishResult | None]:
     """End several runs in one transaction; None, changing nothing, for each whose job has another owner by now."""
     _lock(connection, [ending.claim for ending in endings])
-    return _settle(connection, vault, endings)
+    return _finish(connection, vault, endings)
 
 
-def conclude_lost(connection: Connection, vault: Vault, claim: Claim, apology: Apology) -> Concluded | None:
+def finish_lost_run(
+    connection: Connection, vault: Vault, claim: Claim, apology: Apology
+) -> FinishResult | None:
     """End a run whose worker went silent: back to ready, or dead when it has used up its tries.
 
     None when it is no longer lost: its worker renewed or ended it in the meantime.
@@ -108,8 +110,8 @@ def conclude_lost(connection: Connection, vault: Vault, claim: Claim, apology: A
     if still is None:
         return None
     outcome: Outcome = Cancel("cancelled") if claim.cancel_requested else Retry("worker.lost", after=0)
-    (concluded,) = _settle(connection, vault, [FinishedRun(claim, outcome, apology)], lost=True)
-    return concluded
+    (finished,) = _finish(connection, vault, [FinishedRun(claim, outcome, apology)], lost=True)
+    return finished
 
 
 _STILL_LOST = (
@@ -138,19 +140,19 @@ _LOCK_ALL = (
 )
 
 
-def _settle(
+def _finish(
     connection: Connection, vault: Vault, endings: Sequence[FinishedRun], *, lost: bool = False
-) -> list[Concluded | None]:
+) -> list[FinishResult | None]:
     held = _held(connection, [ending.claim for ending in endings])
     ours = [ending for ending in endings if (ending.claim.id, ending.claim.fence) in held]
     ends = [_end(connection, ending, held[ending.claim.id, ending.claim.fence], lost=lost) for ending in ours]
     if ends:
         write_ends(connection, ends, lost=lost)
     woke = {end.claim.id for end in ends if end.state is JobState.READY}
-    woke |= {end.claim.id for end in ends if _say(connection, vault, end)}
+    woke |= {end.claim.id for end in ends if _plan_replies(connection, vault, end)}
     woke |= _move_on(connection, [end for end in ends if end.final])
-    concluded = {id(end.ending): Concluded(end.state, end.claim.id in woke) for end in ends}
-    return [concluded.get(id(ending)) for ending in endings]
+    finished = {id(end.ending): FinishResult(end.state, end.claim.id in woke) for end in ends}
+    return [finished.get(id(ending)) for ending in endings]
 
 
 def _held(connection: Connection, claims: Sequence[Claim]) -> dict[tuple[int, int], Any]:
@@ -178,19 +180,19 @@ _RUNNING = {
 
 def _end(connection: Connection, ending: FinishedRun, job: Any, *, lost: bool) -> End:
     claim = ending.claim
-    outcome = _exhausted(claim, _outlasting(connection, claim, ending.outcome))
-    outcome = _hurried(connection, claim, outcome)
+    outcome = _exhausted(claim, _count_outage(connection, claim, ending.outcome))
+    outcome = _without_delay(connection, claim, outcome)
     state, delay, name = _next_state(claim, outcome)
     final = state in FINAL
     if job.cancel_requested and not final:
         # A run that pauses while somebody asks to stop it goes back at once, for a worker to end it as asked.
         state, delay = JobState.READY, 0
-    if isinstance(outcome, Wait) and _said_since(connection, claim, outcome.seen_to, job.covers_to):
+    if isinstance(outcome, Wait) and _has_new_message(connection, claim, outcome.seen_to, job.covers_to):
         state = JobState.READY
     if (
         isinstance(outcome, Snooze)
         and outcome.drafts
-        and (state is JobState.READY or _told(connection, claim, outcome.after))
+        and (state is JobState.READY or _delay_is_known(connection, claim, outcome.after))
     ):
         outcome = dataclasses.replace(outcome, drafts=())
     return End(
@@ -206,7 +208,9 @@ def _end(connection: Connection, ending: FinishedRun, job: Any, *, lost: bool) -
     )
 
 
-def _said_since(connection: Connection, claim: Claim, seen_to: int | None, covers_to: int | None) -> bool:
+def _has_new_message(
+    connection: Connection, claim: Claim, seen_to: int | None, covers_to: int | None
+) -> bool:
     """Whether something was said to a run that waits, after it last looked: nobody would wake it for that."""
     if seen_to is None:
         return False
@@ -223,7 +227,7 @@ _SAID_SINCE = (
 )
 
 
-def _told(connection: Connection, claim: Claim, after: float) -> bool:
+def _delay_is_known(connection: Connection, claim: Claim, after: float) -> bool:
     """Whether it was said before that this job has to wait, and for as long: what takes longer is told anew."""
     said = connection.execute(_TOLD, {"job": claim.id}).first()
     if said is None:
@@ -241,13 +245,13 @@ _TOLD = (
 )
 
 
-def _outlasting(connection: Connection, claim: Claim, outcome: Outcome) -> Outcome:
+def _count_outage(connection: Connection, claim: Claim, outcome: Outcome) -> Outcome:
     """A store that was away costs no try, and the job goes on at once. One that fails the same job again and again
     is not away: it is tried less and less often, and then it counts."""
     if not isinstance(outcome, Snooze) or outcome.reason != OUTAGE:
         return outcome
     before = int(connection.execute(_OUTAGES, {"job": claim.id}).scalar_one())
-    if before >= MOST_OUTAGES:
+    if before >= MAX_OUTAGES:
         return Retry(OUTAGE, cost=outcome.cost)
     return dataclasses.replace(outcome, after=2.0**before - 1)
 
@@ -256,7 +260,7 @@ _OUTAGES = (
     select(func.count())
     .select_from(attempts)
     .where(attempts.c.job_id == bindparam("job"), attempts.c.reason == OUTAGE)
-    .where(attempts.c.started_at > now() - OUTAGES_WITHIN)
+    .where(attempts.c.started_at > now() - OUTAGE_WINDOW)
 )
 
 
@@ -284,7 +288,7 @@ def _next_state(claim: Claim, outcome: Outcome) -> tuple[JobState, float, str]:
             return JobState.DEAD, 0, "dead"
 
 
-def _hurried(connection: Connection, claim: Claim, outcome: Outcome) -> Outcome:
+def _without_delay(connection: Connection, claim: Claim, outcome: Outcome) -> Outcome:
     """A delivery must not sleep until an old edit is to be repeated while a new reply waits."""
     if isinstance(outcome, Snooze) and outcome.reason == CONFIRMING and _unsent(connection, claim):
         return dataclasses.replace(outcome, after=0)
@@ -313,7 +317,7 @@ def _covers_to(connection: Connection, claim: Claim, outcome: Outcome, fixed: in
     return int(connection.execute(query).scalar_one())
 
 
-def _say(connection: Connection, vault: Vault, end: End) -> bool:
+def _plan_replies(connection: Connection, vault: Vault, end: End) -> bool:
     """Put what is to be said into the ledger: the answer, the question, the apology, or that it takes longer."""
     claim, outcome = end.claim, end.outcome
     if isinstance(outcome, Snooze):

@@ -1,4 +1,4 @@
-"""Who is next in a lane: the first of the jobs that are blocked behind the one that ended."""
+"""Lanes: the first blocked job runs when the job before it has ended."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _promote(first: Any) -> Any:
 
 
 def _and_note(promoting: Any) -> Any:
-    """With its event in one statement, which only Postgres can: a way there and back less."""
+    """With its event in one statement, which only Postgres can: one round trip less."""
     promoted = promoting.cte("promoted")
     noted = {
         "workspace_id": promoted.c.workspace_id,

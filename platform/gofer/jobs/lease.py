@@ -1,4 +1,4 @@
-"""What a run knows of its lease without asking: once it has run out, nothing more may leave for the outside.
+"""A run's own view of its lease: once it has run out, no request may be sent to a service.
 
 The fence keeps a worker that was frozen past its lease out of the store, but a service outside knows no fence: the
 request such a worker was about to send when it froze would go out when it wakes, beside that of its successor. So
@@ -27,13 +27,13 @@ def clock() -> float:
 
 
 class Lease:
-    """How long a run may be sure that the job is its own."""
+    """How long a run may be sure that it still has the job."""
 
     def __init__(self, asked_at: float, seconds: float) -> None:
         self._ends = asked_at + seconds
 
     def prolong(self, asked_at: float, seconds: float) -> None:
-        """It was renewed; the time counts from when that was asked for."""
+        """Extend it after a renewal; the time counts from the request."""
         self._ends = asked_at + seconds
 
     def check(self) -> None:

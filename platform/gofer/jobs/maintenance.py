@@ -1,4 +1,4 @@
-"""Upkeep, each with a name: the lifeline for jobs of silent workers, the untangler, the pruner.
+"""Maintenance: rescues jobs of silent workers, repairs lanes, and prunes what is old.
 
 There is no leader: every worker runs these in small batches, and the locks keep them from doing a thing twice.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, literal, select, text, update
 
 from gofer.jobs.ensure import ensure_answer, ensure_delivery
-from gofer.jobs.finish import Apology, conclude_lost
+from gofer.jobs.finish import Apology, finish_lost_run
 from gofer.jobs.lanes import promote
 from gofer.jobs.queue import CLAIM_COLUMNS, Claim, claim_of, lock_lane
 from gofer.store.db_time import now
@@ -47,8 +47,8 @@ def lost_jobs(connection: Connection) -> list[Claim]:
 
 
 def rescue(connection: Connection, vault: Vault, claim: Claim, apology: Apology) -> bool:
-    """The lifeline: give a lost job back, or end it when its tries are used up. True when it was still lost."""
-    return conclude_lost(connection, vault, claim, apology) is not None
+    """Put a lost job back, or end it when its tries are used up. True when it was still lost."""
+    return finish_lost_run(connection, vault, claim, apology) is not None
 
 
 def expire_all_leases(connection: Connection) -> int:

@@ -1,4 +1,4 @@
-"""Wake-ups: how a process learns that there is something to look at, without asking all the time.
+"""Wake-ups: tell a process that there is something to look at, so that it need not poll all the time.
 
 A signal carries no work and may be lost; the safety poll finds what was missed. In one process it is an event;
 on Postgres a NOTIFY, coalesced because one per commit serialises all commits; with Redis a publish. Parcels go the
@@ -28,7 +28,7 @@ SECRETS = "secrets"
 
 QUIET = 0.05
 """Seconds between two notifications of a topic to other processes."""
-MOST_UNSENT = 20
+MAX_UNSENT = 20
 """Sendings that may wait for a slow server; parcels beyond are lost."""
 
 
@@ -159,7 +159,7 @@ class SharedSignals(LocalSignals):
         self._send(CHANNEL, [topic])
 
     def post(self, parcels: Sequence[str]) -> None:
-        if len(self._tasks) < MOST_UNSENT:
+        if len(self._tasks) < MAX_UNSENT:
             self._send(PARCELS, parcels)
 
     def _send(self, channel: str, words: Sequence[str]) -> None:
@@ -204,7 +204,7 @@ class SharedSignals(LocalSignals):
         raise NotImplementedError
 
 
-CHECK_EVERY, CHECK_WITHIN = 10.0, 10.0
+CHECK_EVERY, CHECK_TIMEOUT = 10.0, 10.0
 """Seconds between two looks whether a silent connection still is one: a router in between may have forgotten it."""
 CHANNEL = "gofer"
 PARCELS = "gofer_parcels"
@@ -237,7 +237,7 @@ class PostgresSignals(SharedSignals):
             self._connection = connection
             while not await _is_set(broken, within=CHECK_EVERY):
                 async with self._in_turn:
-                    await connection.execute("SELECT 1", timeout=CHECK_WITHIN)
+                    await connection.execute("SELECT 1", timeout=CHECK_TIMEOUT)
         finally:
             self._connection = None
             with contextlib.suppress(Exception):

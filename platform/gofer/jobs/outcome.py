@@ -1,4 +1,4 @@
-"""What a run can answer, as values."""
+"""The outcomes of a run, as values."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def _submit(dialect: Any) -> Any:
 
 
 def _submit_and_note() -> Any:
-    """The job and its first event in one statement, which only Postgres can: a way there and back less."""
+    """The job and its first event in one statement, which only Postgres can: one round trip less."""
     made = _submit(postgresql).cte("made")
     noted = {
         "workspace_id": bindparam("workspace_id", type_=String),
@@ -323,7 +323,7 @@ def _claim_at_once(
 ) -> dict[str, list[Claim]]:
     """Take ready jobs for both pools in one statement of Postgres; none of an agent's while there are caps.
 
-    Each further statement would be a way there and back, and so would a transaction's begin and end.
+    Each further statement would be a round trip, and so would the begin and end of a transaction.
     """
     most = {f"most_{pool}": max(0, limits.get(pool, 0)) for pool in (AGENT, SERVICE)}
     rows = fast_sql.fetch(connection, _TAKE_AT_ONCE, {"by": owner, "for_seconds": lease, **most})
@@ -469,7 +469,7 @@ _STAGE = update(jobs).where(in_state(JobState.SCHEDULED), jobs.c.run_at <= now()
 _NEXT_DUE = select(func.min(jobs.c.run_at) - now()).where(in_state(JobState.SCHEDULED))
 
 
-def waiting(connection: Connection) -> int:
+def count_waiting(connection: Connection) -> int:
     """How many jobs wait or run: what intake sheds load by."""
     query = (
         select(func.count())

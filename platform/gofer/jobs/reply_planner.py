@@ -1,4 +1,4 @@
-"""What a run says, on its way out: every part goes into the ledger, and the conversation remembers it.
+"""Plans replies: every part goes into the ledger, and the conversation keeps it as a message.
 
 The caller holds the conversation's lock.
 """
@@ -90,7 +90,7 @@ def plan_replies(
 
 
 def _remember(connection: Connection, key: DataKey, claim: Claim, draft: Draft, event: str) -> None:
-    """What an agent says is part of the conversation too: kept as a message that wakes nobody."""
+    """Keep what an agent says as a message of the conversation that wakes nobody."""
     if claim.agent_id is None or claim.conversation_id is None:
         return
     seq = int(connection.execute(_NEXT_SEQ, {"conversation": claim.conversation_id}).scalar_one())
@@ -103,7 +103,7 @@ def _remember(connection: Connection, key: DataKey, claim: Claim, draft: Draft, 
         text="".join(draft.parts).removeprefix(draft.signature),
         addressed=False,
         event=event,
-        facts={} if (said := _said(draft)) is None else {SAID: said},
+        facts={} if (said := _model_words(draft)) is None else {SAID: said},
     )
     trust = Trust.STRANGER if draft.narrowed else Trust.MEMBER
     connection.execute(
@@ -122,7 +122,7 @@ def _remember(connection: Connection, key: DataKey, claim: Claim, draft: Draft, 
     )
 
 
-def _said(draft: Draft) -> str | None:
+def _model_words(draft: Draft) -> str | None:
     return "" if draft.said is None and draft.kind == "error" else draft.said
 
 

@@ -23,12 +23,12 @@ REASONS = {
 
 
 def why(reason: str) -> str:
-    """What a job waits for; what has no words of its own is told by its code."""
+    """A waiting job's reason in words, or its code when there are none."""
     return REASONS.get(reason, f"it said {reason}")
 
 
 def clock_time(at: float, timezone: str, today: float) -> str:
-    """A moment as people say it: the time of day, with the date when that is not today's; never too early."""
+    """A time for people: the time of day, rounded up, with the date when that is not today's."""
     zone = ZoneInfo(timezone)
     moment, here = (datetime.fromtimestamp(each, UTC).astimezone(zone) for each in (at + 59, today))
     date = "" if moment.date() == here.date() else f"{moment.day} {moment:%B}, "

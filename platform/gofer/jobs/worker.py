@@ -20,7 +20,7 @@ from gofer.errors import Fenced, StoreError
 from gofer.jobs import lease, maintenance, queue
 from gofer.jobs.control import expire_questions
 from gofer.jobs.cron import tick
-from gofer.jobs.finish import Apology, Concluded, FinishedRun, conclude_all
+from gofer.jobs.finish import Apology, FinishedRun, FinishResult, finish_runs
 from gofer.jobs.lease import Lease, clock
 from gofer.jobs.notifications import EVENTS, JOBS, Signals
 from gofer.jobs.outcome import OUTAGE, STOPPED, Cancel, Dead, Draft, Outcome, Retry, Snooze
@@ -57,7 +57,7 @@ STUBBORN_AFTER = 0.3
 RENEWALS_PER_LEASE = 3
 BETWEEN_LOOKS = 0.05
 """Seconds between two looks for cancels and due jobs, however often there is something new."""
-MOST_TOGETHER = 64
+MAX_TOGETHER = 64
 """Runs whose ends share a transaction."""
 TRIES_TO_END = 5
 """Failures of the store after which a run's end is written in short: that the job is to be taken up again."""
@@ -120,7 +120,7 @@ class Worker:
         self._enders: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Begin to claim."""
+        """Start claiming jobs."""
         loops: dict[str, Callable[[], Awaitable[None]]] = {
             "renew": self._renew_loop,
             "look": self._look_loop,
@@ -243,11 +243,13 @@ class Worker:
     async def _run(self, run: Run) -> None:
         claim = run.claim
         lease.current.set(run.lease)
-        structlog.contextvars.bind_contextvars(**_named(claim))  # of this task alone, so they end with it
+        structlog.contextvars.bind_contextvars(
+            **_log_fields(claim)
+        )  # of this task alone, so they end with it
         try:
             outcome, apology = await self._outcome(run)
         except Fenced as error:
-            _not_concluded(claim, error)
+            _log_unfinished(claim, error)
             self._free(claim)
             return
         except StoreError as error:
@@ -259,7 +261,7 @@ class Worker:
         self._hand_in(FinishedRun(claim, outcome, apology))
 
     def _hand_in(self, ending: FinishedRun) -> None:
-        """Have a run's end written."""
+        """Queue the end of a run to be written."""
         self._endings.append(ending)
         if len(self._enders) < ENDERS:
             self._enders.add(asyncio.create_task(self._end_together(), name="endings"))
@@ -270,7 +272,7 @@ class Worker:
             self._freed.set()
 
     async def _outcome(self, run: Run) -> tuple[Outcome, Apology | None]:
-        """What became of a run, and who finds the words if its handler did not."""
+        """The outcome of a run, and who writes the apology if its handler did not."""
         claim = run.claim
         handler = self._handlers.get(claim.kind)
         if claim.cancel_requested:
@@ -278,7 +280,7 @@ class Worker:
         if handler is None:
             return Dead("unknown_kind"), self._apology
         try:
-            return await _handled(handler, run), None
+            return await _handle(handler, run), None
         except asyncio.CancelledError:
             if run.cancelled.is_set():
                 return Cancel("cancelled"), self._apology
@@ -304,7 +306,7 @@ class Worker:
         """Write the ends of all runs that are over, in one transaction; more gather while it commits."""
         try:
             while self._endings:
-                batch, self._endings = self._endings[:MOST_TOGETHER], self._endings[MOST_TOGETHER:]
+                batch, self._endings = self._endings[:MAX_TOGETHER], self._endings[MAX_TOGETHER:]
                 await self._end(batch)
         finally:
             # In the same step as the last look: an ending that comes now must find that nobody is at it.
@@ -312,33 +314,33 @@ class Worker:
 
     async def _end(self, batch: list[FinishedRun]) -> None:
         try:
-            concluded = await self._database.write(partial(conclude_all, vault=self._vault, endings=batch))
+            results = await self._database.write(partial(finish_runs, vault=self._vault, endings=batch))
         except StoreError as error:
             await self._end_later(batch, error)
             return
         except Exception as error:  # noqa: BLE001 - told where a single one is written
             if len(batch) == 1:
-                _not_concluded(batch[0].claim, error)
+                _log_unfinished(batch[0].claim, error)
                 self._free(batch[0].claim)
                 return
             for ending in batch:
                 await self._end([ending])
             return
-        for ending, result in zip(batch, concluded, strict=True):
+        for ending, result in zip(batch, results, strict=True):
             self._free(ending.claim)
             if result is None:
-                _not_concluded(ending.claim, Fenced())
+                _log_unfinished(ending.claim, Fenced())
             else:
-                _concluded(ending, result)
-        if any(result is not None and result.woke for result in concluded):
+                _log_finish(ending, result)
+        if any(result is not None and result.woke for result in results):
             self._signals.wake(JOBS)
         self._signals.wake(EVENTS)
 
     async def _end_later(self, batch: list[FinishedRun], error: StoreError) -> None:
-        """Wait for the store to come back: until the ends are written, the jobs stay ours. Who stops cannot wait."""
+        """Wait for the store to come back; until then the jobs stay ours. A stopping worker cannot wait."""
         if self._stopping:
             for ending in batch:
-                _not_concluded(ending.claim, error)
+                _log_unfinished(ending.claim, error)
                 self._free(ending.claim)
             return
         log.warning("jobs.end_delayed", jobs=len(batch), error=str(error))
@@ -457,7 +459,7 @@ class Worker:
             await asyncio.sleep(self._jittered() * (1 if any(pruned.values()) else TIDY_EVERY))
 
 
-async def _handled(handler: Handler, run: Run) -> Outcome:
+async def _handle(handler: Handler, run: Run) -> Outcome:
     """What a handler answers. One that does not end when it is cancelled is left behind; the fence stops its writes."""
     working = asyncio.ensure_future(handler(run))
     try:
@@ -471,24 +473,24 @@ async def _handled(handler: Handler, run: Run) -> Outcome:
     return working.result()
 
 
-def _concluded(ending: FinishedRun, result: Concluded) -> None:
+def _log_finish(ending: FinishedRun, result: FinishResult) -> None:
     crash_point("job.concluded")
     how = type(ending.outcome).__name__.lower()
-    log.info("job.concluded", state=result.state, outcome=how, **_named(ending.claim))
+    log.info("job.concluded", state=result.state, outcome=how, **_log_fields(ending.claim))
 
 
-def _not_concluded(claim: Claim, error: Exception) -> None:
+def _log_unfinished(claim: Claim, error: Exception) -> None:
     """The lease runs out and another worker, or this one, takes the job up from its journal."""
     if isinstance(error, Fenced):
-        log.warning("job.fenced", **_named(claim))
+        log.warning("job.fenced", **_log_fields(claim))
     elif isinstance(error, StoreError):
-        log.warning("job.not_concluded", error=str(error), **_named(claim))
+        log.warning("job.not_concluded", error=str(error), **_log_fields(claim))
     else:
-        log.error("job.not_concluded", exc_info=error, **_named(claim))
+        log.error("job.not_concluded", exc_info=error, **_log_fields(claim))
 
 
-def _named(claim: Claim) -> dict[str, Any]:
-    """How a run is told from others in the log."""
+def _log_fields(claim: Claim) -> dict[str, Any]:
+    """The fields that identify a run in the log."""
     return {"job": claim.id, "attempt": claim.fence, "kind": claim.kind}
 
 

@@ -273,7 +273,7 @@ class FailureNotices:
     def _about(
         self, connection: Connection, claim: Claim, failed: Any, connected: list[LoadedConnection]
     ) -> tuple[Draft, ...]:
-        if _told(connection, claim):
+        if _was_notified(connection, claim):
             return ()
         text = self._text(connection, claim, failed)
         places = [
@@ -305,7 +305,7 @@ People = list[tuple[str, str]]
 """Somebody's ids: the integration's name, and the id there."""
 
 
-def _told(connection: Connection, claim: Claim) -> bool:
+def _was_notified(connection: Connection, claim: Claim) -> bool:
     """Whether somebody was told of a failure in the same place within the last day."""
     query = (
         select(replies.c.id)

@@ -276,7 +276,7 @@ class AgentFiles:
             with contextlib.suppress(AgentFileError, NotFound):
                 spec = self.get(name)
             problem = self.problems.get(name)
-            found[name] = spec, _said(problem, spec) if problem is not None else ""
+            found[name] = spec, _problem_line(problem, spec) if problem is not None else ""
         return found | {name: (None, problem) for name, problem in self.strays().items()}
 
 
@@ -302,7 +302,7 @@ def choosable(agents: AgentFiles) -> list[str]:
     return sorted((spec.name for spec in specs), key=lambda name: (name != default, name))
 
 
-def _said(problem: AgentFileError, spec: AgentSpec | None) -> str:
+def _problem_line(problem: AgentFileError, spec: AgentSpec | None) -> str:
     force = "the last good version is in force" if spec is not None else "it hears nothing"
     return f"line {problem.line}: {problem.message} ({force})"
 

@@ -1,4 +1,4 @@
-"""The answer job: lend the loop what it needs, run it, and turn its end into the end of the job."""
+"""The answer job: give the loop its adapters, run it, and turn its end into the outcome of the job."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gofer.agent.limits import LimitSettings
 from gofer.agent.outcome import Answered, Asked, Failed, Stopped
 from gofer.agent.outcome import Outcome as End
 from gofer.agent.prices import MICROS, load_prices
-from gofer.agent.tool_calls import SERVICE_WAIT
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.tools.registry import plugin_tools
+from gofer.agent.turn import SERVICE_WAIT
 from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.crash import crash_point
 from gofer.errors import ConfigError, NotFound, Temporary
@@ -58,7 +58,7 @@ from gofer.vault.redaction import Redactor
 
 log = structlog.get_logger()
 CANCELLED = "cancelled"
-SAYINGS = {
+APOLOGIES = {
     CANCELLED: "Stopped, as asked.",
     "worker.lost": "I had to give this up: the process working on it stopped each time. Send it again to retry.",
     OUTAGE: "I had to give this up: the database failed me again and again. Send it again to retry.",
@@ -326,12 +326,14 @@ class Answerer:
         dealt_with = max(end.included_to, asker.seq)
         if end.code == "user.stop":
             drafts = await self._drafts(
-                claim, asker, end.text, stopped_by=CANCELLED, said=_said(end), narrowed=end.narrowed
+                claim, asker, end.text, stopped_by=CANCELLED, said=_model_words(end), narrowed=end.narrowed
             )
             return Cancel(CANCELLED, drafts, dealt_with, cost)
         if end.code in SPANNING and end.text == end.sentence:
             return Done(await self._ran_out(claim, asker, end.text, end.code), dealt_with, cost, end.code)
-        drafts = await self._drafts(claim, asker, end.text, "final", end.code, _said(end), end.narrowed)
+        drafts = await self._drafts(
+            claim, asker, end.text, "final", end.code, _model_words(end), end.narrowed
+        )
         return Done(drafts, dealt_with, cost, end.code)
 
     async def _nearly_used(self, claim: Claim, asker: StoredMessage, limits: LimitSettings) -> str:
@@ -410,7 +412,7 @@ class Answerer:
         return f"**{row.name}**\n\n" if row is not None else ""
 
 
-def _said(end: Stopped) -> str:
+def _model_words(end: Stopped) -> str:
     """What the model said before its run was ended; the sentence that says why is ours."""
     return end.text.removesuffix(end.sentence).rstrip()
 
@@ -463,5 +465,5 @@ def apology(connection: Connection, claim: Claim, reason: str) -> tuple[Draft, .
     binding = binding_of(connection, claim.conversation_id, asked.connection_id)
     if binding is None:
         return ()
-    saying = SAYINGS.get(reason, GIVEN_UP.format(reason=reason))
+    saying = APOLOGIES.get(reason, GIVEN_UP.format(reason=reason))
     return (Draft(binding, (saying,), kind="error", reply_to=asked.external_id, stopped_by=reason),)

@@ -1,4 +1,4 @@
-"""A Loop for one job, from an agent's description and the ports the platform lends."""
+"""Builds the Loop of one job from the agent's file and the platform's adapters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gofer.agent.context import ConversationProvider, PlainAssembler, WholeConte
 from gofer.agent.context.compressor import ModelSummariser, PlainCompressor
 from gofer.agent.conversation import Covers, History, Inbox, Questions, Trust, rank
 from gofer.agent.journal import Journal
-from gofer.agent.limits import LEAST_TOKENS, JobLimits, Ledger
+from gofer.agent.limits import MIN_TOKENS, JobLimits, Ledger
 from gofer.agent.loop import Loop
 from gofer.agent.model import Model
 from gofer.agent.models.offline import Offline
@@ -22,13 +22,13 @@ from gofer.agent.tools.registry import Policy, ToolRegistry, ToolRunner
 from gofer.runs.agent_files import AgentSpec
 from gofer.tool import Blobs, Shell, Tool
 
-LEAST_CHARACTERS = 2000
+MIN_CHARACTERS = 2000
 """Of a tool's output, however small the model's window is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """What the platform lends to one run."""
+    """The adapters of one run."""
 
     journal: Journal
     inbox: Inbox
@@ -62,7 +62,7 @@ async def build(
     names = tuple({model.name, *getattr(model, "names", ())})
     window = model.context_window
     longest = min(spec.limits.output_tokens, model.features.output_tokens or window, window // 4)
-    settings = spec.limits.model_copy(update={"output_tokens": max(LEAST_TOKENS, longest)})
+    settings = spec.limits.model_copy(update={"output_tokens": max(MIN_TOKENS, longest)})
     policy = Policy({*spec.tools, EARLIER_ANSWER}, await waking_trust(ports))
     runner = ToolRunner(
         ToolRegistry([*tools, earlier_answer_tool(ports.history.answer)]),
@@ -71,7 +71,7 @@ async def build(
         blobs=ports.blobs,
         mask=ports.mask,
         allowed_hosts=spec.fetch.hosts,
-        max_characters=max(LEAST_CHARACTERS, min(MAX_CHARACTERS, window // 2)),
+        max_characters=max(MIN_CHARACTERS, min(MAX_CHARACTERS, window // 2)),
     )
     assembler = PlainAssembler(
         spec.name, spec.instructions, runner.offered(), ports.blobs, ports.covers.extra, model.features

@@ -32,15 +32,15 @@ log = structlog.get_logger()
 
 DEPTH = 50
 """Commits of each branch that are kept."""
-MOST_EACH = 512 * MIB
+MAX_EACH = 512 * MIB
 """Bytes of one mirror; what is bigger is not kept."""
-MOST_ALL = 4 * GIB
+MAX_ALL = 4 * GIB
 """Bytes of all of them together; those not used for longest go first."""
-LONGEST = 14 * 86400.0
+MAX_AGE = 14 * 86400.0
 """Seconds after which an unused one is removed."""
 AGAIN_AFTER = 3600.0
 """Seconds for which one that could not be had is not tried again."""
-WITHIN = 120.0
+FETCH_TIMEOUT = 120.0
 PAGE = 8 * MIB
 
 SEED = ".cache/gofer/seed"
@@ -94,7 +94,7 @@ class Mirrors:
                 await asyncio.to_thread(remove, place)
                 return ""
             finally:
-                await asyncio.to_thread(self._keep_within, MOST_ALL)
+                await asyncio.to_thread(self._keep_within, MAX_ALL)
 
     async def _seeded(self, place: Path, rule: Rule, shell: Sandbox) -> str:
         """One that does not work is made anew, once."""
@@ -108,9 +108,9 @@ class Mirrors:
 
     async def _handed_over(self, place: Path, rule: Rule, shell: Sandbox) -> str:
         gate = Egress()
-        limits = Limits(disk=2 * MOST_EACH, file_size=MOST_EACH, idle=WITHIN)
+        limits = Limits(disk=2 * MAX_EACH, file_size=MAX_EACH, idle=FETCH_TIMEOUT)
         async with Sandbox(self._provider, directory=place, limits=limits, gate=gate) as mirror:
-            await _update(mirror, gate, _fetching(rule))
+            await _update(mirror, gate, _read_only(rule))
             await _copy(mirror, shell)
         await _run(shell, _UNPACK)
         return f"~/{SEED}"
@@ -122,13 +122,13 @@ class Mirrors:
 
     def _tidy(self, connections: Collection[str]) -> None:
         for place in self._places():
-            unused = time.time() - _used(place) > LONGEST
+            unused = time.time() - _last_used(place) > MAX_AGE
             if (unused or place.parent.name not in connections) and not owned(place):
                 remove(place)
 
     def _keep_within(self, most: int) -> None:
         sizes = {place: measure(place).size for place in self._places()}
-        for place in sorted(sizes, key=_used):
+        for place in sorted(sizes, key=_last_used):
             if sum(sizes.values()) <= most:
                 return
             if not owned(place):
@@ -139,7 +139,7 @@ class Mirrors:
         yield from self._directory.glob("*/*/")
 
 
-def _fetching(rule: Rule) -> Rule:
+def _read_only(rule: Rule) -> Rule:
     """The job's rule without leave to push."""
     return replace(rule, git=GitAccess())
 
@@ -157,7 +157,7 @@ async def _copy(mirror: Sandbox, shell: Sandbox) -> None:
     offset = 0
     while True:
         page = await mirror.read_bytes(_PACK, offset=offset, limit=PAGE)
-        if page.size > MOST_EACH:
+        if page.size > MAX_EACH:
             raise Unusable("it is too big")
         await shell.write(f"{_PARTS}/pack-{offset:012d}", page.data)
         offset += len(page.data)
@@ -168,12 +168,12 @@ async def _copy(mirror: Sandbox, shell: Sandbox) -> None:
 
 
 async def _run(sandbox: Sandbox, script: str) -> None:
-    result = await sandbox.run(f"bash -c {shlex.quote(script)} 2>&1", WITHIN)
+    result = await sandbox.run(f"bash -c {shlex.quote(script)} 2>&1", FETCH_TIMEOUT)
     if result.exit_code != 0:
         raise Unusable(result.output.strip()[-300:] or f"git ended with {result.exit_code}")
 
 
-def _used(place: Path) -> float:
+def _last_used(place: Path) -> float:
     """When it was used last: its journal is written with every command."""
     with contextlib.suppress(OSError):
         return (place / "live").stat().st_mtime

@@ -11,8 +11,7 @@ from functools import partial
 import httpx2
 import structlog
 
-from gofer.agent.models.breaker import Breakers
-from gofer.agent.models.catalogue import Catalogue, Provider
+from gofer.agent.models.catalogue import Breakers, Catalogue, Provider
 from gofer.agent.models.providers import ALL, FILE, ModelSettings, ProviderSettings, load_providers
 from gofer.errors import ConfigError
 from gofer.secrets.secret_store import secrets_of

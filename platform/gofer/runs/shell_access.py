@@ -13,7 +13,7 @@ from gofer_sandbox.network import Callers, Credential, Egress, GitAccess, Rule, 
 
 GIT_CONFIG = ".config/git/gofer"
 """Where git's way through the proxy is written, for an integration's own configuration to include."""
-SETUP_WITHIN = 30.0
+SETUP_TIMEOUT = 30.0
 
 
 class ShellAccessGrants:
@@ -62,7 +62,7 @@ class ShellAccessGrants:
                 GIT_CONFIG, "".join(gate.git_config(rule) for rule in self._rules if rule.git)
             )
             if equipment.setup:
-                await sandbox.run(equipment.setup, SETUP_WITHIN)
+                await sandbox.run(equipment.setup, SETUP_TIMEOUT)
             self._put_in = True
 
     @contextlib.asynccontextmanager
@@ -98,18 +98,18 @@ def _rule(equipment: ShellAccess | None, one: EgressRule) -> Rule:
         if one.git_push is None
         else GitAccess(
             push=one.git_push,
-            objections=_objecting(one.git_objections, "whether it may be pushed to cannot be found out now"),
-            commit_objections=_objecting(
+            objections=_objections(one.git_objections, "whether it may be pushed to cannot be found out now"),
+            commit_objections=_objections(
                 one.git_commit_objections, "whether it may be read cannot be found out now"
             ),
         ),
         allow_private=one.allow_private,
-        lender=None if isinstance(password, str) else _lending(user, password),
-        moved=_looking(one),
+        lender=None if isinstance(password, str) else _credential_lookup(user, password),
+        moved=_address_lookup(one),
     )
 
 
-def _looking(one: EgressRule) -> Callable[[], Awaitable[Sequence[str]]] | None:
+def _address_lookup(one: EgressRule) -> Callable[[], Awaitable[Sequence[str]]] | None:
     ask = one.moved
     if ask is None:
         return None
@@ -121,7 +121,7 @@ def _looking(one: EgressRule) -> Callable[[], Awaitable[Sequence[str]]] | None:
     return moved
 
 
-def _lending(
+def _credential_lookup(
     user: str, ask: Callable[[str], Awaitable[str]]
 ) -> Callable[[Credential | None], Awaitable[Credential]]:
     given: tuple[Credential | None, str] = (None, "")
@@ -143,7 +143,7 @@ def _lending(
 Objections = Callable[[Sequence[str]], Awaitable[Mapping[str, str]]]
 
 
-def _objecting(ask: Objections | None, told: str) -> Objections | None:
+def _objections(ask: Objections | None, told: str) -> Objections | None:
     if ask is None:
         return None
 

@@ -15,11 +15,11 @@ from gofer_sandbox import InvalidInput, Record, SandboxGone
 from gofer_sandbox.inspection import Sight, list_workspace, look
 from gofer_sandbox.processes import boot_id, start_time
 
-MOST_SHOWN = 500
+MAX_SHOWN = 500
 """Entries of one directory, and processes."""
 
 
-def living(connection: Connection) -> list[str]:
+def live_shells(connection: Connection) -> list[str]:
     """The conversations whose shells run on this machine now, the last used first."""
     query = select(shells.c.conversation_id, shells.c.record).order_by(shells.c.used_at.desc())
     found = connection.execute(query).all()
@@ -34,7 +34,7 @@ def _lives(record: dict[str, Any]) -> bool:
     return bool(session.pid) and session.boot == boot_id() and start_time(session.pid) == session.start
 
 
-def told(record: dict[str, Any]) -> dict[str, Any]:
+def describe_record(record: dict[str, Any]) -> dict[str, Any]:
     """What a shell's row says of it; how to reach the session is nobody's business here."""
     try:
         kept = Record.from_json(record["json"])
@@ -62,7 +62,7 @@ def _seen(record: dict[str, Any], path: str) -> dict[str, Any]:
     except (InvalidInput, KeyError, SandboxGone):
         return {"found": False, "use": None, "files": [], "more": 0, "path": path}
     try:
-        listing = list_workspace(kept, [part for part in path.split("/") if part], limit=MOST_SHOWN)
+        listing = list_workspace(kept, [part for part in path.split("/") if part], limit=MAX_SHOWN)
     except InvalidInput:
         raise NotFound(f"There is no directory {path[:200]!r} in this shell.") from None
     files = [
@@ -85,7 +85,7 @@ def _use(sight: Sight) -> dict[str, Any]:
         "memory": sight.memory,
         "disk": sight.usage.size,
         "files": sight.usage.files,
-        "processes": [each.command for each in sight.processes[:MOST_SHOWN]],
+        "processes": [each.command for each in sight.processes[:MAX_SHOWN]],
         "looked_at": time.time(),
     }
 

@@ -28,7 +28,7 @@ from gofer.jobs.queue import Claim
 from gofer.purge import MIRRORS, purged_conversations, remove_shell_files
 from gofer.runs.git_mirrors import Mirrors
 from gofer.runs.shell_access import ShellAccessGrants
-from gofer.runs.shell_inspection import living
+from gofer.runs.shell_inspection import live_shells
 from gofer.settings import Settings
 from gofer.store import row_macs
 from gofer.store.database import Database
@@ -55,7 +55,7 @@ from gofer_sandbox.unconfined import Unconfined
 
 log = structlog.get_logger()
 
-MOST_OUTPUT = 10_000_000
+MAX_OUTPUT = 10_000_000
 """Bytes of one command's output that reach the run, which keeps what a model cannot take as a blob."""
 PAGE = 1 << 20
 HELD_ELSEWHERE = 2.0
@@ -215,7 +215,7 @@ def _whole(sandbox: Sandbox, number: int) -> tuple[bytes, int]:
     data = bytearray()
     offset: int | None = 0
     size = 0
-    while offset is not None and len(data) < MOST_OUTPUT:
+    while offset is not None and len(data) < MAX_OUTPUT:
         page = sandbox.output(number, offset, PAGE)
         data += page.data
         offset, size = page.next_offset, page.size
@@ -317,7 +317,7 @@ class Shells:
             await self._let_go(key)
         left: list[str] = []
         with contextlib.suppress(StoreError):  # a database that is down must not keep us from ending
-            left = await self._database.read(living) if self._live_on else []
+            left = await self._database.read(live_shells) if self._live_on else []
         if left:
             log.info(
                 "shells.left_running",

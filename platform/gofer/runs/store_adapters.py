@@ -131,7 +131,7 @@ class StoreInbox:
             admitted = await self._database.read(
                 partial(_with_origins, vault=self._vault, claim=claim, admitted=admitted)
             )
-        return [said(read, files=await self._files.place(read)) for read in admitted]
+        return [conversation_message(read, files=await self._files.place(read)) for read in admitted]
 
     async def stopped(self) -> StopSignal:
         await self._run.cancelled.wait()
@@ -224,7 +224,7 @@ def _clean_name(name: str) -> str:
     return kept[-80:] or "file"
 
 
-def said(
+def conversation_message(
     read: StoredMessage, *, by_us: bool = False, files: tuple[str, ...] = (), at: float | None = None
 ) -> ConversationMessage:
     """A message as the agent knows it."""
@@ -308,7 +308,7 @@ def _between(
     )
     key = conversation_key(connection, vault, _of(claim))
     rows = list(reversed(connection.execute(query).all()))
-    return [_said_of(connection, key, row, own, to) for row in rows]
+    return [_open_message(connection, key, row, own, to) for row in rows]
 
 
 def _own_answer(connection: Connection, vault: Vault, claim: Claim, number: int) -> str | None:
@@ -321,7 +321,7 @@ def _own_answer(connection: Connection, vault: Vault, claim: Claim, number: int)
     row = connection.execute(query).one_or_none()
     if row is None:
         return None
-    return _said_of(connection, conversation_key(connection, vault, _of(claim)), row, own, row.seq).text
+    return _open_message(connection, conversation_key(connection, vault, _of(claim)), row, own, row.seq).text
 
 
 def _epoch(claim: Claim) -> ScalarSelect[int]:
@@ -329,7 +329,7 @@ def _epoch(claim: Claim) -> ScalarSelect[int]:
     return select(participants.c.epoch_seq).where(participants.c.id == claim.participant_id).scalar_subquery()
 
 
-def _said_of(connection: Connection, key: DataKey, row: Any, own: str, to: int) -> ConversationMessage:
+def _open_message(connection: Connection, key: DataKey, row: Any, own: str, to: int) -> ConversationMessage:
     stored = open_stored(key, row)
     message = stored.message
     if _quotes_narrowed(connection, key, row.conversation_id, message):
@@ -337,7 +337,7 @@ def _said_of(connection: Connection, key: DataKey, row: Any, own: str, to: int) 
         message = replace(message, quoted="")
     read = replace(stored, seq=min(row.seq, to), message=message)
     by_us = row.author == message.author.id == own
-    one = replace(said(read, by_us=by_us, at=row.created_at), number=row.seq if by_us else 0)
+    one = replace(conversation_message(read, by_us=by_us, at=row.created_at), number=row.seq if by_us else 0)
     if not by_us or SAID not in message.facts:
         return one
     words = str(message.facts[SAID])

@@ -14,8 +14,7 @@ from sqlalchemy import Connection, select
 from gofer.secrets.key_check import sealing_key
 from gofer.secrets.secret_store import PLATFORM, get_secret, write_secret
 from gofer.store.tables import secrets, workspaces
-from gofer.vault.envelope import Vault
-from gofer.vault.macs import MacKeys
+from gofer.vault.envelope import MacKeys, Vault
 from gofer.vault.secret import Secret
 
 ROOT = "mac_root"

@@ -6,8 +6,7 @@ from sqlalchemy import Connection, insert, select
 
 from gofer.errors import NotFound
 from gofer.store.db_time import now
-from gofer.store.digests import blob_digest
-from gofer.store.encryption import conversation_key
+from gofer.store.encryption import blob_digest, conversation_key
 from gofer.store.tables import blobs
 from gofer.vault.envelope import Vault, aad
 

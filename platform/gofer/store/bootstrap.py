@@ -1,4 +1,4 @@
-"""Opening the database that the settings name, and bringing it up to date."""
+"""Opens the database of the settings, migrates it, and seeds a fresh install."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Database(Protocol):
         """Run a verb in a transaction of its own; it is durable when this returns."""
 
     async def write_one(self, verb: Callable[[Connection], T]) -> T:
-        """Run a verb of a single statement, which needs no transaction around it: two ways there and back less."""
+        """Run a verb of a single statement, which needs no transaction around it: two round trips less."""
 
     async def read(self, verb: Callable[[Connection], T]) -> T:
         """Run a verb that only reads, over one consistent view."""

@@ -19,7 +19,7 @@ from sqlalchemy.util import await_only
 Values = Mapping[str, Any]
 
 _NOTHING: Values = {}
-MOST_ROWS = 64
+MAX_ROWS = 64
 
 
 def fetch(connection: Connection, statement: Any, values: Values = _NOTHING) -> list[Any]:
@@ -67,7 +67,7 @@ def _portions(rows: list[Any]) -> Iterator[list[Any]]:
     """Rows by the powers of two, so that few texts do for any number of them."""
     begin = 0
     while left := len(rows) - begin:
-        size = min(1 << (left.bit_length() - 1), MOST_ROWS)
+        size = min(1 << (left.bit_length() - 1), MAX_ROWS)
         yield rows[begin : begin + size]
         begin += size
 

@@ -1,4 +1,4 @@
-"""Names for rows: short, random, with a prefix that says what they name."""
+"""Ids of rows: short, random, with a prefix that names the kind of row."""
 
 from __future__ import annotations
 

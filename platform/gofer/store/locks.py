@@ -1,4 +1,4 @@
-"""The lock of a conversation, without which no two transactions could agree on what was said last."""
+"""The lock of a conversation: it makes two transactions agree on which message is the last."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ from gofer.store.tables import (
     sign_in_links,
     web_sessions,
 )
+from gofer.vault.envelope import MacKey, MacKeys, Part
 from gofer.vault.errors import VaultError
-from gofer.vault.macs import MacKey, MacKeys, Part
 
 log = structlog.get_logger()
 

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 log = structlog.get_logger()
 
-MOST_PER_COMMIT = 256
+MAX_PER_COMMIT = 256
 READERS = 3
 
 
@@ -167,7 +167,7 @@ class SqliteDatabase:
     def _next_batch(self) -> list[_Operation] | None:
         """Whatever is queued now, waiting for the first; None when it is time to end."""
         batch = self._queue.get()
-        while batch is not None and len(batch) < MOST_PER_COMMIT:
+        while batch is not None and len(batch) < MAX_PER_COMMIT:
             try:
                 more = self._queue.get_nowait()
             except queue.Empty:

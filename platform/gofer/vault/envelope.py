@@ -1,4 +1,5 @@
-"""Envelope encryption: master keys wrap data keys and secrets, data keys seal payloads.
+"""Envelope encryption: master keys wrap data keys and secrets, data keys seal payloads. Keys for MACs are derived from
+one root, a key for each purpose.
 
 Formats, first byte first:
     wrapped  0x01 | key id (8) | nonce (12) | AES-256-GCM ciphertext and tag
@@ -8,20 +9,18 @@ The header and the place the value belongs to are authenticated, so neither can 
 
 from __future__ import annotations
 
+import hmac
 import os
 import struct
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from gofer.vault.errors import Tampered
 from gofer.vault.keyring import KEY_ID_BYTES, KeyRing, MasterKey
-
-if TYPE_CHECKING:
-    from gofer.vault.macs import MacKey, MacKeys
 
 _WRAPPED = b"\x01"
 _SEALED = b"\x02"
@@ -30,6 +29,9 @@ _TAG = 16
 _HEADER = 1 + KEY_ID_BYTES
 _CACHED_KEYS = 1024
 _LENGTH = struct.Struct(">I").pack
+_TYPED_LENGTH = struct.Struct(">BI").pack
+_SHA256 = "sha256"
+Part = str | int | bytes
 
 
 def aad(*parts: str | int) -> bytes:
@@ -71,7 +73,7 @@ class Vault:
     def __init__(self, ring: KeyRing, cached_keys: int = _CACHED_KEYS) -> None:
         self.ring = ring
         self.mac_keys: MacKeys | None = None
-        """Loaded once the database is open: `gofer.vault.macs.load_mac_keys`."""
+        """Loaded once the database is open: `gofer.secrets.mac_root.load_mac_keys`."""
         self._room = cached_keys
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[bytes, bytes], DataKey] = OrderedDict()
@@ -145,3 +147,62 @@ def _open(cipher: AESGCM, data: bytes, start: int, aad: bytes) -> bytes:
         return cipher.decrypt(nonce, body, aad)
     except InvalidTag:
         raise Tampered from None
+
+
+class MacKey:
+    """A key for one purpose. What is signed with it is a list of parts: no two lists look alike."""
+
+    __slots__ = ("_material",)
+
+    def __init__(self, material: bytes) -> None:
+        self._material = material
+
+    def mac(self, *parts: Part) -> bytes:
+        """The MAC of these parts, 32 bytes."""
+        return hmac.digest(self._material, _joined(parts), _SHA256)
+
+    def fits(self, mac: bytes | None, *parts: Part) -> bool:
+        """Whether `mac` is the MAC of these parts."""
+        return mac is not None and hmac.compare_digest(mac, self.mac(*parts))
+
+    def digest(self, *parts: Part) -> str:
+        """The MAC as text: a keyed digest for a column, which says nothing to who has only the database."""
+        return self.mac(*parts).hex()
+
+    def __repr__(self) -> str:
+        return "MacKey()"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a MacKey cannot be pickled")
+
+
+class MacKeys:
+    """The keys of all purposes, derived from one root."""
+
+    __slots__ = ("_keys", "_root", "id")
+
+    def __init__(self, root: bytes) -> None:
+        self._root = root
+        self._keys: dict[str, MacKey] = {}
+        self.id = hmac.digest(root, b"gofer mac root id", _SHA256)[:8].hex()
+        """Names the root and says nothing about it."""
+
+    def key(self, purpose: str) -> MacKey:
+        """The key of a purpose, such as `row`; the same for ever."""
+        if purpose not in self._keys:
+            derived = hmac.digest(self._root, b"gofer mac key\0" + purpose.encode(), _SHA256)
+            self._keys[purpose] = MacKey(derived)
+        return self._keys[purpose]
+
+
+def _joined(parts: tuple[Part, ...]) -> bytes:
+    joined = b""
+    for part in parts:
+        if isinstance(part, bytes):
+            kind, encoded = 0, part
+        elif isinstance(part, str):
+            kind, encoded = 1, part.encode("utf-8", "surrogatepass")
+        else:
+            kind, encoded = 2, str(int(part)).encode()
+        joined += _TYPED_LENGTH(kind, len(encoded)) + encoded
+    return joined

@@ -51,7 +51,7 @@ class Patterns:
 
     def settled(self, text: str) -> int:
         """How much of a growing text can be let go: no secret that began before this is still open."""
-        from_here = max(0, len(text) - self._longest * 2 - LONGEST_BLOCK)
+        from_here = max(0, len(text) - self._longest * 2 - MAX_BLOCK)
         joined = Joined(text[from_here:])
         waiting = self._first_open(joined.text)
         position = len(text) if waiting is None else from_here + joined.position(waiting)
@@ -248,9 +248,9 @@ def _alternatives(heads: list[str]) -> str:
 
 
 # Long enough for a signed token; bounded, so that hostile text cannot make matching slow.
-LONGEST_TOKEN = 1024
+MAX_TOKEN = 1024
 # An RSA key of 16384 bits takes about 13,000 characters.
-LONGEST_BLOCK = 20_000
+MAX_BLOCK = 20_000
 # Headers of an encrypted key are shorter; a longer stretch of anything else is somebody writing about keys.
 _NOT_A_KEY = 200
 
@@ -308,7 +308,7 @@ def _bot_tokens(text: str) -> Iterator[tuple[int, int]]:
 
 def unfinished(text: str) -> int:
     """The position from which the end of `text` may be the beginning of such a token."""
-    tail = max(0, len(text) - LONGEST_TOKEN)
+    tail = max(0, len(text) - MAX_TOKEN)
     words = text[tail:].split()
     position = len(text)
     if words and not text[-1].isspace():
@@ -323,7 +323,7 @@ def _blocks(text: str) -> Iterator[tuple[int, int, bool]]:
     """Private keys: start, end, and whether all of it is there; a cut one counts as far as it goes."""
     position = next_end = 0
     while (begin := _BLOCK_BEGIN.search(text, position)) is not None:
-        limit = begin.end() + LONGEST_BLOCK
+        limit = begin.end() + MAX_BLOCK
         if 0 <= next_end < begin.end():
             next_end = text.find("-----END ", begin.end())
         end = _BLOCK_END.match(text, next_end) if 0 <= next_end < limit else None

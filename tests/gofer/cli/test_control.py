@@ -14,7 +14,7 @@ import httpx2
 import pytest
 
 from gofer.app import Platform, open_app
-from gofer.jobs.finish import conclude
+from gofer.jobs.finish import finish_run
 from gofer.jobs.outcome import Wait
 from gofer.jobs.queue import AGENT, claim
 from gofer.settings import Settings
@@ -109,7 +109,7 @@ async def test_an_answer_reaches_its_question(api: httpx2.AsyncClient, platform:
     )
     await _say(api, made.json()["connection"]["id"])
     (job,) = (await claim(platform.database, owner="w", lease=30, limits={AGENT: 1}))[AGENT]
-    await platform.database.write(lambda c: conclude(c, platform.vault, job, Wait("Red or blue?")))
+    await platform.database.write(lambda c: finish_run(c, platform.vault, job, Wait("Red or blue?")))
     (question,) = (await api.get("/questions")).json()["questions"]
     assert (question["question"], question["job_id"]) == ("Red or blue?", job.id)
     assert (await api.post(f"/questions/{question['id']}/answer", json={"text": "blue"})).is_success

@@ -27,7 +27,7 @@ ASKS = "Which colour?"
 class Impatient(Process):
     """Calls a model slow at once, so that nobody has to wait for it here."""
 
-    CONSTANTS: ClassVar = {"gofer.agent.model_call.SLOW_AFTER": 0.7}
+    CONSTANTS: ClassVar = {"gofer.agent.turn.SLOW_AFTER": 0.7}
 
 
 def script(body: Any) -> Reply:

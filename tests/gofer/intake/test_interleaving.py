@@ -11,7 +11,7 @@ from sqlalchemy import Connection, select
 
 from gofer.intake.transaction import take_in
 from gofer.jobs.control import cancel
-from gofer.jobs.finish import conclude
+from gofer.jobs.finish import finish_run
 from gofer.jobs.outcome import Cancel, Dead, Done, Draft, Outcome
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
@@ -26,7 +26,7 @@ def intake(world: World, room: str, number: int) -> Callable[[Connection], Any]:
 
 
 def end(world: World, claim: Claim, outcome: Outcome) -> Callable[[Connection], Any]:
-    return lambda c: conclude(c, world.vault, claim, outcome)
+    return lambda c: finish_run(c, world.vault, claim, outcome)
 
 
 async def at_work(world: World, room: str) -> Claim:

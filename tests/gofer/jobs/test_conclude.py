@@ -154,7 +154,7 @@ async def test_the_fence_grows_and_is_never_used_twice(world: World) -> None:
 def test_waits_between_tries_grow_within_bounds() -> None:
     longest = [max(ending.backoff(tries) for _ in range(200)) for tries in (1, 4, 40)]
     assert longest == sorted(longest)
-    assert longest[-1] <= ending.MOST_BACKOFF
+    assert longest[-1] <= ending.MAX_BACKOFF
 
 
 # The fence.
@@ -225,7 +225,7 @@ async def test_two_tries_at_one_job_that_end_together_are_told_apart(world: Worl
     fresh = await world.claim_one()
     endings = [FinishedRun(stale, Retry("interrupted")), FinishedRun(fresh, Done())]
     ended = await world.run(
-        ending.conclude_all, vault=world.vault, endings=endings if stale_first else endings[::-1]
+        ending.finish_runs, vault=world.vault, endings=endings if stale_first else endings[::-1]
     )
     assert [each is None for each in ended] == [stale_first, not stale_first]
     assert await world.states(job) == ["done"]

@@ -195,4 +195,4 @@ async def test_the_number_waiting_counts_what_is_unfinished(world: World) -> Non
     for lane in ("a", "a", "b"):
         await world.submit(lane)
     await world.work()
-    assert await world.database.read(queue.waiting) == 2
+    assert await world.database.read(queue.count_waiting) == 2

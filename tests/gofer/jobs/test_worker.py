@@ -15,7 +15,7 @@ import pytest
 
 from gofer.errors import Fenced, StoreUnavailable
 from gofer.jobs import queue
-from gofer.jobs.finish import MOST_OUTAGES, conclude_all
+from gofer.jobs.finish import MAX_OUTAGES, finish_runs
 from gofer.jobs.outcome import OUTAGE, Done, Outcome, Retry, Snooze
 from gofer.jobs.worker import Run
 from gofer.secrets.key_check import sealing_key
@@ -300,7 +300,7 @@ class Interrupted:
     async def close(self) -> None: ...
 
     async def write(self, verb: Any) -> Any:
-        when = self._when if getattr(verb, "func", None) is conclude_all else ""
+        when = self._when if getattr(verb, "func", None) is finish_runs else ""
         if when == "before":
             self._when = ""
             raise StoreUnavailable
@@ -390,7 +390,7 @@ async def test_a_job_that_the_store_always_fails_is_dead_in_the_end(world: World
         delays.append(round(row.run_at - time.time()))
         await world.pass_time(2000)
         await world.run(queue.stage)
-    assert len(delays) == MOST_OUTAGES + 1
+    assert len(delays) == MAX_OUTAGES + 1
     assert delays[:4] == [0, 1, 3, 7]
 
 
@@ -398,7 +398,7 @@ class Slow(Interrupted):
     """A real database that takes its time over the ends of runs."""
 
     async def write(self, verb: Any) -> Any:
-        if getattr(verb, "func", None) is conclude_all:
+        if getattr(verb, "func", None) is finish_runs:
             await asyncio.sleep(0.3)
         return await super().write(verb)
 

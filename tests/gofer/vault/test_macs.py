@@ -16,10 +16,9 @@ from gofer.secrets.rotation import rotate_master_key
 from gofer.secrets.secret_store import PLATFORM, all_secrets, delete_secret, list_secrets, put_secret
 from gofer.store.database import Database
 from gofer.store.tables import secrets
-from gofer.vault.envelope import Vault
+from gofer.vault.envelope import MacKey, Vault
 from gofer.vault.errors import Tampered
 from gofer.vault.keyring import open_ring
-from gofer.vault.macs import MacKey
 from gofer.vault.secret import Secret
 
 WORKSPACE = "ws_test"

@@ -178,7 +178,7 @@ async def test_one_who_lags_is_let_go_and_the_others_see_everything(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On both databases."""
-    monkeypatch.setattr(event_stream, "MOST_BEHIND", 50)
+    monkeypatch.setattr(event_stream, "MAX_BEHIND", 50)
     signals = LocalSignals()
     follower = Follower(database=world.database, vault=world.vault, redactor=Redactor(), signals=signals)
     numbers: list[int] = []

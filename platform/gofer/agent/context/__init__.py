@@ -2,26 +2,26 @@
 request.
 
 The prompt only ever grows at its end, so that providers' caches work, except at declared points: the events
-`context.cleared` and `context.checkpoint`.
+`context.cleared` and `context.checkpoint`. Sizes are estimates in tokens, for deciding before the provider has
+counted; they lean to the high side.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gofer.agent.context.sizes import block_extra, block_size, estimate, result_extra, run_size, text_size
 from gofer.agent.conversation import ConversationMessage, History, Summary
 from gofer.agent.interfaces import Point
 from gofer.agent.limits import Go
 from gofer.agent.model import Block, Features, ModelMessage, ModelRequest, ToolSpec
-from gofer.agent.models.documents import document_block, document_stub
+from gofer.agent.models.documents import document_block, document_stub, document_tokens
 from gofer.agent.models.images import image_block, smaller
-from gofer.agent.state import State
-from gofer.agent.transcript import IMAGE_STUB, merge, transcript
-from gofer.agent.untrusted import note, plain, render
+from gofer.agent.state import Call, Round, State
+from gofer.agent.transcript import IMAGE_STUB, merge, note, plain, render, transcript
 from gofer.tool import Blobs
 
 PREAMBLE = """You are {name}, an agent that works for people through Gofer, a platform of theirs. You are given \
@@ -42,6 +42,17 @@ WITHHELD = (
 )
 NEWEST = 500
 """Messages read at most, whatever the conversation's length: the cost of a run must not grow with it."""
+CHARACTERS_PER_TOKEN = 3.5
+BYTES_PER_TOKEN = 2.5
+"""Of characters beyond ASCII."""
+BLOCK = 1024
+DENSE_BELOW = 0.45
+"""The share of small letters and white space: about nine tenths in prose, seven in code, four in base64 and hex."""
+DENSE_FROM = 64
+"""Characters below which a share says nothing."""
+_COMMON = b"abcdefghijklmnopqrstuvwxyz \n\t"
+_HIGH = bytes(range(128, 256))
+IMAGE_TOKENS = 1600
 
 
 class ContextProvider(Protocol):
@@ -314,3 +325,73 @@ def _message(said: ConversationMessage, state: State) -> ModelMessage:
     if said.pictures:
         blocks.append({"type": "text", "text": f"({len(said.pictures)} image(s) or PDF(s), not shown again)"})
     return {"role": "user", "content": blocks}
+
+
+def estimate(messages: Iterable[ModelMessage]) -> int:
+    return sum(block_size(block) for message in messages for block in message["content"])
+
+
+def run_size(state: State) -> int:
+    """Of the run's own rounds. Each is counted once, so that a turn does not cost more the longer the run is."""
+    return sum(round_size(round_, state) for round_ in state.rounds[state.kept_from :])
+
+
+def round_size(round_: Round, state: State) -> int:
+    if round_.size is None:
+        said = sum(block_size(block) for block in (*round_.input, *(round_.answer or ())))
+        round_.size = said + sum(result_size(call, state) for call in round_.calls)
+    return round_.size
+
+
+def result_size(call: Call, state: State) -> int:
+    if call.result is None or call.id in state.cleared:
+        return 40
+    return 10 + text_size(call.result["content"]) + IMAGE_TOKENS * len(call.result["images"])
+
+
+def block_size(block: Block) -> int:
+    kind = block["type"]
+    if kind == "text":
+        return text_size(block["text"])
+    if kind == "image":
+        return IMAGE_TOKENS
+    if kind == "document":
+        return document_tokens(int(block.get("size", 0)))
+    if kind == "tool_result":
+        return 10 + sum(block_size(inner) for inner in block["content"])
+    return text_size(json.dumps(block, ensure_ascii=False))
+
+
+def text_size(text: str) -> int:
+    # Scripts other than Latin take up to a token a character; bytes follow that better than characters do.
+    return int(len(text.encode("utf-8", "replace")) / CHARACTERS_PER_TOKEN) + 4
+
+
+def dense_extra(text: str) -> int:
+    """Tokens that a text may have beyond its size: what is dense, such as base64, hex or columns of numbers, takes up
+    to a token a byte. Money is set aside for that; what fits is decided by the size alone."""
+    data = text.encode("utf-8", "replace")
+    return int(sum(_block_extra(data[start : start + BLOCK]) for start in range(0, len(data), BLOCK)))
+
+
+def _block_extra(block: bytes) -> float:
+    plain = block.translate(None, _HIGH)
+    common = len(plain) - len(plain.translate(None, _COMMON))
+    dense = len(plain) >= DENSE_FROM and common < DENSE_BELOW * len(plain)
+    foreign = len(block) - len(plain)
+    usual = len(block) / CHARACTERS_PER_TOKEN
+    return (len(plain) if dense else len(plain) / CHARACTERS_PER_TOKEN) + foreign / BYTES_PER_TOKEN - usual
+
+
+def block_extra(block: Block) -> int:
+    """The same of a block."""
+    if block["type"] == "tool_result":
+        return sum(block_extra(inner) for inner in block["content"])
+    if block["type"] in ("image", "document"):
+        return 0
+    return dense_extra(block["text"] if block["type"] == "text" else json.dumps(block, ensure_ascii=False))
+
+
+def result_extra(call: Call, state: State) -> int:
+    """The same of a call's result."""
+    return 0 if call.result is None or call.id in state.cleared else dense_extra(call.result["content"])

@@ -13,13 +13,13 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gofer.agent.context.sizes import dense_extra, result_size, round_size, text_size
+from gofer.agent.context import dense_extra, result_size, round_size, text_size
 from gofer.agent.conversation import ConversationMessage, Summary
 from gofer.agent.interfaces import Point
 from gofer.agent.limits import JobLimits
 from gofer.agent.model import Model, ModelError, ModelRequest, Turn, Usage
 from gofer.agent.state import Call, Round, State, texts
-from gofer.agent.untrusted import body, cap, name, plain, quoted
+from gofer.agent.transcript import body, cap, name, plain, quoted
 
 TRUSTED = ("owner", "member")
 """Whose rules count, and whose words need no marks around them."""
@@ -28,7 +28,7 @@ CLEAR_ROUNDS = 18
 five times the root of the rounds that are kept, in rounds), more reads more from the cache."""
 KEEP_RESULTS = 14_000
 """Tokens of results in the last rounds that stay, beyond the very last."""
-LEAST_KEPT = 2
+MIN_KEPT = 2
 MAX_ASKED = 12_000
 """Characters of what was asked that are kept word for word."""
 _RULE = re.compile(
@@ -161,7 +161,7 @@ class PlainCompressor:
         """How many of the last rounds keep their results: fewer where they are heavy, as they are read anew."""
         most = min(KEEP_RESULTS, self._compact_at // 6)
         kept = min(self._settings.keep_rounds, len(weights))
-        while kept > LEAST_KEPT and sum(weights[-kept:]) > most:
+        while kept > MIN_KEPT and sum(weights[-kept:]) > most:
             kept -= 1
         return kept
 
@@ -203,7 +203,7 @@ class PlainCompressor:
         covers_to: int,
     ) -> Point:
         tainted = state.narrowed or (before is not None and before.narrowed)
-        trusted = [*_trusted_said(old), *_trusted_input(gone)]
+        trusted = [*_trusted_texts(old), *_trusted_input(gone)]
         rules = standing_rules(trusted, before.rules if before else ())
         condensed = await self._summarise(state, _material(before, old, gone)) if self._summarise else None
         condensed = condensed or Condensed("", Usage())
@@ -252,7 +252,7 @@ def _last_seq(round_: Round) -> int:
     return max((block["origin"]["seq"] for block in round_.input if "origin" in block), default=0)
 
 
-def _trusted_said(old: Sequence[ConversationMessage]) -> list[str]:
+def _trusted_texts(old: Sequence[ConversationMessage]) -> list[str]:
     return [said.text for said in old if not said.by_us and said.trust in TRUSTED]
 
 
@@ -265,15 +265,15 @@ def _trusted_input(gone: Sequence[Round]) -> list[str]:
 def _material(before: Summary | None, old: Sequence[ConversationMessage], gone: Sequence[Round]) -> list[str]:
     """What is to be summed up. Our marks are in it, and nobody else can have made them: who wrote what stays known."""
     parts = [f"Summary so far:\n{plain(before.text)}"] if before else []
-    parts += [_said(said, len(said.text)) for said in old]
+    parts += [_render_message(said, len(said.text)) for said in old]
     for round_ in gone:
         parts += texts(round_.input)
         parts += map(plain, texts(round_.answer or []))
-        parts += [_told(call, 2000) for call in round_.calls]
+        parts += [_render_call(call, 2000) for call in round_.calls]
     return parts
 
 
-def _said(said: ConversationMessage, length: int) -> str:
+def _render_message(said: ConversationMessage, length: int) -> str:
     words = plain(said.text[:length])
     if said.withheld:
         return "You answered. (Left out, as you had read strangers' text by then.)"
@@ -282,7 +282,7 @@ def _said(said: ConversationMessage, length: int) -> str:
     return f"{name(said.author)}, {said.trust}: {words if said.trust in TRUSTED else quoted(words)}"
 
 
-def _told(call: Call, length: int) -> str:
+def _render_call(call: Call, length: int) -> str:
     result = plain(call.result["content"][:length]) if call.result else "outcome unknown"
     strangers = call.result is not None and call.result["untrusted"]
     asked = plain(str(call.input)[:500])
@@ -293,8 +293,11 @@ def plain_summary(before: Summary | None, old: Sequence[ConversationMessage], go
     """A summary made without a model: what was asked, what was called, what was said last."""
     parts = ["Goal:", *(f"- {text[:1000]}" for text in _trusted_input(gone)[:5])]
     parts += ["Earlier:"] + ([before.text[:6000]] if before else [])
-    parts += [f"- {_said(said, 300)}" for said in old[-30:]]
-    parts += ["Progress:", *(f"- {_told(call, 200)}" for round_ in gone[-40:] for call in round_.calls)]
+    parts += [f"- {_render_message(said, 300)}" for said in old[-30:]]
+    parts += [
+        "Progress:",
+        *(f"- {_render_call(call, 200)}" for round_ in gone[-40:] for call in round_.calls),
+    ]
     said = [block["text"] for round_ in gone for block in round_.answer or [] if block["type"] == "text"]
     parts += ["Last words of mine:", *(text[:2000] for text in said[-1:])]
     return "\n".join(parts)
@@ -319,7 +322,7 @@ class ModelSummariser:
         self._limits = limits
 
     async def summarise(self, state: State, material: Sequence[str]) -> Condensed | None:
-        text = fitted(material, min(MAX_MATERIAL, self._model.context_window * 2))
+        text = fit_parts(material, min(MAX_MATERIAL, self._model.context_window * 2))
         most = min(OUTPUT_TOKENS, self._model.context_window // 8)
         size = text_size(text) + dense_extra(text) + text_size(SYSTEM)
         if not await self._limits.afford(state, size, most):
@@ -348,7 +351,7 @@ class ModelSummariser:
         return None
 
 
-def fitted(parts: Sequence[str], limit: int) -> str:
+def fit_parts(parts: Sequence[str], limit: int) -> str:
     """The first and the last parts, as many as there is room for. Each stays whole, and so do the marks around it."""
     capped = [cap(part, limit // 4) for part in parts]
     head = _first(capped, limit * 2 // 3)

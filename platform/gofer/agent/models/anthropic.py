@@ -25,10 +25,9 @@ from gofer.agent.model import (
     Turn,
     Usage,
 )
-from gofer.agent.models.calls import call_block
 from gofer.agent.models.errors import classify
+from gofer.agent.models.output import call_block, code
 from gofer.agent.models.providers import STALL, ModelSettings
-from gofer.agent.models.surrogates import code
 
 if TYPE_CHECKING:
     from anthropic import AsyncAnthropic

@@ -11,7 +11,7 @@ MAX_PDF = 10_000_000
 """Bytes; providers take requests of about three times that."""
 BYTES_PER_TOKEN = 8
 """Of a PDF, on the high side: each page is read as text and as an image."""
-LEAST_TOKENS, MAX_TOKENS = 3_000, 300_000
+MIN_TOKENS, MAX_TOKENS = 3_000, 300_000
 
 
 def document_block(data: bytes, title: str) -> Block | None:
@@ -29,4 +29,4 @@ def document_stub(title: str) -> str:
 
 def document_tokens(size: int) -> int:
     """Estimated tokens of a PDF of so many bytes."""
-    return min(MAX_TOKENS, max(LEAST_TOKENS, size // BYTES_PER_TOKEN))
+    return min(MAX_TOKENS, max(MIN_TOKENS, size // BYTES_PER_TOKEN))

@@ -16,7 +16,7 @@ import httpx2
 
 from gofer.agent.model import ErrorKind, ModelError, Usage
 
-LONGEST_WAIT = 86_400.0
+MAX_WAIT = 86_400.0
 MAX_WORDS = 300
 RETRYABLE_STATUS = {408, 409, 425, 429}
 RETRYABLE_TYPES = {"overloaded_error", "api_error", "rate_limit_error", "timeout_error", "server_error"}
@@ -202,7 +202,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 def _wait(seconds: float) -> float | None:
     """A pause that makes sense: whoever asks for more than a day is asked again after one."""
-    return min(max(0.0, seconds), LONGEST_WAIT) if math.isfinite(seconds) else None
+    return min(max(0.0, seconds), MAX_WAIT) if math.isfinite(seconds) else None
 
 
 def _words(fault: Mapping[str, Any]) -> str:

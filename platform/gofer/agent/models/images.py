@@ -21,7 +21,7 @@ SHOWN = ("image/png", "image/jpeg", "image/gif", "image/webp")
 ENOUGH_SIDE = 1600
 """Pixels of the longer side above which models gain nothing."""
 ENOUGH_BYTES = 1_000_000
-_MOST_PIXELS = 30_000_000
+_MAX_PIXELS = 30_000_000
 """What is taken apart in memory at most; a photo is first read at a fraction of its size."""
 
 
@@ -80,7 +80,7 @@ def smaller(data: bytes) -> bytes:
         if max(image.size) <= ENOUGH_SIDE and len(data) <= ENOUGH_BYTES:
             return data
         image.draft("RGB", (ENOUGH_SIDE, ENOUGH_SIDE))
-        if image.width * image.height > _MOST_PIXELS:
+        if image.width * image.height > _MAX_PIXELS:
             return data
         image.thumbnail((ENOUGH_SIDE, ENOUGH_SIDE))
         made = io.BytesIO()

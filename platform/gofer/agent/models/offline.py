@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from gofer.agent.model import Block, Delta, Features, ModelEvent, ModelMessage, ModelRequest, Turn, Usage
-from gofer.agent.models.calls import call_block
+from gofer.agent.models.output import call_block
 from gofer.agent.state import texts
-from gofer.agent.untrusted import meant
+from gofer.agent.transcript import meant
 
 LABEL = "(offline model)"
 WHAT_IT_IS = (

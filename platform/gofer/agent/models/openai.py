@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from gofer.agent.context.sizes import estimate, text_size
+from gofer.agent.context import estimate, text_size
 from gofer.agent.model import (
     Block,
     Delta,
@@ -27,11 +27,10 @@ from gofer.agent.model import (
     Turn,
     Usage,
 )
-from gofer.agent.models.calls import call_block, new_id
 from gofer.agent.models.errors import body_of, classify, refusal
+from gofer.agent.models.output import call_block, code, new_id
 from gofer.agent.models.providers import FIRST_TOKEN, STALL, ModelSettings
 from gofer.agent.models.server_facts import ModelServer, ServerFacts
-from gofer.agent.models.surrogates import code
 from gofer.agent.state import texts
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
-from gofer.agent.untrusted import cap
+from gofer.agent.transcript import cap
 from gofer.tool import Arguments, CommandResult, Shell, Tier, Tool, ToolContext, ToolResult
 
 DEFAULT_TIMEOUT = 120

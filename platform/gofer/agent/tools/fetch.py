@@ -19,7 +19,7 @@ from urllib.parse import urljoin
 import httpx2
 from pydantic import Field
 
-from gofer.agent.untrusted import plain
+from gofer.agent.transcript import plain
 from gofer.errors import Malformed, Permanent, Temporary
 from gofer.tool import Arguments, Tier, Tool, ToolContext, ToolResult
 from gofer_sandbox.network.addresses import refused

@@ -16,7 +16,7 @@ from gofer.app import Platform
 from gofer.errors import Malformed, NotFound
 from gofer.jobs.control import find_job
 from gofer.jobs.event_stream import EventFilter as Watched
-from gofer.jobs.event_stream import place_of
+from gofer.jobs.event_stream import cursor_of
 from gofer.store.events import Cursor
 from gofer.store.tables import FINAL, JobState, conversations, events, jobs
 from gofer.web.api.http import Number, RequestModel, parse_query, platform_of
@@ -93,7 +93,7 @@ async def _told(platform: Platform, watched: Watched, cursor: Cursor | None) -> 
     async for found in platform.follower.watch(watched, cursor, pulse=PULSE):
         for event in found:
             yield _line(event)
-            seen = place_of(event)
+            seen = cursor_of(event)
         if end := await _end(platform, watched, seen):
             yield end
             return
@@ -124,4 +124,4 @@ def _last(connection: Connection, job_id: int) -> tuple[str, Cursor]:
 
 
 def _line(event: Mapping[str, Any]) -> bytes:
-    return f"id: {place_of(event)}\ndata: {json.dumps(event, default=str)}\n\n".encode()
+    return f"id: {cursor_of(event)}\ndata: {json.dumps(event, default=str)}\n\n".encode()

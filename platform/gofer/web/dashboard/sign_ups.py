@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.connections.setup_flow import WITHIN, begin_setup, finish_setup
+from gofer.connections.setup_flow import SETUP_TIMEOUT, begin_setup, finish_setup
 from gofer.errors import Malformed, Refused
 from gofer.integration import Integration
 from gofer.web.auth import POLICY, actor, audited, caller_of, visitor_of
@@ -67,7 +67,7 @@ async def show(request: Request) -> Response:
     response.headers["content-security-policy"] = POLICY.replace("form-action 'self'", allowed)
     secure = caller_of(request).secure
     response.set_cookie(
-        COOKIE, _digest(begun.state), max_age=int(WITHIN), path=BACK, secure=secure, httponly=True,
+        COOKIE, _digest(begun.state), max_age=int(SETUP_TIMEOUT), path=BACK, secure=secure, httponly=True,
         samesite="lax",
     )  # fmt: skip
     return response

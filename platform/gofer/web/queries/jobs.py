@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, select
 from gofer.app import Platform
 from gofer.errors import GoferError
 from gofer.jobs import control
-from gofer.jobs.event_stream import opened
+from gofer.jobs.event_stream import open_events
 from gofer.jobs.notifications import EVENTS, JOBS
 from gofer.store.tables import (
     ENDED_BADLY,
@@ -101,7 +101,7 @@ def events_of(
     if before is not None:
         query = query.where(events.c.seq < before)
     found = rows(connection, query.order_by(events.c.seq.desc()).limit(limit))[::-1]
-    return opened(connection, platform.vault, platform.redactor, found) if words else found
+    return open_events(connection, platform.vault, platform.redactor, found) if words else found
 
 
 async def steer_job(platform: Platform, verb: str, job_id: int, *, by: str) -> JobState:

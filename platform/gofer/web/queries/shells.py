@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from gofer.errors import NotFound
-from gofer.runs.shell_inspection import close_shell, told
+from gofer.runs.shell_inspection import close_shell, describe_record
 from gofer.store.tables import agents, conversations, shells
 from gofer.web.queries import rows
 
@@ -23,7 +23,7 @@ def list_shells(connection: Connection, *, conversation: str = "", limit: int) -
     query = _SHELLS.order_by(shells.c.used_at.desc()).limit(limit)
     if conversation:
         query = query.where(shells.c.conversation_id == conversation)
-    return [{**row, **told(row.pop("record"))} for row in rows(connection, query)]
+    return [{**row, **describe_record(row.pop("record"))} for row in rows(connection, query)]
 
 
 def find_shell(
@@ -34,7 +34,7 @@ def find_shell(
     query = _SHELLS.where(shells.c.conversation_id == conversation_id, shells.c.agent_id == agent_id)
     for row in rows(connection, query):
         record = row.pop("record")
-        return {**row, **told(record)}, record
+        return {**row, **describe_record(record)}, record
     raise NotFound("There is no such shell; it may have been closed.")
 
 

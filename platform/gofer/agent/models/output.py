@@ -1,13 +1,18 @@
-"""Tool calls as a model wrote them, made safe to keep and to send back: strictly parsed, plain names, unique ids."""
+"""What a model says, made safe to keep, to show and to send back.
+
+Tool calls are parsed strictly and get plain names and unique ids. A model may say half a surrogate pair, which no
+service takes, not even the model's own provider: a conversation that keeps it could never be sent again.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from gofer.agent.model import Block
+from gofer.agent.model import Attempted, Block, Delta, ModelEvent
 from gofer.errors import Malformed
 from gofer.strict_json import load_json
 
@@ -45,7 +50,7 @@ def new_id() -> str:
     return f"call_{uuid4().hex[:24]}"
 
 
-def told_apart(
+def with_unique_ids(
     content: list[Block], malformed: dict[str, str], taken: Collection[str]
 ) -> tuple[list[Block], dict[str, str]]:
     """The same calls with ids that nothing else in the transcript has, and what is wrong with them by those ids.
@@ -64,3 +69,31 @@ def told_apart(
                 faults[block["id"]] = malformed[given]
         kept.append(block)
     return kept, faults
+
+
+def whole(text: str) -> str:
+    """The text with halves of a pair joined, and with a replacement character for half of one."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def code(text: object) -> str:
+    """A provider's name for something, as it can stand in a sentence."""
+    return re.sub(r"[^a-zA-Z0-9_. -]", "?", str(text))[:80]
+
+
+def sendable(event: ModelEvent) -> ModelEvent:
+    """An event of a stream whose words are whole. Arguments of calls are: what is not is refused as malformed."""
+    match event:
+        case Attempted():
+            return event
+        case Delta():
+            return replace(event, text=whole(event.text))
+        case turn:
+            return replace(turn, content=[_whole(block) for block in turn.content])
+
+
+def _whole(block: Block) -> Block:
+    words: Block = {name: whole(block[name]) for name in ("text", "thinking") if name in block}
+    return {**block, **words} if words else block
