@@ -8,6 +8,7 @@ import errno
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -39,11 +40,11 @@ from gofer_sandbox import (
 )
 from gofer_sandbox.provider import Process, Spec
 from gofer_sandbox.session import ENDED_ALONE, UNCOUNTED
-from gofer_sandbox.shell import outputs
+from gofer_sandbox.shell import outputs, scripts
 from gofer_sandbox.shell.control import ControlWire
 from gofer_sandbox.shell.ladder import Ladder, Step
 from sandbox.leftovers import ASLEEP
-from support.patience import eventually
+from support.patience import eventually, patience
 
 SERVER = Path(__file__).with_name("doomed_server.py")
 STATE = f"export A=1; f() {{ echo f$1; }}; cd /tmp; sleep 4321 & {ASLEEP}"
@@ -838,6 +839,58 @@ async def test_a_shell_does_not_end_by_itself_because_nothing_was_asked_of_it_fo
         await sandbox.run(f"shopt -s checkjobs; sleep 4321 & {ASLEEP}; readonly TMOUT=1; A=1")
         after = await sandbox.run("echo $A ${TMOUT-none}")
         assert (after.output, after.background) == ("1 none\n", ("sleep 4321",))
+
+
+SIGNALS_AMID_DEATH = """python3 - <<'END' &
+import os, signal, time
+shell, began = os.getppid(), time.monotonic()
+while time.monotonic() < began + 0.1:
+    os.kill(1, signal.SIGUSR1)
+    if shell and time.monotonic() > began + 0.02:
+        os.kill(shell, signal.SIGKILL)
+        shell = 0
+END
+sleep 30"""
+
+
+async def test_signals_to_the_keeper_while_its_shell_dies_do_not_lose_the_end_of_the_shell() -> None:
+    async with Sandbox() as sandbox:
+        for _ in range(25):
+            result = await sandbox.run(SIGNALS_AMID_DEATH, timeout=30)
+            assert (result.exit_code, result.restarted, result.recreated) == (137, True, False)
+
+
+async def test_the_keeper_of_a_stopped_shell_sleeps() -> None:
+    async with Sandbox() as sandbox:
+        keeper = Path(f"/proc/{sandbox.record.reference.pid}/stat")
+        before = keeper.read_text().split()[13:15]
+        result = await sandbox.run("kill -STOP $$; echo on", timeout=1)
+        assert result.timed_out
+        after = keeper.read_text().split()[13:15]
+        assert sum(map(int, after)) - sum(map(int, before)) < 10  # hundredths of a second
+
+
+def test_a_keeper_whose_shell_died_ends_when_no_server_answers(directory: Path) -> None:
+    for name in scripts.OUTPUTS:
+        os.mkfifo(directory / name)
+    (directory / "rc").touch()
+    ours, theirs = socket.socketpair()
+    channel = scripts.Channel(str(directory), theirs.fileno(), ours.fileno())
+    script = scripts.keeper(Limits(), None, None, channel).replace("waited < 60 ? 1 : 600", "1")
+    script = script.replace("60 + 144", "2")
+    command = ["bash", *scripts.KEEPER_OPTIONS, "-c", script]
+    keeper = subprocess.Popen(command, pass_fds=(ours.fileno(), theirs.fileno()))
+    theirs.close()
+    try:
+        with ours:
+            ours.send(b": 0\n")
+            shell = int(ours.recv(100).strip(b"\0S"))
+            os.kill(shell, signal.SIGKILL)
+            assert ours.recv(100) == b"\0X1 137 \0"
+        keeper.wait(patience(10))
+    finally:
+        keeper.kill()
+        keeper.wait()
 
 
 def _outputs_open(sandbox: Sandbox) -> int:

@@ -109,17 +109,21 @@ class Channel:
         """Lines that run a shell to its end and put how it ended in `status`.
 
         On a socket only the keeper can say who the shell is: anything inside can look like it. So the shell is started
-        in the background, with job control on, or it would ignore interrupts for ever. A signal ends `wait` early; once
-        the shell has ended, `wait` says its status as often as it is asked, and is asked where no signal ends it."""
-        run = f"{shell} --noprofile --rcfile {self.control}/rc --noediting -i"
-        if not self.attested:
-            return f"{run} {_STATUS}>&- {closing}\n  status=$?"
-        return f"""{run} <&0 {HELD}>&- {closing} &
+        in the background, with job control on, or it would ignore interrupts for ever; and with signals trapped, not
+        ignored, or it would ignore them all.
+
+        `wait` comes after both are off. A trapped signal that arrives between the kernel's answer and bash's note of it
+        loses the child's end, and `wait -f` would then ask the kernel for ever. Job control would end `wait` with a
+        shell that is only stopped. One that was stopped before that is ended."""
+        own = HELD if self.attested else _STATUS
+        named = r"printf '\0S%s\0' $child >&0" if self.attested else ":"
+        return f"""trap : $signals; set -m
+  {shell} --noprofile --rcfile {self.control}/rc --noediting -i <&0 {own}>&- {closing} &
   child=$!
-  printf '\\0S%s\\0' "$child" >&0
-  while wait $ended "$child"; status=$?; ((status > 128)) && kill -0 "$child"; do :; done
-  trap '' $signals; wait $ended "$child"; again=$?; trap : $signals
-  ((again == 127)) || status=$again"""
+  set +m; trap '' $signals
+  {named}
+  wait "$child"; status=$?
+  ((status < 128 + 19 || status > 128 + 22)) || kill -KILL $child"""
 
 
 def keeper(
@@ -138,7 +142,9 @@ def keeper(
 
     With the news goes each line the dead shell had not read, which tells whether it ever began its command.
     A keeper that never heard from a server ends: its server died before it could record it. So does one whose channel
-    has no other end any more. The answer is a line that would do nothing in a shell, should it ever reach one.
+    has no other end any more, and one whose shell has died and that no server has answered for a day: after a minute
+    it says nothing more until it is asked, which a server does that takes over. The answer is a line that would do
+    nothing in a shell, should it ever reach one.
     `locale` is an assignment for shells alone: bash takes long to load one, and the keeper needs none.
     It holds the reading ends of outputs, or what a command printed would vanish when it ends while no server is
     there; only the reading ends, so that a server still sees when nobody writes any more.
@@ -167,17 +173,16 @@ exec >/dev/null 2>&1
 {holding}
 {"; ".join(f"ulimit {one}" for one in ulimits)}
 signals='HUP INT QUIT ILL TRAP ABRT BUS FPE USR1 SEGV USR2 PIPE ALRM TERM XCPU XFSZ VTALRM PROF SYS'
-trap : $signals
-set -m
-ended=; ((BASH_VERSINFO[0] < 5)) || ended=-f
-death=0 status=0 answer= waited=0
+trap '' $signals
+death=0 status=0 answer=
 while :; do
+  waited=0
   while :; do
-    read -r -t 1 answer
+    read -r -t $((waited < 60 ? 1 : 600)) answer
     got=$?
     ((got)) || [[ $answer != ": $death" ]] || break
-    ((got != 1 && (death || ++waited < 60))) || exit
-    printf '\\0X%s %s %s\\0' "$death" "$status" "$answer" >{status}
+    ((got != 1 && ++waited < (death ? 60 + 144 : 60))) || exit
+    ((got && waited > 60)) || printf '\\0X%s %s %s\\0' "$death" "$status" "$answer" >{status}
   done
   {channel._shell(shell, closing)}
   death=$((death + 1))
