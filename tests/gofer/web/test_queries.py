@@ -13,7 +13,7 @@ from sqlalchemy import insert, select, update
 from gofer.jobs.queue import submit
 from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
-from gofer.store.tables import agents, bindings, events, jobs, shells, spends, web_sessions
+from gofer.store.tables import agents, bindings, events, jobs, schedules, shells, spends, web_sessions
 from gofer.web.auth import CSRF_HEADER
 from gofer.web.auth.sessions import csrf_for
 from support.web_server import Browser, House
@@ -91,6 +91,16 @@ def test_a_schedule_named_in_the_address_is_removed(
     assert api.get("/schedules/nightly").json()["enabled"] is False
     assert send(owner, "/schedules/nightly/remove").status_code == 303
     assert api.get("/schedules/nightly").status_code == 404
+
+
+def test_a_schedule_without_a_time_left_is_shown(
+    house: House, owner: Browser, api: httpx2.Client, connection: str
+) -> None:
+    schedule = {"name": "over", "cron": "0 3 * * *", "kind": "catch_up"}
+    api.post("/schedules", json={**schedule, "payload": {"connection_id": connection}})
+    over = schedules.c.name == "over"
+    house.write(lambda c: c.execute(update(schedules).where(over).values(next_at=float("inf"))))
+    assert "<strong>over</strong>" in owner.get("/schedules").text
 
 
 def test_a_shell_is_closed_by_its_agents_name(house: House, owner: Browser, conversation: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -45,16 +44,10 @@ async def show(request: Request) -> Response:
     await record_reading(request, found["job"]["conversation_id"], f"job {job_id}")
     (found["job"],) = await with_titles(platform, [found["job"]])
     base = platform.settings.public_url.rstrip("/") or platform.url or str(request.base_url).rstrip("/")
-    delay = _delay(found["job"], platform.settings.timezone)
-    return await render_words(request, "run.html", **found, delay=delay, curl=_curl(base, job_id))
-
-
-def _delay(job: Mapping[str, Any], timezone: str) -> dict[str, str]:
-    return {"until": clock_time(job["run_at"], timezone, time.time()), "why": why(job["reason"])}
-
-
-def _curl(base: str, job_id: int) -> str:
-    return f'curl -H "Authorization: Bearer $GOFER_TOKEN" {base}/api/v1/jobs/{job_id}'
+    until = clock_time(found["job"]["run_at"], platform.settings.timezone, time.time())
+    delay = {"until": until, "why": why(found["job"]["reason"])}
+    curl = f'curl -H "Authorization: Bearer $GOFER_TOKEN" {base}/api/v1/jobs/{job_id}'
+    return await render_words(request, "run.html", **found, delay=delay, curl=curl)
 
 
 def read(connection: Connection, platform: Platform, job_id: int, before: int | None) -> dict[str, Any]:
