@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from gofer.connections.health import disconnect
 from gofer.purge import purge_conversation
-from gofer.runs.git_mirrors import Mirrors
+from gofer.runs.shell_access import Mirrors
 from gofer.store.tables import conversations
 from gofer_github.repository_access import named_in
 from gofer_sandbox import Bubblewrap

@@ -26,8 +26,7 @@ from gofer.errors import Fenced, StoreError, Temporary
 from gofer.jobs.fence import hold
 from gofer.jobs.queue import Claim
 from gofer.purge import MIRRORS, purged_conversations, remove_shell_files
-from gofer.runs.git_mirrors import Mirrors
-from gofer.runs.shell_access import ShellAccessGrants
+from gofer.runs.shell_access import Mirrors, ShellAccessGrants
 from gofer.runs.shell_inspection import live_shells
 from gofer.settings import Settings
 from gofer.store import row_macs
