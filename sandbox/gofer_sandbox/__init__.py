@@ -19,7 +19,8 @@ from gofer_sandbox.errors import (
 )
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
-from gofer_sandbox.provider import Box, Capabilities, Feature, Gate, Provider, Report
+from gofer_sandbox.local import Box
+from gofer_sandbox.provider import Capabilities, Feature, Gate, Provider, Report
 from gofer_sandbox.reaper import reap
 from gofer_sandbox.record import Record, Reference
 from gofer_sandbox.result import Page, Result

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from gofer_sandbox import processes
@@ -13,12 +14,14 @@ from gofer_sandbox.files import ConfinedFiles
 from gofer_sandbox.provider import Capabilities, Pressure, Process
 from gofer_sandbox.record import Reference
 from gofer_sandbox.shell import scripts
+from gofer_sandbox.shell.control import ControlWire
 
 
-class LocalBox:
-    """A keeper process and everything it leads to. Nothing inside has to help."""
+class Box(ABC):
+    """One living sandbox: a keeper process and everything it leads to. Nothing inside has to help."""
 
     home = "/workspace"
+    """The workspace, as the sandbox sees it."""
     inside = scripts.INSIDE
     """The control directory, as the shell calls it."""
 
@@ -38,6 +41,14 @@ class LocalBox:
         if watched:
             self._watch()
 
+    @abstractmethod
+    def wire(self) -> ControlWire:
+        """A new wire to it; one at a time."""
+
+    @abstractmethod
+    async def destroy(self) -> None:
+        """End it with everything inside, leaving no process and no zombie; keep the spec's directory."""
+
     def _watch(self) -> None:
         self._handle = os.pidfd_open(self.reference.pid)
         self._loop.add_reader(self._handle, self._on_end)
@@ -51,11 +62,11 @@ class LocalBox:
             self._callback = None
 
     def alive(self) -> bool:
-        """As far as anybody has heard."""
+        """Whether PID 1 inside still runs, as far as anybody has heard."""
         return not self._lost and not self._ended.done()
 
     def lost(self) -> None:
-        """Its wire has hung up."""
+        """Take it for dead from now on: its wire has hung up."""
         self._lost = True
 
     def rest(self) -> None:
@@ -63,29 +74,29 @@ class LocalBox:
         self._look_no_more()
 
     def channel(self) -> str:
-        """By the keeper's own standard input."""
+        """What the shell's lines come from: the keeper's own standard input."""
         return processes.input_of(self.reference.pid)
 
     def rouse(self) -> None:
-        """From outside, for inside its own namespace it hears nobody."""
+        """Have PID 1 go on, should somebody inside have stopped it by tracing it."""
         reference = self.reference
         processes.send([Process(reference.pid, 0, reference.start, "")], signal.SIGCONT)
 
     def on_death(self, callback: Callable[[], None]) -> None:
-        """Call back once."""
+        """Call back, once, when PID 1 inside has ended; not where the wire hangs up then."""
         self._callback = callback
 
     def clock(self) -> int:
-        """The kernel's own."""
+        """Now, in the unit of `Process.start`."""
         return processes.clock()
 
     def processes(self) -> list[Process]:
-        """Everything below the keeper."""
+        """Everything inside but PID 1; parents before children."""
         return processes.below(self.reference.pid) if self.alive() else []
 
     def background(self, shell: Process | None) -> list[Process]:
-        """Two small reads tell that there is nothing, which is the usual case. When the shell has ended the next may be
-        there already, of which nobody has heard."""
+        """Everything inside but PID 1 and the shell. Two small reads tell that there is nothing, which is the usual
+        case. When the shell has ended the next may be there already, of which nobody has heard."""
         if shell and self.alone(shell):
             return []
         if shell and self.lives(shell):
@@ -98,7 +109,7 @@ class LocalBox:
         return process.parent == self.reference.pid and process.command.endswith(ours)
 
     def alone(self, shell: Process) -> bool:
-        """By files that stay open."""
+        """Whether nothing runs inside but PID 1 and the shell; by files that stay open, for every command asks."""
         if self._couple is None or self._couple.child is not shell:
             self._look_no_more()
             try:
@@ -113,7 +124,7 @@ class LocalBox:
             couple.close()
 
     def shell(self, inner: int = 0) -> Process | None:
-        """By how it was called."""
+        """The child of PID 1 that was started as a shell, and calls itself `inner` where that is known."""
         for pid in processes.children_of_lone_thread(self.reference.pid):
             if not inner or processes.inner_pid(pid) == inner:
                 found = processes.describe(pid)

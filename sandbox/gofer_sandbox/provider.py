@@ -1,22 +1,24 @@
 """What a provider of sandboxes must give.
 
-The shell's protocol (`shell/`) is the same everywhere: frames and output come out of a `Wire`, commands go
-in. A provider makes the box the shell lives in, watches its processes and ends them.
+The shell's protocol (`shell/`) is the same everywhere: frames and output come out of a wire, commands go in. A provider
+makes the box the shell lives in, watches its processes and ends them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gofer_sandbox.errors import IsolationUnavailable
-from gofer_sandbox.files import ConfinedFiles
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.record import Record, Reference
 from gofer_sandbox.shell.frames import Frame
+
+if TYPE_CHECKING:
+    from gofer_sandbox.local import Box
 
 WATCHED = "watched"
 """The disk limit is held by looking, for the file system does not hold it."""
@@ -160,146 +162,6 @@ class Listener(Protocol):
 
     def background(self, number: int, source: int, size: int) -> bool:
         """Take a piece of what a command that has ended left running still prints, likewise; False at the end."""
-
-
-class Wire(Protocol):
-    """How commands get in and frames and output get out."""
-
-    def open(self, listener: Listener) -> None:
-        """Begin to deliver."""
-
-    def hear(self) -> object:
-        """Deliver the frames that are there already."""
-
-    def trust(self, shell: int, expected: int) -> None:
-        """Whom to believe: the shell of an earlier server's journal, or the one that it had been told to expect."""
-
-    def submit(self, number: int, command: bytes, separate: bool, snapshot: bool, before: int) -> None:
-        """Hand one command to the shell, and have it leave a snapshot first, if so. `before` is how the command before
-        ended, which this one finds in `$?`."""
-
-    def submit_again(self) -> None:
-        """Hand over the running command's lines once more, should they have got lost; it does not run twice."""
-
-    def resume(self, number: int, separate: bool) -> None:
-        """Go on reading the output of a command that another process submitted."""
-
-    def adopt(self, running: bool) -> None:
-        """Go on reading what earlier commands' processes print; `running` when a command is to be resumed."""
-
-    @property
-    def current(self) -> list[str]:
-        """What the running command's outputs are called."""
-
-    @property
-    def keeps_output(self) -> bool:
-        """Whether what the running command prints is kept while no server is there."""
-
-    def finish(self) -> None:
-        """Deliver the rest of the command's output."""
-
-    def settle(self) -> None:
-        """Do what was left to do after a command's end, so that its caller need not wait for it."""
-
-    def ask_snapshot(self) -> None:
-        """Have an idle shell say its state."""
-
-    def ask_small_snapshots(self) -> None:
-        """From now on have it only name what is large."""
-
-    def keep(self, snapshot: bytes) -> None:
-        """Leave the shell's state to the server that comes after."""
-
-    def kept(self) -> bytes:
-        """What the server before left of it."""
-
-    def put_state(self, state: bytes, options: bytes) -> None:
-        """What the next shell shall begin with, and the options it sets last."""
-
-    def go(self, death: int) -> None:
-        """Let the keeper start the next shell after that death."""
-
-    def rest(self) -> None:
-        """Let go of what only saves time, for a session that is not used."""
-
-    def close(self) -> None:
-        """Stop delivering and let go of everything."""
-
-
-class Box(Protocol):
-    """One living sandbox: its processes, its files, its wire."""
-
-    reference: Reference
-    capabilities: Capabilities
-    home: str
-    """The workspace, as the sandbox sees it."""
-
-    def wire(self) -> Wire:
-        """A new wire to it; one at a time."""
-
-    def alive(self) -> bool:
-        """Whether PID 1 inside still runs."""
-
-    def files(self) -> ConfinedFiles:
-        """Access to its files; one at a time, to be closed."""
-
-    def rouse(self) -> None:
-        """Have PID 1 inside go on, should somebody inside have stopped it by tracing it."""
-
-    def on_death(self, callback: Callable[[], None]) -> None:
-        """Call back, once, when PID 1 inside has ended; not where the wire hangs up then."""
-
-    def lost(self) -> None:
-        """Take it for dead from now on."""
-
-    def rest(self) -> None:
-        """Let go of what only saves time, for a session that is not used."""
-
-    def channel(self) -> str:
-        """What the shell's lines come from, as its keeper would call it."""
-
-    def clock(self) -> int:
-        """Now, in the unit of `Process.start`."""
-
-    def processes(self) -> list[Process]:
-        """Everything inside but PID 1; parents before children."""
-
-    def background(self, shell: Process | None) -> list[Process]:
-        """Everything inside but PID 1 and the shell."""
-
-    def alone(self, shell: Process) -> bool:
-        """Whether nothing runs inside but PID 1 and the shell; quick, for every command asks. False where there is no
-        quick way to tell."""
-
-    def shell(self, inner: int = 0) -> Process | None:
-        """The child of PID 1 that was started as a shell, and calls itself `inner` where that is known."""
-
-    def process(self, pid: int) -> Process | None:
-        """The child of PID 1 that this machine numbers so, whatever it is by now."""
-
-    def lives(self, process: Process) -> bool:
-        """Whether a process is still there."""
-
-    def busy(self, shell: Process) -> bool:
-        """Whether the shell is in the middle of a command; False where that cannot be seen."""
-
-    def waits(self, shell: Process) -> bool:
-        """Whether the shell waits without running a command; False where that cannot be seen."""
-
-    def signal(self, processes: Sequence[Process], number: int) -> None:
-        """Signal those that are still what they were."""
-
-    async def sweep(self, spare: Callable[[Process], bool]) -> list[Process]:
-        """End, all at once, every process inside but PID 1 and the spared; [] where that is not possible."""
-
-    def pressure(self) -> Pressure:
-        """How often limits were hit."""
-
-    async def destroy(self) -> None:
-        """End it with everything inside, leaving no process and no zombie; keep the spec's directory."""
-
-    def detach(self) -> None:
-        """Let go without ending it."""
 
 
 class Provider(Protocol):

@@ -7,6 +7,7 @@ import contextlib
 import math
 import os
 import secrets
+import shlex
 import sys
 import tempfile
 import time
@@ -23,11 +24,11 @@ from gofer_sandbox.files import ConfinedFiles as Files
 from gofer_sandbox.journal import Journal, Live
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
+from gofer_sandbox.local import Box
 from gofer_sandbox.output import page, prune
-from gofer_sandbox.provider import Box, Capabilities, Gate, Process, Provider, Spec
+from gofer_sandbox.provider import Capabilities, Gate, Process, Provider, Spec
 from gofer_sandbox.record import Record, Reference
 from gofer_sandbox.result import Page, Result
-from gofer_sandbox.search import find_command, grep_command
 from gofer_sandbox.session import Session
 from gofer_sandbox.shell.session import OnOutput
 from gofer_sandbox.shell.state import Snapshot
@@ -531,3 +532,57 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(value, str) or b"\0" in _encoded(value, f"the value of {name}"):
             raise InvalidInput(f"the value of {name} must be text without NUL")
     return dict(environment)
+
+
+_CUT_SHORT = 141
+"""The exit code of a program that ended because nobody read its output any more."""
+_SKIPPED = (".git", "node_modules", "__pycache__", ".venv")
+
+
+def find_command(home: str, name: str, path: str, limit: int) -> str:
+    """Print the paths of files whose name matches a pattern, and what could not be looked at."""
+    _check(name=name, path=path)
+    pruned = " -o ".join(f"-name {shlex.quote(skipped)}" for skipped in _SKIPPED)
+    where = shlex.quote(_not_an_option(path))
+    return _at(
+        home,
+        f"command find {where} \\( {pruned} \\) -prune -o -name {shlex.quote(name)} -print 2>&1"
+        f" | command head -n {_limit(limit)}",
+    )
+
+
+def grep_command(home: str, pattern: str, path: str, limit: int, ignore_case: bool = False) -> str:
+    """Print the lines that match a pattern, with their files and numbers; binary files are left out."""
+    _check(pattern=pattern, path=path)
+    excluded = " ".join(f"--exclude-dir={shlex.quote(skipped)}" for skipped in _SKIPPED)
+    flags = "-rnIEi" if ignore_case else "-rnIE"
+    return _at(
+        home,
+        f"command grep {flags} {excluded} -e {shlex.quote(pattern)} -- {shlex.quote(path)} 2>&1"
+        f" | command cut -c 1-1000 | command head -n {_limit(limit)}",
+    )
+
+
+def _at(home: str, command: str) -> str:
+    """Run a pipeline in the workspace; the shell stays where it is. The exit code is the first program's, or 0 when it
+    was cut short because there is enough."""
+    return (
+        f"(\\builtin set +e +o pipefail; \\builtin cd -- {shlex.quote(home)} || \\builtin exit; {command}\n"
+        f"\\builtin set -- ${{PIPESTATUS[0]}}; \\builtin exit $(($1 == {_CUT_SHORT} ? 0 : $1)))"
+    )
+
+
+def _limit(limit: object) -> int:
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit <= 10_000:
+        raise InvalidInput(f"limit must be between 1 and 10000, not {limit!r}")
+    return limit
+
+
+def _check(**texts: object) -> None:
+    for name, text in texts.items():
+        if not isinstance(text, str) or not text or "\0" in text:
+            raise InvalidInput(f"{name} must be text that is not empty and has no NUL in it")
+
+
+def _not_an_option(path: str) -> str:
+    return f"./{path}" if path.startswith(("-", "(", "!")) else path

@@ -17,8 +17,9 @@ from gofer_sandbox.disk import DiskWatch
 from gofer_sandbox.errors import SandboxClosed, StartFailed
 from gofer_sandbox.files.errors import NoSpace
 from gofer_sandbox.journal import Journal
+from gofer_sandbox.local import Box
 from gofer_sandbox.output import prune
-from gofer_sandbox.provider import Box, Gate, Pressure, Process, Provider, Spec
+from gofer_sandbox.provider import Gate, Pressure, Process, Provider, Spec
 from gofer_sandbox.result import Result
 from gofer_sandbox.shell.command import Outcome
 from gofer_sandbox.shell.ladder import Step

@@ -16,8 +16,8 @@ from gofer_sandbox import processes, runtime
 from gofer_sandbox.inspection import is_alive
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import RESERVE
-from gofer_sandbox.local import LocalBox
-from gofer_sandbox.provider import Box, Capabilities, Feature, Process, Report, Spec
+from gofer_sandbox.local import Box
+from gofer_sandbox.provider import Capabilities, Feature, Process, Report, Spec
 from gofer_sandbox.record import Record, Reference
 from gofer_sandbox.shell import scripts
 from gofer_sandbox.shell.control import prepare
@@ -29,7 +29,7 @@ _WARNING = "UNCONFINED: session %s has no isolation; whatever runs in it can do 
 _log = logging.getLogger(__name__)
 
 
-class UnconfinedBox(LocalBox):
+class UnconfinedBox(Box):
     """Its processes are told by a mark in their environment, for orphans here become init's children."""
 
     def __init__(self, session: str, reference: Reference, home: str, child: int | None) -> None:

@@ -6,26 +6,39 @@ import asyncio
 import contextlib
 import os
 import platform
+import signal
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from gofer_sandbox import processes, records, runtime, users
 from gofer_sandbox.bubblewrap import arguments, binary, image, quota, seccomp
-from gofer_sandbox.bubblewrap.box import BubblewrapBox, clean_up
+from gofer_sandbox.bubblewrap.cgroups import Group
 from gofer_sandbox.bubblewrap.probe import QUOTA_FIX, Probe
 from gofer_sandbox.bubblewrap.spawn import Spawned, as_user, spawn, through_mount
 from gofer_sandbox.errors import StartFailed
 from gofer_sandbox.inspection import is_alive
 from gofer_sandbox.levels import Level
-from gofer_sandbox.limits import MIB, RESERVE
-from gofer_sandbox.provider import IMAGE, PROJECT_QUOTA, WATCHED, Box, Capabilities, Feature, Report, Spec
+from gofer_sandbox.limits import MIB, RESERVE, Limits
+from gofer_sandbox.local import Box
+from gofer_sandbox.provider import (
+    IMAGE,
+    PROJECT_QUOTA,
+    WATCHED,
+    Capabilities,
+    Feature,
+    Pressure,
+    Process,
+    Report,
+    Spec,
+)
 from gofer_sandbox.record import Record, Reference
 from gofer_sandbox.shell import scripts, socket_wire
 from gofer_sandbox.shell.control import prepare
 from gofer_sandbox.shell.outputs import Ownership
+from gofer_sandbox.shell.socket_wire import SocketWire, take
 
 _BEYOND = 16 * MIB
 """How much larger than the disk limit one file may grow: enough for it to be seen, and its writer ended."""
@@ -289,3 +302,88 @@ def _counts_by_namespace() -> bool:
     """Since Linux 5.14 RLIMIT_NPROC counts a user namespace's processes; before, all of the user's."""
     major, minor = (int(part) for part in os.uname().release.split(".")[:2])
     return os.geteuid() == 0 or (major, minor) >= (5, 14)
+
+
+class BubblewrapBox(Box):
+    """Orphans inside become children of PID 1, so what is below it is everything."""
+
+    def __init__(
+        self,
+        session: str,
+        reference: Reference,
+        capabilities: Capabilities,
+        group: Group | None,
+        limits: Limits,
+        monitor: int | None = None,
+        channel: socket.socket | None = None,
+    ) -> None:
+        """`monitor` is bubblewrap's own process, which ends right after PID 1, when it is a child of ours. `channel` is
+        our end of it, when it need not be taken from the keeper."""
+        super().__init__(reference, capabilities, monitor, watched=False)
+        self._session, self._group, self._limits = session, group, limits
+        self.image: int | None = None
+        """The device of the image that is mounted as its workspace, if one is."""
+        self._channel = channel
+
+    def wire(self) -> SocketWire:
+        """Over the socket that was given to the keeper."""
+        owner = Ownership(self.reference.uid, self.reference.gid)
+        channel, self._channel = self._channel or take(self.reference.pid), None
+        return SocketWire(Path(self.reference.control), owner, channel, self.reference.pid)
+
+    def detach(self) -> None:
+        """Also of a channel that was never used."""
+        super().detach()
+        if self._channel:
+            self._channel.close()
+            self._channel = None
+
+    async def sweep(self, spare: Callable[[Process], bool]) -> list[Process]:
+        """With the whole group frozen nothing can fork while it is being ended."""
+        if not await self._freeze():
+            return await super().sweep(spare)
+        try:
+            doomed = [process for process in self.processes() if not spare(process)]
+            self.signal(doomed, signal.SIGKILL)
+        finally:
+            self._thaw()
+        return doomed
+
+    async def _freeze(self) -> bool:
+        group = self._group
+        if group is None or not group.freeze(True):
+            return False
+        for _ in range(100):
+            if group.frozen():
+                return True
+            await asyncio.sleep(0.002)
+            group.freeze(True)
+        self._thaw()
+        return False
+
+    def _thaw(self) -> None:
+        if self._group:
+            self._group.freeze(False)
+
+    def pressure(self) -> Pressure:
+        """From the control group, else by counting."""
+        if self._group:
+            return self._group.pressure()
+        count = sum(1 for _ in processes.descendants(self.reference.pid))
+        return Pressure(processes=int(count >= 0.8 * self._limits.processes))
+
+    async def destroy(self) -> None:
+        """Killing PID 1 of a pid namespace ends everything in it, and it has ended when all have."""
+        self._thaw()
+        await self._end_keeper()
+        self.detach()
+        await clean_up(self._session, self.reference, self._group)
+        if self.image is not None:
+            await asyncio.to_thread(image.unmount_device, self.image)
+
+
+async def clean_up(session: str, reference: Reference, group: Group | None) -> None:
+    """Remove what a sandbox that has ended leaves on the host."""
+    if group:
+        await asyncio.to_thread(group.remove)
+    await asyncio.to_thread(users.release, session, reference)

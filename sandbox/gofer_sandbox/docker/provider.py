@@ -23,8 +23,8 @@ from gofer_sandbox.errors import StartFailed
 from gofer_sandbox.inspection import is_alive
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import RESERVE, Limits
-from gofer_sandbox.local import LocalBox
-from gofer_sandbox.provider import Box, Capabilities, Feature, Pressure, Report, Spec
+from gofer_sandbox.local import Box
+from gofer_sandbox.provider import Capabilities, Feature, Pressure, Report, Spec
 from gofer_sandbox.record import Record, Reference
 from gofer_sandbox.shell import scripts
 from gofer_sandbox.shell.control import prepare
@@ -40,7 +40,7 @@ _HIDDEN = (
 )
 
 
-class DockerBox(LocalBox):
+class DockerBox(Box):
     """The engine makes and removes it; everything between goes past the engine, as with bubblewrap.
 
     One `exec` for each command would be slow, could not be killed, and would end only when every process that

@@ -1,17 +1,24 @@
-"""The reverse proxy: plain HTTP inside, the rule's upstream outside, the credential added in between."""
+"""The reverse proxy: plain HTTP inside, the rule's upstream outside, the credential added in between.
+
+A Git LFS server answers a batch with addresses on other hosts and headers that open them. Neither enters the sandbox:
+it gets addresses of this proxy instead, each good for one object, in one direction, while the grant lasts.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+import secrets
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import h11
 
 from gofer_sandbox.errors import InvalidInput
-from gofer_sandbox.network import git, lfs
+from gofer_sandbox.network import git
 from gofer_sandbox.network.caller import Callers
 from gofer_sandbox.network.credential import Credential, Mask
 from gofer_sandbox.network.dial import Dialer
@@ -31,7 +38,76 @@ from gofer_sandbox.network.http import (
     relay_body,
     request_head,
 )
-from gofer_sandbox.network.rules import Rule, decode_path, split_target
+from gofer_sandbox.network.rules import GitAccess, Rule, decode_path, split_target
+
+MAX_REQUEST = 1024 * 1024
+MAX_ANSWER = 8 * 1024 * 1024
+MAX_TRANSFERS = 20_000
+MEDIA_TYPE = "application/vnd.git-lfs+json"
+PLACE = "/.lfs/"
+"""Below a rule's name, where its objects are."""
+BATCH = "info/lfs/objects/batch"
+LOCKS = "info/lfs/locks/verify"
+_METHODS = {"download": "GET", "upload": "PUT", "verify": "POST"}
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One object on its way."""
+
+    method: str
+    href: str = field(repr=False)
+    headers: tuple[tuple[str, str], ...] = field(repr=False)
+
+
+def check_batch(body: bytes, access: GitAccess) -> None:
+    """Raise Refused for a batch that may not be asked for."""
+    try:
+        wanted = json.loads(body)
+        operation = wanted["operation"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Refused("the LFS batch cannot be read", status=400) from None
+    if operation not in ("download", "upload"):
+        raise Refused(f"LFS operation {operation!r} is not known", status=400)
+    if operation == "upload" and not access.push:
+        raise Refused("this sandbox may not push here")
+    if operation == "download" and not access.fetch:
+        raise Refused("fetching is closed")
+
+
+def rewrite_answer(answer: bytes, base: str, transfers: dict[str, Transfer]) -> bytes:
+    """A batch's answer with addresses of this proxy; the real ones are kept in `transfers`."""
+    try:
+        found = json.loads(answer)
+        for one in found["objects"]:
+            actions = one.get("actions") or {}
+            one["actions"] = {
+                name: _ours(name, action, base, transfers)
+                for name, action in actions.items()
+                if name in _METHODS
+            }
+            if not one["actions"]:
+                del one["actions"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise Refused("the upstream's LFS answer cannot be read", status=502) from None
+    found.pop("transfer", None)
+    return json.dumps({**found, "transfer": "basic"}).encode()
+
+
+def _ours(name: str, action: Mapping[str, Any], base: str, transfers: dict[str, Transfer]) -> dict[str, Any]:
+    href = str(action["href"])
+    if urlsplit(href).scheme not in ("http", "https") or not urlsplit(href).hostname:
+        raise Refused("the upstream keeps an LFS object nowhere", status=502)
+    if len(transfers) >= MAX_TRANSFERS:
+        raise Refused("too many LFS objects for one grant", status=429)
+    given = action.get("header") or {}
+    token = secrets.token_urlsafe(24)
+    transfers[token] = Transfer(
+        _METHODS[name], href, tuple((str(key), str(value)) for key, value in given.items())
+    )
+    kept = {key: action[key] for key in ("expires_in", "expires_at") if key in action}
+    return {"href": f"{base}{PLACE}{token}", **kept}
+
 
 # What a sandbox must not tell the upstream: who it is, or another method than the one that was checked.
 _NOT_SENT = (
@@ -62,7 +138,7 @@ class Grant:
     under_way: UnderWay = field(
         default_factory=lambda: UnderWay("the grant ended while the request was under way")
     )
-    transfers: dict[str, lfs.Transfer] = field(default_factory=dict)
+    transfers: dict[str, Transfer] = field(default_factory=dict)
     """LFS objects that were asked for, by what their addresses end with."""
     moved: tuple[str, ...] = ()
     """Where the rule's paths turned out to be now."""
@@ -134,8 +210,8 @@ class ReverseProxy:
             raise
 
     async def _serve(self, grant: Grant, client: Peer, request: h11.Request, path: str, query: str) -> None:
-        if grant.rule.git is not None and path.startswith(lfs.PLACE):
-            await self._transfer(grant, client, request, path.removeprefix(lfs.PLACE))
+        if grant.rule.git is not None and path.startswith(PLACE):
+            await self._transfer(grant, client, request, path.removeprefix(PLACE))
             return
         rule = await grant.as_of_now()
         if rule.git is not None and (rest := rule.lfs_path(decode_path(path))):
@@ -180,13 +256,13 @@ class ReverseProxy:
     ) -> None:
         """Answer a batch of LFS. git-lfs asks for locks with every push; the answer is that there are none."""
         assert rule.git is not None
-        if request.method == b"POST" and rest == lfs.LOCKS:
-            await answer(client, 404, b'{"message": "Not Found"}', lfs.MEDIA_TYPE)
+        if request.method == b"POST" and rest == LOCKS:
+            await answer(client, 404, b'{"message": "Not Found"}', MEDIA_TYPE)
             return
-        if (request.method, rest) != (b"POST", lfs.BATCH):
+        if (request.method, rest) != (b"POST", BATCH):
             raise Refused(f"only git's smart HTTP to {', '.join(rule.paths)} is allowed here")
-        body = await read_body(client, lfs.MAX_REQUEST)
-        lfs.check_batch(body, rule.git)
+        body = await read_body(client, MAX_REQUEST)
+        check_batch(body, rule.git)
         status, told = await self._ask(rule, client, path, body)
         if status == 401:
             rule = await grant.renewed(rule, client)
@@ -194,13 +270,13 @@ class ReverseProxy:
         if status == 401:
             raise CredentialRefused
         if status == 200:
-            told = lfs.rewrite_answer(told, inner_url(rule), grant.transfers)
+            told = rewrite_answer(told, inner_url(rule), grant.transfers)
         mask = Mask(rule.credential.secrets if rule.credential else ())
-        await answer(client, status, mask.feed(told) + mask.rest(), lfs.MEDIA_TYPE)
+        await answer(client, status, mask.feed(told) + mask.rest(), MEDIA_TYPE)
 
     async def _ask(self, rule: Rule, client: Peer, path: str, body: bytes) -> tuple[int, bytes]:
         """A request of ours with the rule's credential, and its whole answer."""
-        kind = lfs.MEDIA_TYPE.encode()
+        kind = MEDIA_TYPE.encode()
         headers = [
             (b"accept", kind), (b"content-type", kind), (b"accept-encoding", b"identity"),
             (b"content-length", str(len(body)).encode()),
@@ -211,7 +287,7 @@ class ReverseProxy:
             await upstream.send(request_head(b"POST", path, _host(rule), headers))
             await upstream.send(h11.Data(data=body), h11.EndOfMessage())
             response = await receive_head(upstream)
-            return response.status_code, await read_body(upstream, lfs.MAX_ANSWER)
+            return response.status_code, await read_body(upstream, MAX_ANSWER)
 
     async def _transfer(self, grant: Grant, client: Peer, request: h11.Request, token: str) -> None:
         """One object to or from where it is kept; the rule's credential has no business there."""

@@ -94,6 +94,10 @@ class ControlWire(Outputs, ABC):
         self._lines = scripts.run(tuple(self.current), self._inside) + self._report
 
     @abstractmethod
+    def trust(self, shell: int, expected: int) -> None:
+        """Whom to believe: the shell of an earlier server's journal, or the one that it had been told to expect."""
+
+    @abstractmethod
     def hear(self) -> object:
         """Deliver the frames that are there already."""
 

@@ -8,7 +8,8 @@ import signal
 from collections.abc import Callable
 from enum import Enum, auto
 
-from gofer_sandbox.provider import Box, Process
+from gofer_sandbox.local import Box
+from gofer_sandbox.provider import Process
 
 
 class Step(Enum):

@@ -14,8 +14,9 @@ from pathlib import Path
 from gofer_sandbox import processes
 from gofer_sandbox.journal import UNKNOWN, Journal
 from gofer_sandbox.limits import Limits
+from gofer_sandbox.local import Box
 from gofer_sandbox.output import BackgroundLog, Capture
-from gofer_sandbox.provider import Box, Process
+from gofer_sandbox.provider import Process
 from gofer_sandbox.shell import frames, machine, scripts
 from gofer_sandbox.shell.command import Event, News, Outcome, Run, Stop
 from gofer_sandbox.shell.ladder import Ladder, Step
