@@ -144,7 +144,7 @@ async def test_a_connection_that_only_looks_alive_is_made_anew(
     """Nothing says that it is gone: the server's end stands still, as behind a router that has forgotten it."""
     here, there = pair
     monkeypatch.setattr("gofer.jobs.notifications.CHECK_EVERY", 0.1)
-    monkeypatch.setattr("gofer.jobs.notifications.CHECK_WITHIN", 0.3)
+    monkeypatch.setattr("gofer.jobs.notifications.CHECK_TIMEOUT", 0.3)
     await there.close()
     await there.start()
     assert await heard(here, there, JOBS)
