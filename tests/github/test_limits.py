@@ -32,7 +32,7 @@ async def test_a_long_limit_puts_the_run_off_and_the_call_is_made_again(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run holds nothing meanwhile, the model hears nothing of it, and its write happens once."""
-    monkeypatch.setattr(access, "PATIENCE", 0.1)
+    monkeypatch.setattr(access, "MAX_SHORT_WAIT", 0.1)
     async with gofer(scene, tmp_path / "data") as running:
         scene.github.faults.append(Fault("limited", "POST /labels", 2))
         words = ["@gofer", tool("github_label", labels=["bug"])]
