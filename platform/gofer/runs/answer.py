@@ -146,6 +146,10 @@ class Answerer:
         try:
             outcome = await self._answer(run)
             return outcome
+        except asyncio.CancelledError:
+            if run.cancelled.is_set():  # somebody stopped it, and it did not end by itself in time
+                outcome = Cancel("cancelled")
+            raise
         finally:
             self._observer.ended(run.claim, outcome)
 
