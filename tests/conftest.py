@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from gofer.vault.keyring import open_ring
 from support import process_leaks
 from support.async_bridge import Elsewhere
 from support.database_reset import Broom
-from support.patience import eventually
+from support.patience import eventually, patience
 from support.process_speed import (
     collect_seldom,
     log_plainly,
@@ -40,6 +42,23 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         process_leaks.mark()
         process_leaks.mind()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Fail a test that hangs, so that the run goes on and its name is known."""
+    if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+        test = item.obj
+
+        @functools.wraps(test)
+        async def bounded(**fixtures: Any) -> None:
+            async with asyncio.timeout(patience(HANG_TIMEOUT)):
+                await test(**fixtures)
+
+        item.obj = bounded
+
+
+HANG_TIMEOUT = 200.0
 
 
 def pytest_collection_finish() -> None:
