@@ -17,7 +17,16 @@ from gofer.store import events as log
 from gofer.store import row_macs
 from gofer.store.db_time import now
 from gofer.store.ids import new_id
-from gofer.store.tables import identities, pairings, principals, strangers
+from gofer.store.tables import (
+    SCHEDULE,
+    connections,
+    conversations,
+    identities,
+    messages,
+    pairings,
+    principals,
+    strangers,
+)
 
 ALPHABET = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # without look-alikes: people type these on phones
 CODE_LENGTH = 8
@@ -262,6 +271,12 @@ def grant_role(
         if role == "owner":
             row_macs.update(connection, principals, principals.c.id == found.id, {"role": role})
         return str(found.id)
+    return _new_principal(connection, workspace_id, integration, subject, name, role, by)
+
+
+def _new_principal(
+    connection: Connection, workspace_id: str, integration: str, subject: str, name: str, role: str, by: str
+) -> str:
     principal_id = new_id("person")
     row = {"id": principal_id, "workspace_id": workspace_id, "name": display_name(name), "role": role}
     row_macs.insert(connection, principals, {**row, "created_at": now()})
@@ -286,6 +301,63 @@ def owners_of(connection: Connection, *, workspace_id: str, integration: str) ->
         for row in connection.execute(query).all()
         if row_macs.fits(connection, identities, row) and row_macs.fits(connection, principals, row)
     ]
+
+
+WEB_CHAT = "webchat"
+"""The integration at which a Member's identity is their own id."""
+_AS_PRINCIPAL = {"owner": "owner", "operator": "member"}
+
+
+def put_member(connection: Connection, member_id: str, name: str, role: str, workspace_id: str) -> str:
+    """See that a Member has a Principal; returns its id.
+
+    Its role follows the Member's: at once when that falls, and when it rises only for somebody who is known nowhere
+    else, because other roles are granted where they are known.
+    """
+    wanted = _AS_PRINCIPAL.get(role, "viewer")
+    found = known_principal(connection, workspace_id, WEB_CHAT, member_id)
+    if found is None:
+        return _new_principal(connection, workspace_id, WEB_CHAT, member_id, name, wanted, "sign-in")
+    ranks = ("viewer", "member", "owner")
+    elsewhere = linked_identities(
+        connection, workspace_id=workspace_id, integration=WEB_CHAT, subject=member_id
+    )
+    if ranks.index(wanted) < ranks.index(found.role) or (wanted != found.role and not elsewhere):
+        row_macs.update(connection, principals, principals.c.id == found.id, {"role": wanted})
+    return str(found.id)
+
+
+def remove_identity(connection: Connection, workspace_id: str, integration: str, subject: str) -> None:
+    """Take an identity from whoever has it; a Principal without any other is removed with it."""
+    here = (
+        (identities.c.workspace_id == workspace_id)
+        & (identities.c.integration == integration)
+        & (identities.c.subject == subject)
+    )
+    gone = connection.execute(delete(identities).where(here).returning(identities.c.principal_id)).scalar()
+    left = select(identities.c.id).where(identities.c.principal_id == gone).limit(1)
+    if gone is not None and connection.execute(left).first() is None:
+        connection.execute(delete(principals).where(principals.c.id == gone))
+
+
+def private_person(connection: Connection, conversation_id: str) -> str | None:
+    """The id of the one Principal who reads a conversation; None when others may, or when nobody knows who it is."""
+    row = connection.execute(_LAST_AUTHOR, {"conversation": conversation_id}).first()
+    if row is None:
+        return None
+    found = known_principal(connection, row.workspace_id, row.integration, row.author)
+    return str(found.id) if found is not None and found.role in ("owner", "member") else None
+
+
+_LAST_AUTHOR = (
+    select(messages.c.author, connections.c.integration, conversations.c.workspace_id)
+    .join(conversations, conversations.c.id == messages.c.conversation_id)
+    .join(connections, connections.c.id == messages.c.connection_id)
+    .where(messages.c.conversation_id == bindparam("conversation"), conversations.c.private.is_(True))
+    .where(messages.c.event != SCHEDULE, messages.c.author.not_like("agent:%"))
+    .order_by(messages.c.seq.desc())
+    .limit(1)
+)
 
 
 def may_notify(connection: Connection, connection_id: str, subject: str) -> bool:

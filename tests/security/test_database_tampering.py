@@ -222,7 +222,7 @@ async def test_a_right_row_is_right_only_in_its_own_place(world: World) -> None:
     await filled(world)
 
     def copy(c: Connection) -> None:
-        row = c.execute(select(identities)).one()
+        row = c.execute(select(identities).where(identities.c.integration == "hello")).one()
         c.execute(insert(identities).values(**{**row._mapping, "id": "ident_copy", "subject": "mallory"}))
         moved = c.execute(select(identities).where(identities.c.id == "ident_copy")).one()
         assert not row_macs.fits(c, identities, moved)

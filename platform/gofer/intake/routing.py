@@ -155,8 +155,8 @@ def _is_known(
 
 
 def _is_paired(connection: Connection, arrival: Arrival, message: Incoming) -> bool:
-    who = message.author.id
-    return known_principal(connection, arrival.workspace_id, arrival.integration, who) is not None
+    found = known_principal(connection, arrival.workspace_id, arrival.integration, message.author.id)
+    return found is not None and found.role in _KNOWN
 
 
 _KNOWN = (Trust.OWNER, Trust.MEMBER)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, Row, bindparam, insert, select, update
+from sqlalchemy import Boolean, Connection, Row, and_, bindparam, case, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gofer.crash import crash_point
@@ -93,7 +93,10 @@ def _place(connection: Connection, vault: Vault, arrival: Arrival, message: Inco
 
     None when the name belongs to another place by now.
     """
-    take, place = _TAKE_SEQ, {"via": arrival.connection_id, "at": message.conversation}
+    # A schedule speaks into a place; it is not the service that says who reads it.
+    told = None if arrival.source == "schedule" else message.private
+    place = {"via": arrival.connection_id, "at": message.conversation, "told": told}
+    take = _TAKE_SEQ
     if message.stable_id:
         take, place["lasting"] = _TAKE_LASTING_SEQ, message.stable_id
     found = fast_sql.first(connection, take, place)
@@ -107,7 +110,15 @@ _TAKE_SEQ = (
     update(conversations)
     .where(bindings.c.conversation_id == conversations.c.id)
     .where(bindings.c.connection_id == bindparam("via"), bindings.c.ref == bindparam("at"))
-    .values(last_seq=conversations.c.last_seq + 1)
+    .values(
+        last_seq=conversations.c.last_seq + 1,
+        # What others could read once stays open to them: a place never becomes private again.
+        private=case(
+            (bindparam("told", type_=Boolean).is_(None), conversations.c.private),
+            (conversations.c.private.is_(None), bindparam("told", type_=Boolean)),
+            else_=and_(conversations.c.private, bindparam("told", type_=Boolean)),
+        ),
+    )
     .returning(conversations.c.id, conversations.c.data_key, conversations.c.last_seq)
 )
 _TAKE_LASTING_SEQ = _TAKE_SEQ.where(bindings.c.lasting == bindparam("lasting"))

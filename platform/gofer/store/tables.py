@@ -219,7 +219,7 @@ class Principal(SQLModel, table=True):
     workspace_id: str = Field(foreign_key="workspace.id")
     name: str
     role: str
-    """owner or member; strangers have no row."""
+    """owner or member; viewer for a Member who may only look: a stranger to agents. Strangers have no row."""
     created_at: float
     mac: bytes | None = _mac()
 
@@ -465,6 +465,8 @@ class Conversation(SQLModel, table=True):
     """The agent that an owner chose for it; None for those that the routes say."""
     model: str = Field(default="", sa_column=Column(String, nullable=False, default=""))
     """The model that an owner chose for it; empty for the agent's own."""
+    private: bool | None = None
+    """Whether nobody but one person and Gofer reads it, as its integration said; None (not known) counts as no."""
     created_at: float
     purged_at: float | None = None
 

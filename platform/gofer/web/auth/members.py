@@ -15,6 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from gofer.app import Platform
 from gofer.errors import ConfigError, Conflict, Malformed, NotFound
+from gofer.identity import WEB_CHAT, put_member, remove_identity
 from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now
@@ -71,6 +72,7 @@ def add_member(connection: Connection, *, name: str, role: Role, password: str =
             row_macs.insert(connection, members, {**row, "password": password, "created_at": now()})
     except IntegrityError:
         raise Conflict(f"There is a member {name!r} already.") from None
+    put_member(connection, member_id, row["name"], role, FIRST_WORKSPACE)
     return member_id
 
 
@@ -97,6 +99,7 @@ def change_member(
             row_macs.update(connection, members, members.c.id == member.id, values)
     except IntegrityError:
         raise Conflict(f"There is a member {name!r} already.") from None
+    put_member(connection, member.id, values.get("name", member.name), role or member.role, FIRST_WORKSPACE)
     if password is not None:
         others = (web_sessions.c.member_id == member.id) & (web_sessions.c.digest != keep_session)
         connection.execute(delete(web_sessions).where(others))
@@ -111,6 +114,7 @@ def remove_member(connection: Connection, named: str) -> str:
     member = find_member(connection, named)
     _spare_last_owner(connection, member)
     connection.execute(delete(members).where(members.c.id == member.id))
+    remove_identity(connection, FIRST_WORKSPACE, WEB_CHAT, member.id)
     return str(member.id)
 
 
@@ -192,6 +196,7 @@ def use_link(connection: Connection, value: str) -> Linked | None:
 async def ensure_owner(platform: Platform) -> None:
     """Make an owner if there is none, with the password of the settings if no owner has one."""
     await platform.database.write(first_owner)
+    await platform.database.write(_give_principals)
     given = platform.settings.owner_password
     if not given or await platform.database.read(owner_has_password):
         return
@@ -200,6 +205,13 @@ async def ensure_owner(platform: Platform) -> None:
     except Malformed as error:
         raise ConfigError(f"GOFER_OWNER_PASSWORD: {error}") from None
     await platform.database.write(partial(_set, password=hashed))
+
+
+def _give_principals(connection: Connection) -> None:
+    """Members of an older release have none yet."""
+    for row in list_members(connection):
+        if row_macs.fits(connection, members, row):
+            put_member(connection, row.id, row.name, row.role, row.workspace_id)
 
 
 def _set(connection: Connection, password: str) -> None:

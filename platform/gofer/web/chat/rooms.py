@@ -144,6 +144,7 @@ def open_room(
             title=_name(connection, member_id),
             data_key=new_conversation_key(connection, vault, conversation_id),
             last_seq=0,
+            private=True,
             created_at=now(),
         )
     )
