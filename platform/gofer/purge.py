@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Table, delete, select, update
 
 from gofer.errors import NotFound
 from gofer.jobs.kinds import SAY
+from gofer.memory.scopes import conversation_scope, empty_scope
 from gofer.secrets.rotation import destroy_conversation_key
 from gofer.store import events as log
 from gofer.store.db_time import now
@@ -75,6 +76,7 @@ def purge_conversation(connection: Connection, vault: Vault, *, conversation_id:
     _forget_signatures(connection, conversation_id)
     _empty(connection, events, conversation_id)
     _empty(connection, questions, conversation_id, answer=None)
+    empty_scope(connection, conversation_scope(conversation_id))
     # With the binding go the replies in its ledger.
     connection.execute(delete(bindings).where(bindings.c.conversation_id == conversation_id))
     _remove_schedules(connection, conversation_id)

@@ -15,6 +15,7 @@ from itertools import pairwise
 BREAK = "\u200b"
 """A space of no width: a person sees no difference, and neither a service nor a bot finds what it looks for."""
 MAX_NAME = 80
+MAX_GIST = 160
 
 # These are applied to what anybody wrote: none may look at a character again and again.
 _TO_COMPOSE = re.compile(r"[\x00-\x7f]?[^\x00-\x7f]{1,64}")
@@ -94,6 +95,12 @@ def composed(text: str) -> str:
 def display_name(text: str, limit: int = MAX_NAME) -> str:
     """A name that somebody gave themselves, or a place: one short line without markup. Empty where nothing is left."""
     return " ".join(_MARKUP.sub(" ", clean(text[: limit * 20])).split())[:limit].strip()
+
+
+def gist(text: str, limit: int = MAX_GIST) -> str:
+    """What a text is about, by rule: its beginning on one line, without marks that could end a line of ours."""
+    line = " ".join(_MARKUP.sub(" ", clean(text[: limit * 20])).replace('"', "'").split())
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
 def defuse(text: str, *, here: str = "", people: Collection[str] = ()) -> str:

@@ -836,6 +836,45 @@ class Schedule(SQLModel, table=True):
     mac: bytes | None = _mac()
 
 
+class Memory(SQLModel, table=True):
+    """One version of something that is remembered. A turn has a row only once somebody forgot it.
+
+    What a version says (text, kind, trust, source, covers) is inside `sealed`, which is bound to the scope, the id and
+    the version. The columns are for look-ups.
+    """
+
+    __table_args__ = (
+        Index("memory_in_force", "scope_id", "kind", "id", **_where("valid_to IS NULL")),
+        Index("memory_of_conversation", "conversation_id"),
+    )
+
+    id: str = Field(primary_key=True)
+    """`mem_…`; never given to anything else."""
+    version: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
+    scope_id: str
+    """Who may know it: `conversation:…`, `person:…` or `agent:…`. Its key seals it."""
+    kind: str
+    """turn, result, plan, summary, note or rule."""
+    state: str = "live"
+    """live or forgotten."""
+    conversation_id: str | None = None
+    """Where it came from. The source may be purged before it."""
+    message_seq: int | None = _big(default=None, nullable=True)
+    job_id: int | None = _big(default=None, nullable=True)
+    call_id: str = ""
+    trust: str
+    """Of whoever said it."""
+    sealed: bytes | None = _bytes(nullable=True)
+    """Its text and what is known of it; None in a version that forgets, and once purged."""
+    gist: bytes | None = _bytes(nullable=True)
+    """What it is about in at most 160 characters, sealed apart, so that a list opens no texts."""
+    size: int = 0
+    """Characters of its text."""
+    valid_from: float
+    valid_to: float | None = None
+    """When a later version took its place; None for the version in force."""
+
+
 class Worker(SQLModel, table=True):
     """A process that is or was there."""
 
@@ -887,4 +926,5 @@ events = table(Event)
 spends = table(Spend)
 shells = table(Shell)
 schedules = table(Schedule)
+memories = table(Memory)
 workers = table(Worker)

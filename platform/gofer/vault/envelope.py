@@ -46,10 +46,15 @@ def aad(*parts: str | int) -> bytes:
 class DataKey:
     """A key for the payloads of one owner, such as a conversation; in the clear only in memory."""
 
-    __slots__ = ("_cipher",)
+    __slots__ = ("_cipher", "_root")
 
     def __init__(self, material: bytes) -> None:
         self._cipher = AESGCM(material)
+        self._root = hmac.digest(material, b"gofer data key derives", _SHA256)
+
+    def derive(self, purpose: str) -> MacKey:
+        """A key for MACs that lives and is destroyed with this one, such as for an index."""
+        return MacKey(hmac.digest(self._root, purpose.encode(), _SHA256))
 
     def seal(self, plaintext: bytes, aad: bytes) -> bytes:
         nonce = os.urandom(_NONCE)

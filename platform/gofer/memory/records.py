@@ -1,0 +1,463 @@
+"""Memories and their versions: ids, writing, superseding, forgetting, and the one door through which they are read.
+
+Nothing is overwritten: a change appends a version and ends the one before. Forgetting and restoring are such changes.
+The id of a turn is derived from its conversation and number, so every message has one and needs no row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Row, select, update
+
+from gofer.errors import Conflict, Malformed, NotFound
+from gofer.memory.scopes import ScopeKeys, conversation_scope, open_scope
+from gofer.sanitize import gist
+from gofer.store.db_time import now
+from gofer.store.encryption import seal, unseal
+from gofer.store.ids import new_id
+from gofer.store.locks import lock_conversation
+from gofer.store.messages import open_stored
+from gofer.store.tables import ASIDE, conversations, memories, messages
+from gofer.vault.envelope import Vault
+
+Kind = Literal["turn", "result", "plan", "summary", "note", "rule"]
+LIVE, FORGOTTEN = "live", "forgotten"
+MAX_TEXT = 200_000
+"""Characters of one memory."""
+_PREFIX, _CONVERSATION = "mem_", "conv_"
+_TURN = re.compile(r"mem_([A-Za-z0-9_-]{1,100})\.([1-9][0-9]{0,17})")
+_ID = re.compile(r"mem_[a-z0-9]{1,40}")
+
+
+class UnknownMemory(NotFound):
+    """There is no memory with this id that can be recalled here."""
+
+    # The same words for an id of somebody else and for one that was never given: it must not tell which.
+    code = "memory.unknown"
+
+
+class PurgedMemory(NotFound):
+    """What this id stood for was purged. Nobody can read it any more."""
+
+    code = "memory.purged"
+
+
+class ForgottenMemory(NotFound):
+    """This was forgotten on somebody's word. It can be restored: gofer memory restore ID."""
+
+    code = "memory.forgotten"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a memory comes from."""
+
+    conversation_id: str | None = None
+    message_seq: int | None = None
+    job_id: int | None = None
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """Something that a summary stands for."""
+
+    id: str
+    gist: str
+    to: str = ""
+    """The last id, where it is a range of turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewMemory:
+    """What is to be remembered."""
+
+    kind: Kind
+    scope_id: str
+    text: str
+    trust: str
+    source: Source = Source()
+    gist: str = ""
+    """Made from the text where it is empty."""
+    author: str = ""
+    untrusted: bool = False
+    """Strangers' words are in it: a run that recalls it is narrowed, as by the words themselves."""
+    covers: Sequence[Covered] = ()
+    supersedes: Sequence[str] = ()
+    """Other memories whose place it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """One version of a memory, opened."""
+
+    id: str
+    version: int
+    kind: str
+    scope_id: str
+    text: str
+    gist: str
+    trust: str
+    author: str = ""
+    untrusted: bool = False
+    source: Source = Source()
+    covers: tuple[Covered, ...] = ()
+    supersedes: tuple[str, ...] = ()
+    state: str = LIVE
+    valid_from: float = 0
+    valid_to: float | None = None
+    source_gone: bool = False
+    """The conversation it came from is purged."""
+
+
+def turn_id(conversation_id: str, seq: int) -> str:
+    """The id of a message, for ever."""
+    return f"{_PREFIX}{conversation_id.removeprefix(_CONVERSATION)}.{seq}"
+
+
+def parse_turn(memory_id: str) -> tuple[str, int] | None:
+    """The conversation and number that a turn's id names; None for every other id."""
+    found = _TURN.fullmatch(memory_id)
+    return (_CONVERSATION + found[1], int(found[2])) if found else None
+
+
+def remember(connection: Connection, vault: Vault, new: NewMemory, *, memory_id: str | None = None) -> Memory:
+    """Keep something; returns its first version. Raises Malformed for a text that is empty or too long."""
+    if not new.text.strip():
+        raise Malformed("There is nothing to remember: the text is empty.")
+    if len(new.text) > MAX_TEXT:
+        raise Malformed(f"A memory has at most {MAX_TEXT} characters; this has {len(new.text)}.")
+    keys = open_scope(connection, vault, new.scope_id, create=True)
+    made = Memory(
+        memory_id or new_id("mem"),
+        1,
+        new.kind,
+        new.scope_id,
+        new.text,
+        new.gist or gist(new.text),
+        new.trust,
+        new.author,
+        new.untrusted,
+        new.source,
+        tuple(new.covers),
+        tuple(new.supersedes),
+    )
+    _insert(connection, keys, made)
+    for other in new.supersedes:
+        _end(connection, other)
+    return made
+
+
+def resolve(
+    connection: Connection,
+    vault: Vault,
+    memory_id: str,
+    *,
+    scopes: Collection[str],
+    version: int | None = None,
+) -> Memory:
+    """The version in force, or another one, if one of `scopes` may know it. Raises UnknownMemory, PurgedMemory or
+    ForgottenMemory, and ScopeKeyLost."""
+    turn = parse_turn(memory_id)
+    if turn is None and not _ID.fullmatch(memory_id):
+        raise UnknownMemory
+    row = _row(connection, memory_id, version)
+    if row is None:
+        return _turn(connection, vault, memory_id, turn, scopes)
+    if row.scope_id not in scopes:
+        raise UnknownMemory
+    if row.state == FORGOTTEN:
+        raise ForgottenMemory
+    if turn is not None:  # restored: the message itself holds the words
+        return replace(_turn(connection, vault, memory_id, turn, scopes), version=row.version)
+    if row.sealed is None:
+        raise PurgedMemory
+    return _with_source(connection, opened(open_scope(connection, vault, row.scope_id), row))
+
+
+def change(
+    connection: Connection,
+    vault: Vault,
+    memory_id: str,
+    *,
+    scopes: Collection[str],
+    text: str,
+    trust: str,
+    author: str = "",
+    kind: Kind | None = None,
+    expected: int | None = None,
+) -> Memory:
+    """UPDATE: a new version of a note, a rule, a plan or a summary, in the words of somebody else perhaps; raises
+    Conflict when `expected` is not the version in force any more."""
+    before = resolve(connection, vault, memory_id, scopes=scopes)
+    if before.kind in ("turn", "result"):
+        raise Conflict("What was said and what a tool gave cannot be changed. Forget it, or add a note.")
+    if not text.strip() or len(text) > MAX_TEXT:
+        raise Malformed(f"A memory has 1 to {MAX_TEXT} characters.")
+    if expected is not None and before.version != expected:
+        raise Conflict(f"It has changed meanwhile: version {before.version} is in force, not {expected}.")
+    made = replace(
+        before,
+        version=before.version + 1,
+        kind=kind or before.kind,
+        text=text,
+        gist=gist(text),
+        trust=trust,
+        author=author or before.author,
+        valid_to=None,
+    )
+    _end(connection, memory_id, before.version)
+    _insert(connection, open_scope(connection, vault, before.scope_id), made)
+    return made
+
+
+def forget(connection: Connection, vault: Vault, memory_id: str, *, scopes: Collection[str]) -> int:
+    """Append a version that says nothing; the one before stays and can be restored. Returns the new version's number.
+    Forgetting what is forgotten changes nothing."""
+    _lock_turn(connection, memory_id)
+    try:
+        before = resolve(connection, vault, memory_id, scopes=scopes)
+    except ForgottenMemory:
+        row = _row(connection, memory_id, None)
+        assert row is not None
+        return int(row.version)
+    _end(connection, memory_id, before.version)
+    _append(connection, before, FORGOTTEN)
+    return before.version + 1
+
+
+def restore(connection: Connection, vault: Vault, memory_id: str, *, scopes: Collection[str]) -> Memory:
+    """Bring back what was said last before it was forgotten; raises Conflict for what is not forgotten."""
+    _lock_turn(connection, memory_id)
+    row = _row(connection, memory_id, None)
+    if row is None or row.scope_id not in scopes:
+        resolve(connection, vault, memory_id, scopes=scopes)  # which says why not
+        raise Conflict("This is not forgotten.")
+    if row.state != FORGOTTEN:
+        raise Conflict("This is not forgotten.")
+    turn = parse_turn(memory_id)
+    if turn is not None:
+        before = replace(_turn(connection, vault, memory_id, turn, scopes), version=row.version)
+        _end(connection, memory_id, row.version)
+        _append(connection, before, LIVE)
+        return replace(before, version=row.version + 1)
+    before = next(each for each in _live_versions(connection, vault, memory_id))
+    made = replace(before, version=row.version + 1, valid_to=None)
+    _end(connection, memory_id, row.version)
+    _insert(connection, open_scope(connection, vault, row.scope_id), made)
+    return made
+
+
+def versions(
+    connection: Connection, vault: Vault, memory_id: str, *, scopes: Collection[str]
+) -> list[Memory]:
+    """Every version, oldest first; one that forgets has no text. Raises what `resolve` raises."""
+    rows = connection.execute(
+        select(memories).where(memories.c.id == memory_id).order_by(memories.c.version)
+    ).all()
+    if not rows or rows[0].scope_id not in scopes:
+        return [resolve(connection, vault, memory_id, scopes=scopes)]
+    if all(row.sealed is None for row in rows) and parse_turn(memory_id) is None:
+        raise PurgedMemory
+    keys = open_scope(connection, vault, rows[0].scope_id)
+    return [opened(keys, row) if row.sealed is not None else _blank(row) for row in rows]
+
+
+def in_force(
+    connection: Connection, vault: Vault, scope_id: str, *, kind: Kind, state: str = LIVE
+) -> list[Memory]:
+    """The memories of one kind that a scope has now, oldest first; forgotten ones as they were said last."""
+    query = select(memories).where(
+        memories.c.scope_id == scope_id,
+        memories.c.kind == kind,
+        memories.c.valid_to.is_(None),
+        memories.c.state == state,
+    )
+    rows = connection.execute(query).all()
+    if not rows:
+        return []
+    keys = open_scope(connection, vault, scope_id)
+    if state == FORGOTTEN:
+        found = [
+            replace(next(_live_versions(connection, vault, row.id)), version=row.version, state=FORGOTTEN)
+            for row in rows
+        ]
+    else:
+        found = [opened(keys, row) for row in rows if row.sealed is not None]
+    return sorted(found, key=lambda each: (each.source.message_seq or 0, each.valid_from, each.id))
+
+
+def opened(keys: ScopeKeys, row: Any) -> Memory:
+    """A version from its row; raises Tampered for one that was changed or moved."""
+    kept = unseal(keys.seal, row.sealed, *_place(row.scope_id, row.id, row.version))
+    about = (
+        unseal(keys.seal, row.gist, *_place(row.scope_id, row.id, row.version), "gist") if row.gist else ""
+    )
+    return Memory(
+        row.id,
+        row.version,
+        kept["kind"],
+        row.scope_id,
+        kept["text"],
+        about,
+        kept["trust"],
+        kept["author"],
+        kept["untrusted"],
+        Source(**kept["source"]),
+        tuple(Covered(**each) for each in kept["covers"]),
+        tuple(kept["supersedes"]),
+        row.state,
+        row.valid_from,
+        row.valid_to,
+    )
+
+
+def opened_gist(keys: ScopeKeys, row: Any) -> str:
+    """What a version is about, without opening its text; empty when it has none."""
+    if row.gist is None:
+        return ""
+    return str(unseal(keys.seal, row.gist, *_place(row.scope_id, row.id, row.version), "gist"))
+
+
+def _turn(
+    connection: Connection,
+    vault: Vault,
+    memory_id: str,
+    turn: tuple[str, int] | None,
+    scopes: Collection[str],
+) -> Memory:
+    """A message as the memory that it is."""
+    if turn is None or conversation_scope(turn[0]) not in scopes:
+        raise UnknownMemory
+    conversation_id, seq = turn
+    row = connection.execute(
+        select(messages)
+        .where(messages.c.conversation_id == conversation_id, messages.c.seq == seq)
+        .where(messages.c.event.not_in(ASIDE))
+    ).one_or_none()
+    if row is None:
+        raise UnknownMemory
+    if row.sealed is None:
+        raise PurgedMemory
+    scope_id = conversation_scope(conversation_id)
+    stored = open_stored(open_scope(connection, vault, scope_id).seal, row)
+    said = stored.message
+    return Memory(
+        memory_id,
+        1,
+        "turn",
+        scope_id,
+        said.text,
+        gist(said.text),
+        stored.trust.value,
+        said.author.name or said.author.id,
+        stored.trust.value in ("stranger", "unknown") or bool(said.quoted and not said.quote_is_ours),
+        Source(conversation_id, seq),
+        valid_from=row.created_at,
+    )
+
+
+def _insert(connection: Connection, keys: ScopeKeys, made: Memory) -> None:
+    place = _place(made.scope_id, made.id, made.version)
+    kept = {
+        "text": made.text,
+        "kind": made.kind,
+        "trust": made.trust,
+        "author": made.author,
+        "untrusted": made.untrusted,
+        "source": made.source,
+        "covers": made.covers,
+        "supersedes": made.supersedes,
+    }
+    columns = {
+        "sealed": seal(keys.seal, kept, *place),
+        "gist": seal(keys.seal, made.gist, *place, "gist"),
+        "size": len(made.text),
+    }
+    connection.execute(memories.insert().values(**_columns(made, made.version, LIVE), **columns))
+
+
+def _append(connection: Connection, before: Memory, state: str) -> None:
+    """A version without words of its own."""
+    connection.execute(
+        memories.insert().values(
+            **_columns(before, before.version + 1, state), sealed=None, gist=None, size=0
+        )
+    )
+
+
+def _columns(made: Memory, version: int, state: str) -> dict[str, Any]:
+    return {
+        "id": made.id,
+        "version": version,
+        "scope_id": made.scope_id,
+        "kind": made.kind,
+        "state": state,
+        "conversation_id": made.source.conversation_id,
+        "message_seq": made.source.message_seq,
+        "job_id": made.source.job_id,
+        "call_id": made.source.call_id,
+        "trust": made.trust,
+        "valid_from": now(),
+        "valid_to": None,
+    }
+
+
+def _end(connection: Connection, memory_id: str, version: int | None = None) -> None:
+    """End the version in force; raises Conflict when another one is in force than `version`."""
+    here = (memories.c.id == memory_id) & memories.c.valid_to.is_(None)
+    if version is not None:
+        here &= memories.c.version == version
+    ended = connection.execute(update(memories).where(here).values(valid_to=now())).rowcount
+    if not ended and version is not None and parse_turn(memory_id) is None:
+        raise Conflict("It has changed meanwhile. Look at it again, then change it.")
+
+
+def _lock_turn(connection: Connection, memory_id: str) -> None:
+    """A turn has no row that two writers could meet at, so they meet at its conversation's."""
+    if (turn := parse_turn(memory_id)) is not None:
+        lock_conversation(connection, turn[0])
+
+
+def _row(connection: Connection, memory_id: str, version: int | None) -> Row[Any] | None:
+    query = select(memories).where(memories.c.id == memory_id)
+    if version is not None:
+        return connection.execute(query.where(memories.c.version == version)).one_or_none()
+    return connection.execute(query.order_by(memories.c.version.desc()).limit(1)).one_or_none()
+
+
+def _live_versions(connection: Connection, vault: Vault, memory_id: str) -> Iterator[Memory]:
+    """The versions that say something, newest first."""
+    query = select(memories).where(memories.c.id == memory_id, memories.c.state == LIVE)
+    rows = connection.execute(query.order_by(memories.c.version.desc())).all()
+    for row in rows:
+        if row.sealed is None:
+            raise PurgedMemory
+        yield opened(open_scope(connection, vault, row.scope_id), row)
+
+
+def _blank(row: Any) -> Memory:
+    return Memory(
+        row.id, row.version, row.kind, row.scope_id, "", "", row.trust, state=row.state,
+        source=Source(row.conversation_id, row.message_seq, row.job_id, row.call_id),
+        valid_from=row.valid_from, valid_to=row.valid_to,
+    )  # fmt: skip
+
+
+def _with_source(connection: Connection, memory: Memory) -> Memory:
+    source = memory.source.conversation_id
+    if source is None:
+        return memory
+    query = select(conversations.c.id).where(
+        conversations.c.id == source, conversations.c.purged_at.is_(None)
+    )
+    return replace(memory, source_gone=connection.execute(query).scalar() is None)
+
+
+def _place(scope_id: str, memory_id: str, version: int) -> tuple[str, str, str, int]:
+    """What a version's words are bound to."""
+    return "memory", scope_id, memory_id, version
