@@ -27,11 +27,15 @@ def list_schedules(as_json: AsJson = False) -> None:
     """
     found = call("GET", "/schedules")
     rows = [
-        (each["name"], each["cron"], each["timezone"], _work(each), each["missed"], ago(each["next_at"]))
+        (each["name"], each["cron"], each["timezone"], _work(each), each["missed"], _next(each))
         for each in found["schedules"]
     ]
     columns = ("schedule", "cron", "time zone", "work", "missed runs", "next")
     show(found, as_json, lambda: table(columns, rows, empty="No schedules."))
+
+
+def _next(schedule: dict[str, Any]) -> str:
+    return ago(schedule["next_at"]) if schedule["enabled"] else "off"
 
 
 def _work(schedule: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 import structlog
 from cronsim import CronSim, CronSimError
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, or_, select, update
 
 from gofer.errors import ConfigError
 from gofer.jobs.queue import SERVICE, submit
@@ -23,8 +23,12 @@ log = structlog.get_logger()
 
 Missed = Literal["skip", "once", "all"]
 
-NO_TIMES = (CronSimError, StopIteration, KeyError, ValueError, OSError)
+NO_TIMES = (CronSimError, StopIteration, KeyError, ValueError, OverflowError, OSError)
 """What looking for the times of a schedule may raise when there are none, or no such time zone."""
+
+_NEVER = float("inf")
+"""What an earlier release stored as the next time of a schedule that has none. No JSON has a number for it."""
+_NONE_LEFT = "Its cron line never comes due again."
 
 MAX_CAUGHT_UP = 100
 """Runs made up for at most under the policy `all`; a year of downtime must not become a storm."""
@@ -110,7 +114,7 @@ def tick(connection: Connection) -> int:
     """Make the jobs of every schedule that is due; returns how many."""
     due = connection.execute(
         select(schedules, now().label("current"))
-        .where(schedules.c.enabled, schedules.c.next_at <= now())
+        .where(or_(schedules.c.enabled & (schedules.c.next_at <= now()), schedules.c.next_at == _NEVER))
         .with_for_update(skip_locked=True)
     ).all()
     return sum(
@@ -119,13 +123,13 @@ def tick(connection: Connection) -> int:
 
 
 def _run_due(connection: Connection, schedule: Any) -> int:
+    if schedule.next_at == _NEVER:
+        return _switch_off(connection, schedule, _NONE_LEFT)
     try:
         missed, following = _due_times(schedule)
     except NO_TIMES as error:
         # Its time zone is unknown on this machine, say. The others must not wait for it, nor the rest of upkeep.
-        log.error("schedule.switched_off", schedule=schedule.id, name=schedule.name, error=str(error))
-        row_macs.update(connection, schedules, schedules.c.id == schedule.id, {"enabled": False})
-        return 0
+        return _switch_off(connection, schedule, str(error))
     made = 0
     for moment in _to_run(missed, schedule.missed, schedule.current):
         made += None is not submit(
@@ -137,18 +141,28 @@ def _run_due(connection: Connection, schedule: Any) -> int:
             payload={**schedule.payload, "due_at": moment},
             unique_key=f"{schedule.id}:{moment:.0f}",
         )
-    connection.execute(update(schedules).where(schedules.c.id == schedule.id).values(next_at=following))
+    if following is None:
+        _switch_off(connection, schedule, _NONE_LEFT)
+    else:
+        connection.execute(update(schedules).where(schedules.c.id == schedule.id).values(next_at=following))
     return made
 
 
-def _due_times(schedule: Any) -> tuple[list[float], float]:
-    """The last times that have come since the last look, and the first one that has not."""
+def _switch_off(connection: Connection, schedule: Any, why: str) -> int:
+    log.error("schedule.switched_off", schedule=schedule.id, name=schedule.name, error=why)
+    values = {"enabled": False, "next_at": schedule.current}
+    row_macs.update(connection, schedules, schedules.c.id == schedule.id, values)
+    return 0
+
+
+def _due_times(schedule: Any) -> tuple[list[float], float | None]:
+    """The last times that have come since the last look, and the first one that has not, if there is one."""
     current = datetime.fromtimestamp(schedule.current, ZoneInfo(schedule.timezone))
     # Backwards from now (itself included), so that a schedule of every minute costs no more after a year away.
     backwards = CronSim(schedule.cron, current + timedelta(microseconds=1), reverse=True)
     recent = (moment.timestamp() for moment in islice(backwards, MAX_CAUGHT_UP))
     passed = [*takewhile(lambda moment: moment >= schedule.next_at, recent)] or [schedule.next_at]
-    return passed[::-1], next(ticks(schedule.cron, schedule.timezone, schedule.current), float("inf"))
+    return passed[::-1], next(ticks(schedule.cron, schedule.timezone, schedule.current), None)
 
 
 ON_TIME = 60.0

@@ -42,7 +42,6 @@ PUBLIC = frozenset(
     {
         "/healthz",
         "/readyz",
-        "/metrics",
         "/hooks/{connection}",
         "/login",
         "/logout",
@@ -140,7 +139,17 @@ class Signs:
         return migrations.current(connection)
 
     async def metrics(self, request: Request) -> Response:
-        """Prometheus."""
+        """Prometheus: for programs on this machine, and for tokens."""
+        visitor = auth.caller_of(request).visitor
+        if visitor is None and request.scope["gofer.peers"].is_this_machine(request.scope, request.headers):
+            return await self._figures(request)
+        return await self._figures_for_known(request)
+
+    @auth.require("viewer", "instance")
+    async def _figures_for_known(self, request: Request) -> Response:
+        return await self._figures(request)
+
+    async def _figures(self, request: Request) -> Response:
         if self._metrics is None:
             self._metrics = Metrics(self._platform)
         return Response(await self._metrics.render(), media_type=self._metrics.content_type)

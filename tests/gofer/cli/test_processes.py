@@ -168,6 +168,7 @@ def test_shells_left_running_are_named_taken_over_and_ended_where_none_are_to_be
     start: Start, terminal: Terminal
 ) -> None:
     server = start(sandbox="bubblewrap", spare_shells="0").wait_until_ready()
+    until(lambda: any(line["event"] == "sandbox.probed" for line in server.log()))
     probed = next(line for line in server.log() if line["event"] == "sandbox.probed")
     if probed["isolation"] == "none":
         pytest.skip("no isolation on this machine")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import zoneinfo
 from datetime import datetime
 from itertools import islice
@@ -12,6 +13,7 @@ import pytest
 from sqlalchemy import select, true, update
 
 from gofer.errors import ConfigError
+from gofer.jobs import cron
 from gofer.jobs.cron import Missed, add_schedule, tick, ticks
 from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
@@ -22,10 +24,10 @@ from support.world import World
 HOUR = 3600.0
 
 
-async def schedule(world: World, cron: str = "0 * * * *", **values: object) -> str:
+async def schedule(world: World, line: str = "0 * * * *", **values: object) -> str:
     id_: str = await world.run(
         add_schedule,
-        **{"workspace_id": FIRST_WORKSPACE, "name": "tidy", "cron": cron, "kind": "tidy", **values},
+        **{"workspace_id": FIRST_WORKSPACE, "name": "tidy", "cron": line, "kind": "tidy", **values},
     )
     return id_
 
@@ -100,6 +102,30 @@ async def test_one_that_cannot_be_reckoned_is_switched_off_and_the_others_go_on(
         lambda c: c.execute(select(schedules.c.id).where(schedules.c.enabled)).scalars().all()
     )
     assert on == [sound]
+
+
+async def test_one_that_never_comes_due_again_runs_a_last_time_and_is_switched_off(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await schedule(world)
+    await be_away(world, 1)
+    monkeypatch.setattr(cron, "ticks", lambda *_: iter(()))  # as cronsim after 50 years without a match
+    assert await world.run(tick) == 1
+    assert await world.run(tick) == 0
+    ((enabled, next_at),) = await world.rows(select(schedules.c.enabled, schedules.c.next_at))
+    assert not enabled
+    assert math.isfinite(next_at)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_an_infinite_time_of_an_earlier_release_is_put_right(world: World, enabled: bool) -> None:
+    await schedule(world)
+    endless = {"next_at": math.inf, "enabled": enabled}
+    await world.run(lambda c: row_macs.update(c, schedules, true(), endless))
+    assert await world.run(tick) == 0
+    ((enabled, next_at),) = await world.rows(select(schedules.c.enabled, schedules.c.next_at))
+    assert not enabled
+    assert math.isfinite(next_at)
 
 
 def test_a_machine_needs_no_time_zones_of_its_own() -> None:

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 from sqlalchemy import insert, select, update
 
+from gofer.jobs.cron import tick
 from gofer.jobs.queue import submit
 from gofer.store import row_macs
 from gofer.store.bootstrap import FIRST_WORKSPACE
@@ -100,7 +101,10 @@ def test_a_schedule_without_a_time_left_is_shown(
     api.post("/schedules", json={**schedule, "payload": {"connection_id": connection}})
     over = schedules.c.name == "over"
     house.write(lambda c: c.execute(update(schedules).where(over).values(next_at=float("inf"))))
+    house.write(tick)
     assert "<strong>over</strong>" in owner.get("/schedules").text
+    (shown,) = [each for each in api.get("/schedules").json()["schedules"] if each["name"] == "over"]
+    assert shown["enabled"] is False
 
 
 def test_a_shell_is_closed_by_its_agents_name(house: House, owner: Browser, conversation: str) -> None:

@@ -43,7 +43,7 @@ def asked_for(path: str) -> str:
 
 async def test_each_route_is_public_or_turns_a_stranger_away(platform: Platform) -> None:
     app = public_app(platform)
-    transport = httpx2.ASGITransport(app)
+    transport = httpx2.ASGITransport(app, client=("192.0.2.7", 4321))
     async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         walked = list(walk(app.routes))
         assert len(walked) >= len(PUBLIC) + len(OPERATIONS)
@@ -51,12 +51,49 @@ async def test_each_route_is_public_or_turns_a_stranger_away(platform: Platform)
             if path in PUBLIC:
                 continue
             response = await client.request(method, asked_for(path))
-            if path.startswith("/api/"):
+            if path.startswith("/api/") or path == "/metrics":
                 assert response.status_code == 401, f"{method} {path} answered {response.status_code}"
                 assert response.headers["www-authenticate"].startswith("Bearer")
             else:
                 assert response.status_code == 303, f"{method} {path} answered {response.status_code}"
                 assert response.headers["location"].startswith("/login")
+
+
+@pytest.mark.parametrize(
+    ("peer", "headers", "public_url", "status"),
+    [
+        ("127.0.0.1", {}, "", 200),
+        ("::1", {}, "", 200),
+        ("192.0.2.7", {}, "", 401),
+        ("127.0.0.1", {"x-forwarded-for": "127.0.0.1"}, "", 401),
+        ("127.0.0.1", {"via": "1.1 proxy"}, "", 401),
+        ("127.0.0.1", {}, "https://gofer.example.org", 401),
+        ("127.0.0.1", {"host": "another-sites-name.example"}, "", 421),
+    ],
+)
+async def test_metrics_are_for_programs_on_this_machine(
+    data_dir: Path, peer: str, headers: dict[str, str], public_url: str, status: int
+) -> None:
+    async with open_app(Settings(data_dir=data_dir, public_url=public_url), roles=frozenset({"web"})) as here:
+        transport = httpx2.ASGITransport(public_app(here), client=(peer, 4321))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            answer = await client.get("/metrics", headers=headers)
+    assert answer.status_code == status
+    assert ("gofer_jobs" in answer.text) is (status == 200)
+
+
+def test_metrics_are_for_tokens_that_may_read_the_instance(house: House) -> None:
+    member = house.member("prometheus", "viewer", password="")
+
+    def ask(token: str) -> httpx2.Response:
+        # Found by a name that only the monitoring knows, and through a proxy: so not as this machine.
+        headers = {"authorization": f"Bearer {token}", "host": "gofer.monitoring.svc", "via": "1.1 proxy"}
+        return httpx2.get(f"{house.url}/metrics", headers=headers)
+
+    assert "gofer_jobs" in ask(house.token(member, "read")).text
+    assert "gofer_jobs" in ask(house.token(member, scopes={"instance": "read"})).text
+    assert ask(house.token(member, scopes={"jobs": "read"})).status_code == 403
+    assert ask("gofer_invented").status_code == 401
 
 
 async def test_a_server_whose_key_no_longer_opens_the_store_is_not_ready(platform: Platform) -> None:

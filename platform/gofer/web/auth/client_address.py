@@ -12,6 +12,8 @@ from starlette.types import Scope
 from gofer.settings import Settings, listed
 
 LOCAL_NAMES = frozenset({"localhost"})
+FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
+"""Headers that proxies add."""
 
 
 class Peers:
@@ -37,6 +39,13 @@ class Peers:
             if not self.trusts(each):
                 break
         return peer
+
+    def is_this_machine(self, scope: Scope, headers: Headers) -> bool:
+        """Whether a program on this machine asks, and nobody through a proxy on it. A server with a public address has
+        a proxy, and not every proxy says so."""
+        peer = _peer(scope)
+        forwarded = self._public_host or any(each in headers for each in FORWARDED)
+        return not forwarded and _is_address(peer) and ip_address(peer).is_loopback
 
     def scheme(self, scope: Scope, headers: Headers) -> str:
         """http or https, as the browser sees it."""

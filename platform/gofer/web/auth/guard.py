@@ -28,8 +28,10 @@ from gofer.web.problems import on_gofer_error, problem
 PLAIN_COOKIE, SECURE_COOKIE = "gofer_session", "__Host-gofer_session"
 CSRF_FIELD, CSRF_HEADER = "csrf", "x-gofer-csrf"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-OPEN_PREFIXES = ("/hooks/", "/healthz", "/readyz", "/metrics")
+OPEN_PREFIXES = ("/hooks/", "/healthz", "/readyz")
 """For machines that know nothing of cookies and may call us by any name; a signature speaks for a webhook."""
+METRICS = "/metrics"
+"""Asked for by Prometheus, which finds us by whatever name its own network has; its token says who it is."""
 MAX_CREDENTIAL = 200
 MAX_FILES, MAX_FIELDS = 100, 1000
 
@@ -77,7 +79,8 @@ class Guard:
         return self._foreign_socket(scope, headers, caller)
 
     def _misdirected(self, scope: AsgiScope, headers: Headers) -> Response | None:
-        if not self._peers.serves(headers.get("host", "")):
+        any_name = scope["path"] == METRICS and "authorization" in headers
+        if not any_name and not self._peers.serves(headers.get("host", "")):
             named = "GOFER_PUBLIC_URL or GOFER_ALLOWED_HOSTS"
             return problem(421, f"This server is not visited by that name. Add it to {named}.", code="host")
         if "\x00" in scope["path"] or b"%00" in scope.get("query_string", b""):
@@ -223,7 +226,7 @@ def require(role: Role, noun: str = "") -> Callable[[Endpoint], Endpoint]:
 
 async def turned_away(request: Request, error: NotSignedIn) -> Response:
     """A stranger: the API says 401, a page leads to where one signs in."""
-    if request.url.path.startswith("/api/"):
+    if request.url.path.startswith("/api/") or request.url.path == METRICS:
         return await on_gofer_error(request, error)
     if request.method not in SAFE:
         return RedirectResponse("/login", 303)

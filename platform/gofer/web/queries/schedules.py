@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
@@ -47,10 +46,10 @@ def find_schedule(connection: Connection, named: str, *, to_change: bool = False
 
 
 def outlook(row: Mapping[str, Any]) -> tuple[list[float], str]:
-    """A schedule's next five times, none while it is off or when no time is left, and its cron line in words."""
+    """A schedule's next five times, none while it is off, and its cron line in words."""
     try:
         words = CronSim(row["cron"], _ANY_TIME).explain()
-        if not row["enabled"] or math.isinf(row["next_at"]):
+        if not row["enabled"]:
             return [], words
         return [row["next_at"], *islice(ticks(row["cron"], row["timezone"], row["next_at"]), 4)], words
     except NO_TIMES:
