@@ -417,6 +417,28 @@ async def leave_as_a_command_begins(sandbox: Sandbox, leave: Callable[[], Awaita
         await waiting
 
 
+async def test_detach_amid_a_command_that_waits_for_a_shell_that_leaves_no_snapshot(directory: Path) -> None:
+    """Both wait for the shell at once: neither takes the other's news, nor waits for ever."""
+    provider = Bubblewrap()
+    sandbox = Sandbox(provider, directory=directory)
+    await sandbox.start()
+    for _ in range(5):  # in most of them the command waits until the background is older than the clock
+        await sandbox.run("pkill sleep; sleep 4321 &")
+        record, shell = sandbox.record, sandbox.shell
+        assert shell
+        os.kill(shell.pid, signal.SIGSTOP)
+        waiting = asyncio.create_task(sandbox.run("true"))
+        await asyncio.sleep(0)
+        await sandbox.detach()
+        with contextlib.suppress(SandboxClosed):
+            assert (await asyncio.wait_for(waiting, patience(10))).ok  # by the shell that took this one's place
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(shell.pid, signal.SIGCONT)
+        sandbox = await Sandbox.attach(record, provider)
+        await sandbox.pending()
+    await sandbox.close()
+
+
 async def test_detach_and_close_in_the_middle_of_a_command(directory: Path) -> None:
     provider = Bubblewrap()
     first = Sandbox(provider, directory=directory)
@@ -473,9 +495,11 @@ async def test_a_lost_box_is_made_again_with_files_and_state(directory: Path) ->
         await sandbox.run(STATE)
         await sandbox.run("echo file >/workspace/file; export A=2")
         await sandbox.snapshot()
-        keeper = sandbox.record.reference.pid
+        keeper, shell = sandbox.record.reference.pid, sandbox.shell
+        assert shell
         os.kill(keeper, signal.SIGKILL)
         await eventually(lambda: processes.start_time(keeper) is None)
+        await eventually(lambda: processes.start_time(shell.pid) is None)  # which may still run a command until then
         result = await sandbox.run("echo no")
         assert (result.exit_code, result.recreated, result.state_lost) == (None, True, True)
         assert result.background_lost == ("sleep 4321",)

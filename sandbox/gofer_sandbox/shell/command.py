@@ -7,7 +7,6 @@ import contextlib
 import signal
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from gofer_sandbox.shell.ladder import GRACE, Ladder, Step
@@ -28,22 +27,6 @@ class Stop:
 
     reason: str
     step: Step = Step.ASK
-
-
-class News(Enum):
-    """What whoever waits has to act on."""
-
-    TICK = auto()
-    """Time to look: is the deadline past, and can the shell still report?"""
-    BEGUN = auto()
-    """The shell is done with the snapshot that it owed before the command."""
-    ENDED = auto()
-    """The outcome is known."""
-    LOST = auto()
-    """PID 1 inside has ended."""
-
-
-Event = Stop | News
 
 
 @dataclass(slots=True)
@@ -68,15 +51,17 @@ class Outcome:
 
 
 class Run:
-    """Acts on events until its command has ended one way or another."""
+    """Sees a command through until it has ended one way or another. It acts on what is so, not on what it was told, and
+    looks again and again: nothing that it was not told of can keep it waiting."""
 
     def __init__(self, shell: Shell, ladder: Ladder, timeout: float) -> None:
         self._shell, self._ladder, self._outcome = shell, ladder, shell.outcome
         self._loop = asyncio.get_running_loop()
         self._timeout = timeout
         self._deadline = self._loop.time() + timeout
-        self._behind = self._was_behind = shell.owes_snapshot
-        self._timer = self._loop.call_later(min(_TICK, timeout), shell.push, News.TICK)
+        self._behind = self._patient = shell.owes_snapshot
+        """Whether the shell has to leave a snapshot before the command, and may be waited for."""
+        self._look_at = self._loop.time() + min(_TICK, timeout)
         self._silent = 0
 
     async def until_end(self) -> None:
@@ -84,61 +69,59 @@ class Run:
         try:
             await self._loop_until_end()
         except asyncio.CancelledError:
-            self._shell.push(Stop(""))
+            self._shell.stop("")
             await _whatever_happens(self._loop_until_end())
             raise
         finally:
-            self._timer.cancel()
             self._outcome.killed += self._ladder.killed.values()
 
     async def _loop_until_end(self) -> None:
-        while not self.act(await self._shell.next()):
-            pass
+        while not self._ended():
+            await self._shell.news(self._look_at)
         if self._ladder.step and not self._outcome.lost:
             await self._ladder.clear()
 
-    def act(self, event: Event) -> bool:
-        """Whether the command has ended."""
-        outcome = self._outcome
-        match event:
-            case News.BEGUN:
-                self._on_begun()
-                return False
-            case News.TICK:
-                return self._on_tick()
-            case Stop():
-                outcome.stopped = True
-                outcome.notes += [event.reason] if event.reason else []
-                return self._climb(event.step)
-        outcome.lost = event is News.LOST
-        return True
+    def _ended(self) -> bool:
+        """Act on what is so now; whether the command has ended."""
+        shell, outcome = self._shell, self._outcome
+        if not shell.running:
+            return True
+        if self._behind and not shell.owes_snapshot:
+            self._on_begun()
+        while shell.stops and not outcome.lost:
+            stop = shell.stops.popleft()
+            outcome.stopped = True
+            outcome.notes += [stop.reason] if stop.reason else []
+            self._climb(stop.step)
+        if self._loop.time() >= self._look_at:
+            self._look()
+        outcome.lost = outcome.lost or shell.lost
+        return outcome.lost
 
     def _on_begun(self) -> None:
         """The shell is done with what came before: the command's time counts from here."""
-        if self._was_behind and not (self._outcome.timed_out or self._outcome.stopped):
+        if not (self._outcome.timed_out or self._outcome.stopped):
             self._deadline = self._loop.time() + self._timeout
-        self._behind = self._was_behind = False
+        self._behind = self._patient = False
 
-    def _climb(self, at_least: Step) -> bool:
+    def _climb(self, at_least: Step) -> None:
         step = self._ladder.climb(at_least)
         self._deadline = self._loop.time() + GRACE[step]
+        self._look_at = min(self._look_at, self._deadline)
         self._outcome.lost = step is Step.RECREATE
-        return self._outcome.lost
 
-    def _on_tick(self) -> bool:
-        ended = False
+    def _look(self) -> None:
+        """Is the deadline past, and can the shell still report?"""
         # A shell killed in the middle of a snapshot would lose the state of the command before.
-        if self._behind and self._loop.time() >= self._deadline:
-            self._deadline, self._behind = self._deadline + _SNAPSHOT_PATIENCE, False
+        if self._patient and self._loop.time() >= self._deadline:
+            self._deadline, self._patient = self._deadline + _SNAPSHOT_PATIENCE, False
         if self._loop.time() >= self._deadline:
             self._outcome.timed_out = self._outcome.timed_out or not self._outcome.stopped
-            ended = self._climb(Step.ASK)
+            self._climb(Step.ASK)
         else:
             self._shell.box.rouse()
             self._look_at_shell()
-        after = min(_TICK, max(0.0, self._deadline - self._loop.time()))
-        self._timer = self._loop.call_later(after, self._shell.push, News.TICK)
-        return ended
+        self._look_at = min(self._loop.time() + _TICK, self._deadline)
 
     def _look_at_shell(self) -> None:
         """A shell that waits for its next line and has not reported cannot report, or something took its lines. It is

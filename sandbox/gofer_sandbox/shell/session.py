@@ -18,7 +18,7 @@ from gofer_sandbox.local import Box
 from gofer_sandbox.output import BackgroundLog, Capture
 from gofer_sandbox.provider import Process
 from gofer_sandbox.shell import frames, machine, scripts
-from gofer_sandbox.shell.command import Event, News, Outcome, Run, Stop
+from gofer_sandbox.shell.command import Outcome, Run, Stop
 from gofer_sandbox.shell.ladder import Ladder, Step
 from gofer_sandbox.shell.machine import Action, State
 from gofer_sandbox.shell.state import Snapshot, kept
@@ -78,8 +78,9 @@ class Shell:
         self._home, self._limits, self._journal, self._directory = home, limits, journal, directory
         self._loop = asyncio.get_running_loop()
         self._state = State.STARTING
-        self._events: deque[Event] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self.stops: deque[Stop] = deque()
+        """What the running command has still to be told."""
+        self._waiters: list[asyncio.Future[None]] = []
         self._command: bytes | None = None
         """What was submitted; None when another process did."""
         self._before = 0
@@ -120,21 +121,41 @@ class Shell:
 
     async def until_ready(self) -> bool:
         """Wait for a shell; False when the box is lost or nothing came up."""
-        if not await self._until(lambda: self._state is State.IDLE):
-            return False
-        self._events.clear()
-        return self.box.alive() and not self.closed
+        return await self._until(lambda: self._state is State.IDLE, _READY_WITHIN)
 
-    async def _until(self, holds: Callable[[], bool]) -> bool:
-        """Wait for the shell; False when the box is lost or it takes too long."""
-        timer = self._loop.call_later(_READY_WITHIN, self.push, News.TICK)
+    async def _until(self, holds: Callable[[], bool], within: float) -> bool:
+        """Wait for the shell; False when it is lost or takes too long."""
+        until = self._loop.time() + within
+        while not holds():
+            if self.lost or self._loop.time() >= until:
+                return False
+            await self.news(until)
+        return not self.lost
+
+    async def news(self, until: float) -> None:
+        """Wait until something has become of the shell or its command, or that time."""
+        waiter = self._loop.create_future()
+        timer = self._loop.call_at(until, _wake, waiter)
+        self._waiters.append(waiter)
         try:
-            while not holds():
-                if await self.next() in (News.LOST, News.TICK):
-                    return False
+            await waiter
         finally:
             timer.cancel()
-        return True
+            self._waiters.remove(waiter)
+
+    def _tell_news(self) -> None:
+        for waiter in self._waiters:
+            _wake(waiter)
+
+    @property
+    def running(self) -> bool:
+        """Whether a command runs."""
+        return self._journal.live.running
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing more will come of it here: the box is gone, or is another process's."""
+        return self.closed or not self.box.alive()
 
     def take_over(self) -> bool:
         """Go on where another process stopped; True when a command is still to be awaited."""
@@ -244,7 +265,7 @@ class Shell:
     def hung_up(self) -> None:
         """The box is lost, or its channel is closed, which comes to the same."""
         self.box.lost()
-        self.push(News.LOST)
+        self._tell_news()
 
     def forged(self, sender: int) -> None:
         """Somebody inside writes in the shell's name, again and again."""
@@ -267,22 +288,6 @@ class Shell:
     def background(self, number: int, source: int, size: int) -> bool:
         """Take a piece of what a finished command's processes still print."""
         return self.background_log.take(number, source, size)
-
-    def push(self, event: Event) -> None:
-        """Have whoever waits act on an event."""
-        self._events.append(event)
-        if self._waiter and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def next(self) -> Event:
-        """The next event."""
-        while not self._events:
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return self._events.popleft()
 
     # What becomes of the shell
 
@@ -335,8 +340,7 @@ class Shell:
             names = sorted({line.partition(b"(")[0].strip().decode("utf-8", "replace")[:40] for line in had})
             self.notes.append(f"limits set with ulimit are not brought back: {', '.join(names[:10])}")
             self.snapshot = replace(self.snapshot, limits=b"")
-        if not live.running:
-            self.push(News.BEGUN)
+        self._tell_news()
 
     def _end_by_report(self, done: frames.Done) -> None:
         outcome = self.outcome
@@ -377,7 +381,7 @@ class Shell:
         self._on_output = None
         self._before = self.outcome.exit_code or 0
         live.running, self._unwritten = False, True
-        self.push(News.ENDED)
+        self._tell_news()
         if self._state is State.IDLE:
             self._ask_soon()
 
@@ -416,7 +420,7 @@ class Shell:
             self._left_at_exit |= frame.at_exit
             after = live.number - (amid and not frame.at_exit)
             self._keep(replace(found, after=after))
-        self.push(News.BEGUN)
+        self._tell_news()
 
     def _keep(self, snapshot: Snapshot) -> None:
         """For the server that comes after at once, and on disk, for a reboot, now and then."""
@@ -464,21 +468,18 @@ class Shell:
         self.owes_snapshot = True
         self.wire.ask_snapshot()
 
-    async def take_snapshot(self) -> bytes | None:
+    async def take_snapshot(self, within: float = _READY_WITHIN) -> bytes | None:
         """A snapshot as of now; the last one when the shell gives none."""
         seen = self._snapshots
-        self._events.clear()
         self._cancel_asking()
         self._ask_snapshot()
-        await self._until(lambda: self._snapshots > seen)
+        await self._until(lambda: self._snapshots > seen, within)
         return self.snapshot.data() if self.snapshot else None
 
     async def settle(self) -> None:
         """Have the state after the last command, if that is still to come and nothing runs; not for long."""
         if self._state is State.IDLE and (self._later or self.owes_snapshot):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SETTLE_WITHIN):
-                    await self.take_snapshot()
+            await self.take_snapshot(_SETTLE_WITHIN)
 
     def _rest(self) -> None:
         """Let go of what only saves time, once nothing has been asked for a while."""
@@ -501,13 +502,11 @@ class Shell:
         self.wire.settle()
         live.number += 1
         self.captures = []
+        self.stops.clear()
         self.outcome = Outcome(live.number)
         if self.spared:
             await self._outlast_background()
-        self._events.clear()  # now: what became of the shell meanwhile is no news of this command
-        if self.closed or not self.box.alive():
-            return Outcome(live.number, lost=True)
-        if self._state is not State.IDLE and not await self.until_ready():
+        if not await self.until_ready():
             return Outcome(live.number, lost=True)
         live.clock = self.box.clock()
         live.running, live.separate, live.started = True, separate, time.time()
@@ -590,7 +589,8 @@ class Shell:
 
     def stop(self, reason: str, step: Step = Step.ASK) -> None:
         """Have the running command ended."""
-        self.push(Stop(reason, step))
+        self.stops.append(Stop(reason, step))
+        self._tell_news()
 
     def _open_captures(self) -> None:
         """For the output of the command that the journal says runs, unless they are there."""
@@ -609,8 +609,7 @@ class Shell:
     def close(self) -> None:
         """Let go of the wire and the files; who waits for a command learns that it is out of our hands."""
         self.closed = True
-        self._events.clear()  # nothing more can be done about them
-        self.push(News.LOST)
+        self._tell_news()
         self._cancel_asking()
         for timer in (self._saving, self._resting):
             if timer:
@@ -620,3 +619,8 @@ class Shell:
         for capture in self.captures:
             capture.release()
         self.wire.close()
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
