@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import delete
 
+from gofer.agent import loop
 from gofer.errors import Fenced
+from gofer.jobs import worker
 from gofer.jobs.outcome import Done
 from gofer.runs.shells import Shells
 from gofer.settings import load_settings
@@ -102,6 +104,44 @@ async def test_a_shell_let_go_of_amid_a_command_that_nobody_waits_for_leaves_no_
     shell = None
     gc.collect()
     assert not complaints
+
+
+async def test_a_command_stopped_before_its_shell_is_there_never_begins(world: World, shells: Shells) -> None:
+    await world.say("$ sleep")
+    async with shells.lend(await world.claim_one(), Trust.OWNER) as shell:
+        assert shell is not None
+        for _ in range(2):  # while the sandbox is made, and just after the command was given to it
+            running = asyncio.create_task(shell.run("sleep 60; touch ran", timeout=patience(90)))
+            await asyncio.sleep(0)
+            await shell.cancel()
+            assert (await asyncio.wait_for(running, patience(20))).cancelled
+        after = await shell.run("ls; echo over", timeout=patience(20))
+        assert (after.output, after.cancelled) == (b"over\n", False)
+
+
+async def test_a_run_stopped_while_another_has_its_shell_goes_on_without_one(
+    world: World, shells: Shells
+) -> None:
+    """It then ends by itself, as a stopped run does."""
+    await world.say("$ sleep")
+    claim, stopped = await world.claim_one(), asyncio.Event()
+
+    async def wait_for_shell() -> bool:
+        async with shells.lend(claim, Trust.OWNER, stopped=stopped) as shell:
+            return shell is None
+
+    async with shells.lend(claim, Trust.OWNER):
+        waiting = asyncio.create_task(wait_for_shell())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        stopped.set()
+        assert await asyncio.wait_for(waiting, patience(20))
+    async with shells.lend(claim, Trust.OWNER) as shell:
+        assert shell is not None
+
+
+def test_a_tool_has_less_time_to_end_than_its_run() -> None:
+    assert loop.GRACE < worker.CANCEL_GRACE
 
 
 async def test_a_new_conversation_gets_a_shell_that_was_made_ahead(

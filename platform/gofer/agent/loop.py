@@ -26,8 +26,8 @@ from gofer.agent.turn import ModelCall, ToolCalls
 
 TOLD_IN_WORDS = ("loop.repeat", "loop.poll", "loop.cycle", "loop.stale", "loop.errors")
 """Stops of a run that got somewhere before: the model gets a last turn to say how far."""
-GRACE = 1.5
-"""Seconds a tool has to let go when the run is stopped."""
+GRACE = 1.0
+"""Seconds a tool has to let go when the run is stopped; fewer than the run has, which has to put that down."""
 MAX_NEW_CHARACTERS = 120_000
 """Characters of new messages taken into one turn."""
 CONTINUE = Note("", "Your answer was cut at the token limit. Go on exactly where it ended.")

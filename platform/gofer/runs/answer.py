@@ -196,7 +196,7 @@ class Answerer:
             self._uses.add(claim.workspace_id, "", key_name)
         async with self._lending.job() as job:
             tools, equipping = await self._tools(asker, job), await self._equipping(asker, job)
-            async with self._shells.lend(claim, asker.trust, equipping) as shell:
+            async with self._shells.lend(claim, asker.trust, equipping, run.cancelled) as shell:
                 ports = self._ports(run, shell)
                 prices = load_prices(self._settings.data_dir / "prices.toml", catalogue.prices())
                 loop = await build(spec, model, tools, prices, ports)

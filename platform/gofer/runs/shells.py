@@ -66,6 +66,8 @@ TIDY_EVERY = 60.0
 SPARE_AFTER = 10.0
 """Seconds that a new process is left alone before it makes the first spare shell."""
 
+UNBEGUN = CommandResult(output=b"", exit_code=None, cancelled=True, note="It was stopped before it began.")
+
 NARROWED = "this run has read strangers' text, so its shell reaches no host but those in GOFER_SANDBOX_NARROWED_HOSTS"
 
 _KINDS = {"file": "file", "directory": "dir", "link": "link"}
@@ -100,6 +102,8 @@ class ConversationShell:
         """What the present run said last."""
         self._changes = WorkspaceChanges(directory / "workspace")
         self._latest: tuple[str, asyncio.Task[Result]] | None = None
+        self._stopped = asyncio.Event()
+        """Set when nobody wants the present command any more; the next has another."""
         self.used = time.monotonic()
 
     async def _sandbox(self) -> Sandbox:
@@ -111,8 +115,16 @@ class ConversationShell:
     async def run(
         self, command: str, *, timeout: float, tag: str = "", on_output: Callable[[bytes], None] | None = None
     ) -> CommandResult:
-        sandbox = await self._sandbox()
-        await self._equip(sandbox)
+        stopped = self._stopped = asyncio.Event()
+        try:
+            async with unless(stopped):
+                sandbox = await self._sandbox()
+                await sandbox.pending()  # one that an earlier worker gave comes first, and may be stopped
+                await self._equip(sandbox)
+        except TimeoutError:
+            if not stopped.is_set():
+                raise
+            return UNBEGUN
         # Which call the command is of, written before it starts: what a later process recovers it by.
         self._tag_file.write_text(tag)
         heard = (lambda _stream, data: on_output(data)) if on_output is not None else None
@@ -120,7 +132,12 @@ class ConversationShell:
         task.add_done_callback(_known)
         self._latest = (tag, task)
         # The command is the shell's, not the run's: a run that is handed on leaves it to be recovered.
-        result = await asyncio.shield(task)
+        try:
+            result = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled() and stopped.is_set():
+                return UNBEGUN
+            raise
         crash_point("shell.ran")
         return replace(_converted(sandbox, result), changed=await asyncio.to_thread(self._changes.changed))
 
@@ -169,16 +186,21 @@ class ConversationShell:
     async def recover(self, tag: str) -> CommandResult | None:
         if self._latest is not None and self._latest[0] == tag:
             return _converted(await self._sandbox(), await asyncio.shield(self._latest[1]))
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a TimeoutError, too, when it is stopped before there is a sandbox
             if tag and self._tag_file.read_text() == tag:
-                sandbox = await self._sandbox()
+                self._stopped = asyncio.Event()
+                async with unless(self._stopped):
+                    sandbox = await self._sandbox()
                 pending = await sandbox.pending()
                 return None if pending is None else _converted(sandbox, pending)
         return None
 
     async def cancel(self) -> None:
-        if self.sandbox is not None:
-            await self.sandbox.cancel()
+        """Also a command that has not begun: it may wait for the sandbox, or in it for its turn."""
+        self._stopped.set()
+        ended = self.sandbox is not None and await self.sandbox.cancel()
+        if not ended and self._latest is not None:
+            self._latest[1].cancel()
 
     async def read(self, path: str, *, limit: int) -> bytes:
         with _as_os_error(path):
@@ -201,6 +223,26 @@ class ConversationShell:
             return ""
         await self._equip(sandbox)
         return await self.mirrors.seed(self.equipping.connection_id, *kept, sandbox)
+
+
+@contextlib.asynccontextmanager
+async def unless(stopped: asyncio.Event | None) -> AsyncIterator[None]:
+    """Go through the block until somebody stops the run: TimeoutError then."""
+    loop = asyncio.get_running_loop()
+    through = False
+
+    def give_up(_: asyncio.Task[object]) -> None:
+        if not through:
+            patience.reschedule(loop.time())
+
+    async with asyncio.timeout(None) as patience:
+        watch = asyncio.create_task((stopped or asyncio.Event()).wait())
+        watch.add_done_callback(give_up)
+        try:
+            yield
+        finally:
+            through = True
+            watch.cancel()
 
 
 def _known(task: asyncio.Task[Result]) -> None:
@@ -374,15 +416,20 @@ class Shells:
 
     @contextlib.asynccontextmanager
     async def lend(
-        self, claim: Claim, trust: Trust, equipping: ShellAccessGrants | None = None
+        self,
+        claim: Claim,
+        trust: Trust,
+        equipping: ShellAccessGrants | None = None,
+        stopped: asyncio.Event | None = None,
     ) -> AsyncIterator[Shell | None]:
-        """The shell, for as long as the run lasts; None where no sandbox can be had."""
-        report = await self.report()
-        if report is None or report.level < self._minimum:
+        """The shell, for as long as the run lasts; None where no sandbox can be had, or when somebody stops the run
+        before it is there."""
+        key = (str(claim.conversation_id), str(claim.agent_id))
+        turn = self._busy.setdefault(key, asyncio.Lock())
+        if not await self._turn_came(turn, stopped):
             yield None
             return
-        key = (str(claim.conversation_id), str(claim.agent_id))
-        async with self._busy.setdefault(key, asyncio.Lock()):
+        try:
             shell = await self._get(claim, key, trust)
             shell.equipping, shell.mirrors = equipping, self._mirrors
             shell.new_run()
@@ -393,6 +440,21 @@ class Shells:
                 if equipping is not None:
                     equipping.close()
                 await self._keep(claim, shell, trust)
+        finally:
+            turn.release()
+
+    async def _turn_came(self, turn: asyncio.Lock, stopped: asyncio.Event | None) -> bool:
+        """Wait for the probe and for the run before; False when no shell can be had, or the run is stopped meanwhile."""
+        try:
+            async with unless(stopped):
+                report = await self.report()
+                if report is None or report.level < self._minimum:
+                    return False
+                return await turn.acquire()
+        except TimeoutError:
+            if stopped is None or not stopped.is_set():
+                raise
+            return False
 
     @property
     def _minimum(self) -> Level:
