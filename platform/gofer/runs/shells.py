@@ -444,7 +444,7 @@ class Shells:
             turn.release()
 
     async def _turn_came(self, turn: asyncio.Lock, stopped: asyncio.Event | None) -> bool:
-        """Wait for the probe and for the run before; False when no shell can be had, or the run is stopped meanwhile."""
+        """Wait for the probe and the run before; False when no shell can be had, or the run is stopped meanwhile."""
         try:
             async with unless(stopped):
                 report = await self.report()
