@@ -431,7 +431,9 @@ async def test_detach_amid_a_command_that_waits_for_a_shell_that_leaves_no_snaps
         await asyncio.sleep(0)
         await sandbox.detach()
         with contextlib.suppress(SandboxClosed):
-            assert (await asyncio.wait_for(waiting, patience(10))).ok  # by the shell that took this one's place
+            assert (
+                await asyncio.wait_for(waiting, patience(10))
+            ).ok  # by the shell that took this one's place
         with contextlib.suppress(ProcessLookupError):
             os.kill(shell.pid, signal.SIGCONT)
         sandbox = await Sandbox.attach(record, provider)
@@ -499,7 +501,8 @@ async def test_a_lost_box_is_made_again_with_files_and_state(directory: Path) ->
         assert shell
         os.kill(keeper, signal.SIGKILL)
         await eventually(lambda: processes.start_time(keeper) is None)
-        await eventually(lambda: processes.start_time(shell.pid) is None)  # which may still run a command until then
+        # Until the kernel has come to it, the shell may run a command.
+        await eventually(lambda: processes.start_time(shell.pid) is None)
         result = await sandbox.run("echo no")
         assert (result.exit_code, result.recreated, result.state_lost) == (None, True, True)
         assert result.background_lost == ("sleep 4321",)

@@ -186,7 +186,9 @@ class ConversationShell:
     async def recover(self, tag: str) -> CommandResult | None:
         if self._latest is not None and self._latest[0] == tag:
             return _converted(await self._sandbox(), await asyncio.shield(self._latest[1]))
-        with contextlib.suppress(OSError):  # a TimeoutError, too, when it is stopped before there is a sandbox
+        with contextlib.suppress(
+            OSError
+        ):  # a TimeoutError, too, when it is stopped before there is a sandbox
             if tag and self._tag_file.read_text() == tag:
                 self._stopped = asyncio.Event()
                 async with unless(self._stopped):
