@@ -127,7 +127,11 @@ class _CannedShells(Shells):
 
     @contextlib.asynccontextmanager
     async def lend(
-        self, claim: Claim, trust: Trust, equipping: ShellAccessGrants | None = None
+        self,
+        claim: Claim,
+        trust: Trust,
+        equipping: ShellAccessGrants | None = None,
+        stopped: asyncio.Event | None = None,
     ) -> AsyncIterator[Shell | None]:
         yield _Canned(self.output)
 
