@@ -40,12 +40,14 @@ def old_fields(**renamed: str) -> Callable[[T], T]:
 
     def decorate(cls: T) -> T:
         make: Any = vars(cls)["__init__"]
+        old_names = frozenset(renamed)
 
         @functools.wraps(make)
         def init(self: Any, *values: Any, **named: Any) -> None:
-            for old in renamed.keys() & named.keys():
-                _warn(f"{cls.__name__}({old}=)", renamed[old])
-                named[renamed[old]] = named.pop(old)
+            if not old_names.isdisjoint(named):
+                for old in old_names & named.keys():
+                    _warn(f"{cls.__name__}({old}=)", renamed[old])
+                    named[renamed[old]] = named.pop(old)
             make(self, *values, **named)
 
         setattr(cls, "__init__", init)  # noqa: B010 - mypy refuses the plain assignment

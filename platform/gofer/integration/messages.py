@@ -43,8 +43,8 @@ class Request:
 
     def check_hmac(self, header: str, key: str, *, prefix: str = "") -> None:
         """Return when a header carries the HMAC-SHA256 of the raw body in hex; raises Refused."""
-        expected = prefix.encode() + hmac.digest(key.encode(), self.body, "sha256").hex().encode()
-        if not hmac.compare_digest(self.header(header) or b"", expected):
+        expected = prefix + hmac.new(key.encode(), self.body, "sha256").hexdigest()
+        if not hmac.compare_digest(self.header(header) or b"", expected.encode()):
             raise Refused("The signature does not match the body.")
 
     def check_signature(self, header: str, *keys: str) -> str | None:
@@ -55,7 +55,8 @@ class Request:
         said = _SIGNATURE.fullmatch(value)
         signed, given = (said[1] + b"." + self.body, said[2]) if said else (self.body, value)
         fits = [
-            hmac.compare_digest(given, hmac.digest(k.encode(), signed, "sha256").hex().encode()) for k in keys
+            hmac.compare_digest(given, hmac.new(k.encode(), signed, "sha256").hexdigest().encode())
+            for k in keys
         ]
         if not any(fits):
             raise Refused("The signature does not match the body.")

@@ -251,5 +251,13 @@ _WAKE = (
     update(participants)
     .where(participants.c.id == bindparam("who"), participants.c.wake_seq < bindparam("seq_"))
     .values(wake_seq=bindparam("seq_"))
-    .returning(*participants.c, live_state(bindparam("who")).label("live"))
+    .returning(
+        participants.c.id,
+        participants.c.conversation_id,
+        participants.c.agent_id,
+        participants.c.read_seq,
+        participants.c.wake_seq,
+        participants.c.priority,
+        live_state(bindparam("who")).label("live"),
+    )
 )

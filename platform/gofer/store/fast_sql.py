@@ -30,7 +30,8 @@ def fetch(connection: Connection, statement: Any, values: Values = _NOTHING) -> 
     if connection.dialect.name == "postgresql":
         found = await_only(pooled.driver_connection.fetch(compiled.sql, *arguments))
     else:
-        found = pooled.dbapi_connection.execute(compiled.sql, arguments).fetchall()
+        cursor = pooled.dbapi_connection.execute(compiled.sql, arguments)
+        found = cursor.fetchall() if cursor.description else ()
     # For an insert SQLAlchemy may add a RETURNING of its own, which nobody asked for.
     return compiled.rows(found) if compiled.returns else []
 

@@ -16,6 +16,8 @@ FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 MAX_FORM = 32 * 1024 * 1024
 SLOWEST = 64 * 1024
 """Bytes per second that a form of somebody who is signed in may take, beside what every body may."""
+CONNECTION = "gofer.connection"
+"""Where a request's scope keeps the connection that it came by."""
 CLIENT_GONE = 499
 """What the log calls a request whose sender went away; nobody is there to be answered."""
 
@@ -72,8 +74,11 @@ async def receive_body(scope: Scope, receive: Receive, *, at_most: int, within: 
     _check_headers(scope["headers"], at_most)
     chunks: list[bytes] = []
     size, more = 0, True
+    connection = scope.get(CONNECTION)
+    # A short body is here with its head, and a timer for it would cost more than reading it.
+    is_here = connection is not None and connection.has_whole_body
     try:
-        async with asyncio.timeout(within):
+        async with asyncio.timeout(None if is_here else within):
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":

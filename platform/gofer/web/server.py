@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from gofer.web.auth.client_address import network_of
+from gofer.web.body import CONNECTION
 from gofer.web.connection_limit import ConnectionLimit
 from gofer.web.problems import problem
 
@@ -32,8 +33,6 @@ MAX_MESSAGE = 512 * 1024
 """Bytes of one message over a WebSocket."""
 BACKLOG = 256
 """Connections that may wait to be accepted: those that are come to the limit a few at a time."""
-CONNECTION = "gofer.connection"
-"""Where a request's scope keeps the connection that it came by."""
 HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::[0-9]{1,5})?")
 
 
@@ -128,6 +127,11 @@ class Strict(HttpToolsProtocol):
     def is_known(self) -> None:
         """The request at hand is of somebody who is signed in: it is not closed to make room for others."""
         self._limit.wait_no_more(self)
+
+    @property
+    def has_whole_body(self) -> bool:
+        """Whether the last byte of the request at hand has arrived, and with it the last of those before it."""
+        return self.cycle is not None and not self.cycle.more_body
 
     def evict(self) -> None:
         """Make room for others."""
