@@ -72,6 +72,7 @@ from gofer.store.database import Database
 from gofer.store.db_time import now
 from gofer.store.ids import new_id
 from gofer.store.tables import workers
+from gofer.supervision import keep_record
 from gofer.vault.envelope import Vault
 from gofer.vault.keyring import open_ring
 from gofer.vault.redaction import Redactor
@@ -289,11 +290,16 @@ async def _join(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
     stack.callback(asyncio.create_task(platform.uses.keep_noting(), name="uses").cancel)
     stack.push_async_callback(note_refused, platform)
     stack.callback(asyncio.create_task(keep_watch(platform), name="alarms").cancel)
-    await platform.database.write(partial(_record_start, owner=platform.owner, roles=platform.roles))
+    if platform.settings.build:
+        stack.callback(asyncio.create_task(keep_record(platform), name="supervisor").cancel)
+    build = platform.settings.build
+    await platform.database.write(
+        partial(_record_start, owner=platform.owner, roles=platform.roles, build=build)
+    )
     stack.push_async_callback(_record_stop, platform)
 
 
-def _record_start(connection: Connection, owner: str, roles: frozenset[str]) -> None:
+def _record_start(connection: Connection, owner: str, roles: frozenset[str], build: str) -> None:
     connection.execute(
         insert(workers).values(
             id=owner,
@@ -305,9 +311,8 @@ def _record_start(connection: Connection, owner: str, roles: frozenset[str]) -> 
             seen_at=now(),
         )
     )
-    log_of_events.record(
-        connection, "process.started", FIRST_WORKSPACE, data={"process": owner, "roles": sorted(roles)}
-    )
+    facts = {"process": owner, "roles": sorted(roles), "version": __version__, "build": build}
+    log_of_events.record(connection, "process.started", FIRST_WORKSPACE, data=facts)
 
 
 async def _record_stop(platform: Platform) -> None:

@@ -30,6 +30,7 @@ from gofer.runs.shell_inspection import live_shells
 from gofer.settings import Settings, prepare_data_dir, unknown_variables
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.sqlite import held
+from gofer.supervision import give_signs_of_life, notify, passed_socket
 from gofer.vault.redaction import Redactor
 from gofer.web.api import control_app
 from gofer.web.app import public_app
@@ -101,7 +102,7 @@ async def serve(settings: Settings, roles: frozenset[str]) -> None:
     for name, near in unknown_variables().items():
         log.warning("settings.unknown", variable=name, nearest=near or None)
     stopping = _stop_on_signals()
-    door = _listen(settings) if WEB in roles else None
+    door = passed_socket() or _listen(settings) if WEB in roles else None
     try:
         await _until_commands_are_done(settings)
         async with open_app(settings, roles=roles, redactor=redactor) as platform:
@@ -121,13 +122,15 @@ async def serve(settings: Settings, roles: frozenset[str]) -> None:
                         f"\nOpen {_base(platform)}/\n`{_our_name()} link` makes a link that signs you in.\n\n"
                     )
                 loading = asyncio.create_task(_load_ahead(platform), name="sdks")
+                alive = asyncio.create_task(give_signs_of_life(), name="watchdog")
                 await stopping.wait()
                 loading.cancel()
                 log.info("process.stopping", running=platform.worker.running if platform.worker else 0)
                 if calm:
                     _say("\nStopping. What is not finished goes on at the next start.\n")
                     await _say_left_running(platform)
-                _notify("STOPPING=1")
+                notify("STOPPING=1")
+            alive.cancel()
             log.info("process.stopped")
     finally:
         if door is not None:
@@ -323,14 +326,4 @@ def _say_ready(platform: Platform) -> None:
         url=platform.url,
         database=platform.database.dialect,
     )
-    _notify("READY=1")
-
-
-def _notify(state: str) -> None:
-    """Tell systemd, if it wants to know."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier:
-        notifier.connect("\0" + address[1:] if address.startswith("@") else address)
-        notifier.send(state.encode())
+    notify("READY=1")

@@ -42,6 +42,13 @@ class Settings(BaseSettings):
     data_dir: Path = Field(
         default_factory=default_data_dir, description="Where the database, keys and socket live."
     )
+    home: Path | None = Field(
+        default=None,
+        description="Where `gofer up` keeps releases and its state; `home` in the data directory if not given.",
+    )
+    build: str = Field(
+        default="", description="The build of the release that runs; `gofer up` sets it, nobody else."
+    )
     database_url: str = Field(
         default="",
         description="Empty for SQLite in the data directory, or postgresql://user:password@host/name.",
@@ -257,6 +264,11 @@ class Settings(BaseSettings):
     def socket_path(self) -> Path:
         """Where a running server listens for the command line."""
         return self.data_dir / "gofer.sock"
+
+    @property
+    def home_path(self) -> Path:
+        """Where the supervisor keeps releases and its state."""
+        return self.home or self.data_dir / "home"
 
     @property
     def log_path(self) -> Path:

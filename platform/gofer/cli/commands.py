@@ -30,6 +30,7 @@ from gofer.cli import (
     serve,
     shells,
     tokens,
+    up,
 )
 
 
@@ -51,6 +52,7 @@ def gofer(
 COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve.serve,
     "web": serve.web,
+    "up": up.up,
     "worker": serve.worker,
     "demo": demo.demo,
     "say": chat.say,
@@ -58,6 +60,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "status": instance.status,
     "doctor": instance.doctor,
     "version": instance.version,
+    "migrate": instance.migrate,
     "replay": deliveries.replay,
     "backup": backup.backup,
     "restore": backup.restore,

@@ -25,6 +25,26 @@ def version(as_json: AsJson = False) -> None:
     show({"version": __version__}, as_json, lambda: print(__version__))
 
 
+def migrate() -> None:
+    """Bring the database to this release's version, while no server runs on SQLite. Starting a server does it too.
+
+    \b
+    gofer migrate
+    """
+    import asyncio
+
+    from gofer.app import open_app
+    from gofer.settings import load_settings
+    from gofer.store import migrations
+
+    async def opened() -> None:
+        async with open_app(load_settings(), roles=frozenset()):
+            pass
+
+    asyncio.run(opened())
+    print(f"The database is at version {migrations.newest()}.")
+
+
 def status(
     refusals: Annotated[
         bool, typer.Option("--refusals", help="Show the last requests that were refused.")

@@ -19,6 +19,7 @@ from gofer.store.tables import (
     ENDED_BADLY,
     IS_UNSENT,
     LIVE,
+    SUPERVISED,
     JobState,
     deliveries,
     events,
@@ -137,7 +138,8 @@ def prune(connection: Connection, *, older_than: float) -> dict[str, int]:
         counts["events"] += connection.execute(delete(events).where(events.c.job_id.in_(ids))).rowcount
         counts["jobs"] += connection.execute(delete(jobs).where(jobs.c.id.in_(ids))).rowcount
     counts["deliveries"] += _prune_deliveries(connection, before)
-    counts["events"] += _prune_by_id(connection, events, (events.c.at < before) & events.c.job_id.is_(None))
+    loose = (events.c.at < before) & events.c.job_id.is_(None) & events.c.kind.not_in(SUPERVISED)
+    counts["events"] += _prune_by_id(connection, events, loose)
     _empty_noted(connection)
     counts["workers"] += connection.execute(delete(workers).where(workers.c.seen_at < before)).rowcount
     return counts

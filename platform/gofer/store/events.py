@@ -20,6 +20,13 @@ from gofer.vault.envelope import DataKey
 KINDS: dict[str, str] = {
     "process.started": "A process came up.",
     "process.stopped": "A process went down in order.",
+    "worker.spawned": "The supervisor started a process.",
+    "worker.exited": "A process that the supervisor had started ended; unless it was asked to, with its last lines.",
+    "worker.unhealthy": "The supervisor ended a process that did not work any more.",
+    "worker.crash_loop": "Processes ended so often that starting them again at once made no sense.",
+    "revision.started": "Another release was made the current one, on probation.",
+    "revision.promoted": "A release has proved itself: it is the good one from now on.",
+    "revision.rolled_back": "A release did not work, and the one before it was put back.",
     "delivery.accepted": "A request was verified and kept.",
     "delivery.redriven": "A repeat of a delivery whose job had died ran that job again.",
     "message.admitted": "A message's author was looked up; its trust is known from here on.",

@@ -94,6 +94,16 @@ FORGOTTEN = "forgotten"
 DELAY = "delay"
 """The event of a word that an answer has to wait: for people, not for models."""
 
+SUPERVISED = (
+    "worker.spawned",
+    "worker.exited",
+    "worker.unhealthy",
+    "worker.crash_loop",
+    "revision.started",
+    "revision.promoted",
+    "revision.rolled_back",
+)
+"""The kinds of events that the supervisor leaves for the log. They are never pruned: they say what ran when."""
 ASIDE = ("command", "button", "place", FORGOTTEN, DELAY)
 """Events of messages that are no part of what an agent reads; most of them the platform deals with itself."""
 
@@ -746,6 +756,7 @@ class Event(SQLModel, table=True):
         Index("event_of_conversation", "conversation_id", "id"),
         Index("event_in_order", "tx", "id"),
         Index("event_of_no_job", "at", **_where("job_id IS NULL")),
+        Index("event_of_supervisor", "id", **_where(f"kind IN {SUPERVISED}")),
         _NEVER_REUSE_IDS,
     )
 

@@ -1,0 +1,225 @@
+"""The home of a supervised Gofer: its releases, which of them runs, which is good, and what is under way.
+
+    releases/<build>/manifest.json   one release: its version and how to run it
+    current, good                    links to releases: what should run, and what last proved itself
+    supervisor.json                  what is under way, written before each step
+    events/<number>.json             what happened and is not in the event log yet
+
+Every write is whole or not there: a file is written beside its place, synced and renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+
+TYPE_CHECKING = False  # as `typing` has it, which would be a sixth of the supervisor's memory
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+CURRENT, GOOD = "current", "good"
+BUILD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,79}")
+"""What a build may be called: it becomes the name of a directory."""
+MANIFEST = "manifest.json"
+
+
+class HomeError(Exception):
+    """The home cannot be used as it is."""
+
+
+class Release:
+    """One release, as its manifest says."""
+
+    __slots__ = ("build", "path", "python", "revision", "version")
+
+    def __init__(
+        self, *, build: str, version: str, python: str, path: Sequence[str] = (), revision: str = ""
+    ) -> None:
+        """`python` is the interpreter that runs it, `path` are directories put before the interpreter's own packages
+        (none when it is installed in them), `revision` is the git revision it was made from, where that is known."""
+        self.build = checked_build(build)
+        self.version = version
+        self.python = python
+        self.path = tuple(path)
+        self.revision = revision
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command line that runs `gofer` of this release."""
+        return [self.python, "-m", "gofer", *arguments]
+
+    def environment(self) -> dict[str, str]:
+        """What its processes have in their environment, so that they know which release they are."""
+        known = {"GOFER_BUILD": self.build}
+        return {**known, "PYTHONPATH": os.pathsep.join(self.path)} if self.path else known
+
+
+class State:
+    """What the supervisor must know again after it was killed."""
+
+    __slots__ = ("exits", "installed", "processes", "trial")
+
+    def __init__(self) -> None:
+        self.installed = ""
+        """The build of the environment that the supervisor was last started from."""
+        self.trial: dict[str, Any] | None = None
+        """A release that is being deployed or on probation: its build, the one before, by whom, since when, and which
+        step is under way (`stop`, `backup`, `migrate`, `restore` or `prove`)."""
+        self.processes: dict[str, list[int]] = {}
+        """Process id and start time of what was started, by name: what a supervisor that was killed left running."""
+        self.exits: list[float] = []
+        """When processes ended that should not have, within the last ten minutes."""
+
+
+class Home:
+    """The directory, and the only one who writes to it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._releases = f"{path}/releases"
+        self._events = f"{path}/events"
+        self._state = f"{path}/supervisor.json"
+
+    def prepare(self) -> None:
+        """Make what is missing, for the owner alone, and remove what a kill left half written."""
+        for directory in (self.path, self._releases, self._events):
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+        for directory in (self.path, self._events):
+            for name in os.listdir(directory):
+                if name.startswith(".") and name.endswith(".new"):
+                    os.unlink(f"{directory}/{name}")
+
+    # Releases
+
+    def add(self, release: Release, **facts: Any) -> None:
+        """Write the manifest of a release. `facts` are kept beside what is needed to run it."""
+        os.makedirs(f"{self._releases}/{release.build}", mode=0o700, exist_ok=True)
+        needed = {name: getattr(release, name) for name in Release.__slots__}
+        write_json(f"{self._releases}/{release.build}/{MANIFEST}", {**needed, **facts})
+
+    def release(self, build: str) -> Release:
+        """A release by its build; raises HomeError."""
+        manifest = self.manifest(build)
+        try:
+            return Release(**{name: manifest[name] for name in Release.__slots__})
+        except (KeyError, TypeError) as error:
+            raise HomeError(f"The manifest of release {build} is not complete: {error}.") from error
+
+    def manifest(self, build: str) -> dict[str, Any]:
+        """All that is known of a release; raises HomeError."""
+        place = f"{self._releases}/{checked_build(build)}/{MANIFEST}"
+        return read_json(place, f"There is no release {build} in {self.path}.")
+
+    def builds(self) -> list[str]:
+        """Every release there is, the oldest first."""
+        found = {}
+        for build in os.listdir(self._releases):
+            with contextlib.suppress(OSError):
+                found[build] = os.stat(f"{self._releases}/{build}/{MANIFEST}").st_mtime
+        return sorted(found, key=lambda build: (found[build], build))
+
+    def linked(self, name: str) -> str:
+        """The build that `current` or `good` leads to; empty when there is no such link."""
+        with contextlib.suppress(OSError):
+            return os.path.basename(os.readlink(f"{self.path}/{name}"))
+        return ""
+
+    def link(self, name: str, build: str) -> None:
+        """Have `current` or `good` lead to a build, in one step."""
+        beside = f"{self.path}/.{name}.new"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside)
+        os.symlink(f"releases/{checked_build(build)}", beside)
+        os.replace(beside, f"{self.path}/{name}")
+        _sync(self.path)
+
+    # State and events
+
+    def load(self) -> State:
+        """What was under way; what cannot be read counts as nothing, so that a damaged file keeps nobody offline."""
+        state = State()
+        try:
+            kept = read_json(self._state, "")
+            state.installed = str(kept["installed"])
+            state.trial = dict(kept["trial"]) if kept["trial"] else None
+            state.processes = {str(name): [int(one) for one in ids] for name, ids in kept["processes"].items()}
+            state.exits = [float(at) for at in kept["exits"]]
+        except (HomeError, KeyError, TypeError, ValueError, AttributeError):
+            return State()
+        return state
+
+    def save(self, state: State) -> None:
+        """Keep what is under way."""
+        write_json(self._state, {name: getattr(state, name) for name in State.__slots__})
+
+    # Requests
+
+    def ask(self, request: Mapping[str, Any]) -> None:
+        """Leave a request for the supervisor, which takes it at its next look."""
+        write_json(f"{self.path}/request.json", request)
+
+    def asked(self) -> dict[str, Any] | None:
+        """The request that waits, if there is one. What cannot be read is no request."""
+        try:
+            return read_json(f"{self.path}/request.json", "")
+        except HomeError:
+            return None
+
+    def answered(self) -> None:
+        """The request was taken."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self.path}/request.json")
+
+    def note(self, kind: str, **data: Any) -> None:
+        """Put an event where the running release takes it into the event log. Its number grows, so it is taken once."""
+        waiting = [int(name[:-5]) for name in os.listdir(self._events) if name[:-5].isdigit()]
+        number = max(time.time_ns() // 1000, 1 + max(waiting, default=0))
+        write_json(f"{self._events}/{number}.json", {"kind": kind, "at": time.time(), "data": data})
+
+
+def checked_build(build: str) -> str:
+    """A build's name, if it can be the name of a directory; raises HomeError."""
+    if not isinstance(build, str) or not BUILD.fullmatch(build):
+        raise HomeError(f"{str(build)[:80]!r} is no name of a release.")
+    return build
+
+
+def read_json(place: str, missing: str) -> dict[str, Any]:
+    """A JSON object from a file; raises HomeError."""
+    try:
+        with open(place, "rb") as file:
+            found = json.load(file)
+    except FileNotFoundError as error:
+        raise HomeError(missing or f"{place} is missing.") from error
+    except (OSError, ValueError) as error:
+        raise HomeError(f"{place} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise HomeError(f"{place} is not a JSON object.")
+    return found
+
+
+def write_json(place: str, content: Mapping[str, Any]) -> None:
+    """Put a JSON object in place of what was there, and make it last."""
+    directory, name = os.path.split(place)
+    beside = f"{directory}/.{name}.new"
+    with open(beside, "w", opener=_private) as file:
+        json.dump(content, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, place)
+    _sync(directory)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _sync(directory: str) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

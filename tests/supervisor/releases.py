@@ -1,0 +1,190 @@
+"""Releases for the supervisor to run: small packages called `gofer`, each with a fault of its own, and a home for them.
+
+They keep to what the supervisor asks of a release (LISTEN_FDS, NOTIFY_SOCKET, `backup`, `migrate`, `restore`) and write
+each thing they do to a file, which is the ground truth of the tests.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gofer_supervisor.home import Home, Release
+from gofer_supervisor.process import start_time
+from support.patience import Deadline
+
+SOURCE = Path(__file__).parents[2] / "supervisor"
+PROGRAM = '''
+import http.server, os, signal, socket, sys, threading, time
+fault, did = {fault!r}, {did!r}
+build, what = os.environ["GOFER_BUILD"], sys.argv[1]
+
+def note(text):
+    with open(did, "a") as file:
+        file.write(f"{{build}} {{text}}\\n")
+
+def notify(state):
+    sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sender.connect("\\0" + os.environ["NOTIFY_SOCKET"][1:])
+    sender.send(state.encode())
+
+note(what)
+if what == "migrate" and fault == "migration":
+    sys.exit("the table is not there")
+if what in ("backup", "migrate", "restore"):
+    sys.exit(0)
+if fault == "start":
+    sys.exit("it cannot import itself")
+if fault == "configuration":
+    sys.exit(78)
+if fault == "silent":
+    time.sleep(3600)
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if fault == "request" and self.path == "/message":
+            os._exit(1)
+        self.send_response(500 if fault == "unhealthy" else 200)
+        self.end_headers()
+        self.wfile.write(build.encode())
+    do_POST = do_GET
+    def log_message(self, *_):
+        pass
+
+server = http.server.ThreadingHTTPServer(("", 0), Answer, bind_and_activate=False)
+server.socket = socket.socket(fileno=3)
+signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
+notify("READY=1")
+if fault == "later":
+    threading.Timer(0.5, lambda: os._exit(3)).start()
+if fault == "hangs":
+    notify("WATCHDOG=1")
+else:
+    def live():
+        while True:
+            notify("WATCHDOG=1")
+            time.sleep(0.2)
+    threading.Thread(target=live, daemon=True).start()
+server.serve_forever()
+note("stopped")
+'''
+
+
+class Supervised:
+    """A home with releases, and the supervisor that runs them as a process of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.home = Home(str(directory / "home"))
+        self.home.prepare()
+        self._directory = directory
+        self._did = directory / "did"
+        self.port = 0
+        self.process: subprocess.Popen[str] | None = None
+
+    def add(self, build: str, fault: str = "") -> Release:
+        """A release with a fault, beside those that are there."""
+        package = self._directory / build / "gofer"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "__main__.py").write_text(PROGRAM.format(fault=fault, did=str(self._did)))
+        release = Release(build=build, version="1", python=sys.executable, path=(str(package.parent),))
+        self.home.add(release, source="file")
+        return release
+
+    def start(self, installed: Release, **config: Any) -> None:
+        """Start the supervisor, with little patience so that the tests are quick."""
+        quick = {"stop_within": 5, "ready_within": 60, "probation": 0.3, "watchdog": 0, "health_every": 60}
+        given = {
+            "home": self.home.path,
+            "release": {name: getattr(installed, name) for name in Release.__slots__},
+            "port": self.port,
+            **quick,
+            **config,
+        }
+        start = f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from gofer_supervisor.__main__ import main"
+        command = [sys.executable, "-I", "-S", "-c", f"{start}; sys.exit(main())", json.dumps(given)]
+        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, text=True)
+
+    def ask(self, **request: Any) -> None:
+        """Ask the supervisor for something, as `gofer update` does."""
+        self.home.ask(request)
+
+    def kill(self) -> None:
+        """Kill the supervisor, and it alone."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """Have it end in good order; returns its exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    def get(self, path: str = "/", **headers: str) -> tuple[int, str]:
+        """What is answered at the port: status and body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def serves(self, build: str) -> bool:
+        """Whether a release answers."""
+        try:
+            return self.get() == (200, build)
+        except OSError:
+            return False
+
+    @property
+    def did(self) -> list[str]:
+        """What the releases did, in order."""
+        return self._did.read_text().splitlines() if self._did.exists() else []
+
+    def events(self, *kinds: str) -> list[dict[str, Any]]:
+        """What the supervisor left for the event log."""
+        places = sorted(Path(self.home.path, "events").glob("*.json"), key=lambda place: int(place.stem))
+        found = [json.loads(place.read_text()) for place in places]
+        return [{"kind": one["kind"], **one["data"]} for one in found if not kinds or one["kind"] in kinds]
+
+    def proved(self, build: str) -> bool:
+        """Whether a release has become the good one, and everything about that is written."""
+        return self.home.linked("good") == build and self.trial() is None and self.home.asked() is None
+
+    def trial(self) -> dict[str, Any] | None:
+        return self.home.load().trial
+
+
+@contextmanager
+def supervised(directory: Path, port: int) -> Iterator[Supervised]:
+    """A supervisor that has ended, with all it started, when the test has."""
+    one = Supervised(directory)
+    one.port = port
+    try:
+        yield one
+    finally:
+        if one.process is not None and one.process.poll() is None:
+            one.stop()
+
+
+def eventually(true: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait until something is so."""
+    deadline = Deadline(seconds)
+    while not true():
+        assert deadline.left > 0, "it did not become so"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for yet does not."""
+    return start_time(pid) != 0
