@@ -96,7 +96,8 @@ def installed_release() -> dict[str, Any]:
 def supervise(config: dict[str, Any]) -> None:
     """Become the supervisor. It gets a fresh interpreter without our packages: it needs none, and stays small."""
     found = find_spec("gofer_supervisor")
-    assert found is not None and found.origin is not None
+    assert found is not None
+    assert found.origin is not None
     source = str(Path(found.origin).parent.parent)
     start = (
         f"import sys; sys.path.insert(0, {source!r}); "
