@@ -1,7 +1,7 @@
 """An index of what the supervisor saw: which release ran when.
 
-Revision ID: 0012_0004
-Revises: 0011_0004
+Revision ID: 0014_0004
+Revises: 0013_0004
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0012_0004"
-down_revision = "0011_0004"
+revision = "0014_0004"
+down_revision = "0013_0004"
 
 
 def upgrade() -> None:
