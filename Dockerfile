@@ -15,6 +15,7 @@ COPY platform platform
 COPY integrations integrations
 COPY sandbox sandbox
 COPY rehearsal rehearsal
+COPY supervisor supervisor
 RUN /opt/build/bin/python -m hatchling build -t wheel -d /opt/dist \
  && /opt/gofer/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps /opt/dist/*.whl \
  && /opt/gofer/bin/python -m compileall -q /opt/gofer/lib
@@ -24,7 +25,7 @@ FROM python:${PYTHON}
 # Debian keeps one version of a package at a time, so none is pinned.
 # hadolint ignore=DL3008
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends bash ca-certificates curl git procps tini \
+ && apt-get install --yes --no-install-recommends bash ca-certificates curl git procps \
  && rm -rf /var/lib/apt/lists/* \
  && groupadd --gid 10001 gofer \
  && useradd --uid 10001 --gid gofer --no-create-home --home-dir /data --shell /usr/sbin/nologin gofer \
@@ -44,6 +45,6 @@ STOPSIGNAL SIGTERM
 # Asks the running server through its socket, whatever its role; never opens the store itself. A small
 # computer takes its time to start either of them.
 HEALTHCHECK --interval=30s --timeout=30s --start-period=2m --retries=3 CMD ["gofer", "status", "--running"]
-# tini reaps the orphans that shells leave behind, and passes SIGTERM on.
-ENTRYPOINT ["/usr/bin/tini", "--", "gofer"]
-CMD ["serve"]
+# The supervisor reaps the orphans that shells leave behind, and ends everything in good order on SIGTERM.
+ENTRYPOINT ["gofer"]
+CMD ["up"]

@@ -145,7 +145,9 @@ class Home:
             kept = read_json(self._state, "")
             state.installed = str(kept["installed"])
             state.trial = dict(kept["trial"]) if kept["trial"] else None
-            state.processes = {str(name): [int(one) for one in ids] for name, ids in kept["processes"].items()}
+            state.processes = {
+                str(name): [int(one) for one in ids] for name, ids in kept["processes"].items()
+            }
             state.exits = [float(at) for at in kept["exits"]]
         except (HomeError, KeyError, TypeError, ValueError, AttributeError):
             return State()

@@ -24,7 +24,9 @@ class HealthCheck:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self.give_up = time.monotonic() + PROBE_TIMEOUT
-        self._asked = f"GET {path} HTTP/1.0\r\nHost: localhost\r\nUser-Agent: gofer-supervisor\r\n\r\n".encode()
+        self._asked = (
+            f"GET {path} HTTP/1.0\r\nHost: localhost\r\nUser-Agent: gofer-supervisor\r\n\r\n".encode()
+        )
         self._answer = b""
         with contextlib.suppress(BlockingIOError):
             self.socket.connect((host, port))
@@ -107,7 +109,10 @@ def _answer(asked: bytes, why: str) -> bytes:
     head = asked.lower()
     for_people = b"text/html" in head and head.startswith((b"get ", b"head "))
     if for_people:
-        kind, body = "text/html; charset=utf-8", _PAGE.format(why=why.replace("&", "&amp;").replace("<", "&lt;"))
+        kind, body = (
+            "text/html; charset=utf-8",
+            _PAGE.format(why=why.replace("&", "&amp;").replace("<", "&lt;")),
+        )
     else:
         problem = {"type": "about:blank", "title": "Gofer is not running", "status": 503, "detail": why}
         kind, body = "application/problem+json", json.dumps(problem)

@@ -252,6 +252,8 @@ class Supervisor:
             self._look_at_health(now)
         if self._page is not None:
             self._page.tidy()
+        if os.environ.get("WATCHDOG_USEC"):
+            notify_systemd("WATCHDOG=1")
 
     def _look_at(self, process: Process, now: float) -> None:
         config = self._config
@@ -435,7 +437,9 @@ class Supervisor:
             self._unhealthy = 0
             for slot in self._slots:
                 if slot.role in LISTENS and slot.process is not None and slot.process.stop_by is None:
-                    self._give_up_on(slot.process, f"/healthz was not answered {MAX_UNHEALTHY} times in a row")
+                    self._give_up_on(
+                        slot.process, f"/healthz was not answered {MAX_UNHEALTHY} times in a row"
+                    )
 
     # Releases
 
@@ -459,9 +463,19 @@ class Supervisor:
     def _roll_back(self, by: str) -> None:
         """Go back to the release before the current one, because a person says so."""
         trial, good = self._state.trial, self._home.linked(GOOD)
-        previous = str(trial["previous"]) if trial is not None else str(self._home.manifest(good).get("previous", ""))
+        previous = (
+            str(trial["previous"])
+            if trial is not None
+            else str(self._home.manifest(good).get("previous", ""))
+        )
         if trial is None and self._runnable(previous):
-            self._state.trial = {"build": good, "previous": previous, "by": by, "at": time.time(), "step": "prove"}
+            self._state.trial = {
+                "build": good,
+                "previous": previous,
+                "by": by,
+                "at": time.time(),
+                "step": "prove",
+            }
             self._home.link(GOOD, previous)
         trial = self._state.trial
         if trial is not None and self._runnable(str(trial["previous"])):
@@ -549,7 +563,9 @@ class Supervisor:
         if self._proved_from is None or now < self._proved_from + self._config.probation:
             return
         self._proved_from = None
-        self._home.add(self._home.release(trial["build"]), **self._facts(trial["build"]), previous=trial["previous"])
+        self._home.add(
+            self._home.release(trial["build"]), **self._facts(trial["build"]), previous=trial["previous"]
+        )
         self._home.link(GOOD, trial["build"])
         self._state.trial = None
         self._home.save(self._state)

@@ -91,7 +91,8 @@ def test_what_keeps_an_older_systemd_from_starting_the_next_server_is_taken_away
 
 def test_the_image_runs_as_nobody_in_particular_under_an_init_with_a_health_check() -> None:
     assert re.search(r"^USER 10001:10001$", DOCKERFILE, re.M)
-    assert 'ENTRYPOINT ["/usr/bin/tini", "--", "gofer"]' in DOCKERFILE
+    assert 'ENTRYPOINT ["gofer"]' in DOCKERFILE
+    assert 'CMD ["up"]' in DOCKERFILE
     assert 'CMD ["gofer", "status", "--running"]' in DOCKERFILE
 
 

@@ -22,7 +22,7 @@ from gofer_supervisor.process import start_time
 from support.patience import Deadline
 
 SOURCE = Path(__file__).parents[2] / "supervisor"
-PROGRAM = '''
+PROGRAM = """
 import http.server, os, signal, socket, sys, threading, time
 fault, did = {fault!r}, {did!r}
 build, what = os.environ["GOFER_BUILD"], sys.argv[1]
@@ -75,7 +75,7 @@ else:
     threading.Thread(target=live, daemon=True).start()
 server.serve_forever()
 note("stopped")
-'''
+"""
 
 
 class Supervised:

@@ -145,7 +145,9 @@ def test_it_needs_nothing_but_the_standard_library() -> None:
         capture_output=True, text=True, check=True,
     ).stdout.split()  # fmt: skip
     roots = {name.partition(".")[0] for name in seen}
-    assert roots - set(sys.stdlib_module_names) == {"gofer_supervisor", "__main__"} - set(sys.stdlib_module_names)
+    assert roots - set(sys.stdlib_module_names) == {"gofer_supervisor", "__main__"} - set(
+        sys.stdlib_module_names
+    )
 
 
 def test_a_crash_loop_is_three_ends_in_a_minute_or_ten_in_ten() -> None:

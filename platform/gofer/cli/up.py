@@ -19,7 +19,7 @@ from gofer.cli.serve import Host, Port
 PACKAGES = ("gofer", "gofer_sandbox", "gofer_supervisor", "gofer_telegram", "gofer_github", "gofer_webchat")
 """What a release of Gofer is made of; a change in any of them is another build."""
 ROLES = ("serve", "web", "worker")
-STOP_MARGIN = 10.0
+STOP_MARGIN = 5.0
 """Seconds beyond GOFER_STOP_WITHIN that a process has to end in good order."""
 
 
