@@ -26,7 +26,7 @@ $(VENV)/.runtime: requirements.lock pyproject.toml | $(BIN)/python
 	@$(INSTALL) --require-hashes -r requirements.lock
 	@$(INSTALL) --require-hashes -r requirements-build.lock
 	@$(INSTALL) --no-deps --no-build-isolation -e .
-	@$(BIN)/python -m compileall -q platform integrations sandbox rehearsal
+	@$(BIN)/python -m compileall -q platform integrations sandbox rehearsal supervisor
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime

@@ -24,7 +24,9 @@ from gofer.errors import GoferError
 from gofer.jobs.queue import lock_lane
 from gofer.store import events as log_of_events
 from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.database import Database
 from gofer.store.tables import SUPERVISED, events
+from gofer.vault.redaction import Redactor
 
 if TYPE_CHECKING:
     from gofer.app import Platform
@@ -74,7 +76,7 @@ async def keep_record(platform: Platform) -> None:
     spool = platform.settings.home_path / "events"
     while True:
         try:
-            await record_spooled(platform, spool)
+            await record_spooled(platform.database, platform.redactor, spool)
         except GoferError as error:
             log.warning("supervisor.events_kept", error=str(error))
         except Exception:
@@ -82,13 +84,13 @@ async def keep_record(platform: Platform) -> None:
         await asyncio.sleep(EVERY)
 
 
-async def record_spooled(platform: Platform, spool: Path) -> None:
+async def record_spooled(database: Database, redactor: Redactor, spool: Path) -> None:
     """Record every event that waits, the oldest first. A file goes when its event is in the log."""
     for number, place in await asyncio.to_thread(lambda: sorted(_waiting(spool))):
         event = await asyncio.to_thread(_read, place)
         if event is not None:
-            masked = platform.redactor.redact_value(event)  # last lines may hold anything
-            await platform.database.write(partial(_record, number=number, event=masked))
+            masked = redactor.redact_value(event)  # last lines may hold anything
+            await database.write(partial(_record, number=number, event=masked))
         await asyncio.to_thread(partial(place.unlink, missing_ok=True))
 
 

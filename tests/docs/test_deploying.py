@@ -44,7 +44,7 @@ def test_every_command_that_is_named_exists(text: str) -> None:
 
 
 def test_the_roles_in_compose_are_commands() -> None:
-    roles = re.findall(r"^    command: \[([a-z]+)\]", COMPOSE, re.M)
+    roles = re.findall(r"^    command: \[up, --processes, ([a-z]+)\]", COMPOSE, re.M)
     assert set(roles) == {"web", "worker"} <= set(COMMANDS)
 
 

@@ -1,0 +1,109 @@
+"""A process that `gofer up` runs: the supervisor's socket, signs of life, and its events in the log, each once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gofer.jobs import maintenance
+from gofer.supervision import give_signs_of_life, passed_socket, record_spooled, supervised_events
+from gofer.vault.redaction import Redactor
+from gofer.vault.secret import Secret
+from gofer_supervisor.home import Home
+from support.patience import patiently
+from support.world import World
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    made = Home(str(tmp_path / "home"))
+    made.prepare()
+    return made
+
+
+async def kept(world: World) -> list[str]:
+    """What the log holds, the newest first."""
+    found = await world.database.read(lambda connection: supervised_events(connection, limit=100))
+    return [f"{event['kind']} {event.get('name', '')}".strip() for event in found]
+
+
+async def test_what_the_supervisor_saw_is_in_the_log_once_and_in_order(world: World, home: Home) -> None:
+    spool = Path(home.path, "events")
+    home.note("worker.spawned", name="serve")
+    home.note("worker.exited", name="serve", code=-9)
+    before = {place.name: place.read_bytes() for place in spool.iterdir()}
+    await record_spooled(world.database, Redactor(), spool)
+    assert await kept(world) == ["worker.exited serve", "worker.spawned serve"]
+    assert list(spool.iterdir()) == []
+    for name, content in before.items():  # as if the process had died before it removed them
+        (spool / name).write_bytes(content)
+    await record_spooled(world.database, Redactor(), spool)
+    assert len(await kept(world)) == 2
+    home.note("revision.promoted", name="next")
+    await record_spooled(world.database, Redactor(), spool)
+    assert (await kept(world))[0] == "revision.promoted next"
+
+
+async def test_two_processes_that_take_the_same_event_record_it_once(world: World, home: Home) -> None:
+    for number in range(5):
+        home.note("worker.spawned", name=f"web-{number}")
+    spool = Path(home.path, "events")
+    both = [record_spooled(world.database, Redactor(), spool) for _ in range(2)]
+    await asyncio.gather(*both)
+    assert sorted(await kept(world)) == [f"worker.spawned web-{number}" for number in range(5)]
+
+
+async def test_secrets_in_last_lines_are_masked(world: World, home: Home) -> None:
+    home.note("worker.exited", name="serve", last_lines=["could not sign in with tr0ub4dor-and-3"])
+    redactor = Redactor({"password": Secret("tr0ub4dor-and-3")})
+    await record_spooled(world.database, redactor, Path(home.path, "events"))
+    (event,) = await world.database.read(lambda connection: supervised_events(connection, limit=1))
+    assert "tr0ub4dor" not in str(event)
+
+
+async def test_what_is_no_event_of_the_supervisor_is_not_recorded(world: World, home: Home) -> None:
+    spool = Path(home.path, "events")
+    (spool / "1.json").write_text("{not json")
+    (spool / "2.json").write_text('{"kind": "person.let_in", "at": 1, "data": {"role": "owner"}}')
+    (spool / "3.json").write_text('{"kind": "worker.spawned", "at": "never", "data": {}}')
+    home.note("worker.spawned", name="serve")
+    await record_spooled(world.database, Redactor(), spool)
+    assert await kept(world) == ["worker.spawned serve"]
+
+
+async def test_they_are_never_pruned(world: World, home: Home) -> None:
+    home.note("worker.spawned", name="serve")
+    await record_spooled(world.database, Redactor(), Path(home.path, "events"))
+    await world.database.write(lambda connection: maintenance.prune(connection, older_than=-1))
+    assert await kept(world) == ["worker.spawned serve"]
+
+
+@pytest.fixture
+def notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """Where a process says how it is."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(f"\0gofer-test-{os.getpid()}")
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@gofer-test-{os.getpid()}")
+        yield heard
+
+
+async def test_a_watched_process_gives_signs_of_life(
+    notices: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "30000")
+    living = asyncio.create_task(give_signs_of_life())
+    async with patiently(10):
+        heard = [await asyncio.to_thread(notices.recv, 100) for _ in range(2)]
+    living.cancel()
+    assert heard == [b"WATCHDOG=1"] * 2
+
+
+def test_a_socket_that_is_meant_for_another_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LISTEN_FDS", "1")
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid() + 1))
+    assert passed_socket() is None
