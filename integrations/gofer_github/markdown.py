@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from itertools import accumulate, groupby
 from typing import Any, Literal, NamedTuple
 
-import pyromark
-
 # Bidi controls, joiners, tags, fillers, variation selectors: characters that hide or reorder.
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
@@ -287,6 +285,8 @@ class TooIntricate(Exception):
 
 def found_in(text: str, *, tables: bool = False) -> Iterator[Found]:
     """Everything, in order. Raises TooIntricate beyond two events a character, which only such a table has."""
+    import pyromark  # not needed until somebody writes
+
     options = pyromark.Options.ENABLE_TABLES if tables else pyromark.Options(0)
     left = 2 * len(text) + 1000
     for event, at in pyromark.events_with_range(text, options=options):

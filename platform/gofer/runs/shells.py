@@ -45,7 +45,6 @@ from gofer_sandbox import (
     SandboxError,
     SandboxOwned,
 )
-from gofer_sandbox.docker import Docker
 from gofer_sandbox.files.errors import FileError, FileMissing
 from gofer_sandbox.network import Callers, Egress
 from gofer_sandbox.reaper import reap
@@ -529,6 +528,8 @@ def make_provider(settings: Settings) -> Provider | None:
         return None
     reserve = settings.sandbox_reserve
     if settings.sandbox == "docker":
+        from gofer_sandbox.docker import Docker  # few use it, and every start would load it
+
         return Docker(settings.sandbox_image, reserve=reserve)
     if settings.sandbox == "unconfined":
         return Unconfined(reserve)

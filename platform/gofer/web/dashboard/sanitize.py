@@ -6,7 +6,6 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import nh3
 from markupsafe import Markup, escape
 
 if TYPE_CHECKING:
@@ -72,6 +71,8 @@ def words(text: str, *, breaks: bool = True) -> Markup:
     """Markdown as HTML that holds no script, no picture and no style. With `breaks`, a line's end stays one: people
     and models mean it, unlike a file that is wrapped to fit a screen."""
     html = _markdown(breaks).render(inert(text))
+    import nh3  # not needed until somebody looks at a message
+
     clean = nh3.clean(
         html,
         tags=_TAGS,
