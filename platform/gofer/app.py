@@ -36,7 +36,7 @@ from gofer.intake.scheduled_messages import ScheduledSender
 from gofer.intake.stranger_limit import StrangerLimit
 from gofer.intake.unknown_senders import Approvals
 from gofer.jobs.event_stream import Follower
-from gofer.jobs.kinds import ANSWER, APPROVAL, DELIVER, RECEPTION, SAY
+from gofer.jobs.kinds import ANSWER, APPROVAL, DELIVER, POST, RECEPTION, SAY
 from gofer.jobs.maintenance import expire_all_leases
 from gofer.jobs.notifications import (
     EVENTS,
@@ -59,6 +59,7 @@ from gofer.runs.agent_files import AgentFiles
 from gofer.runs.agent_sync import AgentSync
 from gofer.runs.answer import Answerer, RunObserver, apology
 from gofer.runs.model_keys import ModelKeys
+from gofer.runs.posts import Poster
 from gofer.runs.shell_access import Loans
 from gofer.runs.shells import Shells
 from gofer.runs.spend import charge
@@ -397,6 +398,13 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
     scheduled = ScheduledSender(
         database=database, vault=vault, redactor=platform.redactor, signals=platform.signals
     )
+    posts = Poster(
+        database=database,
+        vault=vault,
+        accounts=platform.accounts,
+        redactor=platform.redactor,
+        agents=AgentFiles(settings.data_dir / "agents"),
+    )
     poller = Poller(database=database, accounts=platform.accounts, intake=platform.intake)
     return Worker(
         owner=platform.owner,
@@ -409,6 +417,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
             APPROVAL: approvals.handle,
             DELIVER: outbox.handle,
             SAY: scheduled.handle,
+            POST: posts.handle,
             POLL: poller.poll,
             CATCH_UP: poller.catch_up,
             SET_UP: poller.set_up,

@@ -25,7 +25,8 @@ def list_tokens(as_json: AsJson = False) -> None:
             refusable(each["id"], each),
             each["name"],
             each["member"],
-            " ".join(each["scopes"]) or each["scope"],
+            " ".join([*each["scopes"], *([f"(agent {each['agent']})"] if each["agent"] else [])])
+            or each["scope"],
             ago(each["expires_at"]) if each["expires_at"] else "never",
             ago(each["used_at"]) if each["used_at"] else "never",
         )
@@ -47,6 +48,9 @@ def add(
     member: Annotated[
         str, typer.Option(help="The member that it belongs to. By default the first owner.")
     ] = "",
+    agent: Annotated[
+        str, typer.Option(help="Bind it to an agent: it sees what is that agent's, and speaks in its name.")
+    ] = "",
     days: Annotated[int, typer.Option(help="Days that it is valid; 0 is for ever.")] = 90,
     as_json: AsJson = False,
 ) -> None:
@@ -55,11 +59,14 @@ def add(
     \b
     gofer tokens add ci --scope write --days 30
     gofer tokens add board --scope jobs:read --scope costs:read
+    gofer tokens add coder --scope write --agent reviewer
     """
     given = scope or ["read"]
     plain = len(given) == 1 and ":" not in given[0]
     what = {"scope": given[0]} if plain else {"scopes": given}
-    made = call("POST", "/tokens", json={"name": name, "member": member, "days": days or None, **what})
+    made = call(
+        "POST", "/tokens", json={"name": name, "member": member, "agent": agent, "days": days or None, **what}
+    )
     show(made, as_json, lambda: print(made["token"]))
 
 

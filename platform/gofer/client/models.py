@@ -469,6 +469,7 @@ class Question(Shape):
     asked_at: float
     expires_at: float | None
     answered_at: float | None
+    answer: str | None = Field(description="What was answered; null while nobody has, or when it expired.")
 
 
 class Questions(Shape):
@@ -716,6 +717,7 @@ class Me(Shape):
     scopes: dict[str, Role] | None = Field(
         default=None, description="What a token may do with each noun; null when it is for all of them."
     )
+    agent: str = Field(default="", description="The agent that the token is bound to; empty for none.")
 
 
 class Session(Shape):
@@ -751,6 +753,7 @@ class Token(Shape):
     name: str
     scope: Scope = Field(description="The most it may do.")
     scopes: list[str] = Field(description="`noun:scope` words; empty when it is for every noun.")
+    agent: str = Field(description="The agent that it is bound to; empty when it is bound to none.")
     created_at: float
     expires_at: float | None
     used_at: float | None
@@ -770,6 +773,7 @@ class TokenMade(Shape):
     token: str
     scope: Scope
     scopes: list[str]
+    agent: str
     expires_at: float | None
 
 

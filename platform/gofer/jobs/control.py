@@ -34,8 +34,13 @@ def find_job(connection: Connection, job_id: int) -> Any:
     """A job's row; raises NotFound."""
     row = connection.execute(select(jobs).where(jobs.c.id == job_id)).one_or_none()
     if row is None:
-        raise NotFound(f"There is no job {job_id}. `gofer jobs list` shows those there are.")
+        raise no_job(job_id)
     return row
+
+
+def no_job(job_id: int) -> NotFound:
+    """The error for a job that is not there."""
+    return NotFound(f"There is no job {job_id}. `gofer jobs list` shows those there are.")
 
 
 def _hold(connection: Connection, job_id: int) -> Any:

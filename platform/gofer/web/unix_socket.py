@@ -14,6 +14,9 @@ from gofer.errors import ConfigError
 MAX_PATH = 100
 """Bytes of a path that every system takes; Linux allows 107, others fewer."""
 
+AS_AGENT, AS_ROLE = "x-gofer-as-agent", "x-gofer-as-role"
+"""Headers with which a caller asks to be less than the owner, who is whoever may open the socket."""
+
 
 @contextlib.contextmanager
 def reachable(path: Path) -> Iterator[str]:

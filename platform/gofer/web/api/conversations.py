@@ -15,6 +15,7 @@ from gofer.integration import Incoming
 from gofer.web.api.http import (
     MAX_ROWS,
     EmptyBody,
+    Number,
     Paged,
     RequestModel,
     json_response,
@@ -23,7 +24,7 @@ from gofer.web.api.http import (
     parse_query,
     platform_of,
 )
-from gofer.web.auth import actor, record_reading
+from gofer.web.auth import actor, record_reading, visitor_of
 from gofer.web.queries import conversations
 from gofer.web.queries.conversations import find_conversation, list_conversations, read_messages
 from gofer.web.titles import with_titles
@@ -37,11 +38,26 @@ class ConversationFilter(RequestModel):
     limit: int = Field(default=50, ge=1, le=MAX_ROWS)
 
 
+class MessageFilter(Paged):
+    """Which messages to read: newest first, or from a number on."""
+
+    after: Number | None = Field(
+        default=None,
+        description="Only those after this number, oldest first. `next` is then the next `after`.",
+    )
+
+
 async def index(request: Request) -> Response:
     """List conversations with where they are held."""
     platform, query = platform_of(request), parse_query(request, ConversationFilter)
     found = await platform.database.read(
-        partial(list_conversations, connection_id=query.connection, cursor=query.cursor, limit=query.limit)
+        partial(
+            list_conversations,
+            connection_id=query.connection,
+            cursor=query.cursor,
+            limit=query.limit,
+            agent=visitor_of(request).agent,
+        )
     )
     found = await with_titles(platform, found, by="id")
     return json_response(request, {"conversations": found, "next": next_cursor(found, query.limit)})
@@ -50,21 +66,26 @@ async def index(request: Request) -> Response:
 async def show(request: Request) -> Response:
     """One conversation."""
     found = await platform_of(request).database.read(
-        partial(find_conversation, conversation_id=request.path_params["id"])
+        partial(find_conversation, conversation_id=request.path_params["id"], agent=visitor_of(request).agent)
     )
     (titled,) = await with_titles(platform_of(request), [found], by="id")
     return json_response(request, titled)
 
 
 async def read(request: Request) -> Response:
-    """What was said in one, newest first."""
-    platform, query = platform_of(request), parse_query(request, Paged)
-    conversation_id = request.path_params["id"]
+    """What was said in one, newest first or after a message."""
+    platform, query = platform_of(request), parse_query(request, MessageFilter)
+    conversation_id, agent = request.path_params["id"], visitor_of(request).agent
 
     def messages(connection: Connection) -> list[dict[str, Any]]:
-        conversation = find_conversation(connection, conversation_id)
+        conversation = find_conversation(connection, conversation_id, agent)
         found = read_messages(
-            connection, platform.vault, conversation, before=query.before, limit=query.limit
+            connection,
+            platform.vault,
+            conversation,
+            before=query.before,
+            limit=query.limit,
+            after=query.after,
         )
         return [_describe(row, content) for row, content in found]
 

@@ -72,6 +72,8 @@ async def once(request: Request, do: Callable[[Request], Awaitable[Response]], *
 
 def _fingerprint(request: Request, body: bytes) -> str:
     asked = f"{request.method} {request.url.path}?{request.url.query}\n".encode("utf-8", "surrogatepass")
+    if agent := visitor_of(request).agent:
+        asked += f"agent:{agent}\n".encode("utf-8", "surrogatepass")
     return platform_of(request).vault.mac_key("request").digest(asked, body)
 
 

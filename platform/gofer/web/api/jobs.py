@@ -26,9 +26,10 @@ from gofer.web.api.http import (
     path_number,
     platform_of,
 )
-from gofer.web.auth import actor, note, record_reading
+from gofer.web.auth import actor, note, record_reading, visitor_of
 from gofer.web.queries.jobs import (
     attempts_of,
+    check_job,
     events_of,
     list_jobs,
     replies_of,
@@ -74,6 +75,7 @@ async def index(request: Request) -> Response:
             kind=query.kind,
             connection_id=query.connection,
             conversation_id=query.conversation,
+            agent=visitor_of(request).agent,
             before=query.before,
             limit=query.limit,
         )
@@ -92,14 +94,16 @@ def _states(given: str) -> list[JobState]:
 async def show(request: Request) -> Response:
     """One job with its attempts, events and replies."""
     platform, query = platform_of(request), parse_query(request, JobDetail)
-    show_job = partial(_show, job_id=path_number(request), platform=platform, words=query.words)
+    agent = visitor_of(request).agent
+    show_job = partial(_show, job_id=path_number(request), platform=platform, words=query.words, agent=agent)
     found = await platform.database.read(show_job)
     if query.words:
         await record_reading(request, found["job"]["conversation_id"], f"job {found['job']['id']}")
     return json_response(request, found)
 
 
-def _show(connection: Connection, job_id: int, platform: Platform, words: bool) -> dict[str, Any]:
+def _show(connection: Connection, job_id: int, platform: Platform, words: bool, agent: str) -> dict[str, Any]:
+    check_job(connection, job_id, agent)
     return {
         "job": dict(find_job(connection, job_id)._mapping),
         "attempts": attempts_of(connection, job_id),
@@ -121,6 +125,9 @@ async def redrive_one(request: Request) -> Response:
 async def _steer(request: Request, verb: str) -> Response:
     job_id = path_number(request)
     await parse_body(request, EmptyBody)
+    await platform_of(request).database.read(
+        partial(check_job, job_id=job_id, agent=visitor_of(request).agent)
+    )
     state = await steer_job(platform_of(request), verb, job_id, by=actor(request))
     return json_response(request, {"id": job_id, "state": state}, 202, location=f"/jobs/{job_id}")
 

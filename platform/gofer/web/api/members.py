@@ -71,9 +71,8 @@ async def me(request: Request) -> Response:
     """Who is asking, and what they may do."""
     visitor = visitor_of(request)
     shown = {"member_id": visitor.member_id, "name": visitor.name, "role": visitor.role, "via": visitor.via}
-    return json_response(
-        request, {**shown, "scopes": dict(visitor.scopes) if visitor.scopes is not None else None}
-    )
+    scopes = dict(visitor.scopes) if visitor.scopes is not None else None
+    return json_response(request, {**shown, "scopes": scopes, "agent": visitor.agent})
 
 
 class Confirmed(RequestModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Annotated
 
 from pydantic import Field
 from sqlalchemy import Connection, select
@@ -12,9 +13,11 @@ from starlette.responses import Response
 from gofer.app import Platform
 from gofer.errors import Conflict, NotFound
 from gofer.jobs.kinds import ANSWER
+from gofer.jobs.notifications import JOBS
+from gofer.runs.posts import Post, submit_post
 from gofer.store.ids import new_id
 from gofer.store.tables import connections, jobs
-from gofer.web.api.http import RequestModel, json_response, parse_body, platform_of
+from gofer.web.api.http import WHOLE, WORKSPACE, RequestModel, json_response, parse_body, platform_of
 from gofer.web.api.idempotency import HEADER
 from gofer.web.auth import Visitor, visitor_of
 from gofer.web.auth.members import digest, first_owner
@@ -37,14 +40,29 @@ class FirstMessage(NewMessage):
     )
 
 
+class NewQuestion(NewMessage):
+    """Something to ask a person."""
+
+    choices: list[Annotated[str, Field(min_length=1, max_length=60)]] = Field(
+        default_factory=list,
+        max_length=8,
+        description="Answers to choose from, as buttons where there are any.",
+    )
+    expires_after: Annotated[int, Field(ge=60, le=30 * 86400), WHOLE] | None = Field(
+        default=86400, description="Seconds after which nobody need answer any more."
+    )
+
+
 async def begin(request: Request) -> Response:
     """Say something in a new conversation of one's own."""
     platform, given = platform_of(request), await parse_body(request, FirstMessage)
     visitor = await _speaker(platform, visitor_of(request))
+    bound = visitor_of(request).agent
+    if bound and given.agent not in ("", bound):
+        raise _no_agent(given.agent)
+    given.agent = given.agent or bound
     if given.agent and given.agent not in await choosable(platform):
-        raise NotFound(
-            f"There is no agent called {given.agent[:40]!r}. `gofer agents list` shows those there are."
-        )
+        raise _no_agent(given.agent)
     connection = await web_connection(platform)
     room_id = await platform.database.write(
         partial(
@@ -57,11 +75,60 @@ async def begin(request: Request) -> Response:
     return await _say(request, visitor, room_id, given.text, given.agent)
 
 
+def _no_agent(name: str) -> NotFound:
+    return NotFound(f"There is no agent called {name[:40]!r}. `gofer agents list` shows those there are.")
+
+
 async def say(request: Request) -> Response:
-    """Say something in a conversation one has in the web chat."""
+    """Say something in a conversation one has in the web chat; a token of an agent, in any of the agent's."""
     platform, given = platform_of(request), await parse_body(request, NewMessage)
+    if visitor_of(request).agent:
+        return await post(request, request.path_params["id"], Post(given.text))
     visitor = await _speaker(platform, visitor_of(request))
     return await _say(request, visitor, request.path_params["id"], given.text)
+
+
+async def ask(request: Request) -> Response:
+    """Ask the people of a conversation something. The job ends when one of them has answered."""
+    given = await parse_body(request, NewQuestion)
+    life = float(given.expires_after) if given.expires_after is not None else None
+    asked = Post(given.text, asks=True, choices=tuple(given.choices), expires_after=life)
+    return await post(request, request.path_params["id"], asked)
+
+
+async def post(request: Request, conversation_id: str, post: Post) -> Response:
+    """Make the job that says or asks something, in an agent's name if the token is bound to one."""
+    platform, agent = platform_of(request), visitor_of(request).agent
+    job_id = await platform.database.write(
+        partial(
+            _post, platform=platform, conversation_id=conversation_id, post=post, agent=agent, request=request
+        )
+    )
+    platform.signals.wake(JOBS)
+    said = {"conversation_id": conversation_id, "seq": None, "job_id": job_id, "result": "accepted"}
+    return json_response(request, said, 202, location=f"/jobs/{job_id}")
+
+
+def _post(
+    connection: Connection,
+    platform: Platform,
+    conversation_id: str,
+    post: Post,
+    agent: str,
+    request: Request,
+) -> int:
+    find_conversation(connection, conversation_id, agent)
+    key = request.headers.get(HEADER)
+    whose = f"{visitor_of(request).member_id}:{agent}:{conversation_id}"
+    return submit_post(
+        connection,
+        platform.vault,
+        post,
+        workspace_id=WORKSPACE,
+        conversation_id=conversation_id,
+        agent=agent,
+        unique_key=f"post:{digest(f'{whose}:{key}')}" if key is not None else None,
+    )
 
 
 async def _speaker(platform: Platform, visitor: Visitor) -> Visitor:

@@ -38,6 +38,8 @@ class Operation:
     most_body: int = MAX_BODY
     stream: bool = False
     """The answer is a stream of server-sent events, each of which is one `answer`."""
+    for_agents: bool = False
+    """A token that is bound to an agent may call it: it then sees what is that agent's, and nothing else."""
     fails: tuple[int, ...] = ()
     """Statuses beyond those that every operation of its kind may answer."""
 
@@ -56,4 +58,5 @@ class Operation:
                 return await once(request, self.endpoint, secret=self.secret)
             return await self.endpoint(request)
 
-        return Route(self.path, require(self.role, self.noun)(run), methods=[self.method], name=self.name)
+        endpoint = require(self.role, self.noun, for_agents=self.for_agents)(run)
+        return Route(self.path, endpoint, methods=[self.method], name=self.name)

@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.jobs.control import answer
-from gofer.web.api.http import RequestModel, json_response, parse_body, parse_query, platform_of
-from gofer.web.auth import actor
+from gofer.web.api.http import Number, RequestModel, json_response, parse_body, parse_query, platform_of
+from gofer.web.auth import actor, visitor_of
 from gofer.web.queries.jobs import wake
 from gofer.web.queries.questions import list_questions
 
@@ -19,6 +19,7 @@ class QuestionFilter(RequestModel):
     """Which questions to list."""
 
     all: bool = Field(default=False, description="Also those that are answered or expired.")
+    job: Number | None = Field(default=None, description="Those of one job only.")
 
 
 class AnswerBody(RequestModel):
@@ -32,7 +33,14 @@ async def index(request: Request) -> Response:
     platform = platform_of(request)
     query = parse_query(request, QuestionFilter)
     found = await platform.database.read(
-        partial(list_questions, vault=platform.vault, closed=query.all, limit=200)
+        partial(
+            list_questions,
+            vault=platform.vault,
+            job_id=query.job,
+            closed=query.all,
+            agent=visitor_of(request).agent,
+            limit=200,
+        )
     )
     for each in found:
         del each["choices"]

@@ -10,15 +10,16 @@ from sqlalchemy import Connection, select
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.errors import Forbidden
+from gofer.errors import Forbidden, Malformed
+from gofer.intake.scheduled_messages import find_agent
 from gofer.store.tables import api_tokens
 from gofer.web.api.http import WHOLE, RequestModel, json_response, parse_body, platform_of, secret_response
 from gofer.web.auth import Scope, Visitor, note, visitor_of
 from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.auth.members import find_member, first_owner
-from gofer.web.auth.principal import NOUNS, read_scopes
+from gofer.web.auth.principal import AGENT_NOUNS, NOUNS, read_scopes
 from gofer.web.auth.sessions import TOKEN_LIFE, revoke_token
-from gofer.web.queries.members import list_tokens, make_token
+from gofer.web.queries.members import list_tokens, make_token, told_scopes
 
 DAYS = int(TOKEN_LIFE / 86400)
 
@@ -32,6 +33,11 @@ class NewToken(RequestModel):
         default_factory=list,
         max_length=len(NOUNS),
         description="Words such as `jobs:write`: it may then use these nouns only, and `scope` does not count.",
+    )
+    agent: str = Field(
+        default="",
+        max_length=100,
+        description="Bound to this agent: it sees that agent's conversations and jobs and speaks in its name.",
     )
     days: Annotated[int, Field(ge=1, le=3650), WHOLE] | None = Field(
         default=DAYS, description="How long it is valid; without end if null."
@@ -66,6 +72,8 @@ async def add(request: Request) -> Response:
     check_confirmed(request)
     new = await parse_body(request, NewToken)
     note(request, name=new.name, scope=" ".join(new.scopes) or new.scope, days=new.days)
+    if new.agent:
+        note(request, agent=new.agent)
     made = await platform.database.write(partial(_add, visitor=visitor, new=new))
     return secret_response(made, 201)
 
@@ -77,6 +85,12 @@ def _add(connection: Connection, visitor: Visitor, new: NewToken) -> dict[str, A
         member = find_member(connection, new.member) if new.member else first_owner(connection)
     if member.id != visitor.member_id and visitor.role != "owner":
         raise Forbidden("Only an owner makes tokens for others.")
+    if new.agent:
+        find_agent(connection, new.agent)
+        if stray := sorted({word.partition(":")[0] for word in new.scopes} - {*AGENT_NOUNS}):
+            raise Malformed(
+                f"scopes: a token that is bound to an agent is for {', '.join(AGENT_NOUNS)}, not for {stray[0]}."
+            )
     token_id, value = make_token(
         connection,
         member,
@@ -84,14 +98,14 @@ def _add(connection: Connection, visitor: Visitor, new: NewToken) -> dict[str, A
         scope=new.scope,
         scopes=read_scopes(new.scopes),
         days=new.days,
+        agent=new.agent,
     )
     made = connection.execute(select(api_tokens).where(api_tokens.c.id == token_id)).one()
-    scopes = (made.scopes or "").split()
     return {
         "id": token_id,
         "token": value,
         "scope": made.scope,
-        "scopes": scopes,
+        **told_scopes(made.scopes),
         "expires_at": made.expires_at,
     }
 

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import hmac
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -20,10 +21,21 @@ from gofer.app import Platform
 from gofer.errors import Forbidden, GoferError
 from gofer.web.auth.audit import audited
 from gofer.web.auth.client_address import Peers
-from gofer.web.auth.principal import SOCKET, Caller, NotSignedIn, Role, caller_of, narrowed, visitor_of
+from gofer.web.auth.principal import (
+    ANYBODY,
+    ROLES,
+    SOCKET,
+    Caller,
+    NotSignedIn,
+    Role,
+    caller_of,
+    narrowed,
+    visitor_of,
+)
 from gofer.web.auth.sessions import Recognised, by_session, by_token, csrf_for, session_seen, token_used
 from gofer.web.body import read_form
 from gofer.web.problems import on_gofer_error, problem
+from gofer.web.unix_socket import AS_AGENT, AS_ROLE
 
 PLAIN_COOKIE, SECURE_COOKIE = "gofer_session", "__Host-gofer_session"
 CSRF_FIELD, CSRF_HEADER = "csrf", "x-gofer-csrf"
@@ -148,14 +160,18 @@ def _no_room(scope: AsgiScope, caller: Caller) -> Response | None:
 
 
 class FromSocket:
-    """ASGI middleware for the Unix socket: whoever may open its file is the owner."""
+    """ASGI middleware for the Unix socket: whoever may open its file is the owner, and may ask to be less."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Say so."""
-        scope["gofer.caller"] = Caller(visitor=SOCKET)
+        headers = Headers(scope=scope)
+        asked = headers.get(AS_ROLE, SOCKET.role)
+        role = next((role for role in ROLES if role == asked), ROLES[0])
+        visitor = replace(SOCKET, role=role, agent=headers.get(AS_AGENT, ""))
+        scope["gofer.caller"] = Caller(visitor=visitor)
         await self._app(scope, receive, send)
 
 
@@ -196,10 +212,11 @@ def csrf_of(request: HTTPConnection) -> str:
     return csrf_for(session) if session else ""
 
 
-def require(role: Role, noun: str = "") -> Callable[[Endpoint], Endpoint]:
+def require(role: Role, noun: str = "", *, for_agents: bool = False) -> Callable[[Endpoint], Endpoint]:
     """An endpoint for those with at least this role. A change must be their own wish, and is put on record.
 
-    A token with scopes of its own reaches only endpoints of a noun.
+    A token with scopes of its own reaches only endpoints of a noun; one that is bound to an agent, only those that
+    look at whose something is.
     """
 
     def guarded(endpoint: Endpoint) -> Endpoint:
@@ -211,6 +228,8 @@ def require(role: Role, noun: str = "") -> Callable[[Endpoint], Endpoint]:
             except NotSignedIn as error:
                 return await turned_away(request, error)
             visitor = caller_of(request).visitor = narrowed(visitor, noun)
+            if visitor.agent and not for_agents and noun != ANYBODY:
+                raise Forbidden(f"This token is bound to the agent {visitor.agent} and may not do this.")
             if not visitor.may(role):
                 raise Forbidden(f"This needs the role {role}; you have {visitor.role}.")
             if request.method in SAFE:

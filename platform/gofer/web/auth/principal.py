@@ -39,6 +39,11 @@ NOUNS = (
     "shells",
 )
 """What a token's scopes can be for: the nouns of the API's table. Not tokens: it would make itself a wider one."""
+AGENT_NOUNS = ("conversations", "jobs", "messages", "questions")
+"""What a token can be for that is bound to an agent."""
+AGENT_WORD = "agent:"
+"""What the word among a token's scopes begins with that binds it to an agent. A release that does not know the word
+refuses the token."""
 ANYBODY = "me"
 """The noun that every token may read: who it speaks for."""
 
@@ -63,6 +68,8 @@ class Visitor:
     """What a token may do with each noun; None when it is for all of them."""
     noun: str = ""
     """What the request is about, once the API knows; until then a token with scopes may do nothing."""
+    agent: str = ""
+    """The agent that a token is bound to, by name: it sees the conversations and jobs of that one alone."""
 
     def may(self, role: Role) -> bool:
         """Whether their role is at least this one."""
@@ -124,6 +131,11 @@ def narrowed(visitor: Visitor, noun: str) -> Visitor:
         what = f"has no scope for {noun}" if noun else "is for the API only"
         raise Forbidden(f"This token {what}; its scopes are for {', '.join(sorted(visitor.scopes))}.")
     return replace(visitor, role=role, noun=noun)
+
+
+def bound_agent(words: Iterable[str]) -> str:
+    """The agent that the words of a token bind it to; empty when they do not."""
+    return next((word.removeprefix(AGENT_WORD) for word in words if word.startswith(AGENT_WORD)), "")
 
 
 def read_scopes(words: Iterable[str]) -> dict[str, Scope]:

@@ -15,7 +15,17 @@ from gofer.store.db_time import now
 from gofer.store.ids import new_id
 from gofer.store.tables import api_tokens, members, web_sessions
 from gofer.web.auth.members import digest, find_member, new_value
-from gofer.web.auth.principal import AS_ROLE, SCOPES, Scope, Visitor, lesser, read_scopes
+from gofer.web.auth.principal import (
+    AGENT_NOUNS,
+    AGENT_WORD,
+    AS_ROLE,
+    SCOPES,
+    Scope,
+    Visitor,
+    bound_agent,
+    lesser,
+    read_scopes,
+)
 
 LIFE = 30 * 86400.0
 IDLE = 7 * 86400.0
@@ -160,9 +170,13 @@ def new_token(
     scope: Scope,
     scopes: Mapping[str, Scope] | None = None,
     life: float | None = TOKEN_LIFE,
+    agent: str = "",
 ) -> tuple[str, str]:
-    """A token's id and the token itself, which is shown this once. With `scopes` it is for those nouns only. Raises
-    RowRefused for a member who gets in nowhere."""
+    """A token's id and the token itself, which is shown this once. With `scopes` it is for those nouns only, with an
+    agent for what is that agent's. Raises RowRefused for a member who gets in nowhere."""
+    if agent and not scopes:
+        scopes = dict.fromkeys(AGENT_NOUNS, scope)
+    words = [f"{noun}:{scopes[noun]}" for noun in sorted(scopes)] if scopes else []
     row_macs.require(connection, members, find_member(connection, member_id))
     token_id, value = new_id("token"), TOKEN + new_value()
     row = {
@@ -171,7 +185,7 @@ def new_token(
         "name": name,
         "digest": _narrow_digest(value) if scopes else digest(value),
         "scope": max(scopes.values(), key=SCOPES.index) if scopes else scope,
-        "scopes": " ".join(f"{noun}:{scopes[noun]}" for noun in sorted(scopes)) if scopes else None,
+        "scopes": " ".join([*([AGENT_WORD + agent] if agent else []), *words]) or None,
         "created_at": now(),
         "expires_at": now() + life if life is not None else None,
     }
@@ -200,11 +214,13 @@ def by_token(connection: Connection, value: str) -> Recognised | None:
     if row is None or not _right(connection, api_tokens, row):
         return None
     role = lesser(row.role, AS_ROLE[row.scope])
-    scopes = None
+    scopes, agent = None, ""
     if row.scopes is not None:
-        asked = read_scopes(row.scopes.split())
+        words = row.scopes.split()
+        agent = bound_agent(words)
+        asked = read_scopes(word for word in words if not word.startswith(AGENT_WORD))
         scopes = {noun: lesser(row.role, AS_ROLE[scope]) for noun, scope in asked.items()}
-    visitor = Visitor(row.id, row.name, role, "token", row.token_id, scopes)
+    visitor = Visitor(row.id, row.name, role, "token", row.token_id, scopes, agent=agent)
     return Recognised(visitor, row.unused is None or row.unused > SEEN_EVERY)
 
 

@@ -14,7 +14,7 @@ from gofer.integration import Incoming
 from gofer.purge import Purged, purge_conversation, remove_shell_files
 from gofer.store.encryption import conversation_key
 from gofer.store.messages import open_message
-from gofer.store.tables import bindings, conversations, jobs, messages
+from gofer.store.tables import agents, bindings, conversations, jobs, messages, participants
 from gofer.vault.envelope import Vault
 from gofer.web.queries import rows, without
 from gofer.web.titles import BEGUN
@@ -39,15 +39,24 @@ def _held_at(connection_id: str) -> Any:
     return conversations.c.id.in_(select(bindings.c.conversation_id).where(held))
 
 
+def _heard_by(agent: str) -> Any:
+    """An agent's conversations: those that it takes part in."""
+    heard = select(participants.c.conversation_id).join(agents, agents.c.id == participants.c.agent_id)
+    return conversations.c.id.in_(heard.where(agents.c.name == agent))
+
+
 def list_conversations(
-    connection: Connection, *, connection_id: str = "", cursor: str = "", limit: int
+    connection: Connection, *, connection_id: str = "", cursor: str = "", limit: int, agent: str = ""
 ) -> list[dict[str, Any]]:
-    """Those in which something was said, the newest first, from after the conversation `cursor` on."""
+    """Those in which something was said, the newest first, from after the conversation `cursor` on; with an agent, its
+    own."""
     query = _CONVERSATIONS.where(BEGUN).limit(limit)
+    if agent:
+        query = query.where(_heard_by(agent))
     if connection_id:
         query = query.where(_held_at(connection_id))
     if cursor:
-        last = find_conversation(connection, cursor)
+        last = find_conversation(connection, cursor, agent)
         place = tuple_(conversations.c.created_at, conversations.c.id)
         query = query.where(place < tuple_(last["created_at"], last["id"]))
     return rows(connection, query)
@@ -84,9 +93,10 @@ def list_by_activity(
     return listed[:limit]
 
 
-def find_conversation(connection: Connection, conversation_id: str) -> dict[str, Any]:
-    """A conversation with where it is held; raises NotFound."""
-    found = rows(connection, _CONVERSATIONS.where(conversations.c.id == conversation_id))
+def find_conversation(connection: Connection, conversation_id: str, agent: str = "") -> dict[str, Any]:
+    """A conversation with where it is held; raises NotFound, also for one that the agent takes no part in."""
+    query = _CONVERSATIONS.where(conversations.c.id == conversation_id)
+    found = rows(connection, query.where(_heard_by(agent)) if agent else query)
     if not found:
         raise NotFound(
             f"There is no conversation {conversation_id[:60]!r}. `gofer conversations list` shows those there are."
@@ -95,15 +105,25 @@ def find_conversation(connection: Connection, conversation_id: str) -> dict[str,
 
 
 def read_messages(
-    connection: Connection, vault: Vault, conversation: dict[str, Any], *, before: int | None, limit: int
+    connection: Connection,
+    vault: Vault,
+    conversation: dict[str, Any],
+    *,
+    before: int | None,
+    limit: int,
+    after: int | None = None,
 ) -> list[tuple[Any, Incoming | None]]:
-    """A conversation's messages with their content, which is None when purged; the newest first."""
+    """A conversation's messages with their content, which is None when purged; the newest first, or those after a
+    number in their order."""
     purged = conversation["purged_at"] is not None
     key = None if purged else conversation_key(connection, vault, conversation["id"])
     query = select(messages).where(messages.c.conversation_id == conversation["id"])
     if before is not None:
         query = query.where(messages.c.seq < before)
-    found = connection.execute(query.order_by(messages.c.seq.desc()).limit(limit)).all()
+    order = messages.c.seq.desc()
+    if after is not None:
+        query, order = query.where(messages.c.seq > after), messages.c.seq.asc()
+    found = connection.execute(query.order_by(order).limit(limit)).all()
     return [
         (
             row,

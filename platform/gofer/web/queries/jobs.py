@@ -17,6 +17,7 @@ from gofer.store.tables import (
     ENDED_BADLY,
     LIVE,
     JobState,
+    agents,
     attempts,
     conversations,
     events,
@@ -35,6 +36,7 @@ def job_conditions(
     states: Collection[JobState] = (),
     kind: str = "",
     agent_id: str = "",
+    agent: str = "",
     connection_id: str = "",
     conversation_id: str = "",
     before: int | None = None,
@@ -48,6 +50,8 @@ def job_conditions(
         found.append(ENDED_BADLY)
     if before is not None:
         found.append(jobs.c.id < before)
+    if agent:
+        found.append(of_agent(agent))
     columns = {
         jobs.c.kind: kind,
         jobs.c.agent_id: agent_id,
@@ -55,6 +59,21 @@ def job_conditions(
         jobs.c.conversation_id: conversation_id,
     }
     return found + [column == value for column, value in columns.items() if value]
+
+
+def of_agent(name: str) -> ColumnElement[bool]:
+    """The condition for jobs of an agent, by its name."""
+    return jobs.c.agent_id.in_(select(agents.c.id).where(agents.c.name == name))
+
+
+def check_job(connection: Connection, job_id: int, agent: str) -> None:
+    """Raises NotFound unless there is such a job, and it is the agent's if one is named."""
+    if (
+        agent
+        and connection.execute(select(jobs.c.id).where(jobs.c.id == job_id, of_agent(agent))).first() is None
+    ):
+        raise control.no_job(job_id)
+    control.find_job(connection, job_id)
 
 
 def list_jobs(

@@ -12,7 +12,7 @@ from gofer.store import row_macs
 from gofer.store.tables import api_tokens, members
 from gofer.web.auth import Role, Scope
 from gofer.web.auth.members import find_member, list_members, new_link
-from gofer.web.auth.principal import AS_ROLE, ROLES
+from gofer.web.auth.principal import AGENT_WORD, AS_ROLE, ROLES, bound_agent
 from gofer.web.auth.sessions import new_token
 
 
@@ -48,11 +48,20 @@ def list_tokens(connection: Connection, member_id: str | None) -> list[dict[str,
     return [
         {
             **{name: value for name, value in row._mapping.items() if name not in ("digest", "mac")},
-            "scopes": (row.scopes or "").split(),
+            **told_scopes(row.scopes),
             "refused": not row_macs.fits(connection, api_tokens, row),
         }
         for row in connection.execute(query).all()
     ]
+
+
+def told_scopes(scopes: str | None) -> dict[str, Any]:
+    """A token's words for the nouns that it is for, and the agent that it is bound to."""
+    words = (scopes or "").split()
+    return {
+        "scopes": [word for word in words if not word.startswith(AGENT_WORD)],
+        "agent": bound_agent(words),
+    }
 
 
 def make_token(
@@ -63,11 +72,12 @@ def make_token(
     scope: Scope,
     scopes: Mapping[str, Scope] | None,
     days: int | None,
+    agent: str = "",
 ) -> tuple[str, str]:
     """A token's id and value; raises Forbidden for a scope that its member's role does not have."""
     _check_scopes(member.role, scopes.values() if scopes else (scope,))
     life = days * 86400.0 if days is not None else None
-    return new_token(connection, member.id, name=name, scope=scope, scopes=scopes, life=life)
+    return new_token(connection, member.id, name=name, scope=scope, scopes=scopes, life=life, agent=agent)
 
 
 def _check_scopes(role: Role, scopes: Iterable[Scope]) -> None:

@@ -8,19 +8,28 @@ from sqlalchemy import Connection, select
 
 from gofer.errors import NotFound
 from gofer.store.encryption import conversation_key, unseal
-from gofer.store.tables import questions
+from gofer.store.tables import jobs, questions
 from gofer.vault.envelope import Vault
+from gofer.web.queries.jobs import of_agent
 
 
 def list_questions(
-    connection: Connection, vault: Vault, *, job_id: int | None = None, closed: bool = False, limit: int = 50
+    connection: Connection,
+    vault: Vault,
+    *,
+    job_id: int | None = None,
+    closed: bool = False,
+    agent: str = "",
+    limit: int = 50,
 ) -> list[dict[str, Any]]:
-    """The oldest first; with `closed` also those that are answered."""
+    """The oldest first; with `closed` also those that are answered, with an agent those that it asked."""
     query = select(questions).order_by(questions.c.asked_at).limit(limit)
     if not closed:
         query = query.where(questions.c.answered_at.is_(None))
     if job_id is not None:
         query = query.where(questions.c.job_id == job_id)
+    if agent:
+        query = query.where(questions.c.job_id.in_(select(jobs.c.id).where(of_agent(agent))))
     return [_describe(connection, vault, row) for row in connection.execute(query).all()]
 
 
@@ -32,7 +41,8 @@ def _describe(connection: Connection, vault: Vault, row: Any) -> dict[str, Any]:
     try:
         key = conversation_key(connection, vault, row.conversation_id or "")
     except NotFound:  # the conversation is purged
-        return {**shown, "question": "", "choices": []}
+        return {**shown, "question": "", "choices": [], "answer": None}
     question = "" if row.sealed is None else unseal(key, row.sealed, "question", row.id)
     choices = [] if row.choices is None else unseal(key, row.choices, "choices", row.id)
-    return {**shown, "question": str(question), "choices": list(choices)}
+    answer = None if row.answer is None else unseal(key, row.answer, "answer", row.id)["text"]
+    return {**shown, "question": str(question), "choices": list(choices), "answer": answer}

@@ -1,0 +1,156 @@
+"""Posts: what a program says in a conversation in an agent's name, and what it asks a person there.
+
+A post is a job. So it survives a crash, goes out through the reply ledger in order, and what it asks is a Question
+that people answer by a button, on the dashboard or on the command line. Its text is somebody's words, so it is sealed
+with the conversation's key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from gofer.connections.context import LoadedConnections
+from gofer.errors import NotFound
+from gofer.jobs.kinds import POST
+from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Wait
+from gofer.jobs.queue import SERVICE, Claim, submit
+from gofer.jobs.worker import Run
+from gofer.runs.agent_files import AgentFiles, in_force
+from gofer.runs.store_adapters import StoreQuestions
+from gofer.store.database import Database
+from gofer.store.encryption import conversation_key, seal, unseal
+from gofer.store.ids import new_id
+from gofer.store.locks import lock_conversation
+from gofer.store.tables import agents, bindings, jobs
+from gofer.vault.envelope import Vault
+from gofer.vault.errors import Tampered
+from gofer.vault.redaction import Redactor
+
+ASKED = "post.asked"
+"""What the question of a post is known by."""
+UNANSWERED = "question.expired"
+"""Why a post ended that nobody answered in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """Something to say, or to ask when it expects an answer."""
+
+    text: str
+    asks: bool = False
+    choices: tuple[str, ...] = ()
+    expires_after: float | None = None
+
+
+def submit_post(
+    connection: Connection,
+    vault: Vault,
+    post: Post,
+    *,
+    workspace_id: str,
+    conversation_id: str,
+    agent: str = "",
+    unique_key: str | None = None,
+) -> int:
+    """Make the job that says or asks it, in the name of an agent if one is given; returns its id.
+
+    With a key that was used before it is the id of the job that was made then. Raises NotFound.
+    """
+    lock_conversation(connection, conversation_id)
+    place = _place(connection, conversation_id)
+    agent_id = (
+        connection.execute(select(agents.c.id).where(agents.c.name == agent)).scalar() if agent else None
+    )
+    mark = new_id("post")
+    key = conversation_key(connection, vault, conversation_id)
+    sealed = seal(key, asdict(post), *_bound_to(mark, conversation_id, agent_id))
+    made = submit(
+        connection,
+        workspace_id=workspace_id,
+        kind=POST,
+        # What is said keeps its order; a question must not hold up what is said after it.
+        lane=f"{POST}:{mark if post.asks else conversation_id}",
+        pool=SERVICE,
+        payload={"mark": mark, "sealed": base64.b64encode(sealed).decode(), "asks": post.asks},
+        conversation_id=conversation_id,
+        agent_id=agent_id,
+        connection_id=place.connection_id,
+        unique_key=unique_key,
+    )
+    if made is None:
+        made = connection.execute(select(jobs.c.id).where(jobs.c.unique_key == unique_key)).scalar_one()
+    return int(made)
+
+
+def _place(connection: Connection, conversation_id: str) -> Any:
+    query = select(bindings).where(bindings.c.conversation_id == conversation_id)
+    found = connection.execute(query.order_by(bindings.c.id).limit(1)).first()
+    if found is None:
+        raise NotFound("There is no such conversation. It may have been purged.")
+    return found
+
+
+def _bound_to(mark: str, conversation_id: str, agent_id: str | None) -> tuple[str, ...]:
+    return (POST, mark, conversation_id, agent_id or "")
+
+
+class Poster:
+    """Handles posts."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        vault: Vault,
+        accounts: LoadedConnections,
+        redactor: Redactor,
+        agents: AgentFiles,
+    ) -> None:
+        self._database = database
+        self._vault = vault
+        self._accounts = accounts
+        self._redactor = redactor
+        self._agents = agents
+
+    async def handle(self, run: Run) -> Outcome:
+        """Say it; or ask, and end when the answer is there."""
+        claim = run.claim
+        try:
+            post, place, name = await self._database.read(partial(self._read, claim=claim))
+        except (NotFound, Tampered, KeyError, ValueError):
+            return Dead("post.unreadable")
+        if claim.payload.get("asks"):
+            answered = await StoreQuestions(self._database, self._vault, claim).answer(ASKED)
+            if answered is not None:
+                return Done(reason=UNANSWERED if answered.expired else "")
+        draft = await self._draft(post, place, name)
+        if not post.asks:
+            return Done((draft,))
+        return Wait(
+            post.text, ASKED, expires_after=post.expires_after, drafts=(draft,), choices=tuple(post.choices)
+        )
+
+    def _read(self, connection: Connection, claim: Claim) -> tuple[Post, Any, str]:
+        conversation_id, payload = str(claim.conversation_id), claim.payload
+        key = conversation_key(connection, self._vault, conversation_id)
+        bound = _bound_to(str(payload["mark"]), conversation_id, claim.agent_id)
+        opened: Mapping[str, Any] = unseal(key, base64.b64decode(payload["sealed"]), *bound)
+        name = connection.execute(select(agents.c.name).where(agents.c.id == claim.agent_id)).scalar() or ""
+        return Post(**opened), _place(connection, conversation_id), name
+
+    async def _draft(self, post: Post, place: Any, name: str) -> Draft:
+        """A program's words: the conversation keeps them with a stranger's trust."""
+        connected = await self._accounts.get(place.connection_id)
+        several = len(in_force(await asyncio.to_thread(self._agents.look))) > 1
+        signature = f"**{name}**\n\n" if name and several else ""
+        choices = "".join(f"\n- {choice}" for choice in post.choices)
+        text = self._redactor.redact(post.text + choices)
+        parts = tuple(await asyncio.to_thread(connected.integration.split, signature + text))
+        return Draft(place.id, parts, "note" if post.asks else "final", signature=signature, narrowed=True)

@@ -1,0 +1,200 @@
+"""The door for other people's agents: MCP at `/mcp`, over streamable HTTP, without sessions.
+
+A bearer token says who calls. Requests are bounded in size, time and number, and a page of another site cannot make
+any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gofer.app import Platform
+from gofer.client.mcp_tools import Problem, build_server
+from gofer.errors import Forbidden, GoferError, TooOften
+from gofer.strict_json import load_json
+from gofer.web.api.http import MAX_BODY
+from gofer.web.api.idempotency import HEADER
+from gofer.web.auth import NotSignedIn, visitor_of
+from gofer.web.auth.guard import check_origin
+from gofer.web.auth.principal import Visitor, caller_of
+from gofer.web.body import receive_body
+from gofer.web.problems import on_gofer_error
+
+if TYPE_CHECKING:
+    from mcp.server import Server, ServerRequestContext
+
+PATH = "/mcp"
+MAX_CALLS, CALLS_WINDOW = 600, 60.0
+"""Requests of one token within so many seconds."""
+MAX_TOKENS = 10_000
+
+
+class CallLimit:
+    """Counts the requests of each token: so many at once, and no more than flow in again."""
+
+    def __init__(self, most: int = MAX_CALLS, window: float = CALLS_WINDOW) -> None:
+        self._most = most
+        self._per_second = most / window
+        self._left: dict[str, tuple[float, float]] = {}
+
+    def take(self, who: str) -> None:
+        """Count one; raises TooOften."""
+        now = time.monotonic()
+        left, seen = self._left.get(who, (float(self._most), now))
+        left = min(float(self._most), left + (now - seen) * self._per_second)
+        if left < 1:
+            raise TooOften(
+                f"This token made more than {self._most} requests in a minute. Wait a while.",
+                retry_after=(1 - left) / self._per_second,
+            )
+        if len(self._left) >= MAX_TOKENS:
+            self._left.clear()
+        self._left[who] = (left - 1, now)
+
+
+class McpEndpoint:
+    """ASGI app at `/mcp`."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self._limit = CallLimit()
+        self._server: Server[Any] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = Request(scope, receive)
+        try:
+            self._check(request, _caller(request))
+            body = await receive_body(
+                scope, receive, at_most=MAX_BODY, within=self._platform.settings.body_timeout
+            )
+            if body:
+                load_json(body)  # refuses what is JSON only to the lenient
+        except GoferError as error:
+            await (await on_gofer_error(request, error))(scope, receive, send)
+            return
+        await self._serve(scope, _again(body, receive), send)
+
+    def _check(self, request: Request, visitor: Visitor) -> None:
+        if request.headers.get("origin"):
+            check_origin(request)
+        self._limit.take(visitor.token_id)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._server is None:
+            # In a thread: it takes most of a second, in which others want to be answered.
+            self._server = await asyncio.to_thread(build_server, _in_process)
+        from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+        # One for each request: nothing of it is left when the request has ended.
+        manager = StreamableHTTPSessionManager(self._server, stateless=True, max_request_body_size=MAX_BODY)
+        async with manager.run():
+            await manager.handle_request(scope, receive, send)
+
+
+def route(platform: Platform) -> Route:
+    """The route of the door."""
+    return Route(PATH, McpEndpoint(platform), methods=["GET", "POST", "DELETE"], name="mcp.request")
+
+
+def _caller(request: Request) -> Visitor:
+    """Whose token it is. A browser's cookie opens nothing here."""
+    visitor = visitor_of(request)
+    if visitor.via != "token":
+        raise NotSignedIn("MCP needs a token: Authorization: Bearer …")
+    if visitor.scopes is not None and not visitor.scopes:
+        raise Forbidden
+    return visitor
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """What gives a body that was read once more, and then what the connection says."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def read() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return read
+
+
+def _in_process(context: ServerRequestContext[Any]) -> InProcessApi:
+    request = context.request
+    assert isinstance(request, Request)
+    return InProcessApi(request)
+
+
+class InProcessApi:
+    """The API of this process in the name of whoever made a request."""
+
+    def __init__(self, request: Request) -> None:
+        self._scope = request.scope
+        self._caller = caller_of(request)
+        self._visitor = visitor_of(request)
+        self._router: ASGIApp = request.app.router
+
+    async def __call__(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        key: str = "",
+    ) -> Any:
+        """The JSON of an answer; raises Problem."""
+        headers = [(b"content-type", b"application/json"), (b"host", b"gofer")]
+        if key:
+            headers.append((HEADER.encode(), key.encode()))
+        wanted = {name: value for name, value in (query or {}).items() if value != ""}
+        scope = {
+            **{name: value for name, value in self._scope.items() if name not in _OWN},
+            "method": method,
+            "path": f"/api/v1{path}",
+            "raw_path": f"/api/v1{path}".encode(),
+            "query_string": urlencode(wanted).encode(),
+            "headers": headers,
+            "state": {},
+            # The API narrows the visitor to what each operation is about.
+            "gofer.caller": replace(self._caller, visitor=self._visitor),
+        }
+        sent = b"" if body is None else json.dumps(body).encode()
+        answer = _Answer()
+        await self._router(scope, _again(sent, _nothing_more), answer.send)
+        return answer.value()
+
+
+_OWN = frozenset({"endpoint", "route", "path_params", "gofer.body", "gofer.most_body"})
+
+
+async def _nothing_more() -> Message:
+    return {"type": "http.disconnect"}
+
+
+class _Answer:
+    """Collects an answer of the API."""
+
+    def __init__(self) -> None:
+        self._status = 500
+        self._body = bytearray()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+        elif message["type"] == "http.response.body":
+            self._body += message.get("body", b"")
+
+    def value(self) -> Any:
+        value = json.loads(bytes(self._body) or b"{}")
+        if self._status >= 400:
+            raise Problem(self._status, str(value.get("code", "")), str(value.get("detail", "")))
+        return value

@@ -1,0 +1,316 @@
+"""Gofer as an MCP server: the library's own client over HTTP, whoever calls, and however they misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+from sqlalchemy import Connection, select
+
+from gofer.store.tables import audit_entries, jobs
+from gofer.web import mcp
+from gofer.web.api.http import MAX_BODY
+from gofer.web.auth.audit import READ
+from support.patience import patience, until
+from support.web_server import House
+
+T = TypeVar("T")
+ALL = [
+    *("list_conversations", "read_conversation", "post_message", "ask_person"),
+    *("run_agent", "list_jobs", "get_job", "cancel_job"),
+]
+UNKNOWN = "conv_aaaaaaaaaaaaaaaa"
+
+
+def furnished(folder: Path) -> Path:
+    """A data directory with two agents."""
+    agents = folder / "agents"
+    agents.mkdir(parents=True, mode=0o700)
+    folder.chmod(0o700)
+    (agents / "helper.toml").write_text('model = "offline/offline"\ndefault = true\n')
+    (agents / "reviewer.toml").write_text('model = "offline/offline"\n')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    house = House(furnished(tmp_path_factory.mktemp("house") / "data"))
+    yield house
+    house.close()
+
+
+@asynccontextmanager
+async def connected(house: House, token: str, **options: Any) -> AsyncIterator[Client]:
+    async with httpx2.AsyncClient(headers={"authorization": f"Bearer {token}"}, timeout=patience(30)) as http:
+        transport = streamable_http_client(f"{house.url}/mcp", http_client=http)
+        async with Client(transport, **options) as client:
+            yield client
+
+
+def with_client(house: House, token: str, do: Callable[[Client], Awaitable[T]], **options: Any) -> T:
+    async def work() -> T:
+        async with connected(house, token, **options) as client:
+            return await do(client)
+
+    return asyncio.run(work())
+
+
+def called(house: House, token: str, name: str, **arguments: Any) -> Any:
+    """The structured result of one call."""
+
+    async def call(client: Client) -> Any:
+        return (await client.call_tool(name, arguments)).structured_content
+
+    return with_client(house, token, call)
+
+
+@pytest.fixture(scope="module")
+def owner(house: House) -> str:
+    return house.token(house.owner())
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_a_task_is_given_to_an_agent_and_its_answer_comes_back(house: House, owner: str, mode: str) -> None:
+    steps: list[str] = []
+
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        steps.append(message or "")
+
+    async def work(client: Client) -> None:
+        assert [tool.name for tool in (await client.list_tools()).tools] == ALL
+        wish = {"task": "Say hello.", "agent": "helper", "wait": 60}
+        done = (await client.call_tool("run_agent", wish, progress_callback=report)).structured_content
+        assert done["state"] == "done"
+        assert "offline" in done["answer"]
+        assert any("attempt" in step for step in steps)
+        page = {"conversation_id": done["conversation_id"], "limit": 1}
+        first = (await client.call_tool("read_conversation", page)).structured_content
+        second = (
+            await client.call_tool("read_conversation", {**page, "after": int(first["next"])})
+        ).structured_content
+        assert [first["messages"][0]["text"], second["messages"][0]["text"]] == ["Say hello.", done["answer"]]
+        listed = await client.list_resources()
+        about = await client.read_resource(f"gofer://conversations/{done['conversation_id']}")
+        assert f"gofer://conversations/{done['conversation_id']}" in [
+            str(each.uri) for each in listed.resources
+        ]
+        assert "Say hello." in about.contents[0].text  # type: ignore[union-attr]
+        run = await client.read_resource(f"gofer://jobs/{done['id']}")
+        assert json.loads(run.contents[0].text)["job"]["state"] == "done"  # type: ignore[union-attr]
+        with pytest.raises(MCPError):
+            await client.read_resource("gofer://conversations/../../etc/passwd")
+
+    with_client(house, owner, work, mode=mode)
+
+
+def test_what_is_asked_twice_with_one_key_is_done_once_also_after_a_restart(tmp_path: Path) -> None:
+    folder = furnished(tmp_path / "data")
+    wish = {"task": "Once.", "agent": "helper", "wait": 60, "idempotency_key": "task-1"}
+    house = House(folder)
+    try:
+        token = house.token(house.owner())
+        first = called(house, token, "run_agent", **wish)
+    finally:
+        house.close()
+    house = House(folder)
+    try:
+        assert called(house, token, "run_agent", **wish)["id"] == first["id"]
+        other = called(house, token, "run_agent", **{**wish, "task": "Another."})
+        assert (other["code"], other["status"]) == ("idempotency.reused", 422)
+        made = house.read(lambda c: c.execute(select(jobs.c.id).where(jobs.c.kind == "answer")).all())
+        assert len(made) == 1
+    finally:
+        house.close()
+
+
+# Who may do what.
+
+
+def test_nobody_gets_in_without_a_token(house: House) -> None:
+    ping = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+    browser = house.browser()
+    browser.follow(house.link(house.owner()))
+    stranger = httpx2.Client(base_url=house.url)
+    for client, headers in (
+        (stranger, {}),
+        (stranger, {"authorization": "Bearer gofer_wrong"}),
+        (browser.client, {}),  # a page of ours, or one that rides on its cookie
+    ):
+        answer = client.post("/mcp", json=ping, headers=headers)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+    stranger.close()
+
+
+def test_a_token_is_offered_what_its_scopes_allow_and_nothing_else_exists(house: House) -> None:
+    reading = house.token(house.owner(), "read")
+    narrow = house.token(house.owner(), scopes={"jobs": "read"})
+
+    async def names(client: Client) -> list[str]:
+        return [tool.name for tool in (await client.list_tools()).tools]
+
+    assert with_client(house, reading, names) == [
+        "list_conversations",
+        "read_conversation",
+        "list_jobs",
+        "get_job",
+    ]
+    assert with_client(house, narrow, names) == ["list_jobs", "get_job"]
+
+    async def try_hidden(client: Client) -> None:
+        for name in ("run_agent", "no_such_tool"):
+            with pytest.raises(MCPError, match="There is no tool"):
+                await client.call_tool(name, {"task": "x"})
+
+    with_client(house, narrow, try_hidden)
+
+
+def test_a_token_of_an_agent_sees_what_is_that_agents_and_speaks_in_its_name(
+    house: House, owner: str
+) -> None:
+    its = called(house, owner, "run_agent", task="For the reviewer.", agent="reviewer", wait=60)
+    others = called(house, owner, "run_agent", task="For the helper.", agent="helper", wait=60)
+    token = house.token(house.owner(), "write", agent="reviewer")
+    seen = called(house, token, "list_conversations")["conversations"]
+    assert its["conversation_id"] in [each["id"] for each in seen]
+    assert others["conversation_id"] not in [each["id"] for each in seen]
+    assert others["id"] not in [each["id"] for each in called(house, token, "list_jobs")["jobs"]]
+    for name, wish in (
+        ("read_conversation", {}),
+        ("post_message", {"text": "x"}),
+        ("ask_person", {"question": "x?"}),
+    ):
+        hidden = called(house, token, name, conversation_id=others["conversation_id"], **wish)
+        unknown = called(house, token, name, conversation_id=UNKNOWN, **wish)
+        assert hidden["detail"].replace(others["conversation_id"], UNKNOWN) == unknown["detail"]
+        assert hidden["status"] == 404
+    for name in ("get_job", "cancel_job"):
+        assert called(house, token, name, job_id=others["id"])["detail"].startswith("There is no job")
+    assert called(house, token, "run_agent", task="x", agent="helper")["status"] == 404
+    posted = called(
+        house, token, "post_message", conversation_id=its["conversation_id"], text="Two findings."
+    )
+    until(lambda: called(house, token, "get_job", job_id=posted["job_id"])["state"] == "done")
+    said = called(house, token, "read_conversation", conversation_id=its["conversation_id"])["messages"][-1]
+    assert (said["text"], said["author"].partition(":")[0], said["trust"]) == (
+        "Two findings.",
+        "agent",
+        "stranger",
+    )
+    # The rest of the API is closed to it.
+    assert house.api(token).get("/agents").status_code == 403
+    assert house.api(token).get("/events").status_code == 403
+    assert house.browser(authorization=f"Bearer {token}").get("/conversations").status_code in (303, 403)
+
+
+def test_a_person_is_asked_and_the_answer_comes_back_whenever_it_is_given(house: House, owner: str) -> None:
+    where = called(house, owner, "run_agent", task="Hello.", agent="helper", wait=60)["conversation_id"]
+    wish = {"conversation_id": where, "question": "Ship it?", "choices": ["Yes", "No"], "wait": 0}
+    asked = called(house, owner, "ask_person", **wish, idempotency_key="ship")
+    assert called(house, owner, "ask_person", **wish, idempotency_key="ship")["id"] == asked["id"]
+
+    def open_question() -> str | None:
+        found = called(house, owner, "get_job", job_id=asked["id"])
+        return found["questions"][0]["id"] if found["state"] == "waiting" else None
+
+    until(open_question)
+    answered = house.api(owner).post(f"/questions/{open_question()}/answer", json={"text": "Yes"})
+    assert answered.status_code == 202
+    done = called(house, owner, "get_job", job_id=asked["id"], wait=60)
+    assert (done["state"], done["questions"][0]["answer"]) == ("done", "Yes")
+
+
+def test_every_change_and_every_look_at_others_words_is_on_record(house: House) -> None:
+    boss, clerk = house.token(house.owner()), house.member("clerk", "operator", password="")
+    theirs = called(house, boss, "run_agent", task="A secret plan.", agent="helper", wait=60)
+    token = house.token(clerk, "write")
+    called(house, token, "read_conversation", conversation_id=theirs["conversation_id"])
+    called(house, token, "cancel_job", job_id=theirs["id"])
+
+    def recorded(connection: Connection) -> list[tuple[str, str, int]]:
+        mine = select(audit_entries).where(audit_entries.c.member_id == clerk).order_by(audit_entries.c.id)
+        return [(row.action, row.subject, row.status) for row in connection.execute(mine)]
+
+    assert house.read(recorded) == [
+        (READ, theirs["conversation_id"], 200),
+        ("jobs.cancel", str(theirs["id"]), 409),
+    ]
+
+
+# Bad input.
+
+
+def test_a_page_of_another_site_a_foreign_name_and_a_huge_body_are_refused(house: House, owner: str) -> None:
+    client = httpx2.Client(base_url=house.url, headers={"authorization": f"Bearer {owner}"})
+    ping = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+    assert client.post("/mcp", json=ping, headers={"origin": "https://evil.example"}).status_code == 403
+    assert client.post("/mcp", json=ping, headers={"host": "evil.example"}).status_code == 421
+    assert client.post("/mcp", content=b"x" * (MAX_BODY + 1)).status_code == 413
+    for body in (
+        b"",
+        b"{",
+        b"[]",
+        b"[" * 100_000,
+        b'{"jsonrpc":"2.0","id":1e999,"method":"x"}',
+        b"\xff\xfe{}",
+    ):
+        for version in ({}, {"mcp-protocol-version": "2026-07-28"}, {"mcp-protocol-version": "1999-01-01"}):
+            answer = client.post(
+                "/mcp",
+                content=body,
+                headers={
+                    "content-type": "application/json",
+                    "accept": "application/json, text/event-stream",
+                    **version,
+                },
+            )
+            assert 400 <= answer.status_code < 500, (body[:40], version, answer.status_code)
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("read_conversation", {}),
+        ("read_conversation", {"conversation_id": ""}),
+        ("read_conversation", {"conversation_id": "../jobs"}),
+        ("read_conversation", {"conversation_id": "x", "limit": 10**9}),
+        ("get_job", {"job_id": "1"}),
+        ("get_job", {"job_id": 2**70}),
+        ("get_job", {"job_id": 1, "also": True}),
+        ("post_message", {"conversation_id": UNKNOWN, "text": "   "}),
+        ("run_agent", {"task": "x", "idempotency_key": "with space"}),
+        ("run_agent", {"task": "x" * 100_001}),
+        ("list_jobs", {"state": "nonsense"}),
+    ],
+)
+def test_wrong_arguments_get_an_error_that_says_what_is_wrong(
+    house: House, owner: str, name: str, arguments: dict[str, Any]
+) -> None:
+    async def call(client: Client) -> Any:
+        return await client.call_tool(name, arguments)
+
+    answer = with_client(house, owner, call)
+    assert answer.is_error
+    assert len(answer.content[0].text) > 10
+    assert "Traceback" not in answer.content[0].text
+
+
+def test_a_token_that_calls_too_often_is_slowed_down_and_others_are_not(house: House, owner: str) -> None:
+    hasty = httpx2.Client(
+        base_url=house.url, headers={"authorization": f"Bearer {house.token(house.owner())}"}
+    )
+    # Refused before anything is parsed, so that many are quickly made.
+    statuses = [hasty.post("/mcp", content=b"{").status_code for _ in range(mcp.MAX_CALLS + 100)]
+    hasty.close()
+    assert statuses.count(429) > 10
+    assert called(house, owner, "list_jobs")["jobs"] is not None
