@@ -240,9 +240,7 @@ async def _open(
         intake=intake,
         refusals=Refusals(),
         follower=Follower(database=database, vault=vault, redactor=redactor, signals=signals),
-        roster=AgentSync(
-            agents=AgentFiles(settings.data_dir / "agents"), database=database, workspace_id=FIRST_WORKSPACE
-        ),
+        roster=AgentSync(agents=AgentFiles.of(settings), database=database, workspace_id=FIRST_WORKSPACE),
         live=SharedLive(signals, vault, owner) if signals.reaches_others else Live(),
         roles=roles,
     )
@@ -373,7 +371,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
         lending=loans,
         keys=keys,
         uses=platform.uses,
-        agents=AgentFiles(settings.data_dir / "agents"),
+        agents=AgentFiles.of(settings),
         observer=Observers(platform.live, platform.signals, progress),
     )
     outbox = Outbox(

@@ -174,6 +174,10 @@ class Settings(BaseSettings):
         default=True,
         description="Whether shells live on while the server is down, to be found again by the next.",
     )
+    agent_runtime_v1: bool = Field(
+        default=True,
+        description="Whether agents have folders with identity layers; without, only flat settings and instructions.",
+    )
     timezone: str = Field(default="UTC", description="The workspace's time zone, e.g. Europe/Berlin.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="How much to log."

@@ -10,7 +10,8 @@ import pytest
 
 from gofer.agent.models.providers import BUILT_IN
 from gofer.errors import NotFound
-from gofer.runs.agent_files import AgentFileError, AgentFiles, AgentSpec, as_toml, known_tools, remove_agent
+from gofer.runs.agent_files import AgentFileError, AgentFiles, AgentSpec, known_tools
+from gofer.runs.agent_writer import as_toml, remove_agent
 from gofer.runs.model_keys import ModelKeys
 from gofer.settings import Settings
 

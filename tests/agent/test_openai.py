@@ -26,7 +26,8 @@ from gofer.agent.outcome import Answered, Failed, Stopped
 from gofer.agent.prices import load_prices
 from gofer.doctor.model import QUESTION
 from gofer.errors import ConfigError
-from gofer.runs.agent_files import AgentFileError, AgentSpec, put_agent
+from gofer.runs.agent_files import AgentFileError, AgentSpec
+from gofer.runs.agent_writer import put_agent
 from gofer.runs.model_keys import ModelKeys
 from gofer.secrets.secret_store import put_secret
 from gofer.settings import Settings

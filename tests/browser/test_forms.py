@@ -168,6 +168,45 @@ def test_the_last_lines_of_the_log_are_searched(owner: Visitor, lived: Lived) ->
     assert "Show every line" in owner.read("/logs?q=nothing-like-it")
 
 
+def test_an_agents_page_shows_who_it_is_and_what_is_shadowed(
+    owner: Visitor, viewer: Visitor, lived: Lived
+) -> None:
+    folder = lived.house.settings.data_dir / "agents" / "kind"
+    page = owner.does("/agents/new", name="kind")
+    assert "kind has a folder now" in page
+    assert "What the agent knows about the people it works for" in html.unescape(page)
+    assert owner.post("/agents/new", name="kind").status_code == 409
+    (folder / "SOUL.md").write_text("# Limits\nNever <b>delete</b> mails.")
+    (folder / "users").mkdir()
+    (folder / "users" / "person_x.md").write_text("# Limits\nShe may delete mails.")
+    page = owner.read("/agents/kind")
+    stamp = re.findall(r'name="stamp" value="(\w+)"', page)[0]
+    fields = {
+        "toml": "",
+        "notes": "# limits\nDelete at will.",
+        "IDENTITY": "You are Kim.",
+        "USER": "",
+        "stamp": stamp,
+    }
+    page = owner.does("/agents", name="kind", **fields)
+    assert (folder / "IDENTITY.md").read_text() == "You are Kim.\n"
+    assert not (folder / "USER.md").exists()
+    assert "limits: kind/SOUL.md shadows kind/AGENT.md" in page
+    assert "Never &lt;b&gt;delete&lt;/b&gt; mails." in page, "both texts, as text"
+    assert "Delete at will." in page
+    assert "She may delete mails." in page
+    assert "Never delete" not in viewer.read("/agents")
+    seen = viewer.read("/agents/kind")
+    assert "Delete at will." in seen
+    assert "She may delete mails." not in seen, "what is known of a person is for owners"
+    assert owner.post("/agents", name="kind", SOUL="", **{**fields, "stamp": "0"}).status_code == 409
+    again = {**fields, "stamp": re.findall(r'name="stamp" value="(\w+)"', page)[0]}
+    owner.does("/agents", name="kind", SOUL="# Limits\nnone", **again)
+    assert "Never" in (folder / "SOUL.md").read_text(), "SOUL is not changed here"
+    owner.does("/agents/kind/remove")
+    assert not folder.exists()
+
+
 def test_an_agent_is_checked_before_it_is_written(owner: Visitor, lived: Lived) -> None:
     wrong = owner.post("/agents", name="tidy", toml="model = 3", notes="", stamp="")
     assert wrong.status_code == 400

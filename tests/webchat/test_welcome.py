@@ -188,6 +188,15 @@ def test_only_an_owner_sets_it_up_and_only_from_the_page(house: House, owner: Br
     assert do(owner, "/telegram/webchat_none/test").status_code == 404
 
 
+def test_the_first_agent_gets_a_folder_of_its_own(house: House, owner: Browser) -> None:
+    page = owner.get("/welcome").text
+    assert "Make the folder" in page
+    made = owner.post("/agents/new", name="gofer", csrf=csrf_in(page))
+    assert made.headers["location"].startswith("/agents/gofer")
+    assert (house.settings.data_dir / "agents" / "gofer" / "SOUL.md").exists()
+    assert "it has a folder" in owner.get("/welcome").text
+
+
 def test_the_page_shows_the_doctors_checks(owner: Browser) -> None:
     page = owner.get("/welcome/checks").text
     for check in (

@@ -141,3 +141,5 @@ class Covers:
     """Everything up to here was dealt with by earlier jobs."""
     extra: dict[str, str] = field(default_factory=dict)
     """Facts for the model that do not change during the job, such as the repository."""
+    identity: str = ""
+    """Names the text of who the agent is, for the journal."""

@@ -22,7 +22,8 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     "run.started": Kind(
-        "A run began: who woke it, whether they wait for it, and where its history begins and ends.",
+        "A run began: who woke it, whether they wait for it, where its history begins and ends, and which text says "
+        "who the agent is.",
         frozenset({"woken_by", "asker"}),
     ),
     "turn.started": Kind(

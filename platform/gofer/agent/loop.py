@@ -225,6 +225,7 @@ class TurnInput:
             "background": all(said.background for said in waking if not quotes(said.trust, trust)),
             "history_after": after,
             "history_to": to,
+            "identity": covers.identity,
         }
 
     async def listen(self, finding: LoopFinding | None) -> NewInput:

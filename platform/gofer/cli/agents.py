@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,31 +47,109 @@ def _whence(agent: dict[str, Any]) -> str:
 
 @app.command("show")
 def show_agent(name: Name, as_json: AsJson = False) -> None:
-    """Show an agent's files. For the built-in agent, show the file that it would have.
+    """Show an agent's settings, its layers and the sections that are shadowed. For the built-in agent, show the file
+    that it would have.
 
     \b
     gofer agents show reviewer
     """
     found = call("GET", f"/agents/{name}")
-    files = [text.rstrip("\n") for text in (found["toml"], found["instructions"]) if text]
-    show(found, as_json, lambda: print(*files, sep="\n\n"))
+    show(found, as_json, lambda: _print_agent(found))
+
+
+def _print_agent(found: dict[str, Any]) -> None:
+    print(found["toml"].rstrip("\n"))
+    for layer in found["layers"]:
+        print(f"\n==> {layer['name']} ({layer['file']})\n{layer['text'].rstrip()}")
+    if found["problem"]:
+        print(f"\nProblem: {found['problem']}")
+    for each in found["conflicts"]:
+        print(
+            f"\nShadowed: the section {each['heading']!r} of {each['shadowed_in']}, by that of {each['kept_in']}. "
+            f"In force:\n{_indented(each['kept'])}\nNot told to the agent:\n{_indented(each['shadowed'])}"
+        )
+    print(f"\nDigest of what it is told: {found['digest']}")
+
+
+def _indented(text: str) -> str:
+    return textwrap.indent(text, "    ")
+
+
+@app.command()
+def new(name: Name, as_json: AsJson = False) -> None:
+    """Make an agent: a folder with commented files for its settings and its four layers.
+
+    \b
+    gofer agents new reviewer
+    """
+    made = call("POST", "/agents", json={"name": name})
+    show(made, as_json, lambda: print(f"The agent {name} has a folder in the data directory: agents/{name}."))
 
 
 @app.command()
 def put(
     name: Name,
-    file: Annotated[Path, typer.Argument(help="A TOML file with its settings.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="A TOML file with its settings, or a folder.", show_default=False)
+    ],
     instructions: Annotated[Path | None, typer.Option(help="A Markdown file with its instructions.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Add or change an agent from files, for all runs that start from now on. docs/agents.md has every setting.
 
+    A folder has agent.toml and the layers SOUL.md, AGENT.md, IDENTITY.md and USER.md; those it lacks are removed.
+
     \b
     gofer agents put reviewer reviewer.toml --instructions reviewer.md
+    gofer agents put reviewer ./reviewer
     """
-    wish = {"toml": _read(file), "instructions": None if instructions is None else _read(instructions)}
+    if file.is_dir():
+        if instructions is not None:
+            raise CommandFailed("In a folder the instructions are AGENT.md. Leave --instructions out.", USAGE)
+        wish: dict[str, Any] = {
+            "toml": _read(file / "agent.toml"),
+            "instructions": _read_if_there(file / "AGENT.md"),
+            "layers": {layer: _read_if_there(file / f"{layer}.md") for layer in ("SOUL", "IDENTITY", "USER")},
+        }
+    else:
+        wish = {"toml": _read(file), "instructions": None if instructions is None else _read(instructions)}
     made = call("PUT", f"/agents/{name}", json=wish)
     show(made, as_json, lambda: print(f"The agent {name} is written."))
+
+
+@app.command()
+def pull(
+    name: Name,
+    folder: Annotated[
+        Path | None, typer.Argument(help="A folder that is not there yet; by default the agent's name.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write an agent's own files into a folder here, to be changed and put back.
+
+    \b
+    gofer agents pull reviewer ./reviewer
+    """
+    target = folder or Path(name)
+    found = call("GET", f"/agents/{name}")
+    files = {"agent.toml": found["toml"], "AGENT.md": found["instructions"]}
+    files |= {f"{layer}.md": text for layer, text in found["files"].items()}
+    try:
+        target.mkdir(parents=True)
+        for file, text in files.items():
+            if text:
+                (target / file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandFailed(f"{target} cannot be written: {error.strerror}.", USAGE) from None
+    written = {
+        "folder": str(target.absolute()),
+        "files": sorted(file for file, text in files.items() if text),
+    }
+    show(written, as_json, lambda: print(f"The files of {name} are in {target}."))
+
+
+def _read_if_there(path: Path) -> str:
+    return _read(path) if path.exists() else ""
 
 
 def _read(path: Path) -> str:

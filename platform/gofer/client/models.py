@@ -228,6 +228,8 @@ class Conversation(Shape):
     """The agent that was chosen for it; null for those that hear everything there."""
     model: str
     """The model that was chosen for it; empty for the agent's own."""
+    private: bool | None
+    """Whether nobody but one person and Gofer reads it; null, when that is not known, counts as no."""
     created_at: float
     purged_at: float | None
     connection_id: str | None
@@ -370,14 +372,47 @@ class Agents(Shape):
     agents: list[Agent]
 
 
+class AgentLayer(Shape):
+    """One layer of an agent's identity, as it is in force."""
+
+    name: str
+    """SOUL, AGENT, IDENTITY or USER."""
+    file: str
+    """Below the folder agents."""
+    text: str
+
+
+class AgentShadowedSection(Shape):
+    """A section that a section of the same name in a higher layer shadows."""
+
+    heading: str
+    kept_in: str
+    kept: str
+    shadowed_in: str
+    shadowed: str
+
+
 class AgentInFull(Shape):
     """An agent's files, and what they mean."""
 
     name: str
     toml: str
     instructions: str
+    """Its AGENT layer."""
+    folder: bool
+    """Whether its files are in a folder of its own."""
+    files: dict[str, str]
+    """The texts of its other layers as they are in its own folder, by name."""
     spec: dict[str, Any] | None
     problem: str
+    layers: list[AgentLayer]
+    """Those in force, the highest first, with those that all agents share. What is known of single people is shown to
+    owners only."""
+    conflicts: list[AgentShadowedSection]
+    packet: str
+    """What the agent is told of who it is, in a conversation that is not private."""
+    digest: str
+    """Names exactly this packet."""
 
 
 class AgentWritten(Shape):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, func, select
@@ -48,7 +47,7 @@ class CommandRequest:
     trust: Trust
     conversation_id: str
     connection_id: str
-    agents_dir: Path
+    agents: AgentFiles
     today: str
     timezone: str
     auto: str
@@ -122,21 +121,21 @@ def _agents_here(connection: Connection, asking: CommandRequest) -> list[AgentSp
         participants.c.conversation_id == asking.conversation_id
     )
     wanted = query.where(agents.c.id == chosen) if chosen else taking_part
-    hearing = {spec.name for spec in in_force(AgentFiles(asking.agents_dir).look())}
+    hearing = {spec.name for spec in in_force(asking.agents.look())}
     names = [name for name in connection.execute(wanted).scalars() if chosen or name in hearing]
-    specs = [_spec(asking.agents_dir, name) for name in names or sorted(hearing)]
+    specs = [_spec(asking.agents, name) for name in names or sorted(hearing)]
     return [spec.model_copy(update={"model": model}) if model else spec for spec in specs]
 
 
-def _spec(agents_dir: Path, name: str) -> AgentSpec:
+def _spec(agents: AgentFiles, name: str) -> AgentSpec:
     try:
-        return AgentFiles(agents_dir).get(name)
+        return agents.get(name)
     except (NotFound, GoferError):
         return AgentSpec(name=name)
 
 
 def _agent(connection: Connection, asking: CommandRequest) -> str:
-    names = sorted(choosable(AgentFiles(asking.agents_dir)))
+    names = sorted(choosable(asking.agents))
     lines = [f"{spec.name} hears this conversation." for spec in _agents_here(connection, asking)]
     return "\n".join([*lines, f"An owner can choose: /agent {' | '.join(names)} | default"])
 

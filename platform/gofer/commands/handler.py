@@ -285,7 +285,7 @@ class CommandHandler:
             trust=read.trust,
             conversation_id=str(claim.conversation_id),
             connection_id=str(read.connection_id),
-            agents_dir=self._settings.data_dir / "agents",
+            agents=AgentFiles.of(self._settings),
             today=datetime.now(ZoneInfo(self._settings.timezone)).strftime("%Y-%m-%d"),
             timezone=self._settings.timezone,
             auto=(await self._keys.catalogue(claim.workspace_id)).resolve(DEFAULT_MODEL),
@@ -298,7 +298,7 @@ class CommandHandler:
         where, workspace = str(claim.conversation_id), claim.workspace_id
         name, by = read.message.arguments.strip(), f"author:{read.message.author.id}"
         if read.message.command == "agent":
-            there = await asyncio.to_thread(choosable, AgentFiles(self._settings.data_dir / "agents"))
+            there = await asyncio.to_thread(choosable, AgentFiles.of(self._settings))
             chosen = partial(choose_agent, conversation_id=where, workspace_id=workspace, name=name, by=by)
             return await self._database.write(partial(chosen, there=there))
         catalogue = await self._keys.catalogue(workspace)
@@ -331,7 +331,7 @@ class CommandHandler:
         if read.trust is not Trust.OWNER or read.message.arguments.strip():
             return []
         if command == "agent":
-            names = sorted(await asyncio.to_thread(choosable, AgentFiles(self._settings.data_dir / "agents")))
+            names = sorted(await asyncio.to_thread(choosable, AgentFiles.of(self._settings)))
         elif command == "model":
             catalogue = await self._keys.catalogue(claim.workspace_id)
             names = _to_be_had(catalogue, self._settings.data_dir / "prices.toml")

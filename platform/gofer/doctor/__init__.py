@@ -29,8 +29,17 @@ from gofer.doctor.model import (
 )
 from gofer.errors import ConfigError, GoferError
 from gofer.jobs.maintenance import depth, oldest_ready
-from gofer.runs.agent_files import NAME, AgentFiles, AgentSpec, RouteSettings, default_agent, in_force
+from gofer.runs.agent_files import (
+    NAME,
+    AgentFiles,
+    AgentSpec,
+    RouteSettings,
+    default_agent,
+    in_force,
+    is_agent_folder,
+)
 from gofer.runs.agent_sync import meant_connections
+from gofer.runs.layers import LAYERS, PEOPLE
 from gofer.runs.shells import make_provider
 from gofer.secrets.key_check import open_canary
 from gofer.store import migrations
@@ -275,7 +284,7 @@ async def _jobs(platform: Platform) -> list[Finding]:
 async def look_at_agents(platform: Platform) -> list[Finding]:
     """A finding for each file with a problem, and for each agent whose model cannot be had."""
     directory = platform.settings.data_dir / "agents"
-    seen = await asyncio.to_thread(AgentFiles(directory).look)
+    seen = await asyncio.to_thread(AgentFiles.of(platform.settings).look)
     catalogue = await keys_of(platform).catalogue(FIRST_WORKSPACE)
     found = [_broken(directory, name, spec, problem) for name, (spec, problem) in seen.items() if problem] + [
         _unset(catalogue, spec, why)
@@ -340,9 +349,10 @@ def _deaf(connection: Connection, specs: Sequence[AgentSpec]) -> list[Finding]:
 
 def _broken(directory: Path, name: str, spec: AgentSpec | None, problem: str) -> Finding:
     if not NAME.fullmatch(name):
-        fix = f"Rename or remove {directory / name}"
+        layer = name.rpartition("/")[2].removesuffix(".md") in LAYERS or name.startswith(f"{PEOPLE}/")
+        fix = f"Fix {directory / name}" if layer else f"Rename or remove {directory / name}"
         return Finding(f"agent file {name}", "warning", f"{directory / name}: {problem}.", fix, "agents.md")
-    path = directory / f"{name}.toml"
+    path = directory / name if is_agent_folder(directory / name) else directory / f"{name}.toml"
     fix = f"Fix {path}, or: gofer agents put {name} FILE"
     severity: Severity = "error" if spec is None else "warning"
     return Finding(f"agent {name}", severity, f"{path}: {problem}.", fix, "agents.md")

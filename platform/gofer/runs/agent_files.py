@@ -1,4 +1,5 @@
-"""Agents as data: `agents/<name>.toml`, with `agents/<name>.md` for instructions, in the data directory.
+"""Agents as data: a folder `agents/<name>/` with `agent.toml` and identity layers, or `agents/<name>.toml` with
+`agents/<name>.md` for instructions, in the data directory.
 
 Files are looked at when a run starts, so a change needs no restart. A change that does not make sense leaves the
 last good version in force, and says where it is wrong. That version is kept beside the file, as `.<name>.good.json`,
@@ -8,10 +9,8 @@ so that it outlives the process that has read it.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
-import tempfile
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,12 +28,28 @@ from gofer.agent.models.providers import FILE as PROVIDERS_FILE
 from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.tools.registry import plugin_tools
 from gofer.connections.registry import IntegrationRegistry
-from gofer.errors import ConfigError, Conflict, NotFound
+from gofer.errors import ConfigError, NotFound
+from gofer.runs.layers import (
+    LAYERS,
+    MAX_BYTES,
+    PEOPLE,
+    Layer,
+    LayerError,
+    LayerFiles,
+    Packet,
+    read_text,
+    stamp,
+    write_atomically,
+)
+from gofer.settings import Settings
 from gofer.store.bootstrap import FIRST_AGENT
 from gofer.validation import first_error
 
 log = structlog.get_logger()
 
+SETTINGS = "agent.toml"
+AGENT_LAYER = "AGENT.md"
+MAX_SETTINGS = 256 * 1024
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 MODEL = re.compile(r"[a-z0-9_-]+/\S+")
 DEFAULT_MODEL = "auto"
@@ -122,9 +137,29 @@ class AgentFileError(ConfigError):
         self.message = message
 
 
-def load_agent(path: Path, providers: Sequence[str] = BUILT_IN) -> AgentSpec:
+@dataclass(frozen=True, slots=True)
+class AgentPaths:
+    """Where an agent's settings and instructions are, or would be."""
+
+    name: str
+    settings: Path
+    notes: Path
+    folder: Path | None = None
+    """The agent's own; None for one in flat files."""
+
+    @classmethod
+    def flat(cls, directory: Path, name: str) -> AgentPaths:
+        return cls(name, directory / f"{name}.toml", directory / f"{name}.md")
+
+    @classmethod
+    def inside(cls, folder: Path) -> AgentPaths:
+        return cls(folder.name, folder / SETTINGS, folder / AGENT_LAYER, folder)
+
+
+def load_agent(paths: AgentPaths, providers: Sequence[str] = BUILT_IN) -> AgentSpec:
     """Read one agent, whose model is of one of these providers; raises AgentFileError."""
-    text = _text(path, path)
+    path = paths.settings
+    text = _text(path, paths)
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -132,22 +167,29 @@ def load_agent(path: Path, providers: Sequence[str] = BUILT_IN) -> AgentSpec:
         raise AgentFileError(
             path, int(found.group(1)) if found else text.count("\n") + 1, str(error)
         ) from error
-    notes = path.with_suffix(".md")
-    if os.path.lexists(notes):
+    if os.path.lexists(paths.notes):
         if "instructions" in data:
             line = _line_of(text, ("instructions",))
-            raise AgentFileError(path, line, f"instructions are also in {notes.name}; keep one of them")
-        data["instructions"] = _text(notes, path)
+            raise AgentFileError(path, line, f"instructions are also in {paths.notes.name}; keep one of them")
+        if paths.folder is None:  # in a folder they are read with the other layers
+            data["instructions"] = _text(paths.notes, paths)
     try:
-        spec = AgentSpec.model_validate({"name": path.stem, **data})
+        spec = AgentSpec.model_validate({"name": paths.name, **data})
     except ValidationError as error:
         first = first_error(error)
         raise AgentFileError(path, _line_of(text, first.place), str(first)) from error
-    _check_names(path, text, spec, providers)
+    _check_names(paths, text, spec, providers)
     return spec
 
 
-def _providers(directory: Path) -> Sequence[str]:
+def is_agent_folder(path: Path) -> bool:
+    """Whether a folder is an agent's."""
+    if path.name == PEOPLE or not NAME.fullmatch(path.name) or not path.is_dir():
+        return False
+    return any(os.path.lexists(path / name) for name in (SETTINGS, *(f"{layer}.md" for layer in LAYERS)))
+
+
+def providers_of(directory: Path) -> Sequence[str]:
     """What agents in this directory may name; a file of providers that makes no sense is told of elsewhere."""
     try:
         return provider_names(directory.parent / PROVIDERS_FILE)
@@ -155,11 +197,15 @@ def _providers(directory: Path) -> Sequence[str]:
         return ()
 
 
-def _check_names(path: Path, text: str, spec: AgentSpec, providers: Sequence[str]) -> None:
+def _check_names(paths: AgentPaths, text: str, spec: AgentSpec, providers: Sequence[str]) -> None:
     """What a file names must be there. Checked here alone: a kept version stays good when a plugin goes."""
-    if spec.name != path.stem:
+    path = paths.settings
+    if spec.name != paths.name:
         # It would be looked for in a file of that name, and without one have every tool there is.
-        message = f"name: an agent is called like its file, which is {path.name}; rename the file instead"
+        called = (
+            f"file, which is {path.name}; rename the file" if paths.folder is None else "folder; rename that"
+        )
+        message = f"name: an agent is called like its {called} instead"
         raise AgentFileError(path, _line_of(text, ("name",)), message)
     for key in ("model", "fallback"):
         provider = getattr(spec, key).partition("/")[0]
@@ -187,17 +233,14 @@ def _line_of_word(text: str, start: int, word: str) -> int:
     )
 
 
-def _text(path: Path, settings: Path) -> str:
+def _text(path: Path, paths: AgentPaths) -> str:
     """A file's text; whatever keeps it from being read is a problem of this one agent."""
-    which = "" if path == settings else f"{path.name} "
+    is_settings = path == paths.settings
     try:
-        if path.exists() and not path.is_file():
-            raise AgentFileError(settings, 1, f"{which}cannot be read: it is not a file")
-        return path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise AgentFileError(settings, 1, f"{which}cannot be read: it is not UTF-8 text") from error
-    except OSError as error:
-        raise AgentFileError(settings, 1, f"{which}cannot be read: {error.strerror}") from error
+        return read_text(path, paths.folder, MAX_SETTINGS if is_settings else MAX_BYTES)
+    except LayerError as error:
+        which = "" if is_settings else f"{path.name} "
+        raise AgentFileError(paths.settings, 1, f"{which}{error}") from error
 
 
 def _line_of(text: str, place: tuple[str, ...]) -> int:
@@ -224,12 +267,43 @@ class AgentFiles:
     """The agents of a data directory, read again when their files change."""
 
     directory: Path
+    layered: bool = True
+    """Whether folders and layers are read; without them an agent is its settings and instructions."""
     problems: dict[str, AgentFileError] = field(default_factory=dict)
     """Of files whose last change makes no sense; the version before it is in force."""
+    layers: LayerFiles = field(init=False)
     _known: dict[str, tuple[tuple[Any, ...], AgentSpec]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.layers = LayerFiles(self.directory)
+
+    @classmethod
+    def of(cls, settings: Settings) -> AgentFiles:
+        """The agents of an instance."""
+        return cls(settings.data_dir / "agents", settings.agent_runtime_v1)
+
     def names(self) -> list[str]:
-        return sorted(path.stem for path in self.directory.glob("*.toml") if NAME.fullmatch(path.stem))
+        flat = {path.stem for path in self.directory.glob("*.toml") if NAME.fullmatch(path.stem)}
+        return sorted(flat | {path.name for path in self._folders() if is_agent_folder(path)})
+
+    def _folders(self) -> list[Path]:
+        found = self.directory.glob("[!.]*") if self.layered else ()
+        return [path for path in found if path.is_dir() and path.suffix != ".toml"]
+
+    def packet(self, spec: AgentSpec, person: str | None = None) -> Packet:
+        """Who an agent is, in a conversation that is private with a person or in any other."""
+        paths = self.paths(spec.name)
+        file = paths.notes if paths.folder is None and os.path.lexists(paths.notes) else paths.settings
+        own = Layer("AGENT", str(file.relative_to(self.directory)), spec.instructions)
+        if not self.layered:
+            return Packet(spec.instructions.strip(), (own,) if spec.instructions else ())
+        return self.layers.packet(spec.name, own if spec.instructions.strip() else None, person)
+
+    def paths(self, name: str) -> AgentPaths:
+        """Where an agent's files are; those of an agent that is not there yet are flat."""
+        folder = self.directory / name
+        in_folder = self.layered and is_agent_folder(folder)
+        return AgentPaths.inside(folder) if in_folder else AgentPaths.flat(self.directory, name)
 
     def strays(self) -> dict[str, str]:
         """Files that no agent is made of, by name, and why not."""
@@ -240,23 +314,38 @@ class AgentFiles:
             if path.stem not in named
         }
         for path in self.directory.glob("[!.]*.md"):
+            if self.layered and path.stem in LAYERS:
+                continue
             if path.stem not in named:
                 found[path.name] = f"not read: there is no {path.stem}.toml beside it (an empty one will do)"
+        for path in self._folders():
+            if path.name not in (*named, PEOPLE):
+                found[f"{path.name}/"] = (
+                    f"not read: it needs {SETTINGS} or {AGENT_LAYER}, and an agent's name"
+                )
         return dict(sorted(found.items()))
 
     def get(self, name: str) -> AgentSpec:
         """The agent as its file says, or last said when it made sense; raises NotFound, or AgentFileError for one
         that never did. The first agent always did: it is built in."""
-        path = self.directory / f"{name}.toml"
-        if not NAME.fullmatch(name) or not os.path.lexists(path):
+        if not NAME.fullmatch(name):
             raise NotFound(f"There is no agent called {name[:40]!r} in {self.directory}.")
-        providers = self.directory.parent / PROVIDERS_FILE
-        stamp = (*_stamp(path), *_stamp(path.with_suffix(".md")), *_stamp(providers))
+        paths, flat = self.paths(name), AgentPaths.flat(self.directory, name)
+        path = paths.settings
+        if paths.folder is None and not os.path.lexists(path):
+            raise NotFound(f"There is no agent called {name[:40]!r} in {self.directory}.")
+        files = (path, flat.settings, paths.notes, self.directory.parent / PROVIDERS_FILE)
+        seen = tuple(stamp(each) for each in files)
         known = self._known.get(name)
-        if known is not None and known[0] == stamp:
+        if known is not None and known[0] == seen:
             return known[1]
         try:
-            spec = load_agent(path, _providers(self.directory))
+            if paths.folder is not None and os.path.lexists(flat.settings):
+                message = f"there is also {flat.settings.name}; keep the folder or the file"
+                raise AgentFileError(path, 1, message)
+            spec = AgentSpec(name=name)
+            if os.path.lexists(path):
+                spec = load_agent(paths, providers_of(self.directory))
         except AgentFileError as error:
             self.problems[name] = error
             before = _kept(path) or (known[1] if known is not None else None)
@@ -264,8 +353,8 @@ class AgentFiles:
                 raise
             return before or AgentSpec(name=name)
         self.problems.pop(name, None)
-        self._known[name] = stamp, spec
-        _keep(path, spec)
+        self._known[name] = seen, spec
+        keep_good(path, spec)
         return spec
 
     def look(self) -> dict[str, tuple[AgentSpec | None, str]]:
@@ -277,7 +366,26 @@ class AgentFiles:
                 spec = self.get(name)
             problem = self.problems.get(name)
             found[name] = spec, _problem_line(problem, spec) if problem is not None else ""
-        return found | {name: (None, problem) for name, problem in self.strays().items()}
+        found |= {name: (None, problem) for name, problem in self.strays().items()}
+        return found | self._layer_problems(found)
+
+    def _layer_problems(
+        self, found: Mapping[str, tuple[AgentSpec | None, str]]
+    ) -> dict[str, tuple[AgentSpec | None, str]]:
+        """What is wrong with the files of layers: said with the agent they are of, or by themselves."""
+        if not self.layered:
+            return {}
+        for spec in in_force(found):
+            self.packet(spec)
+            for person in self.layers.people(spec.name):
+                self.packet(spec, person)
+        said: dict[str, tuple[AgentSpec | None, str]] = {}
+        for file, problem in sorted(self.layers.problems.items()):
+            name = file.partition("/")[0]
+            name = name if name in found else file
+            of, before = said.get(name) or found.get(name, (None, ""))
+            said[name] = of, "; ".join(part for part in (before, problem) if part)
+        return said
 
 
 def in_force(looked: Mapping[str, tuple[AgentSpec | None, str]]) -> list[AgentSpec]:
@@ -307,95 +415,27 @@ def _problem_line(problem: AgentFileError, spec: AgentSpec | None) -> str:
     return f"line {problem.line}: {problem.message} ({force})"
 
 
-def _copy(path: Path) -> Path:
+def good_copy(path: Path) -> Path:
+    """Where the last version of settings that makes sense is kept."""
     return path.with_name(f".{path.stem}.good.json")
 
 
-def _keep(path: Path, spec: AgentSpec) -> None:
+def keep_good(path: Path, spec: AgentSpec) -> None:
     """Keep a version that makes sense, for when the next does not."""
     if _kept(path) == spec:
         return
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".good-", delete=False) as new:
-            new.write(spec.model_dump_json().encode())
-        Path(new.name).replace(_copy(path))
+        if path.parent.is_dir():
+            write_atomically(good_copy(path), spec.model_dump_json())
     except OSError as error:
         log.warning("agent.not_kept", agent=spec.name, error=str(error))
 
 
 def _kept(path: Path) -> AgentSpec | None:
     try:
-        return AgentSpec.model_validate_json(_copy(path).read_bytes())
+        return AgentSpec.model_validate_json(good_copy(path).read_bytes())
     except (OSError, ValidationError):
         return None
-
-
-def texts(path: Path) -> tuple[str, str]:
-    """Settings and instructions as they can be shown, whatever is in them; empty when there is nothing to show."""
-
-    def shown(each: Path) -> str:
-        try:
-            return each.read_text("utf-8", errors="replace") if each.is_file() else ""
-        except OSError:
-            return ""
-
-    return shown(path), shown(path.with_suffix(".md"))
-
-
-def as_toml(spec: AgentSpec) -> str:
-    """A file that says what the agent is, every setting named but for what is empty."""
-    data = spec.model_dump(mode="json", exclude={"name"}, exclude_none=True)
-    plain = {key: value for key, value in data.items() if not isinstance(value, dict) and key != "routes"}
-    lines = [_setting(key, value) for key, value in plain.items() if value != ""]
-    tables = [(f"[{key}]", value) for key, value in data.items() if isinstance(value, dict)]
-    tables += [("[[routes]]", route) for route in data["routes"]]
-    for header, table in tables:
-        lines += ["", header, *(_setting(key, value) for key, value in table.items() if value is not None)]
-    return "\n".join(lines) + "\n"
-
-
-def _setting(key: str, value: Any) -> str:
-    return f"{key} = {json.dumps(value)}"  # TOML writes these values as JSON does
-
-
-def _stamp(path: Path) -> tuple[Any, ...]:
-    try:
-        found = path.stat()
-    except OSError:
-        return (None,)
-    return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def put_agent(directory: Path, name: str, toml: str, instructions: str | None = None) -> AgentSpec:
-    """Write an agent's files, whole or not at all; raises AgentFileError before anything is changed."""
-    if not NAME.fullmatch(name):
-        raise ConfigError(
-            f"{name[:40]!r} is no name for an agent: use a-z, 0-9 and -, 40 characters at most."
-        )
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if (directory / f"{name}.toml").is_dir():
-        raise Conflict(f"{name}.toml is a directory. Remove it first.")
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".new-") as new:
-        trial = Path(new) / f"{name}.toml"
-        trial.write_text(toml, "utf-8")
-        if instructions is not None:
-            trial.with_suffix(".md").write_text(instructions, "utf-8")
-        spec = load_agent(trial, _providers(directory))
-        if instructions is not None:
-            trial.with_suffix(".md").replace(directory / f"{name}.md")
-        trial.replace(directory / f"{name}.toml")
-    _keep(directory / f"{name}.toml", spec)
-    return spec
-
-
-def remove_agent(directory: Path, name: str) -> None:
-    """Remove an agent's files; raises NotFound. Its conversations keep their history."""
-    path = directory / f"{name}.toml"
-    if not NAME.fullmatch(name) or not path.is_file():
-        raise NotFound(f"There is no file for an agent called {name[:40]!r}.")
-    path.unlink()
-    path.with_suffix(".md").unlink(missing_ok=True)
-    _copy(path).unlink(missing_ok=True)
 
 
 @cache

@@ -38,6 +38,7 @@ class AgentSync:
         self._workspace_id = workspace_id
         self._seen: tuple[list[AgentSpec], list[tuple[str, str | None]]] | None = None
         self._told: dict[str, str] = {}
+        self._noted: dict[str, tuple[Any, ...]] = {}
         self._turn = asyncio.Lock()
 
     async def sync(self) -> None:
@@ -73,11 +74,33 @@ class AgentSync:
             if self._told.get(name) != problem:
                 log.error("agent.broken", file=str(self._agents.directory / _file(name)), error=problem)
         self._told = problems
-        return in_force(found)
+        specs = in_force(found)
+        self._tell_layers(specs)
+        return specs
+
+    def _tell_layers(self, specs: Sequence[AgentSpec]) -> None:
+        """Log once per change which sections are shadowed, and which layers an agent has nowhere."""
+        noted: dict[str, tuple[Any, ...]] = {}
+        for spec in specs if self._agents.layered else ():
+            conflicts = self._agents.packet(spec).conflicts
+            missing = self._agents.layers.missing(spec.name)
+            noted[spec.name] = (conflicts, *missing)
+            if self._noted.get(spec.name) == noted[spec.name]:
+                continue
+            for each in conflicts:
+                log.warning(
+                    "agent.shadowed", agent=spec.name, heading=each.heading[:100], by=each.kept_in,
+                    shadowed=each.shadowed_in, see=f"gofer agents show {spec.name}",
+                )  # fmt: skip
+            if missing:
+                log.warning(
+                    "agent.layers_missing", agent=spec.name, layers=missing, meaning="they say nothing"
+                )
+        self._noted = noted
 
 
 def _file(name: str) -> str:
-    return name if "." in name else f"{name}.toml"
+    return name if "." in name or "/" in name else f"{name}.toml"
 
 
 def sync_agents(connection: Connection, workspace_id: str, specs: Sequence[AgentSpec]) -> None:

@@ -23,7 +23,7 @@ from gofer.agent.turn import SERVICE_WAIT
 from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.crash import crash_point
 from gofer.errors import ConfigError, NotFound, Temporary
-from gofer.identity import linked_identities
+from gofer.identity import linked_identities, private_person
 from gofer.intake.admit import Admitter, covered, unread
 from gofer.integration import JobScope
 from gofer.jobs.outcome import OUTAGE, Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
@@ -43,6 +43,7 @@ from gofer.runs.store_adapters import (
     StoreInbox,
     StoreJournal,
     StoreQuestions,
+    started_with,
 )
 from gofer.sanitize import defuse
 from gofer.secrets.last_used import Uses
@@ -187,7 +188,8 @@ class Answerer:
 
     async def _run(self, run: Run, asker: StoredMessage) -> Outcome:
         claim = run.claim
-        spec = await self._in_place(await self._spec(claim), asker)
+        spec, identity = await self._identified(claim, await self._spec(claim))
+        spec = await self._in_place(spec, asker)
         catalogue = await self._keys.catalogue(claim.workspace_id)
         model = await catalogue.ready(
             spec.model, fallback=spec.fallback, effort=spec.effort, caller=str(claim.conversation_id)
@@ -197,7 +199,7 @@ class Answerer:
         async with self._lending.job() as job:
             tools, equipping = await self._tools(asker, job), await self._equipping(asker, job)
             async with self._shells.lend(claim, asker.trust, equipping, run.cancelled) as shell:
-                ports = self._ports(run, shell)
+                ports = self._ports(run, shell, identity)
                 prices = load_prices(self._settings.data_dir / "prices.toml", catalogue.prices())
                 loop = await build(spec, model, tools, prices, ports)
                 end = await loop.run()
@@ -217,6 +219,21 @@ class Answerer:
                 raise ConfigError(str(error)) from error
             spec = AgentSpec(name=name)
         return spec.model_copy(update={"model": model}) if model else spec
+
+    async def _identified(self, claim: Claim, spec: AgentSpec) -> tuple[AgentSpec, str]:
+        """The agent with who it is, which does not change from the start of a run to its end; and what the journal
+        calls that."""
+        blobs = StoreBlobs(self._database, self._vault, str(claim.conversation_id))
+        begun = await self._database.read(partial(started_with, job_id=claim.id))
+        kept = await blobs.get(begun) if begun else None
+        if begun is not None and kept is not None:
+            return spec.model_copy(update={"instructions": kept.decode()}), begun
+        person = await self._database.read(
+            partial(private_person, conversation_id=str(claim.conversation_id))
+        )
+        packet = await asyncio.to_thread(self._agents.packet, spec, person)
+        name = await blobs.put(packet.text.encode(), "text/markdown") if packet.text else ""
+        return spec.model_copy(update={"instructions": packet.text}), name
 
     async def _in_place(self, spec: AgentSpec, asker: StoredMessage) -> AgentSpec:
         """The agent with what the operator wants of it in this place, and with what this kind of request may use."""
@@ -269,7 +286,7 @@ class Answerer:
             lambda: connected.integration.shell_access(asker.message, account), account.id
         )
 
-    def _ports(self, run: Run, shell: Shell | None) -> Ports:
+    def _ports(self, run: Run, shell: Shell | None, identity: str) -> Ports:
         claim = run.claim
         database, vault = self._database, self._vault
         files = FilesIn(database, vault, claim, shell.write if shell is not None else None)
@@ -280,7 +297,7 @@ class Answerer:
             questions=StoreQuestions(database, vault, claim),
             ledger=StoreLedger(database=database, claim=claim, timezone=self._settings.timezone),
             blobs=StoreBlobs(database, vault, str(claim.conversation_id)),
-            covers=Covers(read_seq=claim.covers_from),
+            covers=Covers(read_seq=claim.covers_from, identity=identity),
             shell=shell,
             mask=self._redactor,
             listen=partial(self._observer.heard, claim),

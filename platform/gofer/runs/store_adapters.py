@@ -21,7 +21,7 @@ from gofer.integration import Attachment, Incoming
 from gofer.jobs.queue import Claim
 from gofer.jobs.reply_planner import SAID, agent_author
 from gofer.jobs.worker import Run
-from gofer.store import events, row_macs
+from gofer.store import events, row_macs, tables
 from gofer.store.blobs import put_blob, read_blob
 from gofer.store.database import Database
 from gofer.store.db_time import now
@@ -101,6 +101,15 @@ def load_events(
     """The agent's events of a job, opened."""
     key = conversation_key(connection, vault, conversation_id)
     return [_event(key, row) for row in events.of_job(connection, job_id) if row["kind"] in KINDS]
+
+
+def started_with(connection: Connection, job_id: int) -> str | None:
+    """What names the text of who the agent is in a run that has begun; None for one that has not, or does not say."""
+    began = (tables.events.c.job_id == job_id) & (tables.events.c.kind == "run.started")
+    data = connection.execute(
+        select(tables.events.c.data).where(began).order_by(tables.events.c.seq).limit(1)
+    ).scalar()
+    return None if data is None else data.get("identity")
 
 
 def _event(key: DataKey, row: dict[str, Any]) -> JournalEvent:

@@ -181,6 +181,28 @@ def test_agents_are_edited_one_after_the_other(house: House, api: httpx2.Client)
     assert api.get("/agents/scribe").status_code == 404
 
 
+def test_an_agents_folder_is_made_read_and_written(house: House, api: httpx2.Client) -> None:
+    made = api.post("/agents", json={"name": "kim"})
+    assert (made.status_code, made.headers["location"]) == (201, "/api/v1/agents/kim")
+    assert api.post("/agents", json={"name": "kim"}).status_code == 409
+    layers = {"IDENTITY": "# Voice\nCalm.", "USER": "# voice\nLoud."}
+    put = {"toml": "", "instructions": "You listen.", "layers": layers}
+    assert api.put("/agents/kim", json=put).status_code == 200
+    shown = api.get("/agents/kim").json()
+    assert (shown["folder"], shown["files"]["USER"]) == (True, "# voice\nLoud.")
+    assert [each["file"] for each in shown["layers"]] == ["kim/AGENT.md", "kim/IDENTITY.md", "kim/USER.md"]
+    (conflict,) = shown["conflicts"]
+    assert (conflict["kept"], conflict["shadowed"]) == ("# Voice\nCalm.", "# voice\nLoud.")
+    assert "Loud" not in shown["packet"]
+    assert len(shown["digest"]) == 64
+    soul = api.put("/agents/kim", json={**put, "layers": {"SOUL": "Anything goes."}})
+    assert (soul.status_code, "whoever runs Gofer" in soul.json()["detail"]) == (403, True)
+    for wrong in ({"layers": {"AGENT": ""}}, {"layers": {"../x": ""}}, {"layers": {"USER": "x" * 70_000}}):
+        assert api.put("/agents/kim", json={"toml": "", **wrong}).status_code in (400, 422), wrong
+    assert api.delete("/agents/kim").status_code == 200
+    assert not (house.settings.data_dir / "agents" / "kim").exists()
+
+
 def in_force(api: httpx2.Client) -> dict[str, bool]:
     return {each["name"]: each["in_force"] for each in api.get("/agents").json()["agents"]}
 

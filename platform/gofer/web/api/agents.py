@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Literal
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gofer.errors import ConfigError, NotFound
-from gofer.runs.agent_files import AgentFileError, AgentSpec, as_toml, put_agent, remove_agent
+from gofer.errors import ConfigError, Forbidden, NotFound
+from gofer.runs.agent_files import AgentFileError, AgentSpec
+from gofer.runs.agent_writer import AgentTexts, as_toml, new_agent, put_agent, remove_agent
 from gofer.store.bootstrap import FIRST_AGENT
 from gofer.web.api.http import RequestModel, check_match, etag_of, json_response, parse_body, platform_of
-from gofer.web.queries.agents import agent_texts, agents_directory, changing_agents, list_agents
+from gofer.web.auth import visitor_of
+from gofer.web.queries.agents import (
+    agent_identity,
+    agent_texts,
+    agents_directory,
+    changing_agents,
+    check_layered,
+    list_agents,
+)
+
+LayerName = Literal["SOUL", "IDENTITY", "USER"]
 
 
 class AgentSource(RequestModel):
@@ -25,6 +36,17 @@ class AgentSource(RequestModel):
         max_length=500_000,
         description="Markdown, kept beside the settings; left as it is when not given.",
     )
+    layers: dict[LayerName, str] | None = Field(
+        default=None,
+        description="Markdown of its other layers, which give it a folder of its own. One that is not given is left "
+        "as it is, an empty one is removed. SOUL is for the command line only.",
+    )
+
+
+class AgentName(RequestModel):
+    """An agent to make."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")
 
 
 async def index(request: Request) -> Response:
@@ -40,39 +62,57 @@ async def show(request: Request) -> Response:
     """One agent's files, and what they mean."""
     platform, name = platform_of(request), request.path_params["name"]
     files = await agent_texts(platform, name)
-    if files is None and name == FIRST_AGENT:
-        return json_response(request, _built_in(name), etag=etag_of())
-    if files is None:
+    if files is None and name != FIRST_AGENT:
         raise NotFound(f"There is no agent called {name[:40]!r}. `gofer agents list` shows those there are.")
-    toml, instructions = files
     agent = (await list_agents(platform))[name]
-    shown = {"name": name, "toml": toml, "instructions": instructions}
-    shown |= {"spec": agent["spec"], "problem": agent["problem"]}
-    return json_response(request, shown, etag=etag_of(toml, instructions))
+    spec = AgentSpec.model_validate(agent["spec"]) if agent["spec"] else AgentSpec(name=name)
+    shown = {"name": name, "problem": agent["problem"], "spec": agent["spec"] or spec.model_dump(mode="json")}
+    if files is None:
+        shown |= {"toml": _built_in(name), "instructions": "", "folder": False, "files": {}}
+    else:
+        shown |= {"toml": files.toml, "instructions": files.instructions}
+        shown |= {"folder": files.folder, "files": dict(files.layers), "spec": agent["spec"]}
+    owner = visitor_of(request).may("owner")
+    return json_response(
+        request, shown | await agent_identity(platform, spec, owner=owner), etag=_tag_of(files)
+    )
 
 
-def _built_in(name: str) -> dict[str, Any]:
+def _built_in(name: str) -> str:
     """An agent without a file: what would be in one that changes nothing."""
-    spec = AgentSpec(name=name)
-    toml = f"# {name} has no file. This one would change nothing; docs/agents.md has every setting.\n{as_toml(spec)}"
-    return {
-        "name": name,
-        "toml": toml,
-        "instructions": "",
-        "problem": "",
-        "spec": spec.model_dump(mode="json"),
-    }
+    words = "has no file. This one would change nothing; docs/agents.md has every setting."
+    return f"# {name} {words}\n{as_toml(AgentSpec(name=name))}"
+
+
+async def create(request: Request) -> Response:
+    """Make an agent: a folder with files that explain themselves."""
+    platform, given = platform_of(request), await parse_body(request, AgentName)
+    check_layered(platform)
+    async with changing_agents(request):
+        spec = await asyncio.to_thread(new_agent, agents_directory(platform), given.name)
+    made = {"name": spec.name, "spec": spec.model_dump(mode="json")}
+    return json_response(request, made, 201, location=f"/agents/{spec.name}")
 
 
 async def put(request: Request) -> Response:
     """Write an agent; it is in force from the next run on."""
     platform, source = platform_of(request), await parse_body(request, AgentSource)
     name = request.path_params["name"]
+    layers: dict[str, str] | None = None if source.layers is None else dict(source.layers.items())
+    if layers is not None:
+        check_layered(platform)
+        if "SOUL" in layers and visitor_of(request).via != "socket":
+            raise Forbidden("SOUL is changed by whoever runs Gofer: in its file, or by gofer agents put.")
     try:
         async with changing_agents(request):
             await _check(request, name)
             spec = await asyncio.to_thread(
-                put_agent, agents_directory(platform), name, source.toml, source.instructions
+                put_agent,
+                agents_directory(platform),
+                name,
+                source.toml,
+                source.instructions,
+                layers,
             )
             etag = await _etag(request, name)
     except AgentFileError as error:
@@ -86,7 +126,11 @@ async def _check(request: Request, name: str) -> None:
 
 
 async def _etag(request: Request, name: str) -> str:
-    return etag_of(*(await agent_texts(platform_of(request), name) or ()))
+    return _tag_of(await agent_texts(platform_of(request), name))
+
+
+def _tag_of(files: AgentTexts | None) -> str:
+    return etag_of() if files is None else etag_of(files.toml, files.instructions, *files.layers.values())
 
 
 async def remove(request: Request) -> Response:

@@ -105,6 +105,8 @@ OPERATIONS: tuple[Op, ...] = (
     Op("secrets.delete", "DELETE", "/secrets", secrets.remove, models.SecretDeleted, "owner", query=secrets.SecretName,
        fails=(404,)),
     Op("agents.list", "GET", "/agents", agents.index, models.Agents),
+    Op("agents.create", "POST", "/agents", agents.create, models.AgentWritten, "owner", body=agents.AgentName,
+       status=201),
     Op("agents.show", "GET", "/agents/{name}", agents.show, models.AgentInFull, versioned=True),
     Op("agents.put", "PUT", "/agents/{name}", agents.put, models.AgentWritten, "owner", body=agents.AgentSource,
        versioned=True),

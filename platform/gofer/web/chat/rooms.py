@@ -110,7 +110,7 @@ def _ensure_connection(connection: Connection, vault: Vault, integration: Any) -
 
 async def choosable(platform: Platform) -> list[str]:
     """The agents a person may choose from, the default one first."""
-    return await asyncio.to_thread(agents_there, AgentFiles(platform.settings.data_dir / "agents"))
+    return await asyncio.to_thread(agents_there, AgentFiles.of(platform.settings))
 
 
 async def check_agent(platform: Platform, name: str) -> None:

@@ -6,7 +6,6 @@ import asyncio
 from collections import defaultdict
 from datetime import date
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection
@@ -35,7 +34,7 @@ async def show(request: Request) -> Response:
     by = by if by in BY else "model"
     found = await platform.database.read(partial(read, timezone=platform.settings.timezone, days=days))
     budgets = await asyncio.to_thread(
-        _budgets, platform.settings.data_dir / "agents", list(found["agents"].values())
+        _budgets, AgentFiles.of(platform.settings), list(found["agents"].values())
     )
     return render(
         request,
@@ -119,9 +118,8 @@ def _by_agent_today(found: dict[str, Any]) -> dict[str, float]:
     return {row["name"]: row["dollars"] for row in _totals(lines, "agent")}
 
 
-def _budgets(directory: Path, names: list[str]) -> dict[str, float]:
+def _budgets(known: AgentFiles, names: list[str]) -> dict[str, float]:
     """What each agent may spend in a day; 0 for no bound."""
-    known = AgentFiles(directory)
     return {name: _spec(known, name).limits.day_dollars for name in sorted(names)}
 
 

@@ -77,6 +77,7 @@ _DO = {
     ("/connections/{id}/pair", "connections.pair"): connections.pair,
     ("/connections/{id}/remove", "connections.remove"): connections.remove,
     ("/agents", "agents.put"): agents.save,
+    ("/agents/new", "agents.create"): agents.create,
     ("/agents/{name}/remove", "agents.remove"): agents.remove,
     ("/secrets", "secrets.put"): secrets.put,
     ("/secrets/remove", "secrets.remove"): secrets.remove,

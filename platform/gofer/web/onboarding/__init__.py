@@ -25,8 +25,9 @@ from gofer.doctor.model import KEY_FIXES, look_at_model
 from gofer.errors import GoferError, Malformed, NotFound
 from gofer.integration import Health
 from gofer.jobs.notifications import JOBS
+from gofer.runs.agent_files import AgentFiles
 from gofer.secrets.secret_store import put_secret
-from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.bootstrap import FIRST_AGENT, FIRST_WORKSPACE
 from gofer.store.tables import bindings, connections, conversations, deliveries, secrets
 from gofer.vault.secret import Secret
 from gofer.web.auth import require, visitor_of
@@ -310,6 +311,8 @@ async def state_of(platform: Platform, member_id: str) -> dict[str, Any]:
         },
         "compatible": "openai_key" in known["keys"] or bool(settings.openai_key or settings.openai_base_url),
         "public_url": settings.public_url,
+        "layered": settings.agent_runtime_v1,
+        "folder": AgentFiles.of(settings).paths(FIRST_AGENT).settings.exists(),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,13 @@ from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 
 from gofer.app import Platform
-from gofer.runs.agent_files import NAME, AgentFiles, default_agent, in_force, texts
+from gofer.errors import Conflict
+from gofer.runs.agent_files import NAME, AgentFiles, AgentSpec, default_agent, in_force
+from gofer.runs.agent_writer import AgentTexts, texts
 from gofer.store.tables import LIVE, agents, in_state, jobs
+
+MAX_PEOPLE = 50
+"""People whose own USER files are looked at for conflicts."""
 
 
 def agents_directory(platform: Platform) -> Path:
@@ -24,7 +30,7 @@ def agents_directory(platform: Platform) -> Path:
 async def list_agents(platform: Platform) -> dict[str, dict[str, Any]]:
     """Every agent that has a file or a history, by name and sorted by it."""
     stored = await platform.database.read(_stored)
-    files = await asyncio.to_thread(AgentFiles(agents_directory(platform)).look)
+    files = await asyncio.to_thread(AgentFiles.of(platform.settings).look)
     specs = in_force(files)
     names, default = {spec.name for spec in specs}, default_agent(specs)
     found = {}
@@ -52,12 +58,41 @@ def _stored(connection: Connection) -> dict[str, tuple[str, int]]:
     return {row.name: (row.model, live.get(row.id, 0)) for row in found}
 
 
-async def agent_texts(platform: Platform, name: str) -> tuple[str, str] | None:
-    """An agent's file and its instructions; None when it has no file."""
-    path = agents_directory(platform) / f"{name}.toml"
-    if not NAME.fullmatch(name) or not path.is_file():
+async def agent_texts(platform: Platform, name: str) -> AgentTexts | None:
+    """An agent's own files; None when it has none."""
+    paths = AgentFiles.of(platform.settings).paths(name)
+    if not NAME.fullmatch(name) or not (paths.folder is not None or paths.settings.is_file()):
         return None
-    return await asyncio.to_thread(texts, path)
+    return await asyncio.to_thread(texts, paths)
+
+
+def check_layered(platform: Platform) -> None:
+    """Raises Conflict while agents have no folders."""
+    if not platform.settings.agent_runtime_v1:
+        raise Conflict("Agents have no folders while GOFER_AGENT_RUNTIME_V1 is off.")
+
+
+async def agent_identity(platform: Platform, spec: AgentSpec, *, owner: bool) -> dict[str, Any]:
+    """Who an agent is: the layers in force, the sections that are shadowed, and what names the text of it all. What is
+    known of single people is for owners."""
+    return await asyncio.to_thread(_identity, AgentFiles.of(platform.settings), spec, owner)
+
+
+def _identity(files: AgentFiles, spec: AgentSpec, owner: bool) -> dict[str, Any]:
+    packet = files.packet(spec)
+    found = dict.fromkeys(packet.conflicts)
+    layers = dict.fromkeys(packet.layers)
+    people = files.layers.people(spec.name)[:MAX_PEOPLE] if files.layered and owner else []
+    for person in people:
+        own = files.packet(spec, person)
+        found |= dict.fromkeys(own.conflicts)
+        layers |= dict.fromkeys(own.layers)
+    return {
+        "digest": packet.digest,
+        "packet": packet.text,
+        "layers": [asdict(layer) for layer in layers],
+        "conflicts": [asdict(conflict) for conflict in found],
+    }
 
 
 @contextlib.asynccontextmanager

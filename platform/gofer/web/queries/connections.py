@@ -44,7 +44,7 @@ def hook_url(platform: Platform, connection_id: str) -> str | None:
 
 async def agents_to_choose(platform: Platform) -> list[str]:
     """The agents that may answer what no route fits."""
-    return await asyncio.to_thread(choosable, AgentFiles(platform.settings.data_dir / "agents"))
+    return await asyncio.to_thread(choosable, AgentFiles.of(platform.settings))
 
 
 async def apply_change(platform: Platform, connection_id: str) -> Health:

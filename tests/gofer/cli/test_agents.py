@@ -1,0 +1,50 @@
+"""`gofer agents` with folders: made, changed, copied out and put back, kept by a backup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.command_line import Terminal
+
+
+def test_an_agents_folder_goes_out_and_comes_back(terminal: Terminal, data_dir: Path, tmp_path: Path) -> None:
+    assert "agents/kim" in terminal("agents", "new", "kim")
+    assert "already" in terminal("agents", "new", "kim", fails=4)
+    out = tmp_path / "out"
+    assert "SOUL.md" in terminal.json("agents", "pull", "kim", str(out))["files"]
+    terminal("agents", "pull", "kim", str(out), fails=2)
+    (out / "SOUL.md").write_text("# Limits\nNever delete mails.")
+    (out / "AGENT.md").write_text("# LIMITS\nDelete at will.")
+    (out / "USER.md").unlink()
+    terminal("agents", "put", "kim", str(out))
+    assert not (data_dir / "agents" / "kim" / "USER.md").exists()
+    shown = terminal("agents", "show", "kim")
+    assert "==> SOUL (kim/SOUL.md)\n# Limits\nNever delete mails." in shown
+    assert "Shadowed: the section 'LIMITS' of kim/AGENT.md, by that of kim/SOUL.md." in shown
+    assert "Not told to the agent:\n    # LIMITS\n    Delete at will." in shown
+    terminal("agents", "put", "kim", str(out), "--instructions", str(out / "AGENT.md"), fails=2)
+    (out / "agent.toml").unlink()
+    assert "agent.toml cannot be read" in terminal("agents", "put", "kim", str(out), fails=2)
+
+
+def test_a_layer_that_cannot_be_read_is_said_by_the_doctor_and_the_list(
+    terminal: Terminal, data_dir: Path
+) -> None:
+    terminal("agents", "new", "kim")
+    (data_dir / "agents" / "kim" / "SOUL.md").write_bytes(b"\xff")
+    (data_dir / "agents" / "IDENTITY.md").write_bytes(b"\xff")
+    listed = terminal("agents", "list")
+    assert "kim/SOUL.md cannot be read: it is not UTF-8 text" in listed
+    assert "IDENTITY.md cannot be read: it is not UTF-8 text" in listed
+    found = {each["check"]: each for each in terminal.json("doctor")["findings"]}
+    assert found["agent kim"]["severity"] == "warning"
+    assert "Fix" in found["agent file IDENTITY.md"]["fix"]
+
+
+def test_a_backup_has_the_folders(terminal: Terminal, data_dir: Path, tmp_path: Path) -> None:
+    terminal("agents", "new", "kim")
+    terminal("backup", str(tmp_path / "copy.db"))
+    terminal("agents", "remove", "kim")
+    assert not (data_dir / "agents" / "kim").exists()
+    terminal("restore", str(tmp_path / "copy.db"))
+    assert (data_dir / "agents" / "kim" / "SOUL.md").exists()
