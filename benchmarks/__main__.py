@@ -29,6 +29,7 @@ GROUPS = (
     "starting",
     "watching",
     "pages",
+    "recall",
 )
 """Every group, in the order they run: a module of `benchmarks` with `async def main(quick) -> list[Row]`."""
 

@@ -827,6 +827,39 @@ class Shell(SQLModel, table=True):
     mac: bytes | None = _mac()
 
 
+class MemoryIndex(SQLModel, table=True):
+    """How far the memories of a scope can be searched."""
+
+    __tablename__ = "memory_index"
+    __table_args__ = (Index("memory_index_by_scope", "scope_id", unique=True), _NEVER_REUSE_IDS)
+
+    id: int | None = _serial()
+    scope_id: str
+    """A conversation, a person or an agent, as `gofer.memory.scopes` names them."""
+    documents: int = 0
+    """How many memories it has; also its version, because it only grows."""
+    length: int = _big()
+    """Terms of all of them."""
+    upto_seq: int = _big()
+    """The last message of a conversation that it has."""
+    generation: int = 0
+    """Of the key that its terms are hashed with; `gofer memory reindex` begins another."""
+    made_at: float
+
+
+class MemoryPosting(SQLModel, table=True):
+    """Which memories of a block have a term, sealed."""
+
+    __tablename__ = "memory_posting"
+    __table_args__ = {"sqlite_with_rowid": False}
+
+    index_id: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
+    term: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
+    """A keyed hash of 63 bits; 0 and 1 are no terms: `gofer.memory.index` says what they are."""
+    block: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
+    sealed: bytes = _bytes()
+
+
 class Schedule(SQLModel, table=True):
     """A job to make again and again."""
 
@@ -857,6 +890,7 @@ class Memory(SQLModel, table=True):
     __table_args__ = (
         Index("memory_in_force", "scope_id", "kind", "id", **_where("valid_to IS NULL")),
         Index("memory_of_conversation", "conversation_id"),
+        Index("memory_to_index", "scope_id", **_where("NOT indexed")),
     )
 
     id: str = Field(primary_key=True)
@@ -884,6 +918,10 @@ class Memory(SQLModel, table=True):
     valid_from: float
     valid_to: float | None = None
     """When a later version took its place; None for the version in force."""
+    indexed: bool = Field(
+        default=False, sa_column=Column(Boolean, nullable=False, server_default=false(), default=False)
+    )
+    """Whether it can be searched for."""
 
 
 class Worker(SQLModel, table=True):
@@ -936,6 +974,8 @@ showings = table(Showing)
 events = table(Event)
 spends = table(Spend)
 shells = table(Shell)
+memory_indexes = table(MemoryIndex)
+memory_postings = table(MemoryPosting)
 schedules = table(Schedule)
 memories = table(Memory)
 workers = table(Worker)

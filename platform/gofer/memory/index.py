@@ -1,0 +1,482 @@
+"""The sealed index of memories: posting lists under hashed terms, and BM25 over them.
+
+Each scope (a conversation, a person, an agent) has an index of its own. Its documents are numbered in the order they
+were added, and a block of 2,048 of them has one row per term: `(index, hash of the term, block)` and, sealed with the
+scope's key, which documents of the block have the term and how often. Two rows of a block are no terms: how long each
+document is and where a sitting begins, and which memory it is.
+
+So the file shows how many rows an unknown word has and how long they are. It does not show which memories have a word.
+The price: SQL cannot add up scores that it cannot read. `decisions/` has the figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import json
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
+
+from gofer.errors import GoferError
+from gofer.memory.terms import Terms, hashed, query_terms
+from gofer.store import fast_sql
+from gofer.store.database import Database
+from gofer.store.db_time import now
+from gofer.store.tables import memory_indexes, memory_postings
+from gofer.vault.envelope import DataKey, MacKey, aad
+from gofer.vault.errors import Tampered
+
+BLOCK = 2048
+_OFFSET_BITS = 5
+_MAX_COUNT = (1 << _OFFSET_BITS) - 1
+_LENGTHS, _IDS = 0, 1
+"""Rows of a block in the place of a term."""
+_STARTS = 1 << 15
+"""In a document's length: a sitting begins with it."""
+_MAX_LENGTH = _STARTS - 1
+K1, B = 1.2, 0.75
+TO_NEXT, TO_PREVIOUS = 0.3, 0.5
+"""How much of its score a document also gives to the one after it and to the one before it, in the same sitting."""
+_SMOOTHED = 150
+"""The best documents, whose neighbours are looked at."""
+_MANY = 1000
+"""Documents with a word, from which on it pays to look first whether they matter."""
+_SHORT = 256
+"""Terms of a text whose length is looked up in a table."""
+_DELETED_AT_ONCE = 500
+
+
+class Keys(Protocol):
+    """The keys of a scope."""
+
+    @property
+    def seal(self) -> DataKey: ...
+
+    def index(self, generation: int = 0) -> MacKey: ...
+
+
+class IndexMoved(GoferError):
+    """Somebody else added to this index at the same time."""
+
+    code = "memory.index_moved"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One memory to be indexed."""
+
+    memory: str | int
+    """Its id, or the number of a conversation's message."""
+    terms: Terms
+    starts: bool = True
+    """It does not follow the one before in the same sitting."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexState:
+    """How far a scope is indexed."""
+
+    id: int
+    scope_id: str
+    documents: int
+    length: int
+    """Of all documents, in terms."""
+    upto_seq: int
+    """The last message of a conversation that is indexed."""
+    generation: int = 0
+    """Of the key that hashes its terms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What to write to an index, if nobody else has added to it since `state`."""
+
+    state: IndexState
+    documents: int
+    length: int
+    new: list[dict[str, Any]] = field(default_factory=list)
+    changed: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A document that fits a query."""
+
+    scope_id: str
+    memory: str | int
+    score: float
+    share: float
+    """Of the score that a text with every word of the query could have."""
+
+
+# Adding.
+
+
+def open_index(connection: Connection, scope_id: str, generation: int = 0) -> IndexState:
+    """The state of a scope's index, which is made if there is none."""
+    found = read_index(connection, scope_id)
+    if found is not None:
+        return found
+    fresh = {"documents": 0, "length": 0, "upto_seq": 0, "generation": generation, "made_at": now()}
+    connection.execute(insert(memory_indexes).values(scope_id=scope_id, **fresh))
+    made = read_index(connection, scope_id)
+    assert made is not None
+    return made
+
+
+def read_index(connection: Connection, scope_id: str) -> IndexState | None:
+    """The state of a scope's index, if it has one."""
+    row = fast_sql.first(connection, _STATE, {"scope": scope_id})
+    return None if row is None else _state(row)
+
+
+_INDEX = memory_indexes.c
+_STATE = select(
+    _INDEX.id, _INDEX.scope_id, _INDEX.documents, _INDEX.length, _INDEX.upto_seq, _INDEX.generation
+).where(_INDEX.scope_id == bindparam("scope"))
+
+
+def _state(row: Any) -> IndexState:
+    return IndexState(row.id, row.scope_id, row.documents, row.length, row.upto_seq, row.generation)
+
+
+Rows = Mapping[tuple[int, int], bytes]
+"""Sealed rows of an index by term and block."""
+
+
+def hash_terms(state: IndexState, documents: Sequence[Document], keys: Keys) -> dict[str, int]:
+    """Every term of these documents, hashed."""
+    key = keys.index(state.generation)
+    terms = {term for document in documents for term in document.terms.counts}
+    return {term: hashed(term, key) for term in terms}
+
+
+def read_rows(connection: Connection, state: IndexState, terms: Iterable[int]) -> Rows:
+    """The sealed rows of the block that is being filled."""
+    wanted = [_LENGTHS, _IDS, *terms]
+    found = _read_terms(connection, [state.id], wanted, state.documents // BLOCK)
+    return {(row.term, row.block): bytes(row.sealed) for row in found}
+
+
+_TERMS_AT_ONCE = 500
+
+
+def _read_terms(
+    connection: Connection, indexes: Sequence[int], terms: Sequence[int], block: int | None = None
+) -> list[Any]:
+    columns = memory_postings.c
+    rows: list[Any] = []
+    for start in range(0, len(terms), _TERMS_AT_ONCE):
+        query = select(columns.index_id, columns.term, columns.block, columns.sealed).where(
+            columns.index_id.in_(indexes), columns.term.in_(terms[start : start + _TERMS_AT_ONCE])
+        )
+        rows += connection.execute(query if block is None else query.where(columns.block == block)).all()
+    return rows
+
+
+def add_documents(
+    state: IndexState, documents: Sequence[Document], keys: Keys, hashes: Mapping[str, int], rows: Rows
+) -> Changes:
+    """What adding these documents changes. Pure, so that it can be done in a thread; `write_changes` writes it.
+    Raises Tampered when a row does not open."""
+    opened: dict[tuple[int, int], Any] = {}
+    length = state.length
+
+    def opens(term: int, block: int) -> Any:
+        if (term, block) not in opened:
+            sealed = rows.get((term, block))
+            plain = keys.seal.open(sealed, _place(state.scope_id, term, block)) if sealed else None
+            opened[term, block] = _unpacked(term, plain)
+        return opened[term, block]
+
+    for number, document in enumerate(documents, state.documents):
+        block, offset = divmod(number, BLOCK)
+        size = min(document.terms.length, _MAX_LENGTH)
+        length += size
+        opens(_LENGTHS, block).append(size | (_STARTS if document.starts else 0))
+        opens(_IDS, block).append(document.memory)
+        for term, count in document.terms.counts.items():
+            opens(hashes[term], block).append(offset << _OFFSET_BITS | min(count, _MAX_COUNT))
+    changes = Changes(state, state.documents + len(documents), length)
+    for (term, block), value in opened.items():
+        sealed = keys.seal.seal(_packed(value), _place(state.scope_id, term, block))
+        (changes.changed if (term, block) in rows else changes.new).append(
+            {"at_index": state.id, "at_term": term, "at_block": block, "bytes": sealed}
+        )
+    return changes
+
+
+def write_changes(connection: Connection, changes: Changes, upto_seq: int) -> None:
+    """Write what `add_documents` made; raises IndexMoved when the index is not as it was then."""
+    state, columns = changes.state, memory_indexes.c
+    moved = connection.execute(
+        update(memory_indexes)
+        .where(columns.id == state.id, columns.documents == state.documents)
+        .where(columns.upto_seq == state.upto_seq)
+        .values(
+            documents=changes.documents,
+            length=changes.length,
+            upto_seq=max(upto_seq, state.upto_seq),
+        )
+    )
+    if moved.rowcount != 1:
+        raise IndexMoved(f"The index of {state.scope_id} has changed meanwhile.")
+    fast_sql.many(connection, _INSERT, changes.new)
+    fast_sql.many(connection, _UPDATE, changes.changed)
+
+
+_INSERT = insert(memory_postings).values(
+    index_id=bindparam("at_index"),
+    term=bindparam("at_term"),
+    block=bindparam("at_block"),
+    sealed=bindparam("bytes"),
+)
+_UPDATE = (
+    update(memory_postings)
+    .where(
+        memory_postings.c.index_id == bindparam("at_index"), memory_postings.c.term == bindparam("at_term")
+    )
+    .where(memory_postings.c.block == bindparam("at_block"))
+    .values(sealed=bindparam("bytes"))
+)
+
+
+def drop_index(connection: Connection, scope_id: str) -> None:
+    """Take a scope out of the index. Its rows are unreachable at once, and `sweep_postings` deletes them."""
+    connection.execute(delete(memory_indexes).where(memory_indexes.c.scope_id == scope_id))
+
+
+def sweep_postings(connection: Connection) -> int:
+    """Delete some rows of indexes that are gone; returns how many."""
+    kept = select(memory_indexes.c.id)
+    gone = connection.execute(
+        select(memory_postings.c.index_id).where(memory_postings.c.index_id.not_in(kept)).limit(1)
+    ).scalar()
+    if gone is None:
+        return 0
+    columns = memory_postings.c
+    some = connection.execute(
+        select(columns.term, columns.block).where(columns.index_id == gone).limit(_DELETED_AT_ONCE)
+    ).all()
+    fast_sql.many(
+        connection, _DELETE, [{"at_index": gone, "at_term": row.term, "at_block": row.block} for row in some]
+    )
+    return len(some)
+
+
+_DELETE = (
+    delete(memory_postings)
+    .where(
+        memory_postings.c.index_id == bindparam("at_index"), memory_postings.c.term == bindparam("at_term")
+    )
+    .where(memory_postings.c.block == bindparam("at_block"))
+)
+
+
+def _place(scope_id: str, term: int, block: int) -> bytes:
+    return aad("posting", scope_id, term, block)
+
+
+def _unpacked(term: int, plain: bytes | None) -> Any:
+    if term == _IDS:
+        return json.loads(plain) if plain else []
+    packed = array("H")
+    packed.frombytes(plain or b"")
+    return packed
+
+
+def _packed(value: Any) -> bytes:
+    return value.tobytes() if isinstance(value, array) else json.dumps(value, separators=(",", ":")).encode()
+
+
+# Searching.
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search found, best first, and the scopes whose index has damaged rows."""
+
+    hits: list[Hit]
+    damaged: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """The sealed rows that a query needs, of every scope it may see."""
+
+    states: Mapping[int, IndexState]
+    rows: Sequence[Any]
+    terms: Mapping[tuple[int, int], int]
+    """Which word of the query a term of an index stands for."""
+
+
+def read_postings(
+    connection: Connection, query: Sequence[Iterable[str]], scopes: Mapping[str, Keys]
+) -> Searched:
+    """Read what a search needs."""
+    columns = memory_indexes.c
+    found = connection.execute(select(memory_indexes).where(columns.scope_id.in_(list(scopes)))).all()
+    states = {row.id: _state(row) for row in found}
+    terms: dict[tuple[int, int], int] = {}
+    for state in states.values():
+        key = scopes[state.scope_id].index(state.generation)
+        for number, variants in enumerate(query):
+            terms.update({(state.id, hashed(term, key)): number for term in variants})
+    wanted = [_LENGTHS, _IDS, *{term for _, term in terms}]
+    rows = _read_terms(connection, list(states), wanted) if terms else []
+    return Searched(states, rows, terms)
+
+
+def rank(searched: Searched, scopes: Mapping[str, Keys], limit: int) -> Found:
+    """Score what was read. Pure, so that it can be done in a thread. Rows that do not open are passed over."""
+    lengths: dict[tuple[int, int], array[int]] = {}
+    postings: dict[int, list[tuple[tuple[int, int], array[int]]]] = {}
+    names: dict[tuple[int, int], Any] = {}
+    damaged: set[str] = set()
+    for row in searched.rows:
+        place = (row.index_id, row.block)
+        if row.term == _IDS:
+            names[place] = row
+        elif (values := _open(searched, scopes, row, damaged)) is None:
+            continue
+        elif row.term == _LENGTHS:
+            lengths[place] = values
+        elif (number := searched.terms.get((row.index_id, row.term))) is not None:
+            postings.setdefault(number, []).append((place, values))
+    scores, most = _scores(searched, lengths, postings)
+    hits: list[Hit] = []
+    ids: dict[tuple[int, int], Any] = {}
+    for score, index, block, offset in _smoothed(scores, lengths, limit):
+        place = (index, block)
+        if place not in ids:
+            ids[place] = _open(searched, scopes, names[place], damaged) if place in names else None
+        if offset < len(ids[place] or ()):
+            share = score / most if most else 0.0
+            hits.append(Hit(searched.states[index].scope_id, ids[place][offset], score, share))
+    return Found(hits, frozenset(damaged))
+
+
+def _open(searched: Searched, scopes: Mapping[str, Keys], row: Any, damaged: set[str]) -> Any:
+    scope_id = searched.states[row.index_id].scope_id
+    try:
+        return _unpacked(
+            row.term, scopes[scope_id].seal.open(row.sealed, _place(scope_id, row.term, row.block))
+        )
+    except (Tampered, ValueError):
+        damaged.add(scope_id)
+        return None
+
+
+Scores = dict[tuple[int, int], dict[int, float]]
+
+
+def _scores(
+    searched: Searched,
+    lengths: Mapping[tuple[int, int], array[int]],
+    postings: Mapping[int, list[tuple[tuple[int, int], array[int]]]],
+) -> tuple[Scores, float]:
+    """BM25 of each document that has a word of the query, by block."""
+    documents = sum(state.documents for state in searched.states.values())
+    average = max(1.0, sum(state.length for state in searched.states.values()) / max(1, documents))
+    slope = K1 * B / average
+    norms = [K1 * (1 - B) + slope * size for size in range(_SHORT)]
+    scores: Scores = {}
+    weighed = []
+    for lists in postings.values():
+        having = sum(len(values) for _, values in lists)
+        weight = (K1 + 1) * math.log(1 + (max(0, documents - having) + 0.5) / (having + 0.5))
+        weighed.append((having, weight, lists))
+    most = left = sum(weight for _, weight, _ in weighed)
+    for having, weight, lists in sorted(weighed, key=lambda each: each[0]):
+        # Rare words come first: what has none of them cannot be among the best once those have more than is left.
+        known_only = having > _MANY and _worst_of_best(scores) > left
+        left -= weight
+        for place, values in lists:
+            here = scores.setdefault(place, {})
+            sizes = lengths.get(place)
+            if sizes is None or (known_only and not here):
+                continue
+            had = here.get
+            for value in values:
+                offset = value >> _OFFSET_BITS
+                if known_only and offset not in here:
+                    continue
+                count, size = value & _MAX_COUNT, sizes[offset] & _MAX_LENGTH
+                norm = norms[size] if size < _SHORT else K1 * (1 - B) + slope * size
+                here[offset] = had(offset, 0.0) + weight * count / (count + norm)
+    return scores, most
+
+
+def _worst_of_best(scores: Scores) -> float:
+    best = heapq.nlargest(_SMOOTHED, chain.from_iterable(here.values() for here in scores.values()))
+    return best[-1] if len(best) == _SMOOTHED else 0.0
+
+
+def _smoothed(
+    scores: Scores, lengths: Mapping[tuple[int, int], array[int]], limit: int
+) -> list[tuple[float, int, int, int]]:
+    """The best documents once each has given of its score to its neighbours."""
+    enough = _worst_of_best(scores)
+    totals: dict[tuple[int, int, int], float] = {}
+    for (index, block), here in scores.items():
+        for offset, score in here.items():
+            if score < enough:
+                continue
+            number = block * BLOCK + offset
+            _give(totals, index, number, score)
+            if not _begins(lengths, index, number):
+                _give(totals, index, number - 1, score * TO_PREVIOUS)
+            if not _begins(lengths, index, number + 1):
+                _give(totals, index, number + 1, score * TO_NEXT)
+    ranked = heapq.nlargest(limit, ((total, *place) for place, total in totals.items()))
+    return [(score, index, block, offset) for score, index, block, offset in ranked]
+
+
+def _give(totals: dict[tuple[int, int, int], float], index: int, number: int, score: float) -> None:
+    place = (index, *divmod(number, BLOCK))
+    totals[place] = totals.get(place, 0.0) + score
+
+
+def _begins(lengths: Mapping[tuple[int, int], array[int]], index: int, number: int) -> bool:
+    """Whether a sitting begins with a document; so does one that is not there."""
+    block, offset = divmod(number, BLOCK)
+    sizes = lengths.get((index, block), ())
+    return offset >= len(sizes) or bool(sizes[offset] & _STARTS)
+
+
+# Both, over a database.
+
+
+async def add(
+    database: Database, scope_id: str, keys: Keys, documents: Sequence[Document], upto_seq: int = 0
+) -> None:
+    """Add documents to a scope's index. Only reading and writing rows keeps the database busy: the rest is done in a
+    thread. Raises IndexMoved when somebody else has added to it meanwhile."""
+    state = await database.write(partial(open_index, scope_id=scope_id))
+    await add_to(database, state, keys, documents, upto_seq)
+
+
+async def add_to(
+    database: Database, state: IndexState, keys: Keys, documents: Sequence[Document], upto_seq: int = 0
+) -> None:
+    """The same, to an index that is as it was read."""
+    hashes = await asyncio.to_thread(hash_terms, state, documents, keys)
+    rows = await database.read(partial(read_rows, state=state, terms=hashes.values()))
+    changes = await asyncio.to_thread(add_documents, state, documents, keys, hashes, rows)
+    await database.write(partial(write_changes, changes=changes, upto_seq=upto_seq))
+
+
+async def search(database: Database, scopes: Mapping[str, Keys], query: str, limit: int = 10) -> Found:
+    """Search the indexes of these scopes, and of no others."""
+    terms = query_terms(query)
+    if not terms or not scopes:
+        return Found([])
+    searched = await database.read(partial(read_postings, query=terms, scopes=scopes))
+    return await asyncio.to_thread(rank, searched, scopes, limit)
