@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from gofer.errors import GoferError
+from gofer.errors import Conflict
 from gofer.memory.terms import Terms, hashed, query_terms
 from gofer.store import fast_sql
 from gofer.store.database import Database
@@ -62,10 +62,8 @@ class Keys(Protocol):
     def index(self, generation: int = 0) -> MacKey: ...
 
 
-class IndexMoved(GoferError):
+class IndexMoved(Conflict):
     """Somebody else added to this index at the same time."""
-
-    code = "memory.index_moved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +203,10 @@ def add_documents(
         for term, count in document.terms.counts.items():
             opens(hashes[term], block).append(offset << _OFFSET_BITS | min(count, _MAX_COUNT))
     changes = Changes(state, state.documents + len(documents), length)
-    for (term, block), value in opened.items():
-        sealed = keys.seal.seal(_packed(value), _place(state.scope_id, term, block))
-        (changes.changed if (term, block) in rows else changes.new).append(
-            {"at_index": state.id, "at_term": term, "at_block": block, "bytes": sealed}
+    for (hash_, block), value in opened.items():
+        sealed = keys.seal.seal(_packed(value), _place(state.scope_id, hash_, block))
+        (changes.changed if (hash_, block) in rows else changes.new).append(
+            {"at_index": state.id, "at_term": hash_, "at_block": block, "bytes": sealed}
         )
     return changes
 

@@ -26,36 +26,48 @@ MAX_QUERY_TERMS = 32
 _MAX_WORD = 64
 
 _STOP_WORDS = {
-    "english": "a about above after again all am an and any are as at be because been before being below between both "
+    "english": "a about above after again all am an and any are as at be because been before being below "
+    "between both "
     "but by can could did do does doing don down during each few for from further had has have having he her here "
-    "hers him his how i if in into is it its just let me more most my no nor not of off on once only or other our out "
+    "hers him his how i if in into is it its just let me more most my no nor not of off on once only or other "
+    "our out "
     "over own re s same she should so some such t than that the their them then there these they this those through "
     "to too under until up ve very was we were what when where which while who whom why will with would you your ll "
     "yeah oh okay ok really also got get",
     "german": "aber alle als also am an auch auf aus bei beim bin bis bist da damit dann das dass dein deine dem den "
-    "denn der des dich die dir doch du durch ein eine einem einen einer eines er es euch euer für hab habe haben hast "
+    "denn der des dich die dir doch du durch ein eine einem einen einer eines er es euch euer für hab habe "
+    "haben hast "
     "hat hatte hatten ich ihm ihn ihr ihre im in ins ist ja jetzt kann kein keine mal man mehr mein meine meinem "
-    "meinen meiner mich mir mit nach nicht noch nun nur ob oder schon sehr sein seine seinem seinen seiner sich sie sind so "
-    "soll über um und uns unser unsere unserer vom von vor war waren warum was weil welche welchen welcher welches wem "
+    "meinen meiner mich mir mit nach nicht noch nun nur ob oder schon sehr sein seine seinem seinen seiner sich sie "
+    "sind so "
+    "soll über um und uns unser unsere unserer vom von vor war waren warum was weil welche welchen welcher "
+    "welches wem "
     "wen wenn wer werden wie wieder will wir wird wo wurde zu zum zur",
-    "french": "ai alors as au aussi aux avec avez avoir avons bien c ce cela ces cet cette comme d dans de des du elle "
+    "french": "ai alors as au aussi aux avec avez avoir avons bien c ce cela ces cet cette comme d dans de des "
+    "du elle "
     "en est et eu il ils j je l la le les leur lui m ma mais me mes moi mon n ne nos notre nous on ont ou où par pas "
     "plus pour qu quand que quel quelle qui quoi s sa sans se ses si son sont sur t ta te tes toi ton très tu un une "
     "vos votre vous y était être",
     "spanish": "a al algo como con cuando cuál de del desde donde dónde e el ella ellos en era eres es esa ese eso "
-    "esta estaba este esto estoy está fue ha hay he la las le les lo los me mi mis muy más ni no nos nosotros o para pero "
-    "por porque que quien quién qué se ser si sin sobre son su sus sí también te tengo ti tiene tu tus un una uno y ya "
+    "esta estaba este esto estoy está fue ha hay he la las le les lo los me mi mis muy más ni no nos nosotros o "
+    "para pero "
+    "por porque que quien quién qué se ser si sin sobre son su sus sí también te tengo ti tiene tu tus un una uno "
+    "y ya "
     "yo",
     "italian": "a ad ai al alla anche che chi ci come con cosa da dal dei del della di dove e ed era gli ha hai ho i "
-    "il in io la le lei lo loro lui ma mi mia mio ne nei nel nella noi non o per perché più quando quale quello questo "
+    "il in io la le lei lo loro lui ma mi mia mio ne nei nel nella noi non o per perché più quando quale "
+    "quello questo "
     "se sei si sono su sua suo ti tra tu tuo un una uno voi è",
-    "portuguese": "a ao as com como da das de dela dele do dos e ela ele em era essa esse esta este eu foi há isso já "
+    "portuguese": "a ao as com como da das de dela dele do dos e ela ele em era essa esse esta este eu foi há "
+    "isso já "
     "lhe mais mas me meu minha muito na nas no nos não o os ou para pela pelo por porque qual quando que quem se sem "
     "ser seu sua são também te tem tenho um uma você é",
-    "dutch": "aan al als bij dan dat de deze die dit doen door dus een en er had heb hebben heeft het hier hij hoe hun "
+    "dutch": "aan al als bij dan dat de deze die dit doen door dus een en er had heb hebben heeft het hier hij "
+    "hoe hun "
     "ik in is je jij kan maar me meer met mij mijn naar niet nog nu of om omdat ons ook op over te toen tot uit van "
     "veel voor waar was wat we welke wel werd wie wij worden zal ze zich zij zijn zo zou",
-    "russian": "а без бы был была были было быть в вам вас весь во вот все вы где да для до его ее ей если есть еще же "
+    "russian": "а без бы был была были было быть в вам вас весь во вот все вы где да для до его ее ей если есть "
+    "еще же "
     "за и из или им их к как какой когда который кто ли меня мне мой мы на над нас не него нет ни но ну о об он она "
     "они от по под при с со так такой там то тот ты у уже чем что чтобы эта это этот я",
 }
@@ -79,7 +91,8 @@ _RUNS = re.compile(
 )
 _MIN_KANA = 3
 """Shorter runs of hiragana are particles and endings."""
-_ENDINGS = frozenset("まし/した/です/ます/って/ない/ても/では/から/けど/いる/てい/いま/ょう/でし".split("/"))
+_ENDINGS = frozenset(re.findall("..", "まししたですますってないてもではからけどいるていいまょうでし"))
+"""Pairs that say nothing."""
 _FROM_EMOJI = re.compile("[\U0001f300-\U0001faff\u2600-\u27bf]")
 
 _MONTHS = {
