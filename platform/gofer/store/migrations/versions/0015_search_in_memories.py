@@ -1,7 +1,7 @@
 """The sealed index of memories.
 
-Revision ID: 0014_0004
-Revises: 0013_0004
+Revision ID: 0015_0004
+Revises: 0014_0004
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0014_0004"
-down_revision = "0013_0004"
+revision = "0015_0004"
+down_revision = "0014_0004"
 
 
 def upgrade() -> None:
