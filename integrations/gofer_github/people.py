@@ -20,7 +20,7 @@ from gofer_github.access import READ, Access, moment
 from gofer_github.client import Client, DefaultBranch, is_missing, login_of
 from gofer_github.place import Place
 from gofer_github.settings import PUBLIC, Settings, Trigger
-from gofer_github.workflows import Rule, chosen
+from gofer_github.workflows import WorkflowRule, chosen
 
 MAY_WRITE = frozenset({"write", "maintain", "admin"})
 ALLOWED = "an allowed bot"
@@ -42,7 +42,7 @@ class RepositoryConfig(BaseModel):
     enabled: bool = True
     triggers: tuple[Trigger, ...] | None = None
     instructions: Annotated[str, AfterValidator(lambda text: text.strip()[:MAX_INSTRUCTIONS])] = ""
-    rules: tuple[Rule, ...] = Field(default=(), max_length=50)
+    rules: tuple[WorkflowRule, ...] = Field(default=(), max_length=50)
 
 
 async def admit(unread: Unread, account: ConnectionContext, access: Access) -> Admission:

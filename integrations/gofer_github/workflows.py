@@ -20,7 +20,7 @@ from gofer_github.settings import Settings
 SHIPPED = Path(__file__).parent / "workflows"
 
 
-class Limits(BaseModel):
+class RunLimits(BaseModel):
     """Limits of a run, in addition to the agent's own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -45,7 +45,7 @@ class Workflow(BaseModel):
     tools: tuple[str, ...] = ("*",)
     """The GitHub tools that the run has."""
     may_push: bool = True
-    limits: Limits = Limits()
+    limits: RunLimits = RunLimits()
 
     def fits(self, message: Incoming) -> bool:
         """Whether a request matches. A request that names a workflow matches no other."""
@@ -84,7 +84,7 @@ RULE_AUTHOR = Author("rules", "a rule of this repository", is_bot=True)
 Occasion = Literal["opened", "synchronize", "label"]
 
 
-class Rule(BaseModel):
+class WorkflowRule(BaseModel):
     """Which workflow starts on which occasions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -100,7 +100,7 @@ class Rule(BaseModel):
     instructions: str = Field(default="", max_length=4000)
 
     @model_validator(mode="after")
-    def _has_its_label(self) -> Rule:
+    def _has_its_label(self) -> WorkflowRule:
         if ("label" in self.on) != bool(self.label):
             raise ValueError("a rule has a label if, and only if, it is on label")
         return self

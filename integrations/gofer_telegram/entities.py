@@ -77,7 +77,7 @@ class _Scope:
     sink: _Sink | None = None
 
 
-class Renderer:
+class EntityRenderer:
     """Walks the events of one text."""
 
     def __init__(self, markdown: str) -> None:

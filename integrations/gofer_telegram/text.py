@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from gofer_telegram.entities import Entity, Renderer, units
+from gofer_telegram.entities import Entity, EntityRenderer, units
 from gofer_telegram.markdown import clean, name_of, parse
 
 LIMIT = 4096
@@ -55,7 +55,7 @@ def render(markdown: str) -> Rendered:
 
 
 def _rendered(source: str) -> Rendered:
-    text, entities = Renderer(source).render()
+    text, entities = EntityRenderer(source).render()
     if not text.strip():
         return Rendered(source.strip() or "(an empty answer)", [])
     lead = len(text) - len(text.lstrip())
@@ -205,7 +205,7 @@ _TICKS = re.compile(r"`+")
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class MarkdownSpan:
     """A span of the source that the parser found."""
 
     kind: str
@@ -224,11 +224,11 @@ class Outline:
         found = [span for span in _spans(text) if span.start < end]
         self._text = text
         self._items = [span for span in found if span.kind == ITEM]
-        self._open: dict[int, list[Span]] = {}
+        self._open: dict[int, list[MarkdownSpan]] = {}
         self._leaves = [span for span in found if span.kind in (CODE, TABLE, HEADING)]
         self._inline = [span for span in found if span.kind in INLINE]
 
-    def leaf(self, position: int) -> Span | None:
+    def leaf(self, position: int) -> MarkdownSpan | None:
         """The code block, table or heading around a position."""
         before = bisect_left(self._leaves, position, key=lambda span: span.start)  # none is within another
         return self._leaves[before - 1] if before and self._leaves[before - 1].around(position) else None
@@ -290,7 +290,7 @@ class Outline:
                 found.append(ticks[0])
         return found
 
-    def _fence(self, code: Span) -> tuple[str, str]:
+    def _fence(self, code: MarkdownSpan) -> tuple[str, str]:
         """The fence and the language of a code block."""
         found = _FENCE.match(self._text, code.start)
         return (found[1], found[2]) if found else ("```", "")
@@ -320,13 +320,13 @@ class Outline:
         """The columns of the list items that contain both a cut and a line."""
         return [self._indent(item) for item in self._open_items(position) if item.end > line]
 
-    def _open_items(self, position: int) -> list[Span]:
+    def _open_items(self, position: int) -> list[MarkdownSpan]:
         """The list items around a cut, cached because every line after it asks."""
         if position not in self._open:
             self._open[position] = [item for item in self._items if item.around(position)]
         return self._open[position]
 
-    def _indent(self, item: Span) -> tuple[int, int]:
+    def _indent(self, item: MarkdownSpan) -> tuple[int, int]:
         """The columns by which the lines of a list item are indented."""
         before = self._text[self._line(item.start) : item.start]
         bare = before.rstrip(" ")
@@ -366,10 +366,10 @@ def _ended(event: Any) -> Any:
     return event.get("End") if isinstance(event, dict) else None
 
 
-def _spans(markdown: str) -> Iterator[Span]:
+def _spans(markdown: str) -> Iterator[MarkdownSpan]:
     """All spans that matter for a cut, by their start."""
     for event in parse(markdown):
         name, value = name_of(event.value)
         if name in (CODE, TABLE, HEADING, ITEM) or name in INLINE:
             fenced = name == CODE and value != "Indented"
-            yield Span(name, event.start, event.end, fenced)
+            yield MarkdownSpan(name, event.start, event.end, fenced)

@@ -27,7 +27,7 @@ REPLY_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DemoStep:
     """One thing that happened, and whether it should have."""
 
     what: str
@@ -59,7 +59,7 @@ class Stage:
         return await self.post(body, self.hello.signed(body))
 
 
-Scene = Callable[[Stage], AsyncIterator[Step]]
+Scene = Callable[[Stage], AsyncIterator[DemoStep]]
 
 
 class Watch:
@@ -68,13 +68,13 @@ class Watch:
     def __init__(self) -> None:
         self._last = time.perf_counter()
 
-    def step(self, what: str, ok: bool, detail: str = "") -> Step:
+    def step(self, what: str, ok: bool, detail: str = "") -> DemoStep:
         """A step that ends now."""
         before, self._last = self._last, time.perf_counter()
-        return Step(what, ok, round((self._last - before) * 1000, 1), detail)
+        return DemoStep(what, ok, round((self._last - before) * 1000, 1), detail)
 
 
-async def one_message(stage: Stage) -> AsyncIterator[Step]:
+async def one_message(stage: Stage) -> AsyncIterator[DemoStep]:
     """A signed message becomes a durable job and one delivered reply."""
     watch = Watch()
     answer = await stage.send("m1", "lobby", "Good morning!")
@@ -83,14 +83,14 @@ async def one_message(stage: Stage) -> AsyncIterator[Step]:
     yield watch.step("reply delivered", came, stage.hello.ledger[0].text if came else "no reply came")
 
 
-async def a_repeat(stage: Stage) -> AsyncIterator[Step]:
+async def a_repeat(stage: Stage) -> AsyncIterator[DemoStep]:
     """The service sends the same delivery again, as services do."""
     watch = Watch()
     answer = await stage.send("m1", "lobby", "Good morning!")
     yield watch.step("repeat recognised", answer.json() == {"result": "repeat"})
 
 
-async def a_forgery(stage: Stage) -> AsyncIterator[Step]:
+async def a_forgery(stage: Stage) -> AsyncIterator[DemoStep]:
     """Somebody without the key tries the door."""
     watch = Watch()
     body = stage.hello.message("m2", "lobby", "Let me in")
@@ -100,7 +100,7 @@ async def a_forgery(stage: Stage) -> AsyncIterator[Step]:
     yield watch.step("forged signature refused", forged.status_code == 401, "401, nothing stored")
 
 
-async def two_at_once(stage: Stage) -> AsyncIterator[Step]:
+async def two_at_once(stage: Stage) -> AsyncIterator[DemoStep]:
     """Two messages to one conversation, the second while the first is being worked on."""
     watch = Watch()
     for id, text in (("m3", "$ sleep 0.5; echo the first is done"), ("m4", "$ echo so is the second")):
@@ -115,7 +115,7 @@ async def two_at_once(stage: Stage) -> AsyncIterator[Step]:
     )
 
 
-async def a_lost_answer(stage: Stage) -> AsyncIterator[Step]:
+async def a_lost_answer(stage: Stage) -> AsyncIterator[DemoStep]:
     """The service takes a reply and the connection breaks before it says so."""
     watch = Watch()
     stage.hello.faults.append(Fault("dropped"))
@@ -127,7 +127,7 @@ async def a_lost_answer(stage: Stage) -> AsyncIterator[Step]:
     yield watch.step("looked before sending again", once, f"{len(found)} reply in the service's ledger")
 
 
-async def a_phone(stage: Stage) -> AsyncIterator[Step]:
+async def a_phone(stage: Stage) -> AsyncIterator[DemoStep]:
     """A person on Telegram pairs with a code, asks, and is answered in the chat."""
     watch = Watch()
     async with Telegram() as telegram:
@@ -177,7 +177,7 @@ $tool github_open_pull {"title": "Spell the greeting right", "changed": "One let
 "tested": "Read it aloud.", "uncertain": "Nothing."}"""
 
 
-async def an_issue(stage: Stage) -> AsyncIterator[Step]:
+async def an_issue(stage: Stage) -> AsyncIterator[DemoStep]:
     """A request on a GitHub issue becomes a draft pull request whose diff was made in the sandbox."""
     watch = Watch()
     async with GitHubService().open() as github:
@@ -262,7 +262,7 @@ def _printed(request: Mapping[str, Any]) -> str:
     return ""
 
 
-async def a_real_task(stage: Stage) -> AsyncIterator[Step]:
+async def a_real_task(stage: Stage) -> AsyncIterator[DemoStep]:
     """A model gets a key, and works on a task with tools in a real shell."""
     watch = Watch()
     await stage.instance.ask("PUT", "/secrets", json={"name": "anthropic_key", "value": MODEL_KEY})
@@ -289,10 +289,10 @@ SCENES: tuple[tuple[str, Scene], ...] = (
 )
 
 
-async def play() -> AsyncIterator[tuple[str, Step]]:
+async def play() -> AsyncIterator[tuple[str, DemoStep]]:
     """Start everything, play every scene, check the ledger, end everything."""
     async with _stage() as stage:
-        yield "The start", Step("instance ready", True, round(stage.instance.started_in * 1000, 1))
+        yield "The start", DemoStep("instance ready", True, round(stage.instance.started_in * 1000, 1))
         for name, scene in SCENES:
             async for step in scene(stage):
                 yield name, step
@@ -323,7 +323,7 @@ async def _stage() -> AsyncIterator[Stage]:
         yield Stage(instance, http, hello, made["connection"]["id"], model)
 
 
-async def _reckoning(stage: Stage) -> AsyncIterator[Step]:
+async def _reckoning(stage: Stage) -> AsyncIterator[DemoStep]:
     """What the service's own ledger says, once nothing is left to do."""
     watch = Watch()
     quiet = await _until_quiet(stage)

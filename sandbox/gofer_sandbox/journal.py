@@ -16,7 +16,7 @@ UNKNOWN = -1
 
 
 @dataclass(slots=True)
-class Live:
+class LiveState:
     """The command that runs or ran last."""
 
     number: int = 0
@@ -81,10 +81,10 @@ class Journal:
             raise SandboxOwned(f"another process is using the session in {directory}") from None
         self.live = self._read()
 
-    def _read(self) -> Live:
+    def _read(self) -> LiveState:
         with contextlib.suppress(ValueError, TypeError):
-            return Live(**json.loads(os.pread(self._fd, _SIZE, 0)))
-        return Live()
+            return LiveState(**json.loads(os.pread(self._fd, _SIZE, 0)))
+        return LiveState()
 
     @property
     def session(self) -> str:

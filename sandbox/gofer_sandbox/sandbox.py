@@ -21,7 +21,7 @@ from gofer_sandbox.bubblewrap import Bubblewrap
 from gofer_sandbox.errors import GateBlocked, InvalidInput, IsolationUnavailable, SandboxClosed, SandboxGone
 from gofer_sandbox.files import BytesPage, Edit, Edited, Listing, TextPage, Written
 from gofer_sandbox.files import ConfinedFiles as Files
-from gofer_sandbox.journal import Journal, Live
+from gofer_sandbox.journal import Journal, LiveState
 from gofer_sandbox.levels import Level
 from gofer_sandbox.limits import Limits
 from gofer_sandbox.local import Box
@@ -97,7 +97,7 @@ class Sandbox:
             raise IsolationUnavailable(f"sandboxes need Linux: there is no isolation on {sys.platform}")
         self._directory = _prepare(self._directory)
         self._journal = Journal(self._directory)
-        self._journal.live = Live()
+        self._journal.live = LiveState()
         self._journal.claim(self._id)
         if not self._ephemeral:
             _forget(self._directory)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gofer_sandbox.errors import InvalidInput
-from gofer_sandbox.network import Credential, Egress, GitAccess, Refusal, Rule
+from gofer_sandbox.network import BlockedRequest, Credential, Egress, GitAccess, Rule
 from gofer_sandbox.record import Reference
 from sandbox.bare_box import BareBox, bare_box
 from sandbox.upstream import PASSWORD, USER, Upstream, seed_repositories, upstream
@@ -308,7 +308,7 @@ async def test_a_compressed_push_is_refused(site: Site) -> None:
 
 
 async def test_every_refusal_is_told_at_once(server: Upstream) -> None:
-    told: list[Refusal] = []
+    told: list[BlockedRequest] = []
     with bare_box() as box:
         egress = Egress(on_refusal=told.append)
         await egress.open(Reference(pid=box.pid))

@@ -19,7 +19,7 @@ from gofer_sandbox.network import AllowedHost, Credential, GitAccess, Rule
 from gofer_sandbox.network.addresses import is_own, refused
 from gofer_sandbox.network.credential import Mask
 from gofer_sandbox.network.dial import Dialer, SystemResolver
-from gofer_sandbox.network.errors import Refused
+from gofer_sandbox.network.errors import ProxyRefused
 from gofer_sandbox.network.rules import host_name
 
 CLOSED = [
@@ -70,7 +70,7 @@ def test_this_machine_s_own_addresses_are_refused() -> None:
 async def test_loopback_in_other_spellings_is_refused_after_resolution(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         dialer = Dialer(SystemResolver(), 5, None)
-        with pytest.raises(Refused, match="loopback"):
+        with pytest.raises(ProxyRefused, match="loopback"):
             await dialer.connect(host, listening.getsockname()[1], secure=False, allow_private=False)
 
 
@@ -82,7 +82,7 @@ async def test_a_name_is_resolved_once_and_only_the_checked_address_is_dialled()
         return next(answers)
 
     dialer = Dialer(rebinding, 5, None)
-    with pytest.raises(Refused, match="documentation"):
+    with pytest.raises(ProxyRefused, match="documentation"):
         await dialer.connect("evil.test", 80, secure=False, allow_private=False)
     assert next(answers) == ["127.0.0.1"], "the name was looked up a second time"
 
@@ -94,7 +94,7 @@ async def test_private_answers_are_left_out_when_others_are_public() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
         dialer = Dialer(mixed, 0.3, None)
-        with pytest.raises(Refused, match=r"could not connect|in time"):
+        with pytest.raises(ProxyRefused, match=r"could not connect|in time"):
             await dialer.connect("a.test", listening.getsockname()[1], secure=False, allow_private=False)
         with pytest.raises(BlockingIOError):
             listening.accept()

@@ -20,7 +20,7 @@ from gofer.jobs.control import redrive
 from gofer.settings import Settings
 from gofer_standins.anthropic import Anthropic, say
 from gofer_standins.loopback import serve as loopback
-from gofer_standins.telegram import Chat, Limits, Message, Person, Telegram
+from gofer_standins.telegram import Chat, Message, Person, SendRates, Telegram
 from support.patience import eventually
 from telegram.house import OWNERS, Process
 
@@ -306,7 +306,7 @@ async def test_a_reply_that_failed_is_told_once_and_redriven_once_whatever_is_ki
 async def test_chaos(tmp_path: Path, webhook: bool) -> None:
     """300 messages from 20 chats while the process is killed again and again."""
     chance = random.Random(7)
-    fast = Limits(chat_burst=1000, per_second=1000)
+    fast = SendRates(chat_burst=1000, per_second=1000)
     async with Telegram(first_retry=0.05, limits=fast) as telegram:
         watch = Watch(telegram, tmp_path / "data", people=20)
         kills = 0

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from gofer_standins.telegram import Chat, Limits, Telegram
+from gofer_standins.telegram import Chat, SendRates, Telegram
 
 
 class Caller:
@@ -113,7 +113,7 @@ async def test_an_offset_confirms_what_came_before_it(call: Caller) -> None:
 
 
 async def test_too_much_is_too_much() -> None:
-    async with Telegram(limits=Limits(chat_burst=2)) as telegram, httpx2.AsyncClient() as http:
+    async with Telegram(limits=SendRates(chat_burst=2)) as telegram, httpx2.AsyncClient() as http:
         call = Caller(telegram, http)
         statuses = [(await call("sendMessage", text=f"{number}"))[0] for number in range(4)]
         assert statuses == [200, 200, 429, 429]

@@ -26,7 +26,7 @@ TOLD_EVERY = 60.0
 """Seconds between two lines of the log about this."""
 
 
-class Client(Protocol):
+class LimitedClient(Protocol):
     """One connection, as far as the bound is concerned."""
 
     address: str
@@ -65,13 +65,13 @@ class ConnectionLimit:
         """Addresses that many people share: our own proxies, and the Unix socket, which has none."""
         self._reserve = max(2, self.max_connections // 8)
         self._per_address: Counter[str] = Counter()
-        self._waiting: dict[Client, None] = {}
+        self._waiting: dict[LimitedClient, None] = {}
         """Strangers that the server waits for, the one it has waited for longest first."""
         self._closed = 0
         self._told_at = -TOLD_EVERY
         self.open = 0
 
-    def enter(self, client: Client) -> bool:
+    def enter(self, client: LimitedClient) -> bool:
         """Count a new connection and make room for it; False when it has to go at once."""
         self.open += 1
         self._per_address[client.address] += 1
@@ -83,7 +83,7 @@ class ConnectionLimit:
         self.wait_for(client)
         return self.open <= self.max_connections
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: LimitedClient) -> None:
         """Forget a connection that has ended."""
         self.open -= 1
         self._per_address[client.address] -= 1
@@ -91,12 +91,12 @@ class ConnectionLimit:
             del self._per_address[client.address]
         self._waiting.pop(client, None)
 
-    def wait_for(self, client: Client) -> None:
+    def wait_for(self, client: LimitedClient) -> None:
         """The server waits for it from now on."""
         self._waiting.pop(client, None)
         self._waiting[client] = None
 
-    def wait_no_more(self, client: Client) -> None:
+    def wait_no_more(self, client: LimitedClient) -> None:
         """It has said all that it was waited for, or is somebody whom we know."""
         self._waiting.pop(client, None)
 

@@ -28,18 +28,18 @@ from starlette.routing import Mount, Route
 from gofer_standins.github import api, git, shapes
 from gofer_standins.github.api import OtherEndpoints
 from gofer_standins.github.apps import Apps, new_key
-from gofer_standins.github.auth import Fault, Limits, Refusal, repository_for, token_of
+from gofer_standins.github.auth import ApiRefusal, Fault, RateLimits, repository_for, token_of
 from gofer_standins.github.world import (
     App,
     CheckRun,
     Comment,
     Delivery,
+    GitHubWorld,
     Installation,
     Issue,
     Repository,
     Review,
     Token,
-    World,
     stamp,
 )
 from gofer_standins.loopback import hang_up, serve
@@ -65,7 +65,7 @@ class GitHubService:
     """
 
     def __init__(self, *, public: bool = False) -> None:
-        self.world = World()
+        self.world = GitHubWorld()
         self._public = public
         self.faults: deque[Fault] = deque()
         self.calls: list[tuple[str, str, int]] = []
@@ -77,7 +77,7 @@ class GitHubService:
         self.api_url = ""
         self.hook_timeout = 10.0
         self._folder: Path | None = None
-        self.limits = Limits()
+        self.limits = RateLimits()
         self._telling: set[asyncio.Task[Any]] = set()
         self._apps = Apps(self.world, self._redeliver, self.app_page)
         self._across = OtherEndpoints(self.world)
@@ -161,7 +161,7 @@ class GitHubService:
             full_name = f"{request.path_params['owner']}/{request.path_params['name']}"
             of = repository_for(self.world, token, full_name, permission, level)
             return await handler(
-                api.Asked(self.world, self.url, request, token, of, await _body(request), self._tell)
+                api.ApiRequest(self.world, self.url, request, token, of, await _body(request), self._tell)
             )
 
         return self._plain(answer)
@@ -184,7 +184,7 @@ class GitHubService:
                 if limited and response.status_code == 304:
                     self.limits.requests += 1  # what has not changed costs nothing
                 response.headers.update(self.limits.headers())
-            except Refusal as refusal:
+            except ApiRefusal as refusal:
                 response = JSONResponse({"message": str(refusal)}, refusal.status, refusal.headers)
             self.calls.append((request.method, path, response.status_code))
             if fault is not None and fault.kind == "dropped":
@@ -197,7 +197,7 @@ class GitHubService:
         """GitHub refuses a version it never had, and takes the oldest for none."""
         version = request.headers.get("x-github-api-version")
         if version not in (None, VERSION):
-            raise Refusal(400, f"Version {version} is not a supported version of this API")
+            raise ApiRefusal(400, f"Version {version} is not a supported version of this API")
         if version is None or not request.headers.get("accept", "").startswith("application/vnd.github"):
             self.unversioned.append(f"{request.method} {path}")
 
@@ -525,13 +525,13 @@ async def _body(request: Request) -> Any:
     try:
         return await request.json()
     except ValueError:
-        raise Refusal(400, "Problems parsing JSON") from None
+        raise ApiRefusal(400, "Problems parsing JSON") from None
 
 
 async def _go_wrong(fault: Fault) -> None:
     if fault.kind == "limited":
         words = "You have exceeded a secondary rate limit. Please wait a few minutes before you try again."
-        raise Refusal(403, words, {"retry-after": f"{fault.seconds:g}"})
+        raise ApiRefusal(403, words, {"retry-after": f"{fault.seconds:g}"})
     if fault.kind == "stalled":
         await asyncio.sleep(fault.seconds)
     statuses = {
@@ -540,4 +540,4 @@ async def _go_wrong(fault: Fault) -> None:
         "forbidden": (403, "Forbidden"),
     }
     if fault.kind in statuses:
-        raise Refusal(*statuses[fault.kind])
+        raise ApiRefusal(*statuses[fault.kind])

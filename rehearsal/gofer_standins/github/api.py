@@ -12,8 +12,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
 from gofer_standins.github import git, shapes
-from gofer_standins.github.auth import ORDER, Refusal, repository_for, token_of
-from gofer_standins.github.world import CheckRun, Comment, Issue, Repository, Review, Token, World, stamp
+from gofer_standins.github.auth import ORDER, ApiRefusal, repository_for, token_of
+from gofer_standins.github.world import (
+    CheckRun,
+    Comment,
+    GitHubWorld,
+    Issue,
+    Repository,
+    Review,
+    Token,
+    stamp,
+)
 
 MAX_COMMENT = 65_536
 MAX_LINES = 20_000
@@ -29,12 +38,12 @@ Tell = Callable[[str, dict[str, Any], Repository, str], None]
 """Event, payload, repository and the sender's login. Every subscribed App gets a webhook a moment later."""
 
 
-class Asked:
+class ApiRequest:
     """One authorised request."""
 
     def __init__(
         self,
-        world: World,
+        world: GitHubWorld,
         base: str,
         request: Request,
         token: Token,
@@ -53,19 +62,19 @@ class Asked:
         """A text of the body, or 422 as GitHub says it."""
         found = self.body.get(name) if isinstance(self.body, dict) else None
         if not isinstance(found, str) or not least <= len(found) <= most:
-            raise Refusal(422, f"Validation Failed: {name} must be a text of {least} to {most} characters")
+            raise ApiRefusal(422, f"Validation Failed: {name} must be a text of {least} to {most} characters")
         return found
 
     def issue(self) -> Issue:
         found = self.of.issues.get(self.number("number"))
         if found is None:
-            raise Refusal(404, "Not Found")
+            raise ApiRefusal(404, "Not Found")
         return found
 
     def comment(self, among: dict[int, Comment]) -> Comment:
         found = among.get(self.number("id"))
         if found is None:
-            raise Refusal(404, "Not Found")
+            raise ApiRefusal(404, "Not Found")
         return found
 
     def page(self, rows: list[Any]) -> list[Any]:
@@ -75,36 +84,36 @@ class Asked:
 
 
 Answer = Awaitable[Response]
-Handler = Callable[[Asked], Answer]
+Handler = Callable[[ApiRequest], Answer]
 
 
-def _pull(asked: Asked, one: Issue) -> dict[str, Any]:
+def _pull(asked: ApiRequest, one: Issue) -> dict[str, Any]:
     return shapes.pull(one, asked.of, asked.base, git.sha_of(asked.of, one.head))
 
 
-def _pull_in_brief(asked: Asked, one: Issue) -> dict[str, Any]:
+def _pull_in_brief(asked: ApiRequest, one: Issue) -> dict[str, Any]:
     """A pull request as in lists, which do not count its comments."""
     return {name: value for name, value in _pull(asked, one).items() if name != "comments"}
 
 
-async def get_repository(asked: Asked) -> Response:
+async def get_repository(asked: ApiRequest) -> Response:
     return JSONResponse(shapes.repository(asked.of, asked.base))
 
 
-async def get_branch(asked: Asked) -> Response:
+async def get_branch(asked: ApiRequest) -> Response:
     name = asked.request.path_params["branch"]
     sha = git.sha_of(asked.of, name)
     if not sha:
-        raise Refusal(404, "Branch not found")
+        raise ApiRefusal(404, "Branch not found")
     shown = {"name": name, "commit": {"sha": sha}, "protected": name in asked.of.protected}
     return JSONResponse(shown)
 
 
-async def permission(asked: Asked) -> Response:
+async def permission(asked: ApiRequest) -> Response:
     login = asked.request.path_params["login"]
     user = asked.world.users.get(login)
     if user is None:
-        raise Refusal(404, f"{login} is not a user")
+        raise ApiRefusal(404, f"{login} is not a user")
     role = asked.of.permissions.get(login, "none")
     legacy = {"maintain": "write", "triage": "read"}.get(role, role)
     return JSONResponse({"permission": legacy, "role_name": role, "user": shapes.user(user)})
@@ -113,7 +122,7 @@ async def permission(asked: Asked) -> Response:
 _PICTURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"")
 
 
-def _with_html(asked: Asked, shown: dict[str, Any]) -> dict[str, Any]:
+def _with_html(asked: ApiRequest, shown: dict[str, Any]) -> dict[str, Any]:
     """The same with its body as HTML, if that is asked for: there, uploads have addresses that open."""
     if "full+json" not in asked.request.headers.get("accept", ""):
         return shown
@@ -125,11 +134,11 @@ def _with_html(asked: Asked, shown: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def get_issue(asked: Asked) -> Response:
+async def get_issue(asked: ApiRequest) -> Response:
     return JSONResponse(_with_html(asked, shapes.issue(asked.issue(), asked.of, asked.base)))
 
 
-async def create_issue(asked: Asked) -> Response:
+async def create_issue(asked: ApiRequest) -> Response:
     made = Issue(
         asked.of.next_number(), asked.text("title", most=256), asked.body.get("body", ""), asked.token.user
     )
@@ -139,7 +148,7 @@ async def create_issue(asked: Asked) -> Response:
     return JSONResponse(shown, 201)
 
 
-async def list_comments(asked: Asked) -> Response:
+async def list_comments(asked: ApiRequest) -> Response:
     number, since = asked.issue().number, asked.request.query_params.get("since", "")
     rows = [
         one
@@ -149,38 +158,38 @@ async def list_comments(asked: Asked) -> Response:
     return JSONResponse([shapes.comment(one, asked.of, asked.base) for one in asked.page(rows)])
 
 
-async def create_comment(asked: Asked) -> Response:
+async def create_comment(asked: ApiRequest) -> Response:
     issue = asked.issue()
     if issue.locked and asked.token.installation is not None:
-        raise Refusal(403, "Unable to create comment because issue is locked.")
+        raise ApiRefusal(403, "Unable to create comment because issue is locked.")
     made = Comment(asked.world.next_id(), issue.number, asked.token.user, asked.text("body"))
     asked.of.comments[made.id] = made
     return JSONResponse(shapes.comment(made, asked.of, asked.base), 201)
 
 
-async def get_comment(asked: Asked) -> Response:
+async def get_comment(asked: ApiRequest) -> Response:
     shown = shapes.comment(asked.comment(asked.of.comments), asked.of, asked.base)
     return JSONResponse(_with_html(asked, shown))
 
 
-async def edit_comment(asked: Asked) -> Response:
+async def edit_comment(asked: ApiRequest) -> Response:
     found = asked.comment(asked.of.comments)
     if found.user.login != asked.token.user.login and asked.token.installation is not None:
-        raise Refusal(403, "You do not have permission to edit this comment")
+        raise ApiRefusal(403, "You do not have permission to edit this comment")
     found.body, found.updated_at = asked.text("body"), stamp()
     found.edits += 1
     return JSONResponse(shapes.comment(found, asked.of, asked.base))
 
 
-async def delete_comment(asked: Asked) -> Response:
+async def delete_comment(asked: ApiRequest) -> Response:
     del asked.of.comments[asked.comment(asked.of.comments).id]
     return Response(status_code=204)
 
 
-def _react(asked: Asked, reactions: list[tuple[str, str]]) -> Response:
+def _react(asked: ApiRequest, reactions: list[tuple[str, str]]) -> Response:
     content = asked.text("content")
     if content not in REACTIONS:
-        raise Refusal(422, "Validation Failed: content")
+        raise ApiRefusal(422, "Validation Failed: content")
     one = (asked.token.user.login, content)
     known = one in reactions
     if not known:
@@ -188,31 +197,31 @@ def _react(asked: Asked, reactions: list[tuple[str, str]]) -> Response:
     return JSONResponse({"id": 1, "content": content}, 200 if known else 201)
 
 
-async def react_to_comment(asked: Asked) -> Response:
+async def react_to_comment(asked: ApiRequest) -> Response:
     return _react(asked, asked.comment(asked.of.comments).reactions)
 
 
-async def react_to_review_comment(asked: Asked) -> Response:
+async def react_to_review_comment(asked: ApiRequest) -> Response:
     return _react(asked, asked.comment(asked.of.review_comments).reactions)
 
 
-async def react_to_issue(asked: Asked) -> Response:
+async def react_to_issue(asked: ApiRequest) -> Response:
     return _react(asked, asked.issue().reactions)
 
 
-async def add_labels(asked: Asked) -> Response:
+async def add_labels(asked: ApiRequest) -> Response:
     issue, labels = asked.issue(), asked.body.get("labels")
     if (
         not isinstance(labels, list)
         or not labels
         or not all(isinstance(one, str) and 0 < len(one) <= 50 for one in labels)
     ):
-        raise Refusal(422, "Validation Failed: labels")
+        raise ApiRefusal(422, "Validation Failed: labels")
     issue.labels += [one for one in labels if one not in issue.labels]
     return JSONResponse([{"name": name} for name in issue.labels])
 
 
-async def list_pulls(asked: Asked) -> Response:
+async def list_pulls(asked: ApiRequest) -> Response:
     head = asked.request.query_params.get("head", "").partition(":")[2]
     state = asked.request.query_params.get("state", "open")
     rows = [
@@ -224,16 +233,16 @@ async def list_pulls(asked: Asked) -> Response:
     return JSONResponse([_pull_in_brief(asked, one) for one in asked.page(rows)])
 
 
-async def create_pull(asked: Asked) -> Response:
+async def create_pull(asked: ApiRequest) -> Response:
     head, base = asked.text("head"), asked.text("base")
     if not git.sha_of(asked.of, head) or not git.sha_of(asked.of, base):
-        raise Refusal(422, "Validation Failed: head or base is not a branch")
+        raise ApiRefusal(422, "Validation Failed: head or base is not a branch")
     if any(one.head == head and one.base == base and one.state == "open" for one in asked.of.issues.values()):
-        raise Refusal(422, f"Validation Failed: A pull request already exists for {head}.")
+        raise ApiRefusal(422, f"Validation Failed: A pull request already exists for {head}.")
     if git.sha_of(asked.of, head) == git.sha_of(asked.of, base):
-        raise Refusal(422, f"Validation Failed: No commits between {base} and {head}")
+        raise ApiRefusal(422, f"Validation Failed: No commits between {base} and {head}")
     if asked.body.get("draft") and not asked.of.drafts:
-        raise Refusal(422, "Draft pull requests are not supported in this repository.")
+        raise ApiRefusal(422, "Draft pull requests are not supported in this repository.")
     made = Issue(
         asked.of.next_number(), asked.text("title", most=256), asked.text("body", least=0), asked.token.user,
         head=head, base=base, draft=bool(asked.body.get("draft")), head_repository=asked.of.full_name,
@@ -242,14 +251,14 @@ async def create_pull(asked: Asked) -> Response:
     return JSONResponse(_pull(asked, made), 201)
 
 
-def _is_pull(asked: Asked) -> Issue:
+def _is_pull(asked: ApiRequest) -> Issue:
     issue = asked.issue()
     if not issue.head:
-        raise Refusal(404, "Not Found")
+        raise ApiRefusal(404, "Not Found")
     return issue
 
 
-async def get_pull(asked: Asked) -> Response:
+async def get_pull(asked: ApiRequest) -> Response:
     pull = _is_pull(asked)
     if "diff" in asked.request.headers.get("accept", ""):
         text = git.run(asked.of.path, "diff", _change(pull))
@@ -264,7 +273,7 @@ def _change(pull: Issue) -> str:
     return f"refs/heads/{pull.base}...refs/heads/{pull.head}"
 
 
-async def list_files(asked: Asked) -> Response:
+async def list_files(asked: ApiRequest) -> Response:
     """What a pull request changes, file by file; a big file's patch is left out."""
     pull = _is_pull(asked)
     counted = git.run(asked.of.path, "diff", "--numstat", "-z", _change(pull)).split("\0")
@@ -279,20 +288,20 @@ async def list_files(asked: Asked) -> Response:
     return JSONResponse(asked.page(found))
 
 
-async def edit_pull(asked: Asked) -> Response:
+async def edit_pull(asked: ApiRequest) -> Response:
     pull = _is_pull(asked)
     pull.title = asked.text("title", most=256) if "title" in asked.body else pull.title
     pull.body = asked.text("body", least=0) if "body" in asked.body else pull.body
     return JSONResponse(_pull(asked, pull))
 
 
-async def list_review_comments(asked: Asked) -> Response:
+async def list_review_comments(asked: ApiRequest) -> Response:
     number = _is_pull(asked).number
     rows = [one for one in asked.of.review_comments.values() if one.number == number]
     return JSONResponse([shapes.comment(one, asked.of, asked.base) for one in asked.page(rows)])
 
 
-async def reply_to_review(asked: Asked) -> Response:
+async def reply_to_review(asked: ApiRequest) -> Response:
     pull, first = _is_pull(asked), asked.comment(asked.of.review_comments)
     made = Comment(asked.world.next_id(), pull.number, asked.token.user, asked.text("body"))
     made.path, made.thread = first.path, first.thread or first.id
@@ -301,21 +310,21 @@ async def reply_to_review(asked: Asked) -> Response:
     return JSONResponse(shapes.comment(made, asked.of, asked.base), 201)
 
 
-async def get_review_comment(asked: Asked) -> Response:
+async def get_review_comment(asked: ApiRequest) -> Response:
     shown = shapes.comment(asked.comment(asked.of.review_comments), asked.of, asked.base)
     return JSONResponse(_with_html(asked, shown))
 
 
-async def list_reviews(asked: Asked) -> Response:
+async def list_reviews(asked: ApiRequest) -> Response:
     number = _is_pull(asked).number
     rows = [shapes.review(one) for one in asked.of.reviews.values() if one.number == number]
     return JSONResponse(asked.page(rows))
 
 
-async def list_comments_of_review(asked: Asked) -> Response:
+async def list_comments_of_review(asked: ApiRequest) -> Response:
     pull, review = _is_pull(asked), asked.of.reviews.get(asked.number("id"))
     if review is None or review.number != pull.number:
-        raise Refusal(404, "Not Found")
+        raise ApiRefusal(404, "Not Found")
     rows = [one for one in asked.of.review_comments.values() if one.review == review.id]
     return JSONResponse([shapes.comment(one, asked.of, asked.base) for one in asked.page(rows)])
 
@@ -323,13 +332,13 @@ async def list_comments_of_review(asked: Asked) -> Response:
 STATES = {"APPROVE": "APPROVED", "REQUEST_CHANGES": "CHANGES_REQUESTED", "COMMENT": "COMMENTED"}
 
 
-async def create_review(asked: Asked) -> Response:
+async def create_review(asked: ApiRequest) -> Response:
     """One review with its comments, or none of it: a comment on a line that is not in the diff refuses the whole."""
     pull, event = _is_pull(asked), asked.body.get("event")
     if event not in STATES:
-        raise Refusal(422, "Validation Failed: event")
+        raise ApiRefusal(422, "Validation Failed: event")
     if event != "COMMENT" and pull.user.login == asked.token.user.login:
-        raise Refusal(
+        raise ApiRefusal(
             422, f"Unprocessable Entity: Can not {event.lower().replace('_', ' ')} on your own pull request"
         )
     body = asked.text("body", least=0 if event == "APPROVE" else 1)
@@ -343,43 +352,45 @@ async def create_review(asked: Asked) -> Response:
     return JSONResponse(shapes.review(made), 200)
 
 
-def _line_comment(asked: Asked, pull: Issue, review: Review, given: dict[str, Any]) -> Comment:
+def _line_comment(asked: ApiRequest, pull: Issue, review: Review, given: dict[str, Any]) -> Comment:
     unknown = {*given} - {"path", "line", "side", "start_line", "start_side", "body", "position"}
     path, line, side = given.get("path"), given.get("line"), given.get("side", "RIGHT")
     if unknown or not isinstance(path, str) or not isinstance(line, int) or side not in ("LEFT", "RIGHT"):
-        raise Refusal(
+        raise ApiRefusal(
             422, f"Validation Failed: comments {sorted(unknown) or 'need path, line, side and body'}"
         )
     if not isinstance(given.get("body"), str) or not 0 < len(given["body"]) <= MAX_COMMENT:
-        raise Refusal(422, "Validation Failed: a comment's body")
+        raise ApiRefusal(422, "Validation Failed: a comment's body")
     hunk = git.hunk_at(asked.of.path, _change(pull), path, line, side)
     if not hunk:
-        raise Refusal(422, "Unprocessable Entity: Line could not be resolved")
+        raise ApiRefusal(422, "Unprocessable Entity: Line could not be resolved")
     start = given.get("start_line")
     if start is not None:
         above = git.hunk_at(asked.of.path, _change(pull), path, start, given.get("start_side", side))
         if start >= line or above.split("\n")[0] != hunk.split("\n")[0]:
-            raise Refusal(422, "Unprocessable Entity: Start line must precede the end line in the same hunk")
+            raise ApiRefusal(
+                422, "Unprocessable Entity: Start line must precede the end line in the same hunk"
+            )
     made = Comment(asked.world.next_id(), pull.number, asked.token.user, given["body"], path=path, line=line)
     made.side, made.start_line, made.hunk, made.review = side, start or 0, hunk, review.id
     made.thread = made.id
     return made
 
 
-async def request_review(asked: Asked) -> Response:
+async def request_review(asked: ApiRequest) -> Response:
     pull, wanted = _is_pull(asked), asked.body.get("reviewers", [])
     for login in wanted:
         if ORDER[asked.of.permissions.get(login, "none")] == 0 or login == pull.user.login:
-            raise Refusal(422, "Reviews may only be requested from collaborators.")
+            raise ApiRefusal(422, "Reviews may only be requested from collaborators.")
     pull.reviewers += [login for login in wanted if login not in pull.reviewers]
     return JSONResponse(_pull_in_brief(asked, pull), 201)
 
 
-async def contents(asked: Asked) -> Response:
+async def contents(asked: ApiRequest) -> Response:
     path = asked.request.path_params["path"]
     ref = asked.request.query_params.get("ref") or f"refs/heads/{asked.of.default_branch}"
     if ref.startswith("-") or ":" in ref:
-        raise Refusal(404, "No commit found for the ref")
+        raise ApiRefusal(404, "No commit found for the ref")
     text = git.run(asked.of.path, "show", f"{ref}:{path}", "--")
     if "raw" in asked.request.headers.get("accept", ""):
         return PlainTextResponse(text)
@@ -389,11 +400,11 @@ async def contents(asked: Asked) -> Response:
     )
 
 
-async def compare(asked: Asked) -> Response:
+async def compare(asked: ApiRequest) -> Response:
     """How a commit lies to a branch."""
     base, _, head = asked.request.path_params["both"].partition("...")
     if base.startswith("-") or head.startswith("-") or not head:
-        raise Refusal(404, "Not Found")
+        raise ApiRefusal(404, "Not Found")
     counted = git.run(
         asked.of.path, "rev-list", "--left-right", "--count", f"refs/heads/{base}...{head}", "--"
     )
@@ -411,7 +422,7 @@ async def compare(asked: Asked) -> Response:
     )
 
 
-async def list_checks(asked: Asked) -> Response:
+async def list_checks(asked: ApiRequest) -> Response:
     sha, name = asked.request.path_params["sha"], asked.request.query_params.get("check_name")
     rows = [one for one in asked.of.check_runs.values() if one.head_sha == sha and name in (None, one.name)]
     return JSONResponse(
@@ -419,21 +430,21 @@ async def list_checks(asked: Asked) -> Response:
     )
 
 
-async def get_commit(asked: Asked) -> Response:
+async def get_commit(asked: ApiRequest) -> Response:
     """The commit that a name stands for, as its number alone; who has it already is told nothing."""
     name = asked.request.path_params["ref"]
     sha = git.sha_of(asked.of, asked.of.default_branch if name == "HEAD" else name)
     if not sha:
-        raise Refusal(409 if name == "HEAD" else 422, "Git Repository is empty.")
+        raise ApiRefusal(409 if name == "HEAD" else 422, "Git Repository is empty.")
     if "github.sha" not in asked.request.headers.get("accept", ""):
-        raise Refusal(406, "The stand-in knows a commit's number alone.")
+        raise ApiRefusal(406, "The stand-in knows a commit's number alone.")
     etag = {"etag": f'"{sha}"'}
     if asked.request.headers.get("if-none-match") == etag["etag"]:
         return Response(status_code=304, headers=etag)
     return PlainTextResponse(sha, headers=etag, media_type="application/vnd.github.sha")
 
 
-async def combined_status(asked: Asked) -> Response:
+async def combined_status(asked: ApiRequest) -> Response:
     """The latest status of each context on a commit."""
     sha = asked.request.path_params["sha"]
     latest = {one["context"]: one for one in asked.of.statuses if one["sha"] == sha}
@@ -443,9 +454,9 @@ async def combined_status(asked: Asked) -> Response:
     return JSONResponse({"state": state, "sha": sha, "statuses": asked.page(shown)})
 
 
-async def create_check(asked: Asked) -> Response:
+async def create_check(asked: ApiRequest) -> Response:
     if asked.token.installation is None:
-        raise Refusal(403, "You must authenticate via a GitHub App.")
+        raise ApiRefusal(403, "You must authenticate via a GitHub App.")
     sha = asked.text("head_sha")
     git.run(asked.of.path, "cat-file", "-e", f"{sha}^{{commit}}")
     made = CheckRun(
@@ -458,16 +469,16 @@ async def create_check(asked: Asked) -> Response:
     return JSONResponse(shapes.check_run(made), 201)
 
 
-async def edit_check(asked: Asked) -> Response:
+async def edit_check(asked: ApiRequest) -> Response:
     found = asked.of.check_runs.get(asked.number("id"))
     if found is None or found.by != asked.token.user.login:
-        raise Refusal(404, "Not Found")
+        raise ApiRefusal(404, "Not Found")
     _end_check(found, asked.body)
     _tell_suite(asked, found)
     return JSONResponse(shapes.check_run(found))
 
 
-def _tell_suite(asked: Asked, check: CheckRun) -> None:
+def _tell_suite(asked: ApiRequest, check: CheckRun) -> None:
     """GitHub keeps the checks that one App made on a commit as a suite, and tells everybody when all have ended:
     also the App itself."""
     suite = [
@@ -489,19 +500,19 @@ def _end_check(check: CheckRun, body: dict[str, Any]) -> None:
     status, conclusion = body.get("status", check.status), body.get("conclusion", check.conclusion)
     output = body.get("output", check.output)
     if status not in ("queued", "in_progress", "completed") or conclusion not in (None, *CONCLUSIONS):
-        raise Refusal(422, "Validation Failed: status or conclusion")
+        raise ApiRefusal(422, "Validation Failed: status or conclusion")
     if status == "completed" and not conclusion:
-        raise Refusal(422, "Validation Failed: a completed check has a conclusion")
+        raise ApiRefusal(422, "Validation Failed: a completed check has a conclusion")
     if output and not {"title", "summary"} <= set(output):
-        raise Refusal(422, "Validation Failed: output needs title and summary")
+        raise ApiRefusal(422, "Validation Failed: output needs title and summary")
     check.status, check.conclusion, check.output = status, conclusion, output
 
 
-async def job_logs(asked: Asked) -> Response:
+async def job_logs(asked: ApiRequest) -> Response:
     """Redirect to a storage that takes no token."""
     found = asked.of.check_runs.get(asked.number("id"))
     if found is None or not found.log:
-        raise Refusal(404, "Not Found")
+        raise ApiRefusal(404, "Not Found")
     return RedirectResponse(f"{asked.base}/storage/{asked.of.full_name}/{found.id}", 302)
 
 
@@ -552,7 +563,7 @@ QUALIFIERS = {"repo", "is", "state", "in", "author", "label"}
 class OtherEndpoints:
     """Endpoints outside one repository's REST API: search, stored logs, uploads and GraphQL."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: GitHubWorld) -> None:
         self._world = world
 
     async def search(self, request: Request) -> Response:
@@ -562,11 +573,11 @@ class OtherEndpoints:
         named = dict(word.split(":", 1) for word in given if ":" in word)
         words = [word.lower() for word in given if ":" not in word]
         if set(named) - QUALIFIERS or named.get("is") not in ("issue", "pull-request"):
-            raise Refusal(422, "Query must include 'is:issue' or 'is:pull-request', and nothing unknown")
+            raise ApiRefusal(422, "Query must include 'is:issue' or 'is:pull-request', and nothing unknown")
         try:
             of = repository_for(self._world, token, named.get("repo", ""), "issues", "read")
-        except Refusal:
-            raise Refusal(422, "The listed users and repositories cannot be searched") from None
+        except ApiRefusal:
+            raise ApiRefusal(422, "The listed users and repositories cannot be searched") from None
         found = [one for one in of.issues.values() if _matches(one, named, words)]
         base = str(request.base_url).rstrip("/")
         place = {"repository_url": f"{base}/repos/{of.full_name}"}
@@ -576,17 +587,17 @@ class OtherEndpoints:
     async def stored(self, request: Request) -> Response:
         """A log at its storage. A client that sends credentials here leaks them."""
         if "authorization" in request.headers:
-            raise Refusal(400, "InvalidAuthenticationInfo")
+            raise ApiRefusal(400, "InvalidAuthenticationInfo")
         of = self._world.repositories[f"{request.path_params['owner']}/{request.path_params['name']}"]
         return PlainTextResponse(of.check_runs[int(request.path_params["id"])].log)
 
     async def asset(self, request: Request) -> Response:
         """An uploaded picture, by its signature and without credentials."""
         if "authorization" in request.headers:
-            raise Refusal(400, "InvalidAuthenticationInfo")
+            raise ApiRefusal(400, "InvalidAuthenticationInfo")
         data = self._world.assets.get(request.path_params["id"])
         if data is None or request.query_params.get("jwt") != self._world.signature:
-            raise Refusal(404, "Not Found")
+            raise ApiRefusal(404, "Not Found")
         return Response(data, media_type="application/octet-stream")
 
     async def graphql(self, request: Request) -> Response:
@@ -627,7 +638,7 @@ class OtherEndpoints:
             for one in of.review_comments.values():
                 if id_ == f"PRRT_{one.id}":
                     return of, one
-        raise Refusal(404, "Could not resolve to a node")
+        raise ApiRefusal(404, "Could not resolve to a node")
 
 
 def _matches(one: Issue, named: dict[str, str], words: list[str]) -> bool:

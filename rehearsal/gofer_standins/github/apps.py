@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from gofer_standins.github import shapes
-from gofer_standins.github.auth import ORDER, Refusal, app_of, token_of
-from gofer_standins.github.world import App, Delivery, Installation, World, stamp
+from gofer_standins.github.auth import ORDER, ApiRefusal, app_of, token_of
+from gofer_standins.github.world import App, Delivery, GitHubWorld, Installation, stamp
 
 MANIFEST = {
     "name", "url", "hook_attributes", "redirect_url", "callback_urls", "setup_url", "description", "public",
@@ -43,7 +43,7 @@ class Apps:
 
     def __init__(
         self,
-        world: World,
+        world: GitHubWorld,
         redeliver: Callable[[App, Delivery], Awaitable[None]],
         page: Callable[[str], str],
     ) -> None:
@@ -61,7 +61,7 @@ class Apps:
             wanted = json.loads(str(form.get("manifest", "")))
             app, private = self._from_manifest(wanted)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Refusal(422, f"Invalid GitHub App configuration: {error}") from None
+            raise ApiRefusal(422, f"Invalid GitHub App configuration: {error}") from None
         self._world.apps[app.id], self.keys[app.id] = app, private
         code = secrets.token_hex(20)
         self._world.codes[code] = app
@@ -91,7 +91,7 @@ class Apps:
     async def convert(self, request: Request) -> Response:
         app = self._world.codes.pop(request.path_params["code"], None)
         if app is None:
-            raise Refusal(404, "Not Found")
+            raise ApiRefusal(404, "Not Found")
         answer = {
             **self._shown(app),
             "pem": self.keys[app.id],
@@ -113,7 +113,7 @@ class Apps:
                 owner = {"id": self._world.repositories[full_name].owner}
                 shown = {"id": one.id, "account": owner, "permissions": one.permissions, "app_slug": app.slug}
                 return JSONResponse(shown)
-        raise Refusal(404, "Not Found")
+        raise ApiRefusal(404, "Not Found")
 
     async def installations(self, request: Request) -> Response:
         app = app_of(self._world, request)
@@ -123,7 +123,7 @@ class Apps:
     async def repositories(self, request: Request) -> Response:
         token = token_of(self._world, request)
         if token.installation is None:
-            raise Refusal(403, "You must authenticate with an installation access token")
+            raise ApiRefusal(403, "You must authenticate with an installation access token")
         names = sorted(token.repositories & set(self._world.repositories))
         base = str(request.base_url).rstrip("/")
         shown = [shapes.repository(self._world.repositories[name], base) for name in names]
@@ -134,14 +134,14 @@ class Apps:
         app = app_of(self._world, request)
         place = self._world.installations.get(int(request.path_params["id"]))
         if place is None or place.app is not app:
-            raise Refusal(404, "Not Found")
+            raise ApiRefusal(404, "Not Found")
         if place.suspended:
-            raise Refusal(403, "This installation has been suspended")
+            raise ApiRefusal(403, "This installation has been suspended")
         wanted: dict[str, Any] = await request.json()
         permissions = wanted.get("permissions", place.permissions)
         for name, level in permissions.items():
             if ORDER.get(level, 9) > ORDER[place.permissions.get(name, "none")]:
-                raise Refusal(422, "The permissions requested are not granted to this installation.")
+                raise ApiRefusal(422, "The permissions requested are not granted to this installation.")
         token = self._world.token(
             user=app.user,
             installation=place,
@@ -159,7 +159,7 @@ class Apps:
     async def user(self, request: Request) -> Response:
         token = token_of(self._world, request)
         if token.installation is not None:
-            raise Refusal(403, "Resource not accessible by integration")
+            raise ApiRefusal(403, "Resource not accessible by integration")
         return JSONResponse(shapes.user(token.user))
 
     async def user_by_id(self, request: Request) -> Response:
@@ -168,7 +168,7 @@ class Apps:
         for one in self._world.users.values():
             if one.id == request.path_params["id"]:
                 return JSONResponse(shapes.user(one))
-        raise Refusal(404, "Not Found")
+        raise ApiRefusal(404, "Not Found")
 
     async def user_by_login(self, request: Request) -> Response:
         """Anybody by their login; Apps have one, too."""
@@ -177,7 +177,7 @@ class Apps:
         bots = [app.user for app in self._world.apps.values() if app.user.login == login]
         found = bots[0] if bots else self._world.users.get(login)
         if found is None:
-            raise Refusal(404, "Not Found")
+            raise ApiRefusal(404, "Not Found")
         return JSONResponse(shapes.user(found))
 
     async def deliveries(self, request: Request) -> Response:
@@ -195,7 +195,7 @@ class Apps:
         for one in self._world.deliveries:
             if (one.app, one.id) == (app.id, int(request.path_params["id"])):
                 return one
-        raise Refusal(404, "Not Found")
+        raise ApiRefusal(404, "Not Found")
 
     async def delivery(self, request: Request) -> Response:
         return JSONResponse(shapes.delivery(self._delivery(request), whole=True))
@@ -206,12 +206,12 @@ class Apps:
         return JSONResponse({}, 202)
 
 
-def _narrowed(world: World, place: Installation, wanted: dict[str, Any]) -> set[str]:
+def _narrowed(world: GitHubWorld, place: Installation, wanted: dict[str, Any]) -> set[str]:
     if "repository_ids" in wanted:
         found = [world.by_number(number) for number in wanted["repository_ids"]]
         names = {one.full_name for one in found if one and one.full_name in place.repositories}
         if len(names) != len(wanted["repository_ids"]):
-            raise Refusal(422, "There is at least one repository that does not exist or is not accessible")
+            raise ApiRefusal(422, "There is at least one repository that does not exist or is not accessible")
         return names
     if "repositories" not in wanted:
         return set(place.repositories)
@@ -219,5 +219,5 @@ def _narrowed(world: World, place: Installation, wanted: dict[str, Any]) -> set[
         full_name for full_name in place.repositories if full_name.partition("/")[2] in wanted["repositories"]
     }
     if len(names) != len(wanted["repositories"]):
-        raise Refusal(422, "There is at least one repository that does not exist or is not accessible")
+        raise ApiRefusal(422, "There is at least one repository that does not exist or is not accessible")
     return names

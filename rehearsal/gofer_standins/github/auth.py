@@ -13,12 +13,12 @@ from typing import Any, Literal
 import jwt
 from starlette.requests import Request
 
-from gofer_standins.github.world import App, Repository, Token, World
+from gofer_standins.github.world import App, GitHubWorld, Repository, Token
 
 ORDER = {"none": 0, "read": 1, "triage": 1, "write": 2, "maintain": 2, "admin": 3}
 
 
-class Refusal(Exception):
+class ApiRefusal(Exception):
     """An error response."""
 
     def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
@@ -37,7 +37,7 @@ class Fault:
     seconds: float = 1
 
 
-class Limits:
+class RateLimits:
     """The rate limits of one account: requests an hour, and new content a minute."""
 
     def __init__(self, requests: int = 5000, creations: int = 80) -> None:
@@ -57,9 +57,9 @@ class Limits:
         }
 
     def count(self, method: str, path: str) -> None:
-        """Count a request; raises the Refusal of GitHub when it is one too many."""
+        """Count a request; raises the ApiRefusal of GitHub when it is one too many."""
         if self.requests <= 0:
-            raise Refusal(403, "API rate limit exceeded for installation.", self.headers())
+            raise ApiRefusal(403, "API rate limit exceeded for installation.", self.headers())
         self.requests -= 1
         if method != "POST" or "/repos/" not in path:
             return
@@ -70,7 +70,7 @@ class Limits:
             words = (
                 "You have exceeded a secondary rate limit. Please wait a few minutes before you try again."
             )
-            raise Refusal(403, words, {"retry-after": str(wait)})
+            raise ApiRefusal(403, words, {"retry-after": str(wait)})
         self._made.append(time.time())
 
 
@@ -81,11 +81,11 @@ def credentials(request: Request) -> str:
         try:
             return base64.b64decode(value, validate=True).decode().partition(":")[2]
         except (binascii.Error, UnicodeDecodeError):
-            raise Refusal(401, "Bad credentials") from None
+            raise ApiRefusal(401, "Bad credentials") from None
     return value if kind.lower() in ("bearer", "token") else ""
 
 
-def app_of(world: World, request: Request) -> App:
+def app_of(world: GitHubWorld, request: Request) -> App:
     """The App of a request's JWT, checked as strictly as GitHub does."""
     value = credentials(request)
     try:
@@ -93,38 +93,40 @@ def app_of(world: World, request: Request) -> App:
         app = world.apps[int(claimed["iss"])]
         found: dict[str, Any] = jwt.decode(value, app.public_key, algorithms=["RS256"], leeway=60)
     except (jwt.PyJWTError, KeyError, ValueError, TypeError):
-        raise Refusal(401, "A JSON web token could not be decoded") from None
+        raise ApiRefusal(401, "A JSON web token could not be decoded") from None
     if found["exp"] - time.time() > 660:
-        raise Refusal(401, "'Expiration time' claim ('exp') is too far in the future")
+        raise ApiRefusal(401, "'Expiration time' claim ('exp') is too far in the future")
     return app
 
 
-def token_of(world: World, request: Request) -> Token:
+def token_of(world: GitHubWorld, request: Request) -> Token:
     """The live token of a request."""
     token = world.tokens.get(credentials(request))
     if token is None or token.until < time.time():
-        raise Refusal(401, "Bad credentials")
+        raise ApiRefusal(401, "Bad credentials")
     if token.installation is not None and token.installation.suspended:
-        raise Refusal(403, "This installation has been suspended")
+        raise ApiRefusal(403, "This installation has been suspended")
     token.calls.append(f"{request.method} {request.url.path.removeprefix('/api/v3')}")
     return token
 
 
-def repository_for(world: World, token: Token, full_name: str, permission: str, level: str) -> Repository:
+def repository_for(
+    world: GitHubWorld, token: Token, full_name: str, permission: str, level: str
+) -> Repository:
     """A repository, when a token has this permission; 404 when the token cannot see it."""
     repository = world.repositories.get(full_name)
     if repository is None:
-        raise Refusal(404, "Not Found")
+        raise ApiRefusal(404, "Not Found")
     if token.installation is not None:
         if full_name not in token.repositories or full_name not in token.installation.repositories:
-            raise Refusal(404, "Not Found")
+            raise ApiRefusal(404, "Not Found")
         held = "read" if permission == "metadata" else token.permissions.get(permission, "none")
     else:
         held = repository.permissions.get(token.user.login, "none")
         if held == "none":
-            raise Refusal(404, "Not Found")
+            raise ApiRefusal(404, "Not Found")
     if ORDER[held] < ORDER[level]:
-        raise Refusal(403, "Resource not accessible by integration")
+        raise ApiRefusal(403, "Resource not accessible by integration")
     if level == "write" and repository.archived:
-        raise Refusal(403, "Repository was archived so is read-only.")
+        raise ApiRefusal(403, "Repository was archived so is read-only.")
     return repository

@@ -14,8 +14,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from gofer_standins.github.auth import Refusal, repository_for, token_of
-from gofer_standins.github.world import Repository, World
+from gofer_standins.github.auth import ApiRefusal, repository_for, token_of
+from gofer_standins.github.world import GitHubWorld, Repository
 
 # GitHub refuses this to Apps without the permission `workflows`; so does every repository here.
 _HOOK = """#!/bin/sh
@@ -45,7 +45,7 @@ def run(path: Path, *arguments: str, stdin: str = "", index: str = "") -> str:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode != 0:
-        raise Refusal(404, f"git {arguments[0]}: {done.stderr.strip()}")
+        raise ApiRefusal(404, f"git {arguments[0]}: {done.stderr.strip()}")
     return done.stdout.strip()
 
 
@@ -147,11 +147,11 @@ def sha_of(repository: Repository, ref: str) -> str:
     """The commit a branch is at, empty when there is none."""
     try:
         return run(repository.path, "rev-parse", "--verify", "--quiet", f"refs/heads/{ref}^{{commit}}")
-    except Refusal:
+    except ApiRefusal:
         return ""
 
 
-async def serve(world: World, request: Request) -> Response:
+async def serve(world: GitHubWorld, request: Request) -> Response:
     """One request of git's smart HTTP."""
     owner, name, rest = (request.path_params[part] for part in ("owner", "name", "rest"))
     full_name = f"{owner}/{name.removesuffix('.git')}"
@@ -165,7 +165,7 @@ async def serve(world: World, request: Request) -> Response:
         token = token_of(world, request)
         level = "write" if pushing else "read"
         repository = repository_for(world, token, full_name, "contents", level)
-    except Refusal as refusal:
+    except ApiRefusal as refusal:
         return Response(str(refusal), refusal.status, {"www-authenticate": 'Basic realm="GitHub"'})
     if rest == "info/lfs/objects/batch":
         return await _lfs_batch(repository, request, level)
@@ -196,7 +196,7 @@ def sign_lfs(oid: str) -> str:
     return hashlib.sha256(f"signed {oid}".encode()).hexdigest()
 
 
-async def lfs_storage(world: World, request: Request) -> Response:
+async def lfs_storage(world: GitHubWorld, request: Request) -> Response:
     """An object where it is kept. Whoever brings credentials here has let them out."""
     oid = request.path_params["oid"]
     of = world.repositories[f"{request.path_params['owner']}/{request.path_params['name']}"]

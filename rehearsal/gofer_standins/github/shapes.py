@@ -10,12 +10,12 @@ from gofer_standins.github.world import (
     CheckRun,
     Comment,
     Delivery,
+    GitHubWorld,
     Installation,
     Issue,
     Repository,
     Review,
     User,
-    World,
 )
 
 
@@ -124,7 +124,7 @@ def installation(one: Installation) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def app(world: World, app_id: int, page: str) -> dict[str, Any]:
+def app(world: GitHubWorld, app_id: int, page: str) -> dict[str, Any]:
     one = world.apps[app_id]
     installed = sum(1 for place in world.installations.values() if place.app.id == app_id)
     return {

@@ -208,7 +208,7 @@ class Delivery:
 
 
 @dataclass
-class World:
+class GitHubWorld:
     """Everything there is."""
 
     users: dict[str, User] = field(default_factory=dict)

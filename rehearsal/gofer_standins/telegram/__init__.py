@@ -24,11 +24,11 @@ from starlette.types import Receive, Scope, Send
 from gofer_standins.loopback import serve
 from gofer_standins.telegram.api import Methods, Upload
 from gofer_standins.telegram.people import Phones
-from gofer_standins.telegram.rules import ApiError, Limits, bad
+from gofer_standins.telegram.rules import ApiError, SendRates, bad
 from gofer_standins.telegram.updates import Updates
-from gofer_standins.telegram.world import Call, Chat, Message, Person, World
+from gofer_standins.telegram.world import ApiCall, Chat, Message, Person, TelegramWorld
 
-__all__ = ["Chat", "Fault", "Limits", "Message", "Person", "Telegram"]
+__all__ = ["Chat", "Fault", "Message", "Person", "SendRates", "Telegram"]
 
 TOKEN = "7000000001:AAH-a-token-for-rehearsals-only-00000"  # noqa: S105
 
@@ -57,12 +57,12 @@ class Telegram:
         *,
         token: str = TOKEN,
         username: str = "gofer_rehearsal_bot",
-        limits: Limits | None = None,
+        limits: SendRates | None = None,
         first_retry: float = 2.0,
     ) -> None:
         self.token = token
         bot = Person(int(token.partition(":")[0]), "Gofer", username, is_bot=True)
-        self.world = World(bot)
+        self.world = TelegramWorld(bot)
         self.updates = Updates(first_retry=first_retry)
         self.methods = Methods(self.world, self.updates, limits)
         self.phones = Phones(self.world, self.updates, self.methods)
@@ -93,7 +93,7 @@ class Telegram:
         """What the bot's messages in a chat say now, in order."""
         return [str(one.get("text") or one.get("caption") or "") for one in chat.by_bot(self.world.bot.id)]
 
-    def calls(self, method: str) -> list[Call]:
+    def calls(self, method: str) -> list[ApiCall]:
         """The requests made to a method."""
         return [call for call in self.world.calls if call.method == method]
 
@@ -159,7 +159,7 @@ class Telegram:
             for name, value in parameters.items()
         }
         copied = json.loads(json.dumps(answer))
-        self.world.calls.append(Call(method, shown, status, copied, time.time()))
+        self.world.calls.append(ApiCall(method, shown, status, copied, time.time()))
 
     async def _download(self, request: Request) -> Response:
         try:

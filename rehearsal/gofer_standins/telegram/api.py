@@ -12,14 +12,14 @@ from gofer_standins.telegram.rules import (
     CAPTION_LIMIT,
     REACTIONS,
     ApiError,
-    Limits,
+    SendRates,
     bad,
     checked_commands,
     checked_markup,
     checked_text,
 )
 from gofer_standins.telegram.updates import Updates
-from gofer_standins.telegram.world import Chat, Message, World
+from gofer_standins.telegram.world import Chat, Message, TelegramWorld
 
 CALLBACK_LIFE = 900.0
 MAGIC: dict[str, tuple[tuple[int, bytes], ...]] = {
@@ -48,7 +48,7 @@ class Upload:
 class Methods:
     """What a bot may call, by Telegram's names."""
 
-    def __init__(self, world: World, updates: Updates, limits: Limits | None) -> None:
+    def __init__(self, world: TelegramWorld, updates: Updates, limits: SendRates | None) -> None:
         self._world = world
         self._updates = updates
         self._limits = limits

@@ -7,7 +7,7 @@ from typing import Any
 
 from gofer_standins.telegram.api import Methods
 from gofer_standins.telegram.updates import Updates
-from gofer_standins.telegram.world import Chat, Message, Person, World, marks
+from gofer_standins.telegram.world import Chat, Message, Person, TelegramWorld, marks
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
@@ -19,7 +19,7 @@ PNG = bytes.fromhex(
 class Phones:
     """Everything people can do."""
 
-    def __init__(self, world: World, updates: Updates, methods: Methods) -> None:
+    def __init__(self, world: TelegramWorld, updates: Updates, methods: Methods) -> None:
         self._world = world
         self._updates = updates
         self._methods = methods

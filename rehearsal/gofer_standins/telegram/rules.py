@@ -185,7 +185,7 @@ class Bucket:
         return (1 - self.left) / self.per_second
 
 
-class Limits:
+class SendRates:
     """Counts what the bot sends. Short bursts pass, as they do in reality."""
 
     def __init__(

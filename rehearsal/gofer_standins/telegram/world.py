@@ -72,7 +72,7 @@ class Chat:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ApiCall:
     """One request the bot made, and what it was answered."""
 
     method: str
@@ -82,7 +82,7 @@ class Call:
     at: float
 
 
-class World:
+class TelegramWorld:
     """Chats and people, and the bot among them."""
 
     def __init__(self, bot: Person) -> None:
@@ -90,7 +90,7 @@ class World:
         self.people: dict[int, Person] = {bot.id: bot}
         self.chats: dict[int, Chat] = {}
         self.files: dict[str, tuple[str, bytes]] = {}
-        self.calls: list[Call] = []
+        self.calls: list[ApiCall] = []
         self._next_person = 5_000_000_001
         self._next_chat = 1001
 

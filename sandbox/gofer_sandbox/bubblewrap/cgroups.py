@@ -123,7 +123,7 @@ V2 = Version(
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ControlGroup:
     """The control groups of one session: a directory for each controller, which is the same for all in version 2."""
 
     version: Version
@@ -215,18 +215,20 @@ class Groups:
     mounted: Path | None = None
     """Where the unified hierarchy is; None with version 1."""
 
-    def make(self, name: str) -> Group:
+    def make(self, name: str) -> ControlGroup:
         """A new group, without limits yet."""
         group = self.open(name)
         for place in group.directories():
             os.mkdir(place)
         return group
 
-    def open(self, name: str) -> Group:
+    def open(self, name: str) -> ControlGroup:
         """A group that was made earlier."""
-        return Group(self.version, {one: parent / (PREFIX + name) for one, parent in self.parents.items()})
+        return ControlGroup(
+            self.version, {one: parent / (PREFIX + name) for one, parent in self.parents.items()}
+        )
 
-    def resume(self, name: str, pid: int, limits: Limits) -> Group:
+    def resume(self, name: str, pid: int, limits: Limits) -> ControlGroup:
         """The group of a process that another server started, wherever it is: in another unit maybe. Limits of version
         2 lapse with the controllers, which are off between two servers where systemd has no DelegateSubgroup=, and are
         set again. Those of version 1 stay whatever becomes of the server."""
@@ -236,7 +238,9 @@ class Groups:
         with contextlib.suppress(OSError):
             own = _memberships(Path(f"/proc/{pid}/cgroup").read_text()).get("", "")
             if own.endswith(f"/{PREFIX}{name}"):
-                group = Group(self.version, dict.fromkeys(self.parents, self.mounted / own.lstrip("/")))
+                group = ControlGroup(
+                    self.version, dict.fromkeys(self.parents, self.mounted / own.lstrip("/"))
+                )
             group.limit(limits)
         return group
 

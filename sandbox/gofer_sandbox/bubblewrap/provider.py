@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gofer_sandbox import processes, records, runtime, users
 from gofer_sandbox.bubblewrap import arguments, binary, image, quota, seccomp
-from gofer_sandbox.bubblewrap.cgroups import Group
+from gofer_sandbox.bubblewrap.cgroups import ControlGroup
 from gofer_sandbox.bubblewrap.probe import QUOTA_FIX, Probe
 from gofer_sandbox.bubblewrap.spawn import Spawned, as_user, spawn, through_mount
 from gofer_sandbox.errors import StartFailed
@@ -312,7 +312,7 @@ class BubblewrapBox(Box):
         session: str,
         reference: Reference,
         capabilities: Capabilities,
-        group: Group | None,
+        group: ControlGroup | None,
         limits: Limits,
         monitor: int | None = None,
         channel: socket.socket | None = None,
@@ -382,7 +382,7 @@ class BubblewrapBox(Box):
             await asyncio.to_thread(image.unmount_device, self.image)
 
 
-async def clean_up(session: str, reference: Reference, group: Group | None) -> None:
+async def clean_up(session: str, reference: Reference, group: ControlGroup | None) -> None:
     """Remove what a sandbox that has ended leaves on the host."""
     if group:
         await asyncio.to_thread(group.remove)

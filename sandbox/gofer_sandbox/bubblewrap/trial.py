@@ -122,7 +122,7 @@ def remove_leftovers(base: Path, groups: cgroups.Groups | None) -> None:
             record.unlink(missing_ok=True)
 
 
-def _run(bwrap: Path, etc: Path, group: cgroups.Group | None, port: int, trial: Trial) -> None:
+def _run(bwrap: Path, etc: Path, group: cgroups.ControlGroup | None, port: int, trial: Trial) -> None:
     inside, said = os.pipe2(os.O_CLOEXEC)
     waits, go = os.pipe2(os.O_CLOEXEC)
     with closing(inside), closing(spawn.memory_file("words")) as words:

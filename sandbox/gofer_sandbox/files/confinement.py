@@ -78,7 +78,7 @@ class Edited:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FileEntry:
     """One file, directory, link, pipe, socket or device. `target` is where a link points."""
 
     name: str
@@ -94,7 +94,7 @@ class Listing:
     """A directory's entries by name; `more` counts those left out, at least."""
 
     path: str
-    entries: tuple[Entry, ...]
+    entries: tuple[FileEntry, ...]
     more: int
 
 
@@ -197,7 +197,7 @@ class ConfinedFiles:
         ):
             return list_directory(fd, whole, limit)
 
-    def stat(self, path: str, *, follow: bool = True) -> Entry:
+    def stat(self, path: str, *, follow: bool = True) -> FileEntry:
         """What the path is; with `follow` false, a link itself."""
         with self._entered(path) as (root, whole):
             flags = os.O_PATH if follow else os.O_PATH | os.O_NOFOLLOW
@@ -295,10 +295,10 @@ def _printable(name: str) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
-def _describe(name: str, info: os.stat_result, target: str | None) -> Entry:
+def _describe(name: str, info: os.stat_result, target: str | None) -> FileEntry:
     shown = None if target is None else _printable(target)
     mode = stat.S_IMODE(info.st_mode)
-    return Entry(_printable(name), kind_of(info.st_mode), info.st_size, mode, info.st_mtime, shown)
+    return FileEntry(_printable(name), kind_of(info.st_mode), info.st_size, mode, info.st_mtime, shown)
 
 
 def list_directory(fd: int, path: str, limit: int) -> Listing:
@@ -314,7 +314,7 @@ def list_directory(fd: int, path: str, limit: int) -> Listing:
     return Listing(path, tuple(entries), len(names) - min(limit, len(names)))
 
 
-def _entry(fd: int, name: str) -> Entry | None:
+def _entry(fd: int, name: str) -> FileEntry | None:
     """The entry, or None where it went away while we looked."""
     try:
         info = os.stat(name, dir_fd=fd, follow_symlinks=False)

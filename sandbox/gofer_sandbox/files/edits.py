@@ -26,7 +26,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Replacement:
+class EditSpan:
     """A place in the content and what comes there instead."""
 
     start: int
@@ -34,7 +34,7 @@ class Replacement:
     new: bytes
 
 
-def find(path: str, data: bytes, edits: Sequence[Edit]) -> list[Replacement]:
+def find(path: str, data: bytes, edits: Sequence[Edit]) -> list[EditSpan]:
     """Where the edits apply, in the file's order; each is matched against the content as it was."""
     if not edits:
         raise EditRefused(path, "no edits were given")
@@ -45,12 +45,12 @@ def find(path: str, data: bytes, edits: Sequence[Edit]) -> list[Replacement]:
     return spans
 
 
-def apply(data: bytes, spans: Sequence[Replacement]) -> bytes:
+def apply(data: bytes, spans: Sequence[EditSpan]) -> bytes:
     """The edited content."""
     return _between(data, spans, 0, len(data))
 
 
-def unified_diff(path: str, data: bytes, spans: Sequence[Replacement]) -> str:
+def unified_diff(path: str, data: bytes, spans: Sequence[EditSpan]) -> str:
     """What changed, as `diff -u` shows it.
 
     Only the lines around each span are compared: comparing whole files takes the square of their length, which
@@ -70,7 +70,7 @@ def unified_diff(path: str, data: bytes, spans: Sequence[Replacement]) -> str:
     )
 
 
-def _between(data: bytes, spans: Sequence[Replacement], start: int, end: int) -> bytes:
+def _between(data: bytes, spans: Sequence[EditSpan], start: int, end: int) -> bytes:
     """A part of the content with the spans in it applied."""
     pieces, position = [], start
     for span in spans:
@@ -79,9 +79,9 @@ def _between(data: bytes, spans: Sequence[Replacement], start: int, end: int) ->
     return b"".join([*pieces, data[position:end]])
 
 
-def _regions(data: bytes, spans: Sequence[Replacement]) -> Iterator[tuple[int, int, list[Replacement]]]:
+def _regions(data: bytes, spans: Sequence[EditSpan]) -> Iterator[tuple[int, int, list[EditSpan]]]:
     """Whole lines with the spans in them and those around, joined where they meet."""
-    start, end, inside = -1, -1, list[Replacement]()
+    start, end, inside = -1, -1, list[EditSpan]()
     for span in spans:
         first, last = _lines_before(data, span.start), _lines_after(data, span.end)
         if inside and first <= end:
@@ -134,7 +134,7 @@ def _label(number: int, edits: Sequence[Edit]) -> str:
     return "the old text" if len(edits) == 1 else f"the old text of edit {number}"
 
 
-def _span(path: str, data: bytes, edit: Edit, label: str) -> Replacement:
+def _span(path: str, data: bytes, edit: Edit, label: str) -> EditSpan:
     old, new = _encoded(path, edit.old), _encoded(path, edit.new)
     if not old:
         raise EditRefused(path, f"{label} is empty; use write to make a new file")
@@ -147,7 +147,7 @@ def _span(path: str, data: bytes, edit: Edit, label: str) -> Replacement:
     if data.find(old, start + 1) >= 0:
         places = _line_numbers(data, old)
         raise EditRefused(path, f"{label} is in the file {places}; add lines around it until it is unique")
-    return Replacement(start, start + len(old), new)
+    return EditSpan(start, start + len(old), new)
 
 
 def _encoded(path: str, text: str) -> bytes:

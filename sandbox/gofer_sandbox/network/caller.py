@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gofer_sandbox import processes
-from gofer_sandbox.network.errors import Refused
+from gofer_sandbox.network.errors import ProxyRefused
 from gofer_sandbox.provider import Process
 
 _CONNECTED = "01"
@@ -55,9 +55,9 @@ class Callers:
         return cls(shell, frozenset((pid, start) for pid in pids if (start := processes.start_time(pid))))
 
     async def require(self, ends: Ends) -> None:
-        """Raise Refused unless they made that connection to us."""
+        """Raise ProxyRefused unless they made that connection to us."""
         if not await asyncio.to_thread(self._made, ends):
-            raise Refused("this program was not started by the commands that it is open for")
+            raise ProxyRefused("this program was not started by the commands that it is open for")
 
     def _made(self, ends: Ends) -> bool:
         """Whether they alone hold the other end of a connection to us."""

@@ -13,7 +13,7 @@ from socket import SOCK_STREAM, getaddrinfo
 import h11
 
 from gofer_sandbox.network.addresses import refused
-from gofer_sandbox.network.errors import Refused
+from gofer_sandbox.network.errors import ProxyRefused
 from gofer_sandbox.network.http import Peer
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -55,12 +55,12 @@ class Dialer:
         self._tls = tls
 
     async def connect(self, host: str, port: int, *, secure: bool, allow_private: bool) -> Connection:
-        """A connection, or Refused with the reason."""
+        """A connection, or ProxyRefused with the reason."""
         try:
             async with asyncio.timeout(self._timeout):
                 return await self._dial(host, port, secure, allow_private)
         except TimeoutError:
-            raise Refused("the host did not answer in time", status=504) from None
+            raise ProxyRefused("the host did not answer in time", status=504) from None
 
     @asynccontextmanager
     async def upstream(
@@ -89,16 +89,16 @@ class Dialer:
                 failure = f"its TLS certificate or handshake failed ({error.reason or 'unknown'})"
             except OSError as error:
                 failure = error.strerror or type(error).__name__
-        raise Refused(f"could not connect: {failure}", status=502)
+        raise ProxyRefused(f"could not connect: {failure}", status=502)
 
     async def _addresses(self, host: str, port: int, allow_private: bool) -> list[str]:
         try:
             found = await self._resolve(host, port)
         except OSError:
-            raise Refused("the name could not be resolved", status=502) from None
+            raise ProxyRefused("the name could not be resolved", status=502) from None
         reasons = {address: refused(address) for address in found}
         allowed = [address for address in found if allow_private or reasons[address] is None]
         if not allowed:
             why = next(iter(reasons.values()), None)
-            raise Refused(f"its address is {why}" if why else "the name has no address")
+            raise ProxyRefused(f"its address is {why}" if why else "the name has no address")
         return allowed

@@ -21,7 +21,7 @@ from gofer_sandbox import processes
 from gofer_sandbox.errors import SandboxGone
 from gofer_sandbox.network.caller import Callers, command_behind
 from gofer_sandbox.network.dial import Dialer, Resolve, SystemResolver
-from gofer_sandbox.network.errors import EgressUnavailable, PortTaken, Refused
+from gofer_sandbox.network.errors import EgressUnavailable, PortTaken, ProxyRefused
 from gofer_sandbox.network.forward import ForwardProxy
 from gofer_sandbox.network.http import EgressLimits, Meter, Peer, answer, drain
 from gofer_sandbox.network.reverse import REVERSE_PORT, ReverseProxy, inner_url
@@ -37,7 +37,7 @@ _RETRY_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class BlockedRequest:
     """One request that was not let through.
 
     Its texts come from the sandbox and are made short and printable. `command` is the program that asked, as
@@ -70,14 +70,14 @@ class Egress:
         hosts: Sequence[AllowedHost | str] = (),
         *,
         limits: EgressLimits | None = None,
-        on_refusal: Callable[[Refusal], None] | None = None,
+        on_refusal: Callable[[BlockedRequest], None] | None = None,
         resolve: Resolve | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """`on_refusal` is told of every refusal and must neither raise nor block."""
         self._limits = limits or EgressLimits()
         self._on_refusal = on_refusal
-        self._latest: deque[Refusal] = deque(maxlen=_MAX_REFUSALS)
+        self._latest: deque[BlockedRequest] = deque(maxlen=_MAX_REFUSALS)
         self.refused = 0
         """How many requests were refused in all."""
         self._meter = Meter(self._limits.total_bytes)
@@ -116,11 +116,11 @@ class Egress:
         self._forward.allow(_allowed(hosts), callers, why)
 
     @property
-    def refusals(self) -> tuple[Refusal, ...]:
+    def refusals(self) -> tuple[BlockedRequest, ...]:
         """The latest refusals, oldest first."""
         return tuple(self._latest)
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: BlockedRequest) -> None:
         self._latest.append(refusal)
         self.refused += 1
         if self._on_refusal is not None:
@@ -164,7 +164,7 @@ class _Service:
         keeper: int,
         limits: EgressLimits,
         meter: Meter,
-        report: Callable[[Refusal], None],
+        report: Callable[[BlockedRequest], None],
     ) -> None:
         """Begin to accept; takes the socket over. `keeper` is the sandbox's first process, below which the connections'
         programs are found."""
@@ -239,20 +239,20 @@ class _Service:
                     return
                 request = event
                 await self._proxy.handle(client, request)
-            except Refused as refusal:
+            except ProxyRefused as refusal:
                 await self._refuse(client, request, refusal)
                 return
             if client.http.our_state is not h11.DONE or client.http.their_state is not h11.DONE:
                 return
             client.http.start_next_cycle()
 
-    async def _refuse(self, client: Peer, request: h11.Request | None, refusal: Refused) -> None:
+    async def _refuse(self, client: Peer, request: h11.Request | None, refusal: ProxyRefused) -> None:
         """Tell the caller first: while the program waits for its answer, it can still be found."""
         method = request.method.decode("ascii", "replace") if request else ""
         async with self._looking:
             command = await asyncio.to_thread(command_behind, self._keeper, client.ends)
         name, host, port, path = self._proxy.name, refusal.host, refusal.port, refusal.path
-        self._report(Refusal(name, method, host, port, path, refusal.reason, command))
+        self._report(BlockedRequest(name, method, host, port, path, refusal.reason, command))
         if refusal.report is None:
             await answer(client, refusal.status, f"Refused by the sandbox: {refusal.reason}\n".encode())
             await drain(client, _MAX_DISCARDED, 2)

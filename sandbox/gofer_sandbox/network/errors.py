@@ -21,7 +21,7 @@ class Unanswered(Exception):
 
 
 @dataclass(eq=False)
-class Refused(Exception):
+class ProxyRefused(Exception):
     """One request is refused: the status and the sentence its program gets, and the caller's report.
 
     `report`, if any, is the refusal in git's own words, sent instead of the sentence as `report_type`. It never

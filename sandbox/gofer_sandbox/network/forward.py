@@ -12,7 +12,7 @@ import h11
 
 from gofer_sandbox.network.caller import Callers
 from gofer_sandbox.network.dial import Dialer
-from gofer_sandbox.network.errors import Refused
+from gofer_sandbox.network.errors import ProxyRefused
 from gofer_sandbox.network.http import (
     BLOCK,
     Peer,
@@ -48,7 +48,7 @@ class ForwardProxy:
         self._under_way.cut(lambda host, port: self._allowed(host, port) is not None)
 
     async def handle(self, client: Peer, request: h11.Request) -> None:
-        """Serve one request, or raise Refused."""
+        """Serve one request, or raise ProxyRefused."""
         target = request.target.decode("ascii", "replace")
         if request.method == b"CONNECT":
             host, port = _authority(target)
@@ -66,7 +66,7 @@ class ForwardProxy:
             async with self._under_way.hold(host, port):
                 allowed = self._allowed(host, port)
                 if allowed is None:
-                    raise Refused(self._why)
+                    raise ProxyRefused(self._why)
                 if self._callers is not None:
                     await self._callers.require(client.ends)
                 private = allowed.allow_private
@@ -74,7 +74,7 @@ class ForwardProxy:
                     client, host, port, secure=False, allow_private=private
                 ) as peer:
                     yield peer
-        except Refused as refusal:
+        except ProxyRefused as refusal:
             refusal.host, refusal.port = host, port
             raise
 
@@ -99,7 +99,7 @@ def _authority(target: str) -> tuple[str, int]:
     """Host and port of `host:port`; brackets hold an IPv6 address."""
     host, _, port = target.rpartition(":")
     if not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 65536:
-        raise Refused("CONNECT needs host:port", status=400, host=target)
+        raise ProxyRefused("CONNECT needs host:port", status=400, host=target)
     return _host(host), int(port)
 
 
@@ -109,13 +109,13 @@ def _absolute(target: str) -> tuple[str, int, str]:
         parts = urlsplit(target)
         port = parts.port or 80
     except ValueError:
-        raise Refused("the URL cannot be read", status=400, host=target) from None
+        raise ProxyRefused("the URL cannot be read", status=400, host=target) from None
     if parts.scheme != "http" or not parts.netloc:
-        raise Refused(
+        raise ProxyRefused(
             "this is a proxy: ask for http://host/path, or CONNECT for https", status=400, host=target
         )
     if "@" in parts.netloc or "#" in target:
-        raise Refused("a URL with a user or a fragment in it", status=400, host=parts.hostname or "")
+        raise ProxyRefused("a URL with a user or a fragment in it", status=400, host=parts.hostname or "")
     path = parts.path or "/"
     host = _host(f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or "")
     return host, port, f"{path}?{parts.query}" if parts.query else path
@@ -126,10 +126,10 @@ def _host(text: str) -> str:
         try:
             return str(ipaddress.IPv6Address(text[1:-1]))
         except ValueError:
-            raise Refused("not an IPv6 address", status=400, host=text) from None
+            raise ProxyRefused("not an IPv6 address", status=400, host=text) from None
     name = host_name(text)
     if name is None:
-        raise Refused("not a host name", status=400, host=text)
+        raise ProxyRefused("not a host name", status=400, host=text)
     return name
 
 

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gofer_sandbox.network.errors import Refused, Unanswered
+from gofer_sandbox.network.errors import ProxyRefused, Unanswered
 from gofer_sandbox.network.rules import GitAccess, Objections
 
 _MAX_HEAD = 256 * 1024
@@ -67,7 +67,7 @@ class PushHead:
         self._read = 0
 
     def feed(self, data: bytes) -> None:
-        """Take more of the request; Refused where it is not a push this proxy understands."""
+        """Take more of the request; ProxyRefused where it is not a push this proxy understands."""
         self.data += data
         for mark, content, end in _packets(self.data, self._read, "push"):
             self._read = end
@@ -144,8 +144,8 @@ def packet(content: bytes) -> bytes:
     return f"{len(content) + 4:04x}".encode() + content
 
 
-def _malformed(what: str, request: str = "fetch") -> Refused:
-    return Refused(f"the {request} was not understood: {what}", status=400)
+def _malformed(what: str, request: str = "fetch") -> ProxyRefused:
+    return ProxyRefused(f"the {request} was not understood: {what}", status=400)
 
 
 def _packets(data: bytes, at: int = 0, request: str = "fetch") -> Iterator[tuple[bytes, bytes, int]]:
@@ -193,7 +193,7 @@ class RefFilter:
         """What the first line of a list says that names no ref."""
 
     def feed(self, data: bytes) -> bytes:
-        """What can be passed on; Refused where it is no list of refs."""
+        """What can be passed on; ProxyRefused where it is no list of refs."""
         self._held += data
         passed, at = [], 0
         for mark, content, end in _packets(self._held):
@@ -205,7 +205,7 @@ class RefFilter:
     def rest(self) -> bytes:
         """Nothing is left at the end of a list that is whole."""
         if self._held:
-            raise Refused("the upstream's list of refs ends too soon", status=502)
+            raise ProxyRefused("the upstream's list of refs ends too soon", status=502)
         return b""
 
     def _line(self, line: bytes) -> bytes:
@@ -246,7 +246,7 @@ class FetchRequest:
 
     @classmethod
     def parse(cls, data: bytes) -> FetchRequest:
-        """Read a whole request; Refused where it is none that this proxy understands."""
+        """Read a whole request; ProxyRefused where it is none that this proxy understands."""
         lines = _lines(data)
         commands = [line.removeprefix(b"command=") for line in lines if line.startswith(b"command=")]
         if len(commands) > 1 or any(command not in _COMMANDS for command in commands):
@@ -263,7 +263,7 @@ class FetchRequest:
 
 
 async def check_fetch(asked: FetchRequest, access: GitAccess, known: Known) -> None:
-    """Raise Refused where a fetch wants what it may not see."""
+    """Raise ProxyRefused where a fetch wants what it may not see."""
     hidden = next((ref for ref in asked.refs if ref.startswith(HIDDEN)), None)
     if hidden is not None:
         raise _refused(f"{hidden.decode(errors='replace')} is what strangers propose, and is not fetched")
@@ -278,11 +278,11 @@ async def check_fetch(asked: FetchRequest, access: GitAccess, known: Known) -> N
 
 
 def decompress(body: bytes, encoding: bytes) -> bytes:
-    """A request's body as git reads it; Refused for what cannot be read in one way only."""
+    """A request's body as git reads it; ProxyRefused for what cannot be read in one way only."""
     if encoding in (b"", b"identity"):
         return body
     if encoding not in (b"gzip", b"x-gzip"):
-        raise Refused("a fetch in this compression cannot be checked", status=415)
+        raise ProxyRefused("a fetch in this compression cannot be checked", status=415)
     unpacking = zlib.decompressobj(31)
     try:
         data = unpacking.decompress(body, _MAX_UNPACKED)
@@ -306,5 +306,5 @@ def _lines(data: bytes) -> list[bytes]:
     return lines
 
 
-def _refused(reason: str) -> Refused:
-    return Refused(reason, report=packet(b"ERR " + reason.encode()), report_type=_FETCH_RESULT)
+def _refused(reason: str) -> ProxyRefused:
+    return ProxyRefused(reason, report=packet(b"ERR " + reason.encode()), report_type=_FETCH_RESULT)

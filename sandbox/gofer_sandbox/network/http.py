@@ -13,7 +13,7 @@ from typing import TypeAlias
 import h11
 
 from gofer_sandbox.network.caller import Ends
-from gofer_sandbox.network.errors import Refused
+from gofer_sandbox.network.errors import ProxyRefused
 
 BLOCK = 64 * 1024
 Headers: TypeAlias = list[tuple[bytes, bytes]]
@@ -51,7 +51,7 @@ class Meter:
         """Refused once the limit is passed."""
         self._left -= size
         if self._left < 0:
-            raise Refused(f"more than {self._limit} bytes were moved")
+            raise ProxyRefused(f"more than {self._limit} bytes were moved")
         if self._wider is not None:
             self._wider.count(size)
 
@@ -86,7 +86,7 @@ class Peer:
         return Ends(theirs, ours)
 
     async def receive(self, timeout: float | None = None) -> h11.Event | None:
-        """The next event, None when there is none in this cycle; Refused for what is not HTTP."""
+        """The next event, None when there is none in this cycle; ProxyRefused for what is not HTTP."""
         while True:
             try:
                 event = self.http.next_event()
@@ -108,8 +108,8 @@ class Peer:
             return BodyCutOff()
         if self.http.our_role is h11.CLIENT:
             # Not the error's own words: they quote the answer, in which the credential may come back.
-            return Refused("the upstream's answer is not valid HTTP", status=502)
-        return Refused(f"not valid HTTP: {error}", status=error.error_status_hint)
+            return ProxyRefused("the upstream's answer is not valid HTTP", status=502)
+        return ProxyRefused(f"not valid HTTP: {error}", status=error.error_status_hint)
 
     async def send(self, *events: h11.Event) -> None:
         """Write events out; waits while the other side is slow, but not for ever."""
@@ -144,12 +144,12 @@ def end_to_end(headers: Iterable[tuple[bytes, bytes]], *dropped: bytes) -> Heade
 
 
 def framing(request: h11.Request) -> Headers:
-    """How the body's length is told to the upstream; Refused where the request tells it twice."""
+    """How the body's length is told to the upstream; ProxyRefused where the request tells it twice."""
     names = [name for name, _ in request.headers]
     if b"transfer-encoding" not in names:
         return []
     if b"content-length" in names:
-        raise Refused("a request with two lengths", status=400)
+        raise ProxyRefused("a request with two lengths", status=400)
     return [(b"transfer-encoding", b"chunked")]
 
 
@@ -177,12 +177,12 @@ async def relay_answer(client: Peer, upstream: Peer, response: h11.Response, *dr
 
 
 async def read_body(peer: Peer, limit: int) -> bytes:
-    """The rest of a body; Refused where it is longer than the limit."""
+    """The rest of a body; ProxyRefused where it is longer than the limit."""
     body = bytearray()
     while isinstance(event := await peer.receive(), h11.Data):
         body += event.data
         if len(body) > limit:
-            raise Refused("the body is too long to be checked", status=413)
+            raise ProxyRefused("the body is too long to be checked", status=413)
     if not isinstance(event, h11.EndOfMessage):
         raise BodyCutOff
     return bytes(body)
@@ -195,7 +195,7 @@ async def drain(peer: Peer, limit: int, timeout: float) -> None:
             while limit > 0 and peer.http.their_state in (h11.IDLE, h11.SEND_BODY):
                 event = await peer.receive()
                 limit -= len(event.data) if isinstance(event, h11.Data) else 0
-    except (OSError, TimeoutError, Refused):
+    except (OSError, TimeoutError, ProxyRefused):
         return
 
 
@@ -234,7 +234,9 @@ async def exchange(
     try:
         await asyncio.wait({upload, download}, return_when=asyncio.FIRST_COMPLETED)
         # An upstream that stops reading may still have answered; a client that goes away wants no answer.
-        if upload.done() and isinstance(error := upload.exception(), Refused | TimeoutError | BodyCutOff):
+        if upload.done() and isinstance(
+            error := upload.exception(), ProxyRefused | TimeoutError | BodyCutOff
+        ):
             raise error
         await download
     finally:
@@ -249,7 +251,7 @@ async def receive_head(upstream: Peer) -> h11.Response:
     while isinstance(event := await upstream.receive(), h11.InformationalResponse):
         pass
     if not isinstance(event, h11.Response):
-        raise Refused("the upstream closed without an answer", status=502)
+        raise ProxyRefused("the upstream closed without an answer", status=502)
     return event
 
 
@@ -281,7 +283,7 @@ class UnderWay:
                 yield
         except TimeoutError:
             if deadline.expired():
-                raise Refused(self._reason) from None
+                raise ProxyRefused(self._reason) from None
             raise
         finally:
             self._requests.pop(deadline, None)

@@ -22,7 +22,7 @@ from gofer_sandbox.network import git
 from gofer_sandbox.network.caller import Callers
 from gofer_sandbox.network.credential import Credential, Mask
 from gofer_sandbox.network.dial import Dialer
-from gofer_sandbox.network.errors import Refused, Unanswered
+from gofer_sandbox.network.errors import ProxyRefused, Unanswered
 from gofer_sandbox.network.http import (
     BodyCutOff,
     Headers,
@@ -61,18 +61,18 @@ class Transfer:
 
 
 def check_batch(body: bytes, access: GitAccess) -> None:
-    """Raise Refused for a batch that may not be asked for."""
+    """Raise ProxyRefused for a batch that may not be asked for."""
     try:
         wanted = json.loads(body)
         operation = wanted["operation"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise Refused("the LFS batch cannot be read", status=400) from None
+        raise ProxyRefused("the LFS batch cannot be read", status=400) from None
     if operation not in ("download", "upload"):
-        raise Refused(f"LFS operation {operation!r} is not known", status=400)
+        raise ProxyRefused(f"LFS operation {operation!r} is not known", status=400)
     if operation == "upload" and not access.push:
-        raise Refused("this sandbox may not push here")
+        raise ProxyRefused("this sandbox may not push here")
     if operation == "download" and not access.fetch:
-        raise Refused("fetching is closed")
+        raise ProxyRefused("fetching is closed")
 
 
 def rewrite_answer(answer: bytes, base: str, transfers: dict[str, Transfer]) -> bytes:
@@ -89,7 +89,7 @@ def rewrite_answer(answer: bytes, base: str, transfers: dict[str, Transfer]) -> 
             if not one["actions"]:
                 del one["actions"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise Refused("the upstream's LFS answer cannot be read", status=502) from None
+        raise ProxyRefused("the upstream's LFS answer cannot be read", status=502) from None
     found.pop("transfer", None)
     return json.dumps({**found, "transfer": "basic"}).encode()
 
@@ -97,9 +97,9 @@ def rewrite_answer(answer: bytes, base: str, transfers: dict[str, Transfer]) -> 
 def _ours(name: str, action: Mapping[str, Any], base: str, transfers: dict[str, Transfer]) -> dict[str, Any]:
     href = str(action["href"])
     if urlsplit(href).scheme not in ("http", "https") or not urlsplit(href).hostname:
-        raise Refused("the upstream keeps an LFS object nowhere", status=502)
+        raise ProxyRefused("the upstream keeps an LFS object nowhere", status=502)
     if len(transfers) >= MAX_TRANSFERS:
-        raise Refused("too many LFS objects for one grant", status=429)
+        raise ProxyRefused("too many LFS objects for one grant", status=429)
     given = action.get("header") or {}
     token = secrets.token_urlsafe(24)
     transfers[token] = Transfer(
@@ -121,7 +121,7 @@ MAX_REPLAYED = 2 * 1024 * 1024
 """Bytes of a body that are kept until its answer has come: git asks with a small one before it sends a bigger."""
 
 
-class CredentialRefused(Refused):
+class CredentialRefused(ProxyRefused):
     """The upstream does not take the credential; nothing of its answer was passed on."""
 
     def __init__(self) -> None:
@@ -151,8 +151,8 @@ class Grant:
         return replace(rule, paths=(*rule.paths, *self.moved)) if self.moved else rule
 
     async def renewed(self, rule: Rule, client: Peer) -> Rule:
-        """The rule with another credential than the one that was refused; raises Refused where there is none, or where
-        the request cannot be sent again because its body has gone."""
+        """The rule with another credential than the one that was refused. Raises ProxyRefused when there is none, or
+        when the body has gone and the request cannot be sent again."""
         if self.rule.lender is None or client.http.their_state is not h11.DONE:
             raise CredentialRefused
         again = await self.as_of_now(rule.credential)
@@ -193,19 +193,19 @@ class ReverseProxy:
                 await grant.under_way.cut_all()
 
     async def handle(self, client: Peer, request: h11.Request) -> None:
-        """Serve one request, or raise Refused."""
+        """Serve one request, or raise ProxyRefused."""
         name, path, query = split_target(request.target.decode("ascii", "replace"))
         grant = self._grants.get(name)
         if grant is None:
-            raise Refused(f"no access named {name!r} is open now", host=name, path=path)
+            raise ProxyRefused(f"no access named {name!r} is open now", host=name, path=path)
         try:
             async with grant.under_way.hold(grant.rule.host, grant.rule.port):
                 if grant.callers is not None:
                     await grant.callers.require(client.ends)
                 await self._serve(grant, client, request, path, query)
         except Unanswered as silence:
-            raise Refused(str(silence), status=502, host=grant.rule.host, path=path) from None
-        except Refused as refusal:
+            raise ProxyRefused(str(silence), status=502, host=grant.rule.host, path=path) from None
+        except ProxyRefused as refusal:
             refusal.host, refusal.port, refusal.path = grant.rule.host, grant.rule.port, path
             raise
 
@@ -237,7 +237,7 @@ class ReverseProxy:
                 reasons = await git.ask_objections(rule.git.objections, refs_named)
             if reasons:
                 told = "; ".join(f"push to {ref}: {reason}" for ref, reason in reasons.items())
-                raise Refused(told, report=git.rejection(push, reasons))
+                raise ProxyRefused(told, report=git.rejection(push, reasons))
             early = push.data
         target = f"{path}?{query}" if query else path
         early += await _small_body(client, request)
@@ -260,7 +260,7 @@ class ReverseProxy:
             await answer(client, 404, b'{"message": "Not Found"}', MEDIA_TYPE)
             return
         if (request.method, rest) != (b"POST", BATCH):
-            raise Refused(f"only git's smart HTTP to {', '.join(rule.paths)} is allowed here")
+            raise ProxyRefused(f"only git's smart HTTP to {', '.join(rule.paths)} is allowed here")
         body = await read_body(client, MAX_REQUEST)
         check_batch(body, rule.git)
         status, told = await self._ask(rule, client, path, body)
@@ -293,7 +293,7 @@ class ReverseProxy:
         """One object to or from where it is kept; the rule's credential has no business there."""
         known = grant.transfers.get(token)
         if known is None or known.method.encode() != request.method:
-            raise Refused("no LFS object was asked for by this address")
+            raise ProxyRefused("no LFS object was asked for by this address")
         goal = urlsplit(known.href)
         secure = goal.scheme == "https"
         given = {name.lower().encode(): value.encode() for name, value in known.headers}
@@ -326,7 +326,7 @@ class ReverseProxy:
 
 async def _pass_object(client: Peer, upstream: Peer, response: h11.Response) -> None:
     if 300 <= response.status_code < 400:
-        raise Refused("an LFS object is sent for elsewhere", status=502)
+        raise ProxyRefused("an LFS object is sent for elsewhere", status=502)
     await relay_answer(client, upstream, response, *_NOT_RETURNED)
 
 
@@ -375,7 +375,7 @@ class MaskedAnswer:
         found = end_to_end(response.headers, *_NOT_RETURNED)
         kept = [(n, self._masked(v)) for n, v in found if not self._names_secret(n)]
         if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in kept):
-            raise Refused("the upstream's answer is compressed and cannot be checked", status=502)
+            raise ProxyRefused("the upstream's answer is compressed and cannot be checked", status=502)
         return [(n, await self._location(v) if n == b"location" else v) for n, v in kept]
 
     def _names_secret(self, name: bytes) -> bool:
@@ -387,13 +387,13 @@ class MaskedAnswer:
             goal = urlsplit(urljoin(self.rule.upstream + self.target, value.decode("ascii")))
             port = goal.port or (443 if goal.scheme == "https" else 80)
         except ValueError:
-            raise Refused("the upstream redirects to something unreadable", status=502) from None
+            raise ProxyRefused("the upstream redirects to something unreadable", status=502) from None
         same = (goal.scheme == "https") == self.rule.secure and port == self.rule.port
         if not same or goal.hostname != self.rule.host:
-            raise Refused(f"the upstream redirects to another host: {goal.hostname}", status=502)
+            raise ProxyRefused(f"the upstream redirects to another host: {goal.hostname}", status=502)
         path = decode_path(goal.path or "/")
         if not self.rule.permits(path) and not (await self.grant.look_again()).permits(path):
-            raise Refused("the upstream redirects to a path that is not allowed", status=502)
+            raise ProxyRefused("the upstream redirects to a path that is not allowed", status=502)
         query = f"?{goal.query}" if goal.query else ""
         return inner_url(self.rule, f"{goal.path or '/'}{query}").encode()
 
@@ -408,20 +408,20 @@ def inner_url(rule: Rule, path: str = "") -> str:
 
 
 def _checked(rule: Rule, method: str, path: str, query: str) -> str | None:
-    """The git service asked for, None under a rule without git; Refused for what the rule does not allow."""
+    """The git service asked for, None under a rule without git; ProxyRefused for what the rule does not allow."""
     if rule.git is None:
         if method not in rule.methods:
-            raise Refused(f"{method} is not allowed here, only {', '.join(rule.methods)}")
+            raise ProxyRefused(f"{method} is not allowed here, only {', '.join(rule.methods)}")
         if not rule.permits(path):
-            raise Refused(f"only {', '.join(rule.paths)} may be reached here")
+            raise ProxyRefused(f"only {', '.join(rule.paths)} may be reached here")
         return None
     service = rule.git_service(method, path, query)
     if service is None:
-        raise Refused(f"only git's smart HTTP to {', '.join(rule.paths)} is allowed here")
+        raise ProxyRefused(f"only git's smart HTTP to {', '.join(rule.paths)} is allowed here")
     if service == "git-receive-pack" and not rule.git.push:
-        raise Refused("this sandbox may not push here")
+        raise ProxyRefused("this sandbox may not push here")
     if service == "git-upload-pack" and not rule.git.fetch:
-        raise Refused("fetching is closed")
+        raise ProxyRefused("fetching is closed")
     return service
 
 
@@ -442,17 +442,17 @@ def _headers_out(rule: Rule, request: h11.Request) -> Headers:
 
 async def _push_head(client: Peer, request: h11.Request) -> git.PushHead:
     if any(name == b"content-encoding" for name, _ in request.headers):
-        raise Refused("a compressed push cannot be checked", status=415)
+        raise ProxyRefused("a compressed push cannot be checked", status=415)
     push = git.PushHead()
     while not push.complete:
         event = await client.receive()
         if not isinstance(event, h11.Data):
-            raise Refused("the push was cut off", status=400)
+            raise ProxyRefused("the push was cut off", status=400)
         push.feed(bytes(event.data))
     empty = not push.updates
     if empty and (len(push.data) > git.NOTHING or not isinstance(await client.receive(), h11.EndOfMessage)):
         # Git asks with an empty push whether it may push at all; what stands behind one is nothing it reads.
-        raise Refused("the push names nothing, and goes on", status=400)
+        raise ProxyRefused("the push names nothing, and goes on", status=400)
     return push
 
 
@@ -470,6 +470,6 @@ async def _fetch_request(client: Peer, request: h11.Request) -> tuple[bytes, git
     body = await read_body(client, git.MAX_FETCH)
     encodings = [value.strip().lower() for name, value in request.headers if name == b"content-encoding"]
     if len(encodings) > 1:
-        raise Refused("a fetch in two compressions cannot be checked", status=415)
+        raise ProxyRefused("a fetch in two compressions cannot be checked", status=415)
     data = await asyncio.to_thread(git.decompress, body, *encodings or [b""])
     return body, await asyncio.to_thread(git.FetchRequest.parse, data)

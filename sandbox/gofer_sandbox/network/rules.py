@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from gofer_sandbox.errors import InvalidInput
 from gofer_sandbox.network.credential import Credential
-from gofer_sandbox.network.errors import Refused
+from gofer_sandbox.network.errors import ProxyRefused
 
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?")
@@ -173,12 +173,12 @@ def split_target(target: str) -> tuple[str, str, str]:
 
 
 def decode_path(path: str) -> str:
-    """The path without escapes; Refused where it could be read in two ways."""
+    """The path without escapes; ProxyRefused where it could be read in two ways."""
     if not _RAW.fullmatch(path):
-        raise Refused("the path has characters that are not allowed", status=400, path=path)
+        raise ProxyRefused("the path has characters that are not allowed", status=400, path=path)
     parts = [_decode_part(part, path) for part in path.split("/")[1:]]
     if "" in parts[:-1]:
-        raise Refused("the path has an empty part", status=400, path=path)
+        raise ProxyRefused("the path has an empty part", status=400, path=path)
     return "/" + "/".join(parts)
 
 
@@ -186,7 +186,7 @@ def _decode_part(part: str, path: str) -> str:
     try:
         plain = unquote_to_bytes(part).decode()
     except UnicodeDecodeError:
-        raise Refused("the path is not UTF-8", status=400, path=path) from None
+        raise ProxyRefused("the path is not UTF-8", status=400, path=path) from None
     if plain in (".", "..") or not plain.isprintable() or any(c in plain for c in "/\\%"):
-        raise Refused("the path has a part that could be read in two ways", status=400, path=path)
+        raise ProxyRefused("the path has a part that could be read in two ways", status=400, path=path)
     return plain

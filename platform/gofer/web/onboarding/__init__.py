@@ -49,7 +49,7 @@ COMPATIBLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class StepResult:
     """What came of a step, for the page to show at it."""
 
     step: str
@@ -67,7 +67,7 @@ def required_field(form: dict[str, str], name: str, what: str) -> str:
     return value
 
 
-async def keep_key(platform: Platform, form: dict[str, str]) -> Result:
+async def keep_key(platform: Platform, form: dict[str, str]) -> StepResult:
     """Seal a model key into the vault; with consent it is tried first, and one that does not work is not kept."""
     name = "openai_key" if form.get("provider") == "openai" else "anthropic_key"
     value = required_field(form, "key", "the key")
@@ -77,7 +77,9 @@ async def keep_key(platform: Platform, form: dict[str, str]) -> Result:
     if tried is not None and tried.severity != "ok":
         # Only a provider that refuses the key says anything about it.
         fix = "Check the key" if tried.fix in KEY_FIXES else tried.fix.rstrip(".")
-        return Result("model", False, f"Not kept: {tried.line}", f"{fix}; or keep the key without the test.")
+        return StepResult(
+            "model", False, f"Not kept: {tried.line}", f"{fix}; or keep the key without the test."
+        )
     await platform.database.write(
         partial(
             put_secret,
@@ -91,8 +93,8 @@ async def keep_key(platform: Platform, form: dict[str, str]) -> Result:
     await platform.secrets_changed()
     word = tried.line if tried is not None else "It was not tested."
     if name != "anthropic_key":
-        return Result("model", True, f"{COMPATIBLE} {word}")
-    return Result("model", True, f"Kept, encrypted, and in use from the next message on. {word}")
+        return StepResult("model", True, f"{COMPATIBLE} {word}")
+    return StepResult("model", True, f"Kept, encrypted, and in use from the next message on. {word}")
 
 
 async def _tried(platform: Platform, name: str, key: str) -> Finding:
@@ -102,13 +104,13 @@ async def _tried(platform: Platform, name: str, key: str) -> Finding:
     )
 
 
-async def connect_telegram(platform: Platform, form: dict[str, str], by: str) -> Result:
+async def connect_telegram(platform: Platform, form: dict[str, str], by: str) -> StepResult:
     """A bot by its token."""
     token = required_field(form, "token", "the bot's token")
     return await _connect(platform, "telegram", {}, {"token": Secret(token)}, by)
 
 
-async def connect_github(platform: Platform, form: dict[str, str], by: str) -> Result:
+async def connect_github(platform: Platform, form: dict[str, str], by: str) -> StepResult:
     """An App by its id and key, or an account by a token."""
     if form.get("token", "").strip():
         return await _connect(
@@ -125,7 +127,7 @@ async def connect_github(platform: Platform, form: dict[str, str], by: str) -> R
 
 async def _connect(
     platform: Platform, name: str, settings: dict[str, Any], secrets: dict[str, Secret], by: str
-) -> Result:
+) -> StepResult:
     """Make a connection and prepare its service; one that cannot be prepared leaves nothing behind."""
     connection_id = await platform.database.write(
         partial(
@@ -145,27 +147,27 @@ async def _connect(
         await platform.database.write(partial(remove_connection, connection_id=connection_id, by=by))
         await platform.secrets_changed()
         # What a health line advises may name the connection, which is gone.
-        return Result(
+        return StepResult(
             name, False, f"Not connected: {health.line}", "" if connection_id in health.fix else health.fix
         )
     await platform.database.write(platform.start_inflow)
     platform.signals.wake(JOBS)
     words = await invite(platform.database, platform.accounts, connection_id)
-    return Result(name, True, health.line, invitation=words)
+    return StepResult(name, True, health.line, invitation=words)
 
 
-async def test_connection(platform: Platform, step: str, connection_id: str) -> Result:
+async def test_connection(platform: Platform, step: str, connection_id: str) -> StepResult:
     """Ask the service how the connection is doing."""
     return _result(step, await health_of(platform, connection_id))
 
 
-def _result(step: str, health: Health) -> Result:
-    return Result(step, health.ok, health.line, health.fix)
+def _result(step: str, health: Health) -> StepResult:
+    return StepResult(step, health.ok, health.line, health.fix)
 
 
 MAX_FORM = 64 * 1024
 
-Doing = Callable[[Request, Platform, dict[str, str]], Awaitable[Result]]
+Doing = Callable[[Request, Platform, dict[str, str]], Awaitable[StepResult]]
 
 
 def routes() -> list[BaseRoute]:
@@ -198,7 +200,7 @@ async def show(request: Request) -> Response:
     return await _page(request)
 
 
-async def _page(request: Request, result: Result | None = None, status: int = 200) -> Response:
+async def _page(request: Request, result: StepResult | None = None, status: int = 200) -> Response:
     state = await state_of(platform_of(request), visitor_of(request).member_id)
     return render(
         request,
@@ -232,7 +234,7 @@ def _form(step: str) -> Callable[[Doing], Callable[[Request], Awaitable[Response
             except Unconfirmed:
                 return redirect_to_confirm(request)
             except GoferError as error:
-                return await _page(request, Result(step, False, str(error)), status_of(error))
+                return await _page(request, StepResult(step, False, str(error)), status_of(error))
             return await _page(request, result, 200 if result.ok else 422)
 
         return done
@@ -241,36 +243,36 @@ def _form(step: str) -> Callable[[Doing], Callable[[Request], Awaitable[Response
 
 
 @_form("model")
-async def model(request: Request, platform: Platform, form: dict[str, str]) -> Result:
+async def model(request: Request, platform: Platform, form: dict[str, str]) -> StepResult:
     """Keep a key; ask the model only if its owner ticked that."""
     check_confirmed(request)
     return await keep_key(platform, form)
 
 
 @_form("model")
-async def test_model(request: Request, platform: Platform, form: dict[str, str]) -> Result:
+async def test_model(request: Request, platform: Platform, form: dict[str, str]) -> StepResult:
     """Ask the model one word, or a compatible server for its list; pressing the button is the consent."""
     asked = ask_compatible if form.get("provider") == "openai" else ask_model
     finding = await asked(platform)
-    return Result("model", finding.severity == "ok", finding.line, finding.fix)
+    return StepResult("model", finding.severity == "ok", finding.line, finding.fix)
 
 
 @_form("telegram")
-async def telegram(request: Request, platform: Platform, form: dict[str, str]) -> Result:
+async def telegram(request: Request, platform: Platform, form: dict[str, str]) -> StepResult:
     """Connect a bot."""
     check_confirmed(request)
     return await connect_telegram(platform, form, visitor_of(request).name)
 
 
 @_form("github")
-async def github(request: Request, platform: Platform, form: dict[str, str]) -> Result:
+async def github(request: Request, platform: Platform, form: dict[str, str]) -> StepResult:
     """Connect an App."""
     check_confirmed(request)
     return await connect_github(platform, form, visitor_of(request).name)
 
 
 @_form("")
-async def test(request: Request, platform: Platform, form: dict[str, str]) -> Result:
+async def test(request: Request, platform: Platform, form: dict[str, str]) -> StepResult:
     """Ask a service how its connection is doing."""
     step, connection_id = request.path_params["step"], request.path_params["connection"]
     row = await platform.database.read(partial(find_connection, connection_id=connection_id))
@@ -379,7 +381,7 @@ def _title(name: str, text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class SetupPage:
     """One page, made from our own file by the same cleaning that everything passes."""
 
     title: str
@@ -390,13 +392,13 @@ class Page:
 
 
 @lru_cache(maxsize=64)
-def page(name: str) -> Page:
+def page(name: str) -> SetupPage:
     """A page by its name; raises NotFound."""
     path = folder() / name
     if not _PAGE.fullmatch(name) or not path.is_file():
         raise NotFound("There is no such page.")
     text = path.read_text(encoding="utf-8")
-    return Page(_title(name, text), _with_places(str(words(text, breaks=False))))
+    return SetupPage(_title(name, text), _with_places(str(words(text, breaks=False))))
 
 
 def _with_places(html: str) -> str:
