@@ -267,7 +267,7 @@ INLINE = frozenset({"Emphasis", "Strong", "Strikethrough", "Link", "Image"})
 """What begins and ends within a block."""
 
 
-class Found(NamedTuple):
+class MarkdownPiece(NamedTuple):
     """One event: something begins or ends, or is there as a whole."""
 
     what: str
@@ -283,7 +283,7 @@ class TooIntricate(Exception):
     """A table of which next to nothing is written and all is made up."""
 
 
-def found_in(text: str, *, tables: bool = False) -> Iterator[Found]:
+def found_in(text: str, *, tables: bool = False) -> Iterator[MarkdownPiece]:
     """Everything, in order. Raises TooIntricate beyond two events a character, which only such a table has."""
     import pyromark  # not needed until somebody writes
 
@@ -296,10 +296,10 @@ def found_in(text: str, *, tables: bool = False) -> Iterator[Found]:
         yield _found(event, at["start"], at["end"])
 
 
-def _found(event: Any, start: int, end: int) -> Found:
+def _found(event: Any, start: int, end: int) -> MarkdownPiece:
     if isinstance(event, str):
-        return Found("", event, "", start, end)
+        return MarkdownPiece("", event, "", start, end)
     ((what, value),) = event.items()
     if what not in ("Start", "End"):
-        return Found("", what, str(value), start, end)
-    return Found(what, value if isinstance(value, str) else next(iter(value)), "", start, end)
+        return MarkdownPiece("", what, str(value), start, end)
+    return MarkdownPiece(what, value if isinstance(value, str) else next(iter(value)), "", start, end)
