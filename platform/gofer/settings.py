@@ -127,6 +127,10 @@ class Settings(BaseSettings):
         ge=0,
         description="Seconds finished jobs, their events and old deliveries are kept.",
     )
+    memory_v1: bool = Field(
+        default=True,
+        description="Memory ids, tombstones and the recall tool. Off: a result that is cleared is gone for its run.",
+    )
     anthropic_key: str = Field(
         default="",
         repr=False,

@@ -68,6 +68,9 @@ class ToolResult:
     """Files changed, a plan item moved or a message was delivered, whatever the content looks like."""
     question: Question | None = None
     """Ask a person and wait; the answer becomes the call's result."""
+    pieces: tuple[str | Mapping[str, Any], ...] = ()
+    """Of what is recalled: the content as words of ours and as places in memories (id, version, start, end). The
+    journal keeps these instead, so that purging a memory takes it out of every run that has recalled it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gofer.agent.conversation import ConversationMessage, Covers, QuestionAnswer, StopSignal, Summary
+from gofer.agent.conversation import (
+    ConversationMessage,
+    Covers,
+    Memories,
+    QuestionAnswer,
+    StopSignal,
+    Summary,
+)
 from gofer.agent.journal import JournalEvent
 from gofer.agent.limits import Scope, Short
 from gofer.agent.loop import Loop
@@ -262,6 +269,7 @@ class World:
     covers: Covers = field(default_factory=lambda: Covers(read_seq=0))
     spec: AgentSpec = field(default_factory=lambda: AgentSpec(name="gofer"))
     tools: list[Tool[Any]] = field(default_factory=builtin_tools)
+    memories: Memories | None = None
     mask: Masker = field(default_factory=NoMask)
     heard: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
@@ -275,6 +283,7 @@ class World:
             blobs=self.blobs,
             covers=self.covers,
             shell=self.shell,
+            memories=self.memories,
             mask=self.mask,
             listen=lambda kind, data: self.heard.append((kind, data)),
         )

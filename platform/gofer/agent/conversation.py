@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -65,6 +65,25 @@ class ConversationMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class Tombstone:
+    """The line that stands for something which was taken out of the prompt, and leads back to it."""
+
+    id: str
+    gist: str
+    to: str = ""
+    """The last id, where it stands for a range of turns."""
+
+    @property
+    def line(self) -> str:
+        """As the model reads it."""
+        if self.to:
+            return (
+                f'[{self.id} to {self.to} evicted: {self.gist}. recall("{self.id}") gives the first of them]'
+            )
+        return f'[{self.id} evicted: {self.gist}. recall("{self.id}")]'
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """What is kept of everything up to a message."""
 
@@ -77,6 +96,21 @@ class Summary:
     """Strangers' words went into it."""
     asked: tuple[str, ...] = ()
     """What the run was asked to do, in the words of those who may ask: pinned, like the rules, while it lasts."""
+    id: str = ""
+    """Its memory id; empty where memory is off."""
+    covers: tuple[Tombstone, ...] = ()
+    """The newest of what it stands for."""
+    covers_more: int = 0
+    """How many things it stands for beyond those; recalling the summary lists them."""
+
+    def listing(self) -> list[str]:
+        """What it stands for, line by line."""
+        lines = [each.line for each in self.covers]
+        if self.covers_more:
+            lines.append(
+                f'[{self.covers_more} more evicted: older ones. recall("{self.id}", full=true) lists them]'
+            )
+        return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +146,61 @@ class History(Protocol):
 
     async def answer(self, number: int) -> str | None:
         """What this agent said in one of its own replies; None when there is no such reply."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recollection:
+    """One version of a memory, as a run may read it."""
+
+    id: str
+    version: int
+    kind: str
+    """turn, result, plan, summary, note or rule."""
+    text: str
+    author: str = ""
+    trust: Trust = "member"
+    untrusted: bool = False
+    """Strangers' words are in it."""
+    at: str = ""
+    """When, for the model: 2026-11-16 09:30 UTC."""
+    about: str = ""
+    """What else the model should know of it, in our words."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRules:
+    """The standing rules of a conversation."""
+
+    live: Mapping[str, int] = field(default_factory=dict)
+    """In force within the epoch, oldest first, with the number of the message that said them."""
+    revoked: Mapping[str, int] = field(default_factory=dict)
+    """Taken back or reworded by somebody. The same words in a later message are a rule again."""
+
+
+class Memories(Protocol):
+    """What a run may remember: the memories of its own conversation."""
+
+    def new_id(self) -> str:
+        """An id that nothing else ever has."""
+        ...
+
+    def turn_id(self, seq: int) -> str:
+        """The id of a message of this conversation."""
+        ...
+
+    async def rules(self) -> KnownRules:
+        """The standing rules as they are now."""
+        ...
+
+    async def get(self, memory_id: str) -> Recollection:
+        """The version in force; raises `gofer.errors.NotFound` with a sentence for the model."""
+        ...
+
+    async def around(
+        self, memory_id: str, count: int
+    ) -> tuple[Sequence[Recollection], Sequence[Recollection]]:
+        """What came just before it and just after it, at most `count` each."""
         ...
 
 

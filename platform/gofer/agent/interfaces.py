@@ -123,6 +123,10 @@ class Context(Protocol):
         """What to leave out from now on; nothing most of the time. With `force` something must go."""
         ...
 
+    def clear(self, state: State) -> list[Point]:
+        """Leave out everything that tools have returned; nothing when that is done."""
+        ...
+
     async def size(self, state: State, extra: Sequence[Block] = ()) -> int:
         """Input tokens of the next request with these blocks at its end, by the best estimate there is."""
         ...

@@ -40,14 +40,17 @@ KINDS: Mapping[str, Kind] = {
     "tool.started": Kind("A tool is about to run."),
     "tool.finished": Kind(
         "A tool has run, or was refused; one that was refused has no start.",
-        frozenset({"content", "images", "details", "more", "call_sig", "result_sig"}),
+        frozenset({"content", "images", "details", "more", "call_sig", "result_sig", "pieces"}),
     ),
     "tool.delayed": Kind(
         "A tool's service asks us to wait: the run does, and the call is made again.", frozenset({"detail"})
     ),
     "run.asked": Kind("The run waits for a person.", frozenset({"text", "choices"})),
-    "context.cleared": Kind("The results of old tool calls went from the prompt."),
-    "context.checkpoint": Kind("What is old became a summary.", frozenset({"summary", "rules", "asked"})),
+    "context.cleared": Kind("The results of old tool calls went from the prompt.", frozenset({"evicted"})),
+    "context.checkpoint": Kind(
+        "What is old became a summary.",
+        frozenset({"summary", "rules", "asked", "evicted", "covers", "spoken_rules"}),
+    ),
     "run.warned": Kind("A budget is nearly used up.", frozenset({"sentence"})),
     "run.answered": Kind("The run ended with an answer.", frozenset({"text"})),
     "run.stopped": Kind(

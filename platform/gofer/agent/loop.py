@@ -126,22 +126,17 @@ class Loop:
         size = await self._context.worst_size(state, heard.blocks)
         go = await self._limits.before_turn(state, size, awaited=heard.awaited, ending=ending)
         if isinstance(go, Halt):
-            if not await self._clear_results():
+            # Without what tools have returned there may be money for a last answer.
+            cleared = self._context.clear(state)
+            for point in cleared:
+                await self._record(point.kind, point.data)
+            if not cleared:
                 await self._stop(go, state.partial)
             return None
         if go.warning is not None:
             await self._record("run.warned", {"code": go.warning.code, "sentence": go.warning.text})
         await self._record("turn.started", await self._hearing.turn(heard, go))
         return await self._thinking.think(go, self._stop)
-
-    async def _clear_results(self) -> bool:
-        """Leave out what tools have returned, so that there is money for a last answer; False when that is done."""
-        state = self._record.state
-        calls = [call.id for round_ in state.rounds[state.kept_from :] for call in round_.calls]
-        uncleared = [call_id for call_id in calls if call_id not in state.cleared]
-        if uncleared:
-            await self._record("context.cleared", {"call_ids": uncleared})
-        return bool(uncleared)
 
     async def _stop(self, why: Halt, text: str = "") -> None:
         state = self._record.state

@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gofer.agent.conversation import Summary, Trust
+from gofer.agent.conversation import Summary, Tombstone, Trust
 from gofer.agent.journal import KINDS, Journal, JournalEvent
 from gofer.agent.model import Block, Usage
+
+MAX_NAMED = 20
+"""Results that a summary names one by one."""
 
 
 @dataclass(slots=True)
@@ -81,7 +84,8 @@ class State:
     rounds: list[Round] = field(default_factory=list)
     kept_from: int = 0
     """Rounds before this one are in the summary."""
-    cleared: set[str] = field(default_factory=set)
+    cleared: dict[str, Tombstone | None] = field(default_factory=dict)
+    """Calls whose results were evicted, with what stands in their place; None where memory was off."""
     images_dropped_before: int = 0
     """Rounds whose images were replaced by a stub."""
     steps: list[Step] = field(default_factory=list)
@@ -258,21 +262,30 @@ def _tool_finished(state: State, event: JournalEvent) -> None:
 
 
 def _cleared(state: State, event: JournalEvent) -> None:
-    state.cleared.update(event.data["call_ids"])
+    state.cleared.update(dict.fromkeys(event.data["call_ids"]))
+    _evicted(state, event.data)
     for round_ in state.rounds:
         round_.size = None
     if event.data.get("images"):
         state.images_dropped_before = len(state.rounds)
 
 
+def _evicted(state: State, data: dict[str, Any]) -> None:
+    for each in data.get("evicted", ()):
+        state.cleared[each["call_id"]] = Tombstone(each["id"], each["gist"])
+
+
 def _checkpoint(state: State, event: JournalEvent) -> None:
     data = event.data
+    _evicted(state, data)
     state.summary = Summary(
         data["summary"],
         tuple(data["rules"]),
         data["covers_to"],
         data["narrowed"],
         tuple(data.get("asked", ())),
+        data.get("id", ""),
+        *_named(data),
     )
     state.history_after = max(state.history_after, data["history_after"])
     state.kept_from = data["kept_from"]
@@ -281,6 +294,19 @@ def _checkpoint(state: State, event: JournalEvent) -> None:
     state.message_id, state.last_input = None, 0
     state.tokens += Usage(**data["usage"]).total
     state.spent += data["cost"]
+
+
+def named_covers(data: dict[str, Any]) -> tuple[list[dict[str, str]], int]:
+    """What a summary names of what it covers (the messages, the summary before and the newest results), and how much
+    it does not."""
+    covers = list(data.get("covers", ()))
+    named = covers[:2] + covers[2:][-MAX_NAMED:]
+    return named, len(covers) - len(named)
+
+
+def _named(data: dict[str, Any]) -> tuple[tuple[Tombstone, ...], int]:
+    named, more = named_covers(data)
+    return tuple(Tombstone(**each) for each in named), more
 
 
 def _warned(state: State, event: JournalEvent) -> None:

@@ -26,7 +26,7 @@ IMAGE_STUB = "[an image was here; the model could not read it]"
 CONTINUE = "(go on)"
 MAX_TEXT = 100_000
 # These are applied to what anybody wrote: none may look at a character again and again.
-_HEADER = re.compile(r"^([^\S\n]*+)\[#", re.M)
+_HEADER = re.compile(r"^([^\S\n]*+)\[(?=#|mem_)", re.M)
 _TAG = re.compile(r"<(?=\s*+/?+\s*+(?:quoted|note|summary)\b)", re.I)
 
 
@@ -89,11 +89,20 @@ def _result(call: Call, state: State, index: int) -> Block:
         text = OUTCOME_UNKNOWN if call.started else NOT_RUN
         return _tool_result(call, [{"type": "text", "text": text}], True)
     if call.id in state.cleared:
-        text = f"[cleared to save room: {len(data['content'])} characters of {call.name}; call it again if needed]"
+        text = stub(call, state)
         return _tool_result(call, [{"type": "text", "text": text}], data["is_error"])
     content: list[Block] = [{"type": "text", "text": data["content"] or NO_OUTPUT}]
     content += [_image_or_stub(image, state, index) for image in data["images"]]
     return _tool_result(call, content, data["is_error"])
+
+
+def stub(call: Call, state: State) -> str:
+    """What stands in the place of a result that was evicted."""
+    stone = state.cleared[call.id]
+    if stone is not None:
+        return stone.line
+    size = len(call.result["content"]) if call.result else 0
+    return f"[cleared to save room: {size} characters of {call.name}; call it again if needed]"
 
 
 def _tool_result(call: Call, content: list[Block], is_error: bool) -> Block:
@@ -111,7 +120,7 @@ def cap(text: str, limit: int = MAX_TEXT) -> str:
 
 def plain(text: str) -> str:
     """Clean text in which nothing looks like a mark of ours."""
-    return _TAG.sub("&lt;", _HEADER.sub(r"\1(#", cap(clean(text))))
+    return _TAG.sub("&lt;", _HEADER.sub(r"\1(", cap(clean(text))))
 
 
 def name(text: str) -> str:

@@ -308,6 +308,7 @@ class ToolCalls:
             "timed_out": result.timed_out,
             "truncated": result.truncated,
             "more": result.more,
+            "pieces": list(result.pieces),
             "untrusted": result.untrusted,
             "progress": result.progress,
             "polling": self._tools.polling(call),

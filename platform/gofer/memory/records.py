@@ -110,6 +110,8 @@ class Memory:
     state: str = LIVE
     valid_from: float = 0
     valid_to: float | None = None
+    quoted: str = ""
+    """Of a turn: somebody else's words that came along."""
     source_gone: bool = False
     """The conversation it came from is purged."""
 
@@ -125,8 +127,16 @@ def parse_turn(memory_id: str) -> tuple[str, int] | None:
     return (_CONVERSATION + found[1], int(found[2])) if found else None
 
 
-def remember(connection: Connection, vault: Vault, new: NewMemory, *, memory_id: str | None = None) -> Memory:
-    """Keep something; returns its first version. Raises Malformed for a text that is empty or too long."""
+def remember(
+    connection: Connection,
+    vault: Vault,
+    new: NewMemory,
+    *,
+    memory_id: str | None = None,
+    at: float | None = None,
+) -> Memory:
+    """Keep something, since now or since the time given; returns its first version. Raises Malformed for a text that is
+    empty or too long."""
     if not new.text.strip():
         raise Malformed("There is nothing to remember: the text is empty.")
     if len(new.text) > MAX_TEXT:
@@ -146,7 +156,7 @@ def remember(connection: Connection, vault: Vault, new: NewMemory, *, memory_id:
         tuple(new.covers),
         tuple(new.supersedes),
     )
-    _insert(connection, keys, made)
+    _insert(connection, keys, made, at)
     for other in new.supersedes:
         _end(connection, other)
     return made
@@ -252,6 +262,27 @@ def restore(connection: Connection, vault: Vault, memory_id: str, *, scopes: Col
     return made
 
 
+def say_again(connection: Connection, vault: Vault, before: Memory, source: Source) -> Memory:
+    """A new version of the same words, because somebody has said them again; also of what was forgotten."""
+    made = replace(before, version=before.version + 1, source=source, state=LIVE, valid_to=None)
+    _end(connection, before.id, before.version)
+    _insert(connection, open_scope(connection, vault, before.scope_id), made)
+    return made
+
+
+def reopen(connection: Connection, vault: Vault, memory_id: str, version: int) -> Memory:
+    """A version that a run was given before, whatever became of later ones; raises what `resolve` raises."""
+    turn = parse_turn(memory_id)
+    if turn is not None:
+        return _turn(connection, vault, memory_id, turn, (conversation_scope(turn[0]),))
+    row = _row(connection, memory_id, version)
+    if row is None:
+        raise UnknownMemory
+    if row.sealed is None:
+        raise PurgedMemory
+    return opened(open_scope(connection, vault, row.scope_id), row)
+
+
 def versions(
     connection: Connection, vault: Vault, memory_id: str, *, scopes: Collection[str]
 ) -> list[Memory]:
@@ -289,6 +320,17 @@ def in_force(
     else:
         found = [opened(keys, row) for row in rows if row.sealed is not None]
     return sorted(found, key=lambda each: (each.source.message_seq or 0, each.valid_from, each.id))
+
+
+def forgotten_turns(connection: Connection, conversation_id: str) -> set[int]:
+    """The numbers of messages that somebody had forgotten."""
+    query = select(memories.c.message_seq).where(
+        memories.c.scope_id == conversation_scope(conversation_id),
+        memories.c.kind == "turn",
+        memories.c.valid_to.is_(None),
+        memories.c.state == FORGOTTEN,
+    )
+    return set(connection.execute(query).scalars())
 
 
 def opened(keys: ScopeKeys, row: Any) -> Memory:
@@ -358,10 +400,11 @@ def _turn(
         stored.trust.value in ("stranger", "unknown") or bool(said.quoted and not said.quote_is_ours),
         Source(conversation_id, seq),
         valid_from=row.created_at,
+        quoted=said.quoted,
     )
 
 
-def _insert(connection: Connection, keys: ScopeKeys, made: Memory) -> None:
+def _insert(connection: Connection, keys: ScopeKeys, made: Memory, at: float | None = None) -> None:
     place = _place(made.scope_id, made.id, made.version)
     kept = {
         "text": made.text,
@@ -373,12 +416,14 @@ def _insert(connection: Connection, keys: ScopeKeys, made: Memory) -> None:
         "covers": made.covers,
         "supersedes": made.supersedes,
     }
-    columns = {
+    columns: dict[str, Any] = {
         "sealed": seal(keys.seal, kept, *place),
         "gist": seal(keys.seal, made.gist, *place, "gist"),
         "size": len(made.text),
     }
-    connection.execute(memories.insert().values(**_columns(made, made.version, LIVE), **columns))
+    if at is not None:
+        columns["valid_from"] = at
+    connection.execute(memories.insert().values(_columns(made, made.version, LIVE) | columns))
 
 
 def _append(connection: Connection, before: Memory, state: str) -> None:

@@ -32,6 +32,7 @@ from gofer.jobs.wait_reasons import NOTICED, clock_time, waited
 from gofer.jobs.worker import Run
 from gofer.runs.agent_files import AgentFiles, AgentSpec, in_force
 from gofer.runs.build import Ports, build
+from gofer.runs.memories import StoreMemories
 from gofer.runs.model_keys import ModelKeys
 from gofer.runs.shell_access import Loans, ShellAccessGrants
 from gofer.runs.shells import Shells
@@ -289,11 +290,13 @@ class Answerer:
     def _ports(self, run: Run, shell: Shell | None, identity: str) -> Ports:
         claim = run.claim
         database, vault = self._database, self._vault
+        memory = self._settings.memory_v1
         files = FilesIn(database, vault, claim, shell.write if shell is not None else None)
         return Ports(
-            journal=StoreJournal(database, vault, claim),
+            journal=StoreJournal(database, vault, claim, memory=memory, redact=self._redactor.redact),
             inbox=StoreInbox(database, vault, admitter=self._admitter, run=run, files=files),
-            history=StoreHistory(database, vault, claim),
+            history=StoreHistory(database, vault, claim, memory=memory),
+            memories=StoreMemories(database, vault, claim) if memory else None,
             questions=StoreQuestions(database, vault, claim),
             ledger=StoreLedger(database=database, claim=claim, timezone=self._settings.timezone),
             blobs=StoreBlobs(database, vault, str(claim.conversation_id)),

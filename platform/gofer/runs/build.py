@@ -8,7 +8,7 @@ from typing import Any
 
 from gofer.agent.context import ConversationProvider, PlainAssembler, WholeContext
 from gofer.agent.context.compressor import ModelSummariser, PlainCompressor
-from gofer.agent.conversation import Covers, History, Inbox, Questions, Trust, rank
+from gofer.agent.conversation import Covers, History, Inbox, Memories, Questions, Trust, rank
 from gofer.agent.journal import Journal
 from gofer.agent.limits import MIN_TOKENS, JobLimits, Ledger
 from gofer.agent.loop import Loop
@@ -16,7 +16,7 @@ from gofer.agent.model import Model
 from gofer.agent.models.offline import Offline
 from gofer.agent.prices import Prices
 from gofer.agent.state import Listener
-from gofer.agent.tools.builtin import EARLIER_ANSWER, earlier_answer_tool
+from gofer.agent.tools.builtin import EARLIER_ANSWER, RECALL, earlier_answer_tool, recall_tool
 from gofer.agent.tools.output import MAX_CHARACTERS, Masker, NoMask
 from gofer.agent.tools.registry import Policy, ToolRegistry, ToolRunner
 from gofer.runs.agent_files import AgentSpec
@@ -24,6 +24,7 @@ from gofer.tool import Blobs, Shell, Tool
 
 MIN_CHARACTERS = 2000
 """Of a tool's output, however small the model's window is."""
+RECALL_MARGIN = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class Ports:
     covers: Covers
     shell: Shell | None = None
     """None where no sandbox can be had; the shell's tools then say so."""
+    memories: Memories | None = None
+    """None where memory is off: results that are cleared are then gone."""
     mask: Masker = field(default_factory=NoMask)
     """Hides secrets in what tools give, before journal and model see it, and in what listeners hear live."""
     listen: Listener = field(default=lambda kind, data: None)
@@ -63,15 +66,21 @@ async def build(
     window = model.context_window
     longest = min(spec.limits.output_tokens, model.features.output_tokens or window, window // 4)
     settings = spec.limits.model_copy(update={"output_tokens": max(MIN_TOKENS, longest)})
-    policy = Policy({*spec.tools, EARLIER_ANSWER}, await waking_trust(ports))
+    trust = await waking_trust(ports)
+    policy = Policy({*spec.tools, EARLIER_ANSWER, RECALL}, trust)
+    longest_output = max(MIN_CHARACTERS, min(MAX_CHARACTERS, window // 2))
+    of_the_run = [earlier_answer_tool(ports.history.answer)]
+    if ports.memories is not None:
+        # A little more than a result has, so that any result comes back whole.
+        of_the_run.append(recall_tool(ports.memories, trust, longest_output + RECALL_MARGIN))
     runner = ToolRunner(
-        ToolRegistry([*tools, earlier_answer_tool(ports.history.answer)]),
+        ToolRegistry([*tools, *of_the_run]),
         policy,
         shell=ports.shell,
         blobs=ports.blobs,
         mask=ports.mask,
         allowed_hosts=spec.fetch.hosts,
-        max_characters=max(MIN_CHARACTERS, min(MAX_CHARACTERS, window // 2)),
+        max_characters=longest_output,
     )
     assembler = PlainAssembler(
         spec.name, spec.instructions, runner.offered(), ports.blobs, ports.covers.extra, model.features
@@ -81,8 +90,8 @@ async def build(
     )
     summariser = None if isinstance(model, Offline) else ModelSummariser(model, limits)
     context = WholeContext(
-        ConversationProvider(ports.history),
-        PlainCompressor(spec.context, lambda: model.context_window, summariser),
+        ConversationProvider(ports.history, ports.memories),
+        PlainCompressor(spec.context, lambda: model.context_window, summariser, ports.memories),
         assembler,
     )
     return Loop(

@@ -10,10 +10,20 @@ from typing import Any
 
 from sqlalchemy import Connection, ScalarSelect, select, update
 
-from gofer.agent.conversation import ConversationMessage, Picture, QuestionAnswer, StopSignal, Summary
+from gofer.agent.context.compressor import MAX_RULES
+from gofer.agent.context.operations import placeholder, rules_in_force
+from gofer.agent.conversation import (
+    ConversationMessage,
+    Picture,
+    QuestionAnswer,
+    StopSignal,
+    Summary,
+    Tombstone,
+)
 from gofer.agent.journal import KINDS, JournalEvent
 from gofer.agent.models.documents import MAX_PDF, PDF
 from gofer.agent.models.images import ENOUGH_BYTES, SHOWN
+from gofer.agent.state import named_covers
 from gofer.crash import crash_point
 from gofer.errors import NotFound
 from gofer.intake.admit import BLOB_REF, Admitter, unread
@@ -21,6 +31,8 @@ from gofer.integration import Attachment, Incoming
 from gofer.jobs.queue import Claim
 from gofer.jobs.reply_planner import SAID, agent_author
 from gofer.jobs.worker import Run
+from gofer.memory.records import forgotten_turns
+from gofer.runs.memories import filled_in, keep_event, rules_of_run
 from gofer.store import events, row_macs, tables
 from gofer.store.blobs import put_blob, read_blob
 from gofer.store.database import Database
@@ -39,16 +51,32 @@ Write = Callable[[str, bytes], Awaitable[None]]
 class StoreJournal:
     """The `Journal` of a job: its rows of the event log, words sealed, every append under the fence."""
 
-    def __init__(self, database: Database, vault: Vault, claim: Claim) -> None:
+    def __init__(
+        self,
+        database: Database,
+        vault: Vault,
+        claim: Claim,
+        *,
+        memory: bool = True,
+        redact: Callable[[str], str] = str,
+    ) -> None:
         self._database = database
         self._vault = vault
         self._claim = claim
+        self._memory = memory
+        self._redact = redact
 
     async def append(self, kind: str, data: dict[str, Any], parent_id: int | None = None) -> int:
         crash_point("journal.appending")
         event_id = await self._database.write(
             partial(
-                append_event, vault=self._vault, claim=self._claim, kind=kind, data=data, parent_id=parent_id
+                append_event,
+                vault=self._vault,
+                claim=self._claim,
+                kind=kind,
+                data=data,
+                parent_id=parent_id,
+                memory=self._memory,
             )
         )
         crash_point("journal.appended")
@@ -56,16 +84,31 @@ class StoreJournal:
 
     async def load(self) -> Sequence[JournalEvent]:
         return await self._database.read(
-            partial(load_events, vault=self._vault, conversation_id=_of(self._claim), job_id=self._claim.id)
+            partial(
+                load_events,
+                vault=self._vault,
+                conversation_id=_of(self._claim),
+                job_id=self._claim.id,
+                redact=self._redact,
+            )
         )
 
 
 def append_event(
-    connection: Connection, vault: Vault, claim: Claim, kind: str, data: dict[str, Any], parent_id: int | None
+    connection: Connection,
+    vault: Vault,
+    claim: Claim,
+    kind: str,
+    data: dict[str, Any],
+    parent_id: int | None,
+    memory: bool = True,
 ) -> int:
-    """Store one event of a run; a checkpoint is also kept for the participant's later runs."""
+    """Store one event of a run, and with it what is to be remembered; a checkpoint is also kept for the participant's
+    later runs."""
     key = conversation_key(connection, vault, _of(claim))
     words = {name: value for name, value in data.items() if name in KINDS[kind].words}
+    if words.get("pieces"):
+        words["content"] = placeholder(words["pieces"])
     facts = {name: value for name, value in data.items() if name not in words}
     event_id, _ = events.append(
         connection,
@@ -85,8 +128,12 @@ def append_event(
         connection.execute(
             update(questions).where(asked, questions.c.answered_at.is_(None)).values(answered_at=now())
         )
+    if memory:
+        keep_event(connection, vault, claim, key, kind, data)
     if kind == CHECKPOINT and claim.participant_id is not None:
         kept = {name: data[name] for name in ("summary", "rules", "covers_to", "narrowed", "asked")}
+        kept["id"] = data.get("id", "")
+        kept["covers"], kept["covers_more"] = named_covers(data)
         connection.execute(
             update(participants)
             .where(participants.c.id == claim.participant_id)
@@ -96,11 +143,16 @@ def append_event(
 
 
 def load_events(
-    connection: Connection, vault: Vault, conversation_id: str, job_id: int
+    connection: Connection,
+    vault: Vault,
+    conversation_id: str,
+    job_id: int,
+    redact: Callable[[str], str] = str,
 ) -> list[JournalEvent]:
-    """The agent's events of a job, opened."""
+    """The agent's events of a job, opened, with what was recalled."""
     key = conversation_key(connection, vault, conversation_id)
-    return [_event(key, row) for row in events.of_job(connection, job_id) if row["kind"] in KINDS]
+    rows = [row for row in events.of_job(connection, job_id) if row["kind"] in KINDS]
+    return [_event(connection, vault, key, row, redact) for row in rows]
 
 
 def started_with(connection: Connection, job_id: int) -> str | None:
@@ -112,8 +164,11 @@ def started_with(connection: Connection, job_id: int) -> str | None:
     return None if data is None else data.get("identity")
 
 
-def _event(key: DataKey, row: dict[str, Any]) -> JournalEvent:
+def _event(
+    connection: Connection, vault: Vault, key: DataKey, row: dict[str, Any], redact: Callable[[str], str]
+) -> JournalEvent:
     data = {**row["data"], **events.open_words(key, row)}
+    data = filled_in(connection, vault, data, redact)
     return JournalEvent(row["id"], row["kind"], data, row["parent_id"], row["version"])
 
 
@@ -262,13 +317,16 @@ def conversation_message(
 class StoreHistory:
     """The `History` of a participant, within its epoch."""
 
-    def __init__(self, database: Database, vault: Vault, claim: Claim) -> None:
+    def __init__(self, database: Database, vault: Vault, claim: Claim, *, memory: bool = True) -> None:
         self._database = database
         self._vault = vault
         self._claim = claim
+        self._memory = memory
 
     async def summary(self) -> Summary | None:
-        return await self._database.read(partial(_summary, vault=self._vault, claim=self._claim))
+        return await self._database.read(
+            partial(_summary, vault=self._vault, claim=self._claim, memory=self._memory)
+        )
 
     async def between(self, after: int, to: int, *, newest: int) -> Sequence[ConversationMessage]:
         return await self._database.read(
@@ -281,7 +339,7 @@ class StoreHistory:
         )
 
 
-def _summary(connection: Connection, vault: Vault, claim: Claim) -> Summary | None:
+def _summary(connection: Connection, vault: Vault, claim: Claim, memory: bool) -> Summary | None:
     row = connection.execute(
         select(participants).where(participants.c.id == claim.participant_id)
     ).one_or_none()
@@ -291,12 +349,18 @@ def _summary(connection: Connection, vault: Vault, claim: Claim) -> Summary | No
     kept = unseal(key, row.summary, "summary", row.id)
     if kept["covers_to"] <= row.epoch_seq:
         return None
+    rules = kept["rules"]
+    if memory:
+        rules = rules_in_force(rules_of_run(connection, vault, claim), {}, rules)[-MAX_RULES:]
     return Summary(
         kept["summary"],
-        tuple(kept["rules"]),
+        tuple(rules),
         kept["covers_to"],
         kept["narrowed"],
         tuple(kept.get("asked", ())),
+        kept.get("id", ""),
+        tuple(Tombstone(**each) for each in kept.get("covers", ())) if memory else (),
+        kept.get("covers_more", 0),
     )
 
 
@@ -316,7 +380,8 @@ def _between(
         .limit(newest)
     )
     key = conversation_key(connection, vault, _of(claim))
-    rows = list(reversed(connection.execute(query).all()))
+    forgotten = forgotten_turns(connection, _of(claim))
+    rows = [row for row in reversed(connection.execute(query).all()) if row.seq not in forgotten]
     return [_open_message(connection, key, row, own, to) for row in rows]
 
 

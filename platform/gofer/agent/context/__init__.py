@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from gofer.agent.conversation import ConversationMessage, History, Summary
+from gofer.agent.conversation import ConversationMessage, History, Memories, Summary
 from gofer.agent.interfaces import Point
 from gofer.agent.limits import Go
 from gofer.agent.model import Block, Features, ModelMessage, ModelRequest, ToolSpec
 from gofer.agent.models.documents import document_block, document_stub, document_tokens
 from gofer.agent.models.images import image_block, smaller
 from gofer.agent.state import Call, Round, State
-from gofer.agent.transcript import IMAGE_STUB, merge, note, plain, render, transcript
+from gofer.agent.transcript import IMAGE_STUB, merge, note, plain, render, stub, transcript
 from gofer.tool import Blobs
 
 PREAMBLE = """You are {name}, an agent that works for people through Gofer, a platform of theirs. You are given \
@@ -97,6 +97,10 @@ class Compressor(Protocol):
         """
         ...
 
+    def clear(self, state: State) -> list[Point]:
+        """Leave out everything that tools have returned."""
+        ...
+
 
 class Assembler(Protocol):
     """Builds requests."""
@@ -150,6 +154,9 @@ class WholeContext:
     async def shrink(self, state: State, *, force: bool = False) -> list[Point]:
         before, history = await self.provider.summary(state), await self.provider.history(state)
         return await self.compressor.shrink(state, before, history, await self.size(state), force=force)
+
+    def clear(self, state: State) -> list[Point]:
+        return self.compressor.clear(state)
 
     async def request(self, state: State, go: Go) -> ModelRequest:
         return await self.assembler.request(state, merge(await self._messages(state)), go)
@@ -239,8 +246,9 @@ def _pictures(content: list[Block]) -> bool:
 class ConversationProvider:
     """Reads the conversation once per run and remembers what it rendered."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, memories: Memories | None = None) -> None:
         self._history = history
+        self._memories = memories
         self._earlier: Summary | None = None
         self._said: Sequence[ConversationMessage] | None = None
         self._opening: tuple[tuple[int, int, Summary | None], list[ModelMessage]] | None = None
@@ -254,8 +262,17 @@ class ConversationProvider:
             self._earlier = await self._history.summary()
             after, to = state.history_after, state.history_to
             said = await self._history.between(after, to, newest=NEWEST) if to > after else ()
+            self._earlier = self._earlier or await self._unseen_rules(said)
             self._said = said if _others_narrow(self._earlier, said) else [_withheld(one) for one in said]
         return [said for said in self._said if said.seq > state.history_after]
+
+    async def _unseen_rules(self, said: Sequence[ConversationMessage]) -> Summary | None:
+        """Standing rules of messages that are too far back to be shown, where nothing was summed up yet."""
+        if self._memories is None or len(said) < NEWEST:
+            return None
+        known = await self._memories.rules()
+        unseen = tuple(rule for rule, seq in known.live.items() if seq < said[0].seq)
+        return Summary("", unseen) if unseen else None
 
     async def summary(self, state: State) -> Summary | None:
         await self.history(state)
@@ -279,13 +296,18 @@ class ConversationProvider:
 def _summary(summary: Summary | None) -> list[ModelMessage]:
     if summary is None:
         return []
-    text = f"<summary>\nWhat came before, in short:\n{plain(summary.text)}\n"
+    text = "<summary>\n"
+    if summary.text:
+        text += f"What came before, in short:\n{plain(summary.text)}\n"
     if summary.asked:
         text += "\nWhat was asked, word for word:\n"
         text += "".join(f"{plain(words)}\n" for words in summary.asked)
     if summary.rules:
         text += "\nStanding rules from users, in their own words:\n"
         text += "".join(f"- {plain(rule)}\n" for rule in summary.rules)
+    if summary.covers:
+        text += "\nWhat this stands for; recall gives the exact words:\n"
+        text += "".join(f"{line}\n" for line in summary.listing())
     return [{"role": "user", "content": [{"type": "text", "text": text + "</summary>"}]}]
 
 
@@ -344,8 +366,10 @@ def round_size(round_: Round, state: State) -> int:
 
 
 def result_size(call: Call, state: State) -> int:
-    if call.result is None or call.id in state.cleared:
+    if call.result is None:
         return 40
+    if call.id in state.cleared:
+        return 10 + text_size(stub(call, state))
     return 10 + text_size(call.result["content"]) + IMAGE_TOKENS * len(call.result["images"])
 
 

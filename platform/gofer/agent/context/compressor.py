@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gofer.agent.context import dense_extra, result_size, round_size, text_size
-from gofer.agent.conversation import ConversationMessage, Summary
+from gofer.agent.context.operations import evict, rules_in_force, spoken_rules, summarize
+from gofer.agent.conversation import ConversationMessage, Memories, Summary
 from gofer.agent.interfaces import Point
 from gofer.agent.limits import JobLimits
-from gofer.agent.model import Model, ModelError, ModelRequest, Turn, Usage
+from gofer.agent.model import Block, Model, ModelError, ModelRequest, Turn, Usage
 from gofer.agent.state import Call, Round, State, texts
 from gofer.agent.transcript import body, cap, name, plain, quoted
 
@@ -88,10 +89,15 @@ class PlainCompressor:
     """Clears, then compacts, by the settings' thresholds."""
 
     def __init__(
-        self, settings: ContextSettings, window: Callable[[], int], summariser: Summariser | None = None
+        self,
+        settings: ContextSettings,
+        window: Callable[[], int],
+        summariser: Summariser | None = None,
+        memories: Memories | None = None,
     ) -> None:
         self._settings = settings
         self._window = window
+        self._memories = memories
         self._summarise: Callable[[State, Sequence[str]], Awaitable[Condensed | None]] | None = (
             summariser.summarise if summariser else None
         )
@@ -153,9 +159,12 @@ class PlainCompressor:
         wanted = max(self._settings.clear_batch, CLEAR_ROUNDS * sum(heavy) // max(1, len(heavy)))
         if size > self._compact_at * 9 // 10:
             wanted = self._settings.clear_batch
-        return (
-            [Point("context.cleared", {"call_ids": [call.id for call in calls]})] if worth >= wanted else []
-        )
+        return [evict(calls, self._memories)] if worth >= wanted else []
+
+    def clear(self, state: State) -> list[Point]:
+        calls = [call for round_ in state.rounds[state.kept_from :] for call in round_.calls]
+        left = [call for call in calls if call.id not in state.cleared]
+        return [evict(left, self._memories)] if left else []
 
     def _kept_rounds(self, weights: Sequence[int]) -> int:
         """How many of the last rounds keep their results: fewer where they are heavy, as they are read anew."""
@@ -175,7 +184,8 @@ class PlainCompressor:
         gone = state.rounds[state.kept_from : kept_from]
         if not gone and not history:
             return []
-        covers_to = max([state.history_to, *(_last_seq(round_) for round_ in gone)])
+        summed_up = before.covers_to if before is not None else 0
+        covers_to = max([state.history_to, summed_up, *(_last_seq(round_) for round_ in gone)])
         return [
             await self._checkpoint(state, before, history, gone, kept_from=kept_from, covers_to=covers_to)
         ]
@@ -203,18 +213,19 @@ class PlainCompressor:
         covers_to: int,
     ) -> Point:
         tainted = state.narrowed or (before is not None and before.narrowed)
-        trusted = [*_trusted_texts(old), *_trusted_input(gone)]
-        rules = standing_rules(trusted, before.rules if before else ())
         condensed = await self._summarise(state, _material(before, old, gone)) if self._summarise else None
         condensed = condensed or Condensed("", Usage())
         text = condensed.text or plain_summary(before, old, gone)
         # What an earlier run was asked is done with; what this one was asked stays, however often it is shortened.
         pinned = state.summary.asked if state.summary is not None else ()
-        return Point(
-            "context.checkpoint",
+        return summarize(
+            state,
+            before,
+            old,
+            gone,
             {
                 "summary": text,
-                "rules": list(rules),
+                **await self._rules(before, old, gone),
                 "asked": pinned_words([*pinned, *_trusted_input(gone)], min(MAX_ASKED, self._window() // 2)),
                 "covers_to": covers_to,
                 "history_after": old[-1].seq if old else state.history_after,
@@ -223,7 +234,20 @@ class PlainCompressor:
                 "usage": condensed.usage.json(),
                 "cost": condensed.cost,
             },
+            self._memories,
         )
+
+    async def _rules(
+        self, before: Summary | None, old: Sequence[ConversationMessage], gone: Sequence[Round]
+    ) -> dict[str, Any]:
+        """The standing rules to pin, and those that were just said, to be remembered."""
+        said = [*_trusted_texts(old), *rule_texts(block for round_ in gone for block in round_.input)]
+        pinned = before.rules if before else ()
+        if self._memories is None:
+            return {"rules": list(standing_rules((text for text, _ in said), pinned))}
+        spoken = spoken_rules(standing_rules, said)
+        rules = rules_in_force(await self._memories.rules(), spoken, pinned)
+        return {"rules": rules[-MAX_RULES:], "spoken_rules": spoken}
 
 
 def _is_big(call: Call, state: State) -> bool:
@@ -252,14 +276,19 @@ def _last_seq(round_: Round) -> int:
     return max((block["origin"]["seq"] for block in round_.input if "origin" in block), default=0)
 
 
-def _trusted_texts(old: Sequence[ConversationMessage]) -> list[str]:
-    return [said.text for said in old if not said.by_us and said.trust in TRUSTED]
+def _trusted_texts(old: Sequence[ConversationMessage]) -> list[tuple[str, int]]:
+    return [(said.text, said.seq) for said in old if not said.by_us and said.trust in TRUSTED]
 
 
 def _trusted_input(gone: Sequence[Round]) -> list[str]:
-    blocks = [block for round_ in gone for block in round_.input if "origin" in block]
-    trusted = [block for block in blocks if not block["origin"]["quoted"]]
-    return [body(block) for block in trusted if block["origin"]["trust"] in TRUSTED]
+    return [text for text, _ in rule_texts(block for round_ in gone for block in round_.input)]
+
+
+def rule_texts(blocks: Iterable[Block]) -> list[tuple[str, int]]:
+    """What those whose rules count said in the input of a turn, each with its message's number."""
+    spoken = [block for block in blocks if "origin" in block and not block["origin"]["quoted"]]
+    trusted = [block for block in spoken if block["origin"]["trust"] in TRUSTED]
+    return [(body(block), block["origin"]["seq"]) for block in trusted]
 
 
 def _material(before: Summary | None, old: Sequence[ConversationMessage], gone: Sequence[Round]) -> list[str]:

@@ -7,9 +7,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gofer.agent.context.operations import PAGE, load
+from gofer.agent.conversation import Memories, Trust
 from gofer.agent.tools.bash import BASH, BASH_JOB
 from gofer.agent.tools.fetch import fetch_tool
 from gofer.agent.tools.files import EDIT, FIND, GREP, LS, READ, WRITE
+from gofer.errors import NotFound
 from gofer.tool import Arguments, Question, Tier, Tool, ToolContext, ToolResult
 
 
@@ -19,6 +22,7 @@ def builtin_tools() -> list[Tool[Any]]:
 
 DAY = 86_400
 EARLIER_ANSWER = "earlier_answer"
+RECALL = "recall"
 
 
 class AskArguments(Arguments):
@@ -73,6 +77,37 @@ TODO = Tool(
     run=todo,
     tier=Tier.READ,
 )
+
+
+class RecallArguments(Arguments):
+    id: str = Field(min_length=1, max_length=200, description="A memory id, such as mem_k3v9.")
+    around: int = Field(default=0, ge=0, le=5, description="How many neighbours to show before and after it.")
+    full: bool = Field(default=False, description="The whole, instead of the first 4000 characters.")
+    start: int = Field(default=0, ge=0, description="The first character to show, to go on from there.")
+
+
+def recall_tool(memories: Memories, of_run: Trust, most: int) -> Tool[Any]:
+    """Every run has it: it gives back what the run's own conversation has had, and nothing else."""
+
+    async def recall(arguments: RecallArguments, context: ToolContext) -> ToolResult:
+        found = await memories.get(arguments.id.strip())
+        if of_run == "stranger" and found.kind != "turn":
+            raise NotFound("Only messages of this conversation can be recalled for a stranger.")
+        beside = await memories.around(found.id, arguments.around) if arguments.around else ((), ())
+        length = most if arguments.full else min(PAGE, most)
+        return load(found, of_run, start=arguments.start, length=length, neighbours=beside)
+
+    return Tool(
+        name=RECALL,
+        description=(
+            "Read something again that is not in the prompt any more, exactly as it was. Lines such as "
+            '[mem_k3v9 evicted: … recall("mem_k3v9")] give the ids; a message has the number at the end of its id. '
+            "Use it when you need exact words, numbers or output, rather than doing work again."
+        ),
+        arguments=RecallArguments,
+        run=recall,
+        tier=Tier.READ,
+    )
 
 
 def earlier_answer_tool(answer: Callable[[int], Awaitable[str | None]]) -> Tool[Any]:

@@ -88,6 +88,8 @@ async def fit(
     result: ToolResult, mask: Masker, blobs: Blobs | None, most: int = MAX_CHARACTERS
 ) -> ToolResult:
     """The result as model and journal get it. What does not fit is kept as a blob, masked as well."""
+    if result.pieces:  # fitted when it was remembered, and to be given back as it was
+        return replace(result, content=mask.redact(result.content))
     if len(result.content) > MUCH:
         text, short = await asyncio.to_thread(_fitted, result.content, mask, most)
     else:

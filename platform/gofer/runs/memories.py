@@ -1,0 +1,299 @@
+"""A run's memories over the store: what it evicts, sums up and is told as a rule is kept in the transaction that
+journals it; what it recalls is read through one door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from gofer.agent.context.compressor import rule_texts, standing_rules
+from gofer.agent.context.operations import fill, spoken_rules
+from gofer.agent.conversation import KnownRules, Recollection, Tombstone
+from gofer.agent.conversation import Trust as RunTrust
+from gofer.agent.model import Block
+from gofer.errors import GoferError, NotFound
+from gofer.jobs.queue import Claim
+from gofer.memory import records
+from gofer.memory.records import Covered, Memory, NewMemory, Source
+from gofer.memory.scopes import conversation_scope, open_scope
+from gofer.store.database import Database
+from gofer.store.events import open_words
+from gofer.store.ids import new_id
+from gofer.store.messages import open_stored
+from gofer.store.tables import ASIDE, events, memories, messages, participants
+from gofer.vault.envelope import DataKey, Vault
+
+_PAGE = 100
+_QUOTED = "\n\n(with words of somebody else:)\n"
+
+
+class StoreMemories:
+    """The `Memories` of a run: those of its own conversation."""
+
+    def __init__(self, database: Database, vault: Vault, claim: Claim) -> None:
+        self._database = database
+        self._vault = vault
+        self._claim = claim
+        self._conversation = str(claim.conversation_id)
+
+    def new_id(self) -> str:
+        return new_id("mem")
+
+    def turn_id(self, seq: int) -> str:
+        return records.turn_id(self._conversation, seq)
+
+    async def rules(self) -> KnownRules:
+        return await self._database.read(partial(rules_of_run, vault=self._vault, claim=self._claim))
+
+    async def get(self, memory_id: str) -> Recollection:
+        return await self._database.read(
+            partial(_resolved, vault=self._vault, memory_id=memory_id, conversation_id=self._conversation)
+        )
+
+    async def around(
+        self, memory_id: str, count: int
+    ) -> tuple[Sequence[Recollection], Sequence[Recollection]]:
+        return await self._database.read(
+            partial(
+                _neighbours,
+                vault=self._vault,
+                memory_id=memory_id,
+                count=count,
+                conversation_id=self._conversation,
+            )
+        )
+
+
+def _resolved(connection: Connection, vault: Vault, memory_id: str, conversation_id: str) -> Recollection:
+    scopes = (conversation_scope(conversation_id),)
+    return recollection(records.resolve(connection, vault, memory_id, scopes=scopes))
+
+
+def recollection(memory: Memory) -> Recollection:
+    """A memory as a run reads it: a message with the words that came along, a summary with what it stands for."""
+    text = memory.text
+    if memory.quoted:
+        text += _QUOTED + memory.quoted
+    if memory.covers:
+        lines = (Tombstone(each.id, each.gist, each.to).line for each in memory.covers)
+        text += "\n\nWhat this stands for:\n" + "\n".join(lines)
+    trust: RunTrust = memory.trust  # type: ignore[assignment]
+    return Recollection(
+        memory.id,
+        memory.version,
+        memory.kind,
+        text,
+        memory.author,
+        trust,
+        memory.untrusted,
+        datetime.fromtimestamp(memory.valid_from, UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        memory.gist if memory.kind == "result" else "",
+    )
+
+
+def _neighbours(
+    connection: Connection, vault: Vault, memory_id: str, count: int, conversation_id: str
+) -> tuple[list[Recollection], list[Recollection]]:
+    """Messages before and after a message; results of the same run before and after a result."""
+    if (turn := records.parse_turn(memory_id)) is not None:
+        found = [_near_turns(connection, turn, count, before=before) for before in (True, False)]
+    else:
+        found = [_near_results(connection, memory_id, count, before=before) for before in (True, False)]
+    before, after = (
+        [
+            _resolved(connection, vault, each, conversation_id)
+            for each in ids
+            if _is_live(connection, vault, each, conversation_id)
+        ]
+        for ids in found
+    )
+    return before, after
+
+
+def _is_live(connection: Connection, vault: Vault, memory_id: str, conversation_id: str) -> bool:
+    try:
+        records.resolve(connection, vault, memory_id, scopes=(conversation_scope(conversation_id),))
+    except NotFound:
+        return False
+    return True
+
+
+def _near_turns(connection: Connection, turn: tuple[str, int], count: int, *, before: bool) -> list[str]:
+    conversation_id, seq = turn
+    side = messages.c.seq < seq if before else messages.c.seq > seq
+    order = messages.c.seq.desc() if before else messages.c.seq
+    query = (
+        select(messages.c.seq)
+        .where(messages.c.conversation_id == conversation_id, side, messages.c.event.not_in(ASIDE))
+        .order_by(order)
+        .limit(count)
+    )
+    return [records.turn_id(conversation_id, seq) for seq in sorted(connection.execute(query).scalars())]
+
+
+def _near_results(connection: Connection, memory_id: str, count: int, *, before: bool) -> list[str]:
+    here = connection.execute(
+        select(memories.c.job_id, memories.c.valid_from).where(
+            memories.c.id == memory_id, memories.c.kind == "result", memories.c.version == 1
+        )
+    ).one_or_none()
+    if here is None:
+        return []
+    side = memories.c.valid_from < here.valid_from if before else memories.c.valid_from > here.valid_from
+    order = memories.c.valid_from.desc() if before else memories.c.valid_from
+    query = (
+        select(memories.c.id)
+        .where(memories.c.job_id == here.job_id, memories.c.kind == "result", memories.c.version == 1, side)
+        .order_by(order)
+        .limit(count)
+    )
+    found = list(connection.execute(query).scalars())
+    return found[::-1] if before else found
+
+
+# What a run's events leave behind.
+
+
+def keep_event(
+    connection: Connection, vault: Vault, claim: Claim, key: DataKey, kind: str, data: Mapping[str, Any]
+) -> None:
+    """Remember what an event says, in its transaction: rules when they are read, results when they are evicted, a
+    summary when it is made."""
+    if kind == "turn.started":
+        keep_rules(connection, vault, claim, spoken_rules(standing_rules, rule_texts(_blocks(data))))
+    if data.get("evicted"):
+        _keep_results(connection, vault, claim, key, data["evicted"])
+    if kind == "context.checkpoint" and data.get("id"):
+        _keep_summary(connection, vault, claim, data)
+        keep_rules(connection, vault, claim, data["spoken_rules"])
+
+
+def _blocks(data: Mapping[str, Any]) -> list[Block]:
+    return [block for block in data["input"] if block["type"] == "text"]
+
+
+def _keep_results(
+    connection: Connection, vault: Vault, claim: Claim, key: DataKey, evicted: Sequence[Mapping[str, str]]
+) -> None:
+    """Copy the results as the journal has them: its events are pruned one day, and the ids must still resolve."""
+    wanted = {each["call_id"]: each for each in evicted}
+    finished = (events.c.job_id == claim.id) & (events.c.kind == "tool.finished")
+    rows = connection.execute(select(events.c.id, events.c.data).where(finished)).all()
+    ids = [row.id for row in rows if row.data["call_id"] in wanted]
+    for start in range(0, len(ids), _PAGE):
+        query = select(events).where(events.c.id.in_(ids[start : start + _PAGE])).order_by(events.c.id)
+        for row in connection.execute(query).mappings():
+            words = open_words(key, dict(row))
+            if words.get("pieces"):
+                continue  # was recalled, so it is kept under its own id
+            stone = wanted[row["data"]["call_id"]]
+            new = NewMemory(
+                "result",
+                conversation_scope(str(claim.conversation_id)),
+                words["content"] or "(no output)",
+                "stranger" if row["data"]["untrusted"] else "member",
+                Source(claim.conversation_id, None, claim.id, row["data"]["call_id"]),
+                stone["gist"],
+                row["data"]["name"],
+                row["data"]["untrusted"],
+            )
+            records.remember(connection, vault, new, memory_id=stone["id"], at=row["at"])
+
+
+def _keep_summary(connection: Connection, vault: Vault, claim: Claim, data: Mapping[str, Any]) -> None:
+    new = NewMemory(
+        "summary",
+        conversation_scope(str(claim.conversation_id)),
+        data["summary"] or "(empty)",
+        "stranger" if data["narrowed"] else "member",
+        Source(claim.conversation_id, data["covers_to"], claim.id),
+        f"a summary up to message {data['covers_to']}",
+        "",
+        data["narrowed"],
+        [Covered(**each) for each in data["covers"]],
+    )
+    records.remember(connection, vault, new, memory_id=data["id"])
+
+
+def keep_rules(connection: Connection, vault: Vault, claim: Claim, spoken: Mapping[str, int]) -> None:
+    """Remember sentences that read like standing rules. One that was taken back is a rule again when it is said
+    again; one of before the epoch as well."""
+    if not spoken:
+        return
+    conversation_id = str(claim.conversation_id)
+    scope_id = conversation_scope(conversation_id)
+    epoch = _epoch(connection, claim)
+    known = {each.text: each for each in _rules(connection, vault, scope_id)}
+    for text, seq in spoken.items():
+        found = known.get(text)
+        source = Source(conversation_id, seq, claim.id)
+        if found is None:
+            author, trust = _author(connection, vault, conversation_id, seq)
+            records.remember(
+                connection, vault, NewMemory("rule", scope_id, text, trust, source, author=author)
+            )
+        elif seq > (found.source.message_seq or 0) and not _in_force(found, epoch):
+            records.say_again(connection, vault, found, source)
+
+
+def _author(connection: Connection, vault: Vault, conversation_id: str, seq: int) -> tuple[str, str]:
+    row = connection.execute(
+        select(messages).where(messages.c.conversation_id == conversation_id, messages.c.seq == seq)
+    ).one_or_none()
+    if row is None or row.sealed is None:
+        return "", "member"
+    stored = open_stored(open_scope(connection, vault, conversation_scope(conversation_id)).seal, row)
+    return stored.message.author.name or stored.message.author.id, stored.trust.value
+
+
+def _rules(connection: Connection, vault: Vault, scope_id: str) -> list[Memory]:
+    """Every rule there ever was, as it stands now; one that was taken back as it was said last."""
+    found = [
+        rule
+        for state in (records.LIVE, records.FORGOTTEN)
+        for rule in records.in_force(connection, vault, scope_id, kind="rule", state=state)
+    ]
+    return sorted(found, key=lambda rule: rule.source.message_seq or 0)
+
+
+def _in_force(rule: Memory, epoch: int) -> bool:
+    return rule.state == records.LIVE and (rule.source.message_seq is None or rule.source.message_seq > epoch)
+
+
+def rules_of_run(connection: Connection, vault: Vault, claim: Claim) -> KnownRules:
+    """The standing rules of a run's conversation, within its epoch."""
+    scope_id, epoch = conversation_scope(str(claim.conversation_id)), _epoch(connection, claim)
+    rules = _rules(connection, vault, scope_id)
+    live = {rule.text: rule.source.message_seq or 0 for rule in rules if _in_force(rule, epoch)}
+    revoked = {rule.text: rule.source.message_seq or 0 for rule in rules if rule.state == records.FORGOTTEN}
+    for rule in rules:
+        if rule.version > 1:
+            for old in records.versions(connection, vault, rule.id, scopes=(scope_id,)):
+                if old.text and old.text not in live:
+                    revoked.setdefault(old.text, rule.source.message_seq or 0)
+    return KnownRules(live, revoked)
+
+
+def _epoch(connection: Connection, claim: Claim) -> int:
+    query = select(participants.c.epoch_seq).where(participants.c.id == claim.participant_id)
+    return int(connection.execute(query).scalar() or 0)
+
+
+def filled_in(
+    connection: Connection, vault: Vault, data: dict[str, Any], redact: Callable[[str], str]
+) -> dict[str, Any]:
+    """The data of a `tool.finished` with the words that its run recalled; a line in the place of what is purged."""
+    if not data.get("pieces"):
+        return data
+
+    def text_of(memory_id: str, version: int) -> str | None:
+        try:
+            return recollection(records.reopen(connection, vault, memory_id, version)).text
+        except GoferError:
+            return None
+
+    return {**data, "content": redact(fill(data["pieces"], text_of))}
