@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any, NamedTuple
 
 MAX_ROUNDS = 8
 """Rounds of parsing and escaping tags. A tag that is left then is shown as it is."""
+MAX_EVENTS = 30_000
+"""Parser events in an answer; a table can have many in few characters, and one with more becomes a file."""
 _LINE_START = re.compile(r"^[ \t>]*<", re.MULTILINE)
 _EMPTY_TASK = re.compile(r"\[.\][ \t]*$", re.MULTILINE)
 _REMOVED = dict.fromkeys(
@@ -36,7 +38,7 @@ def clean(text: str) -> str:
 
 
 def parse(markdown: str) -> list[Event]:
-    """The events of a text in order."""
+    """The events of a text in order, and not many more than `MAX_EVENTS`."""
     inserted: list[int] = []
     """Positions of the original text with a backslash inserted before them."""
     for _ in range(MAX_ROUNDS):
@@ -57,7 +59,7 @@ def _parse(markdown: str, inserted: list[int]) -> tuple[list[Event], set[int]]:
     place = _places(escaped, inserted)
     events: list[Event] = []
     tags: set[int] = set()
-    for value, at in pyromark.events_with_range(escaped, options=wanted):
+    for value, at in islice(pyromark.events_with_range(escaped, options=wanted), MAX_EVENTS + 1):
         start, end = place(at["start"]), place(at["end"])
         events.append(Event(value, start, end))
         if isinstance(value, dict) and "InlineHtml" in value:
@@ -75,12 +77,9 @@ def _places(escaped: str, inserted: list[int]) -> Callable[[int], int]:
     """A function from the parser's offsets (UTF-8 bytes of the escaped text) to characters of the original text."""
     moved = [place + number for number, place in enumerate(inserted)]
     if escaped.isascii():
-        return lambda offset: offset - bisect_left(moved, offset)
-    starts, total = [], 0
-    for character in escaped:
-        starts.append(total)
-        total += len(character.encode())
-    return lambda offset: (found := bisect_left(starts, offset)) - bisect_left(moved, found)
+        return (lambda offset: offset - bisect_left(moved, offset)) if moved else int
+    before = [0, *accumulate(byte & 0xC0 != 0x80 for byte in escaped.encode())]
+    return lambda offset: before[offset] - bisect_left(moved, before[offset])
 
 
 def name_of(event: Any) -> tuple[str, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import Any
 
 from gofer_telegram.entities import Entity, EntityRenderer, units
-from gofer_telegram.markdown import clean, name_of, parse
+from gofer_telegram.markdown import MAX_EVENTS, Event, clean, name_of, parse
 
 LIMIT = 4096
 PART_LIMIT = 3900
@@ -131,20 +132,20 @@ def split(markdown: str) -> list[str]:
     source = clean(markdown)
     if _is_too_much(source):
         return [markdown]
-    parts = list(islice(_parts(source), MAX_PARTS + 1))
-    return parts if 0 < len(parts) <= MAX_PARTS and all(map(_fits, parts)) else [markdown]
+    fits = cache(_fits)  # the same part is looked at again and again
+    parts = list(islice(_parts(source, fits), MAX_PARTS + 1))
+    return parts if 0 < len(parts) <= MAX_PARTS and all(map(fits, parts)) else [markdown]
 
 
 def _is_too_much(source: str) -> bool:
     return len(source) > MAX_SOURCE or is_too_much(source, MAX_WORDS)
 
 
-def _parts(markdown: str) -> Iterator[str]:
+def _parts(markdown: str, fits: Callable[[str], bool]) -> Iterator[str]:
     rest = markdown
-    while not _fits(rest):
-        window = _window(rest)
-        outline = Outline(rest, len(window))
-        position = _position(outline, window)
+    while not fits(rest):
+        outline = Outline(rest)
+        position = _position(outline, fits)
         head, rest = outline.before(position), outline.after(position)
         if head.strip():
             yield head
@@ -160,27 +161,16 @@ def _fits(markdown: str) -> bool:
     return units(rendered.text) <= PART_LIMIT and len(rendered.entities) <= MAX_ENTITIES
 
 
-def _window(markdown: str) -> str:
-    """The longest prefix that one part could hold."""
-    size = count = 0
-    for character in markdown:
-        count += 2 if ord(character) > 0xFFFF else 1
-        if count > PART_LIMIT - 100:
-            break
-        size += 1
-    while size > OPENING and len(_rendered(markdown[:size]).entities) > MAX_ENTITIES:
-        size = size * 9 // 10
-    return markdown[:size]
-
-
-def _position(outline: Outline, window: str) -> int:
+def _position(outline: Outline, fits: Callable[[str], bool]) -> int:
     """Where to cut: as late as possible, at the best kind of place."""
-    for places in _places(window):
+    for places in _places(outline.window):
         good = [place for place in places if outline.may_cut(place)]
-        fitting = bisect_left(good, True, key=lambda place: not _fits(outline.before(place)))
+        if good and fits(outline.before(good[-1])):
+            return good[-1]
+        fitting = bisect_left(good, True, key=lambda place: not fits(outline.before(place)))
         if fitting:
             return good[fitting - 1]
-    return len(window)
+    return len(outline.window)
 
 
 def _places(window: str) -> Iterator[list[int]]:
@@ -190,18 +180,17 @@ def _places(window: str) -> Iterator[list[int]]:
             yield [found.end() for found in re.finditer(pattern, window) if found.end() > least]
 
 
-CODE, TABLE, HEADING, ITEM = "CodeBlock", "Table", "Heading", "Item"
+CODE, TABLE, HEADING, ITEM, QUOTE = "CodeBlock", "Table", "Heading", "Item", "BlockQuote"
 MARKS = {"Strong": 2, "Emphasis": 1, "Strikethrough": 2}
 """Length of the mark on each side."""
 INLINE = {*MARKS, "Link", "Image", "Code"}
 MAX_MARKS = 1200
 """Inline marks in an answer; one with more becomes a file."""
-MAX_EVENTS = 30_000
-"""Parser events in an answer; a table can have many in few characters."""
 _MARGIN = re.compile(r"[ >]*")
 _MARKER = re.compile(r"(?:[-+*]|\d{1,9}[.)])(?: {1,4}(?! )| )?")
 _FENCE = re.compile(r"(`{3,}|~{3,})([^\n]*)")
 _TICKS = re.compile(r"`+")
+_BLANK = re.compile(r"\n[ \t]*\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,15 +207,22 @@ class MarkdownSpan:
 
 
 class Outline:
-    """The structure of a text that matters for a cut before `end`."""
+    """The structure of a text that matters for a cut within its window, the longest prefix that a part could hold."""
 
-    def __init__(self, text: str, end: int) -> None:
-        found = [span for span in _spans(text) if span.start < end]
+    def __init__(self, text: str) -> None:
+        end = _units_end(text, PART_LIMIT - 100)
+        events = _events(text, end)
+        marks = [event.start for event, in_table in _with_tables(events) if _is_mark(event, in_table)]
+        if len(marks) > MAX_ENTITIES:
+            end = min(end, max(OPENING, marks[MAX_ENTITIES]))
+        found = [span for span in map(_span, events) if span and span.start < end]
+        self.window = text[:end]
         self._text = text
         self._items = [span for span in found if span.kind == ITEM]
         self._open: dict[int, list[MarkdownSpan]] = {}
         self._leaves = [span for span in found if span.kind in (CODE, TABLE, HEADING)]
         self._inline = [span for span in found if span.kind in INLINE]
+        self._outermost = _outermost(self._inline)
 
     def leaf(self, position: int) -> MarkdownSpan | None:
         """The code block, table or heading around a position."""
@@ -235,7 +231,8 @@ class Outline:
 
     def may_cut(self, position: int) -> bool:
         """Whether a cut here breaks nothing."""
-        if any(span.around(position) for span in self._inline):
+        inline = bisect_left(self._outermost, position, key=lambda span: span.start)
+        if inline and self._outermost[inline - 1].around(position):
             return False
         leaf = self.leaf(position)
         if leaf is None:
@@ -350,26 +347,70 @@ def _moved(line: str, indents: list[tuple[int, int]]) -> str:
 def is_too_much(markdown: str, max_words: int) -> bool:
     """Whether a text has more characters, marks or parser events than an answer in messages can have."""
     words = marks = 0
-    in_table = False
-    for number, event in enumerate(parse(markdown)):
+    for number, (event, in_table) in enumerate(_with_tables(parse(markdown))):
         name, value = name_of(event.value)
         words += len(value) if name in ("Text", "Code") else 0
-        if TABLE in (name, _ended(event.value)):
-            in_table = not in_table
-        marks += not in_table and (name in INLINE or name in (CODE, HEADING))
-        if words > max_words or marks > MAX_MARKS or number > MAX_EVENTS:
+        marks += _is_mark(event, in_table)
+        if words > max_words or marks > MAX_MARKS or number >= MAX_EVENTS:
             return True
     return False
+
+
+def _with_tables(events: list[Event]) -> Iterator[tuple[Event, bool]]:
+    """The events, each with whether it is in a table."""
+    in_table = False
+    for event in events:
+        if TABLE in (name_of(event.value)[0], _ended(event.value)):
+            in_table = not in_table
+        yield event, in_table
+
+
+def _is_mark(event: Event, in_table: bool) -> bool:
+    """Whether an entity may come of what begins here. A table is one entity, whatever is in its cells."""
+    name, _ = name_of(event.value)
+    return name == TABLE or (not in_table and (name in INLINE or name in (CODE, HEADING, QUOTE)))
 
 
 def _ended(event: Any) -> Any:
     return event.get("End") if isinstance(event, dict) else None
 
 
-def _spans(markdown: str) -> Iterator[MarkdownSpan]:
-    """All spans that matter for a cut, by their start."""
-    for event in parse(markdown):
-        name, value = name_of(event.value)
-        if name in (CODE, TABLE, HEADING, ITEM) or name in INLINE:
-            fenced = name == CODE and value != "Indented"
-            yield MarkdownSpan(name, event.start, event.end, fenced)
+def _units_end(text: str, limit: int) -> int:
+    """The position behind the last character that fits in so many UTF-16 units."""
+    head = text[:limit]
+    return len(head.encode("utf-16-le")[: 2 * limit].decode("utf-16-le", "ignore"))
+
+
+def _events(markdown: str, end: int) -> list[Event]:
+    """The events that matter for a cut before a position.
+
+    No more is parsed than the ends of what begins before it need: lists and code may go on behind a blank line, nothing
+    else does. A paragraph that goes on for far longer is cut short."""
+    size = end
+    while True:
+        gap = _BLANK.search(markdown, size, size + 2 * end)
+        size = gap.start() if gap else size + 2 * end
+        events = parse(markdown[:size])
+        if size >= len(markdown) or not any(event.start < end and _goes_on(event, size) for event in events):
+            return events
+        size *= 2
+
+
+def _goes_on(event: Event, size: int) -> bool:
+    return event.end >= size - 1 and name_of(event.value)[0] in (CODE, TABLE, ITEM)
+
+
+def _outermost(spans: list[MarkdownSpan]) -> list[MarkdownSpan]:
+    """Those that are in no other; they are given by their start."""
+    found: list[MarkdownSpan] = []
+    for span in spans:
+        if not found or span.start >= found[-1].end:
+            found.append(span)
+    return found
+
+
+def _span(event: Event) -> MarkdownSpan | None:
+    name, value = name_of(event.value)
+    if name not in (CODE, TABLE, HEADING, ITEM) and name not in INLINE:
+        return None
+    return MarkdownSpan(name, event.start, event.end, fenced=name == CODE and value != "Indented")
