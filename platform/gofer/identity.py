@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, func, select, update
@@ -22,6 +23,7 @@ from gofer.store.tables import (
     connections,
     conversations,
     identities,
+    members,
     messages,
     pairings,
     principals,
@@ -289,11 +291,16 @@ def _new_principal(
 
 def owners_of(connection: Connection, *, workspace_id: str, integration: str) -> list[str]:
     """The ids owners have on a service, the first paired first."""
+    return people_of(connection, workspace_id, integration, ("owner",))
+
+
+def people_of(connection: Connection, workspace_id: str, integration: str, roles: Sequence[str]) -> list[str]:
+    """The ids that people with one of these roles have on a service, the first paired first."""
     query = (
         select(principals, identities)
         .join(principals, principals.c.id == identities.c.principal_id)
         .where(identities.c.workspace_id == workspace_id, identities.c.integration == integration)
-        .where(principals.c.role == "owner")
+        .where(principals.c.role.in_(roles))
         .order_by(principals.c.created_at, principals.c.id)
     )
     return [
@@ -325,6 +332,16 @@ def put_member(connection: Connection, member_id: str, name: str, role: str, wor
     if ranks.index(wanted) < ranks.index(found.role) or (wanted != found.role and not elsewhere):
         row_macs.update(connection, principals, principals.c.id == found.id, {"role": wanted})
     return str(found.id)
+
+
+def role_now(connection: Connection, workspace_id: str, integration: str, subject: str) -> str:
+    """The role somebody has at this moment: a Member's own in the web chat, a Principal's elsewhere; empty for none."""
+    if integration != WEB_CHAT:
+        found = known_principal(connection, workspace_id, integration, subject)
+        return str(found.role) if found is not None and found.role in ("owner", "member") else ""
+    row = connection.execute(select(members).where(members.c.id == subject)).one_or_none()
+    known = row is not None and row_macs.fits(connection, members, row)
+    return _AS_PRINCIPAL.get(row.role, "") if known and row is not None else ""
 
 
 def remove_identity(connection: Connection, workspace_id: str, integration: str, subject: str) -> None:

@@ -29,8 +29,8 @@ def list_questions(
         (
             each["id"],
             each["job_id"],
-            each["question"],
-            each["asked_of"],
+            each["question"] + "".join(f"\n- {choice}" for choice in each["choices"]),
+            {"role:owner": "owners", "role:member": "members"}.get(each["asked_of"], each["asked_of"]),
             ago(each["asked_at"]),
             ago(each["expires_at"]),
         )

@@ -500,7 +500,9 @@ class Question(Shape):
     job_id: int
     conversation_id: str | None
     asked_of: str
+    """An author's id; `role:owner` or `role:member` for whoever has that role; empty for anybody known there."""
     question: str
+    choices: list[str]
     asked_at: float
     expires_at: float | None
     answered_at: float | None

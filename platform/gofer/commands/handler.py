@@ -20,13 +20,13 @@ from gofer.agent.models.catalogue import Catalogue
 from gofer.agent.prices import load_prices
 from gofer.commands.answers import CommandRequest, answer_to
 from gofer.connections.context import LoadedConnection, LoadedConnections
-from gofer.errors import ConfigError, Conflict, GoferError, NotFound, Temporary
-from gofer.identity import TooManyGuesses, link, new_link, redeem
+from gofer.errors import ConfigError, Conflict, Forbidden, GoferError, NotFound, Temporary
+from gofer.identity import TooManyGuesses, link, new_link, redeem, role_now
 from gofer.intake.admit import Admitter, read_one
 from gofer.intake.unknown_senders import request_approval
-from gofer.jobs.control import answer, begin_afresh
+from gofer.jobs.control import ROLES, answer, begin_afresh
 from gofer.jobs.notifications import JOBS, Signals
-from gofer.jobs.outcome import Done, Draft, Outcome, Retry, Snooze
+from gofer.jobs.outcome import OWNERS, Done, Draft, Outcome, Retry, Snooze
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.runs.agent_files import DEFAULT_MODEL, AgentFiles, choosable
@@ -353,7 +353,10 @@ class CommandHandler:
         elif not message.answers:
             outcome = GONE
         else:
-            outcome = await self._database.write(partial(press, vault=self._vault, claim=claim, read=read))
+            name = connected.integration.name
+            outcome = await self._database.write(
+                partial(press, vault=self._vault, claim=claim, read=read, integration=name)
+            )
             self._signals.wake(JOBS)
         told = dataclasses.replace(message, text="" if outcome in NOT_CHOSEN else outcome)
         if outcome in (NOT_YOURS, NOT_AN_OWNER):
@@ -375,7 +378,7 @@ def _to_be_had(catalogue: Catalogue, prices: Path) -> list[str]:
     return found
 
 
-def press(connection: Connection, vault: Vault, claim: Claim, read: StoredMessage) -> str:
+def press(connection: Connection, vault: Vault, claim: Claim, read: StoredMessage, integration: str) -> str:
     """Answer the question a button belongs to; returns what to tell the presser."""
     message = read.message
     query = (
@@ -386,8 +389,12 @@ def press(connection: Connection, vault: Vault, claim: Claim, read: StoredMessag
     question = connection.execute(query).one_or_none()
     if question is None or not row_macs.fits(connection, questions, question):
         return GONE
-    if question.asked_of and question.asked_of != message.author.id:
+    if question.asked_of and question.asked_of not in (*ROLES, message.author.id):
         return NOT_YOURS
+    trust = read.trust.value
+    if question.asked_of == OWNERS:
+        # Looked up once more: whoever lost the role since the press may not answer.
+        trust = role_now(connection, claim.workspace_id, integration, message.author.id)
     choices = _choices(connection, vault, question)
     if question.late or not 0 <= message.choice < len(choices):
         return NOT_OPEN
@@ -400,8 +407,11 @@ def press(connection: Connection, vault: Vault, claim: Claim, read: StoredMessag
             chosen,
             by=message.author.id,
             name=message.author.name,
-            trust=read.trust.value,
+            trust=trust,
+            said_in=str(claim.conversation_id),
         )
+    except Forbidden:
+        return NOT_YOURS
     except (Conflict, NotFound):
         return NOT_OPEN
     return chosen

@@ -13,6 +13,7 @@ from gofer.connections.changes import change_settings
 from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.errors import NotFound, Permanent, Temporary
 from gofer.identity import grant_role, may_notify, owners_of
+from gofer.jobs.control import answer_to
 from gofer.jobs.kinds import APPROVAL
 from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Retry, Snooze, Wait
 from gofer.jobs.queue import SERVICE, Claim, submit
@@ -20,11 +21,9 @@ from gofer.jobs.reply_planner import plan_replies
 from gofer.jobs.worker import Run
 from gofer.sanitize import display_name
 from gofer.store import events as log
-from gofer.store import row_macs
 from gofer.store.database import Database
-from gofer.store.encryption import conversation_key, unseal
 from gofer.store.messages import StoredMessage, binding_at, binding_of
-from gofer.store.tables import LIVE, in_state, jobs, questions
+from gofer.store.tables import LIVE, in_state, jobs
 from gofer.vault.envelope import Vault
 
 MAX_REQUESTS = 3
@@ -100,10 +99,12 @@ class Approvals:
         claim = run.claim
         try:
             connected = await self._accounts.get(str(claim.connection_id))
-            asked, said = await self._database.read(partial(_answer, vault=self._vault, claim=claim))
-            if not asked:
+            given = await self._database.read(
+                partial(answer_to, vault=self._vault, job_id=claim.id, call_id=_about(claim))
+            )
+            if not given.asked:
                 return await self._database.read(partial(_ask, claim=claim, connected=connected))
-            if said != YES:
+            if given.text != YES:
                 return Done()
             done = await self._database.write(partial(_act, claim=claim, connected=connected))
         except Temporary as error:
@@ -114,19 +115,6 @@ class Approvals:
             return Dead(error.code)
         self._accounts.forget()
         return done
-
-
-def _answer(connection: Connection, vault: Vault, claim: Claim) -> tuple[bool, str]:
-    """Whether the question was asked, and what was answered; nothing when it expired."""
-    # A job's row is not signed, the question's is: an answer is good for whom it was asked about, and nobody else.
-    asked = questions.c.job_id == claim.id, questions.c.call_id == _about(claim)
-    row = connection.execute(
-        select(questions).where(*asked).order_by(questions.c.asked_at.desc()).limit(1)
-    ).one_or_none()
-    if row is None or row.answer is None or not row_macs.fits(connection, questions, row):
-        return row is not None, ""
-    key = conversation_key(connection, vault, str(claim.conversation_id))
-    return True, str(unseal(key, row.answer, "answer", row.id)["text"])
 
 
 def _ask(connection: Connection, claim: Claim, connected: LoadedConnection) -> Outcome:

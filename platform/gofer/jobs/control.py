@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, case, select, update
 
-from gofer.errors import Conflict, NotFound
+from gofer.errors import Conflict, Forbidden, Malformed, NotFound
 from gofer.jobs.ensure import ensure_answer, ensure_job, live_state
 from gofer.jobs.kinds import ANSWER, DELIVER
+from gofer.jobs.outcome import ENDS_QUESTION, MEMBERS, OWNERS, Draft
 from gofer.jobs.queue import lock_lane
+from gofer.jobs.reply_planner import plan_replies
 from gofer.store import events as log
 from gofer.store import fast_sql, row_macs
 from gofer.store.db_time import now
-from gofer.store.encryption import conversation_key, seal
+from gofer.store.encryption import conversation_key, seal, unseal
 from gofer.store.locks import lock_conversation
 from gofer.store.tables import (
     FINAL,
     LIVE,
     JobState,
     ReplyState,
+    bindings,
     conversations,
     in_state,
     jobs,
@@ -27,7 +31,7 @@ from gofer.store.tables import (
     questions,
     replies,
 )
-from gofer.vault.envelope import Vault
+from gofer.vault.envelope import DataKey, Vault
 
 
 def find_job(connection: Connection, job_id: int) -> Any:
@@ -179,17 +183,25 @@ def answer(
     by: str,
     trust: str = "owner",
     name: str = "",
+    said_in: str = "",
 ) -> int:
-    """Answer a Question; its job becomes ready. Returns the job's id. `name` is what the run is told of `by`."""
+    """Answer a Question; its job becomes ready. Returns the job's id. `name` is what the run is told of `by`.
+
+    A question of a role may stand in several places. The first answer counts; the places other than the conversation
+    `said_in` are told. Raises Forbidden for somebody who does not have the role.
+    """
     question = connection.execute(select(questions).where(questions.c.id == question_id)).one_or_none()
     if question is None:
         raise NotFound(f"There is no question {question_id}. `gofer questions list` shows those open.")
     row_macs.require(connection, questions, question)
+    _check_role(question.asked_of, trust)
     row = _hold(connection, question.job_id)
-    said = {"text": text, "by": name or by, "trust": trust}
     sealed = None
     if row.conversation_id is not None:
-        sealed = seal(conversation_key(connection, vault, row.conversation_id), said, "answer", question_id)
+        key = conversation_key(connection, vault, row.conversation_id)
+        text = _chosen(key, question, text)
+        said = {"text": text, "by": name or by, "trust": trust}
+        sealed = seal(key, said, "answer", question_id)
     settled = connection.execute(
         update(questions)
         .where(questions.c.id == question_id, questions.c.answered_at.is_(None))
@@ -197,8 +209,83 @@ def answer(
     )
     if settled.rowcount != 1 or row.state != JobState.WAITING:
         raise Conflict("That question is no longer open.")
+    if question.asked_of in ROLES and sealed is not None:
+        _tell_others(connection, vault, row, question_id, f"{name or by}: {text}", said_in)
     _wake_waiting(connection, row.id, "question.answered", {"question": question_id, "by": by})
     return int(row.id)
+
+
+ROLES = {OWNERS: ("owner",), MEMBERS: ("owner", "member")}
+"""Who may answer what is asked of a role."""
+ANSWERED = "`{said}`\n\nThat answers the question above; nothing is left to do."
+
+
+def _check_role(asked_of: str, trust: str) -> None:
+    if asked_of in ROLES and trust not in ROLES[asked_of]:
+        raise Forbidden(
+            "Only an owner may answer this." if asked_of == OWNERS else "This is for members only."
+        )
+
+
+def _chosen(key: DataKey, question: Any, text: str) -> str:
+    """What was answered; what is asked of a role has to be one of its choices, if it has any."""
+    if question.asked_of not in ROLES or question.choices is None:
+        return text
+    choices = [str(choice) for choice in unseal(key, question.choices, "choices", question.id)]
+    found = [choice for choice in choices if choice.casefold() == text.strip().casefold()]
+    if not found:
+        raise Malformed(f"Answer with one of: {', '.join(choices)}.")
+    return found[0]
+
+
+def _tell_others(
+    connection: Connection, vault: Vault, job: Any, question_id: str, said: str, said_in: str
+) -> None:
+    """Tell every other place where a question stands who answered it and what."""
+    key = conversation_key(connection, vault, job.conversation_id)
+    query = (
+        select(replies, bindings.c.conversation_id.label("held_in"))
+        .join(bindings, bindings.c.id == replies.c.binding_id)
+        .where(replies.c.job_id == job.id, replies.c.kind == "note", replies.c.sealed.is_not(None))
+        .order_by(replies.c.id)
+    )
+    places = [
+        row.binding_id
+        for row in connection.execute(query).all()
+        if row.held_in != said_in
+        and unseal(key, row.sealed, "reply", row.job_id, row.kind, row.part).get("question") == question_id
+    ]
+    # In words of somebody's own nothing may look like a link or a mark.
+    words = ANSWERED.format(said=" ".join(said.replace("`", "'").split())[:300])
+    facts = {ENDS_QUESTION: question_id}
+    drafts = tuple(Draft(place, (words,), "note", facts=facts) for place in dict.fromkeys(places))
+    plan_replies(connection, vault, job, drafts)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenAnswer:
+    """What became of a question that a job asked."""
+
+    asked: bool = False
+    open: bool = False
+    text: str = ""
+    """Empty when nobody answered in time."""
+    by: str = ""
+
+
+def answer_to(connection: Connection, vault: Vault, job_id: int, call_id: str) -> GivenAnswer:
+    """What was answered to a job's last question about something."""
+    # A job's row is not signed, the question's is: an answer is good for what was asked, and for nothing else.
+    asked = questions.c.job_id == job_id, questions.c.call_id == call_id
+    row = connection.execute(
+        select(questions).where(*asked).order_by(questions.c.asked_at.desc()).limit(1)
+    ).one_or_none()
+    if row is None:
+        return GivenAnswer()
+    if row.answer is None or row.conversation_id is None or not row_macs.fits(connection, questions, row):
+        return GivenAnswer(asked=True, open=row.answered_at is None)
+    said = unseal(conversation_key(connection, vault, row.conversation_id), row.answer, "answer", row.id)
+    return GivenAnswer(True, False, str(said["text"]), str(said["by"]))
 
 
 def _wake_waiting(connection: Connection, job_id: int, kind: str, data: dict[str, Any]) -> None:

@@ -11,6 +11,13 @@ OUTAGE = "store.unavailable"
 STOPPED = "worker.stopped"
 """The reason of a try that was cut short because its process ended in good order."""
 
+OWNERS = "role:owner"
+"""Whom a question is asked of that any owner may answer, wherever they see it."""
+MEMBERS = "role:member"
+"""Whom a question is asked of that any owner or member may answer."""
+ENDS_QUESTION = "ends_question"
+"""The fact of a note that says who answered a question: with it the buttons go from the place it is sent to."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -76,6 +83,7 @@ class Wait:
     call_id: str = ""
     """The tool call that asks."""
     asked_of: str = ""
+    """Who may answer: an author's id, a role (`OWNERS`, `MEMBERS`), or empty for whoever is known there."""
     expires_after: float | None = None
     drafts: tuple[Draft, ...] = ()
     """The question as it is sent to the person."""

@@ -6,7 +6,7 @@ The caller holds the conversation's lock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
@@ -37,10 +37,26 @@ SAID = "said"
 """The fact of a message of an agent that says which of its words are the model's, where not all are."""
 
 
+class Speaker(Protocol):
+    """The job that says something: a Claim, or the job's own row."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def workspace_id(self) -> str: ...
+
+    @property
+    def conversation_id(self) -> str | None: ...
+
+    @property
+    def agent_id(self) -> str | None: ...
+
+
 def plan_replies(
     connection: Connection,
     vault: Vault,
-    claim: Claim,
+    claim: Speaker,
     drafts: tuple[Draft, ...],
     asked: Mapping[str, Any] | None = None,
     kept_as: str = "",
@@ -89,7 +105,7 @@ def plan_replies(
     return woke
 
 
-def _remember(connection: Connection, key: DataKey, claim: Claim, draft: Draft, event: str) -> None:
+def _remember(connection: Connection, key: DataKey, claim: Speaker, draft: Draft, event: str) -> None:
     """Keep what an agent says as a message of the conversation that wakes nobody."""
     if claim.agent_id is None or claim.conversation_id is None:
         return

@@ -27,7 +27,7 @@ from gofer.identity import linked_identities, owners_of
 from gofer.integration import Integration, Outgoing
 from gofer.jobs.ensure import CONFIRMING
 from gofer.jobs.kinds import ANSWER, DELIVER
-from gofer.jobs.outcome import Dead, Done, Draft, Outcome, Retry, Snooze
+from gofer.jobs.outcome import ENDS_QUESTION, Dead, Done, Draft, Outcome, Retry, Snooze
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
 from gofer.outbox import ledger
@@ -152,7 +152,9 @@ class Outbox:
             partial(ledger.sent, claim=run.claim, part=part, confirm_after=confirm_after)
         )
         crash_point("outbox.sent")
-        if part.kind == "error":  # what the run asked before it was stopped
+        if (
+            part.kind == "error" or ENDS_QUESTION in part.facts
+        ):  # what the job asked before it was stopped or told
             await end_questions(self._database, self._vault, self._accounts, part.job_id)
 
     async def _place(

@@ -690,7 +690,7 @@ class Question(SQLModel, table=True):
     """The tool call that asked it."""
     conversation_id: str | None = Field(default=None, foreign_key="conversation.id", ondelete="CASCADE")
     asked_of: str = ""
-    """Who may answer: an author's id, or empty for any member."""
+    """Who may answer: an author's id, a role such as `role:owner`, or empty for any member."""
     sealed: bytes | None = _bytes(nullable=True)
     choices: bytes | None = _bytes(nullable=True)
     """What may be answered by a button, sealed."""

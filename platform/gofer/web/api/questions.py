@@ -12,7 +12,7 @@ from gofer.jobs.control import answer
 from gofer.web.api.http import Number, RequestModel, json_response, parse_body, parse_query, platform_of
 from gofer.web.auth import actor, visitor_of
 from gofer.web.queries.jobs import wake
-from gofer.web.queries.questions import list_questions
+from gofer.web.queries.questions import answering_trust, list_questions
 
 
 class QuestionFilter(RequestModel):
@@ -39,11 +39,10 @@ async def index(request: Request) -> Response:
             job_id=query.job,
             closed=query.all,
             agent=visitor_of(request).agent,
+            owner=visitor_of(request).may("owner"),
             limit=200,
         )
     )
-    for each in found:
-        del each["choices"]
     return json_response(request, {"questions": found})
 
 
@@ -53,7 +52,14 @@ async def answer_one(request: Request) -> Response:
     given = await parse_body(request, AnswerBody)
     question_id = request.path_params["id"]
     job_id = await platform.database.write(
-        partial(answer, vault=platform.vault, question_id=question_id, text=given.text, by=actor(request))
+        partial(
+            answer,
+            vault=platform.vault,
+            question_id=question_id,
+            text=given.text,
+            by=actor(request),
+            trust=answering_trust(request),
+        )
     )
     wake(platform)
     return json_response(request, {"id": question_id, "job_id": job_id}, 202, location=f"/jobs/{job_id}")

@@ -13,6 +13,7 @@ from gofer.web.auth import actor
 from gofer.web.dashboard.endpoints import form_of, page, text_of
 from gofer.web.dashboard.render import platform_of, redirect
 from gofer.web.queries.jobs import wake
+from gofer.web.queries.questions import answering_trust
 
 
 @page("operator")
@@ -24,7 +25,12 @@ async def answer_one(request: Request) -> Response:
         raise Malformed("Write an answer first.")
     job_id = await platform.database.write(
         partial(
-            answer, vault=platform.vault, question_id=request.path_params["id"], text=text, by=actor(request)
+            answer,
+            vault=platform.vault,
+            question_id=request.path_params["id"],
+            text=text,
+            by=actor(request),
+            trust=answering_trust(request),
         )
     )
     wake(platform)

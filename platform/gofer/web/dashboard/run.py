@@ -18,7 +18,7 @@ from gofer.store.encryption import conversation_key
 from gofer.store.messages import open_message
 from gofer.store.tables import FINAL, conversations, deliveries, events, messages
 from gofer.vault.envelope import Vault
-from gofer.web.auth import record_reading
+from gofer.web.auth import record_reading, visitor_of
 from gofer.web.dashboard.endpoints import page, query_number
 from gofer.web.dashboard.render import platform_of, render, render_words
 from gofer.web.dashboard.trace import cards, spans
@@ -38,8 +38,9 @@ MAX_RAW = 100
 async def show(request: Request) -> Response:
     """The page."""
     platform, job_id = platform_of(request), request.path_params["id"]
+    before, owner = query_number(request, "before"), visitor_of(request).may("owner")
     found = await platform.database.read(
-        partial(read, platform=platform, job_id=job_id, before=query_number(request, "before"))
+        partial(read, platform=platform, job_id=job_id, before=before, owner=owner)
     )
     await record_reading(request, found["job"]["conversation_id"], f"job {job_id}")
     (found["job"],) = await with_titles(platform, [found["job"]])
@@ -50,7 +51,9 @@ async def show(request: Request) -> Response:
     return await render_words(request, "run.html", **found, delay=delay, curl=curl)
 
 
-def read(connection: Connection, platform: Platform, job_id: int, before: int | None) -> dict[str, Any]:
+def read(
+    connection: Connection, platform: Platform, job_id: int, before: int | None, owner: bool
+) -> dict[str, Any]:
     """Everything on the page."""
     job = dict(find_job(connection, job_id)._mapping)
     log = events_of(connection, platform, job_id, before=before, limit=MAX_EVENTS)
@@ -63,7 +66,7 @@ def read(connection: Connection, platform: Platform, job_id: int, before: int | 
         "connections": connection_names(connection),
         "attempts": attempts_of(connection, job_id),
         "replies": replies_of(connection, job_id),
-        "questions": list_questions(connection, platform.vault, job_id=job_id),
+        "questions": list_questions(connection, platform.vault, job_id=job_id, owner=owner),
         "cost": cost_of_job(connection, job_id),
         "spans": spans(facts, time.time()),
         "cards": cards(log),
