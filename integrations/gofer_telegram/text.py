@@ -10,8 +10,7 @@ from functools import cache
 from itertools import islice
 from typing import Any
 
-from gofer_telegram.entities import Entity, EntityRenderer, units
-from gofer_telegram.markdown import MAX_EVENTS, Event, clean, name_of, parse
+from gofer_telegram.markdown import MAX_EVENTS, Entity, EntityRenderer, Event, clean, name_of, parse, units
 
 LIMIT = 4096
 PART_LIMIT = 3900

@@ -10,8 +10,7 @@ from typing import Any
 from gofer.errors import Malformed
 from gofer.integration import Attachment, Author, Incoming, Parsed, Payload
 from gofer_telegram.attachments import CONTENT, PASSED_ON, attachments, in_words
-from gofer_telegram.buttons import STOP, offered, pressed
-from gofer_telegram.chat import Place, where
+from gofer_telegram.chat import STOP, Place, offered, pressed, where
 from gofer_telegram.settings import Group, Settings
 
 CONTROLS = {"stop": "stop", "new": "new"}

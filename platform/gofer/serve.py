@@ -36,9 +36,8 @@ from gofer.web.api import control_app
 from gofer.web.app import public_app
 from gofer.web.auth.client_address import Peers
 from gofer.web.auth.members import ensure_owner, first_owner, new_link, owner_has_password, somebody_signed_in
-from gofer.web.connection_limit import limit_for
 from gofer.web.request_log import RequestLog
-from gofer.web.server import listening
+from gofer.web.server import limit_for, listening
 from gofer.web.unix_socket import bind_socket, remove_socket, somebody_listens
 
 log = structlog.get_logger()

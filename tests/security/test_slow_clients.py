@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from gofer.web.connection_limit import ConnectionLimit
+from gofer.web.server import ConnectionLimit
 from support.patience import Deadline, patience
 from support.web_server import House
 

@@ -26,9 +26,8 @@ from gofer.web.auth.members import add_member, first_owner, new_link
 from gofer.web.auth.passwords import Passwords
 from gofer.web.auth.principal import Role, Scope
 from gofer.web.auth.sessions import new_token
-from gofer.web.connection_limit import limit_for
 from gofer.web.request_log import RequestLog
-from gofer.web.server import listening
+from gofer.web.server import limit_for, listening
 from support.patience import patience
 from support.process_speed import new_loop
 from support.sqlite_template import with_tables

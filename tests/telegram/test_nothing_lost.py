@@ -13,8 +13,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from gofer_standins.telegram.rules import checked_text
-from gofer_telegram.entities import is_linkable
-from gofer_telegram.markdown import clean
+from gofer_telegram.markdown import clean, is_linkable
 from gofer_telegram.text import Rendered, render, split
 
 REFERENCE = MarkdownIt("commonmark", {"html": False})

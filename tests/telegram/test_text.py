@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gofer_standins.telegram.rules import checked_text
-from gofer_telegram.entities import units
+from gofer_telegram.markdown import units
 from gofer_telegram.text import LIMIT, MAX_PARTS, Rendered, caption, opening, render, split
 
 FENCE = "```python\n" + "\n".join(f"print({number})  # 🎉" for number in range(400)) + "\n```"

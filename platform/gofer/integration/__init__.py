@@ -32,6 +32,7 @@ from gofer.integration.messages import (
     Incoming,
     Outgoing,
     Parsed,
+    Payload,
     PlanItem,
     Progress,
     Request,
@@ -40,7 +41,6 @@ from gofer.integration.messages import (
     Unread,
     sign_body,
 )
-from gofer.integration.payload import Payload
 from gofer.integration.shell_access import EgressRule, Password, ShellAccess
 from gofer.sanitize import defuse
 
