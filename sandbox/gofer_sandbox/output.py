@@ -25,16 +25,35 @@ class Capture:
         self._written = False
         self._half, self._room = max(1, cap // 2), spool
         self._head, self._tail = bytearray(), bytearray()
+        self._end = 0
+        """Of what is used of the tail: the last of the output is before it."""
         self._file = -1
         self._spooled = 0
 
-    def take(self, source: int, size: int) -> bytes:
-        """The next piece of what a pipe holds; nothing at its end, BlockingIOError when it is only empty."""
-        data = self._spool(source, min(size, self._room)) if self._room > 0 else None
-        if data is None:
-            data = os.read(source, size)
-        self._keep(data)
-        return data
+    def take(self, source: int, size: int) -> bytes | memoryview:
+        """The next piece of what a pipe holds, valid until the one after; nothing at its end, BlockingIOError when it is
+        only empty."""
+        if self._room > 0 or len(self._head) < self._half:
+            data = self._spool(source, min(size, self._room)) if self._room > 0 else None
+            if data is None:
+                data = os.read(source, size)
+            self._keep(data)
+            return data
+        self._make_room(size)
+        view = memoryview(self._tail)[self._end : self._end + size]
+        taken = os.readv(source, [view])
+        self._end += taken
+        self.total += taken
+        return view[:taken]
+
+    def _make_room(self, size: int) -> None:
+        """For that much at the end of the tail: what is too far from the end goes."""
+        if self._end + size > len(self._tail):
+            last = self._tail[max(0, self._end - self._half) : self._end]
+            if len(self._tail) < self._half + 2 * size:
+                self._tail = bytearray(self._half + 2 * max(size, self._half))
+            self._tail[: len(last)] = last
+            self._end = len(last)
 
     def _spool(self, source: int, size: int) -> bytes | None:
         """Take a piece through the file; None when the disk has no room for it, which must not take the session
@@ -62,9 +81,10 @@ class Capture:
             self._head += data[:missing]
             data = data[missing:]
         if data:
-            self._tail += data[-self._half :]
-            if len(self._tail) > 4 * self._half:
-                del self._tail[: -self._half]
+            data = data[-self._half :]
+            self._make_room(len(data))
+            self._tail[self._end : self._end + len(data)] = data
+            self._end += len(data)
 
     def recover(self) -> bool:
         """Take in what an earlier server had already read and written to the file; False when it may have read more
@@ -83,7 +103,7 @@ class Capture:
     @property
     def kept(self) -> int:
         """How many bytes `text` stands for."""
-        return len(self._head) + min(len(self._tail), self._half)
+        return len(self._head) + min(self._end, self._half)
 
     @property
     def dropped(self) -> int:
@@ -94,7 +114,7 @@ class Capture:
         """Beginning and end, with a line between them that says what is missing."""
         if not self.total:
             return ""
-        tail = bytes(self._tail[-self._half :])
+        tail = bytes(self._tail[max(0, self._end - self._half) : self._end])
         if not self.dropped:
             return (bytes(self._head) + tail).decode("utf-8", "replace")
         head = bytes(self._head).decode("utf-8", "replace")

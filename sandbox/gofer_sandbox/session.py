@@ -179,22 +179,26 @@ class Session:
         if self.background or self._clearing:
             await self._watch_no_more()
             await self._relieve()
-        return await self._seen_through(self.shell.run(command, timeout, separate, on_output), began)
+        run = self.shell.run(command, timeout, separate, on_output, self._watch_disk)
+        return await self._seen_through(run, began)
 
     async def resume(self) -> Result:
         """See through the command that ran when this process took over; it began when its journal says."""
         began = time.monotonic() - max(0.0, time.time() - self._journal.live.started)
+        self._watch_disk()
         return await self._seen_through(self.shell.resume(), began)
 
     async def _seen_through(self, command: Awaitable[Outcome], began: float) -> Result:
-        """End the command if it fills the disk."""
-        self._disk.begin(self._stop_command)
         try:
             outcome = await command
         except BaseException:
             self._disk.stop()
             raise
         return await self._result(outcome, began)
+
+    def _watch_disk(self) -> None:
+        """End the running command if it fills the disk."""
+        self._disk.begin(self._stop_command)
 
     def _stop_command(self, why: str) -> None:
         if self.running:

@@ -39,7 +39,7 @@ FORGES_DEATHS = """
 import os, time
 while True:
     for number in range(1, 9):
-        os.write(0, b"\\0X%d 0 \\0X%d 0 \\\\builtin . /run/s/n\\0S2\\0R2 /\\0L\\0" % (number, number))
+        os.write(0, b"\\0X%d 0 \\0X%d 0 BASH_N=9\\0S2\\0R2 /\\0L\\0" % (number, number))
     time.sleep(0.0005)
 """
 TAKES_LINES = """
@@ -119,10 +119,15 @@ async def test_what_is_taken_from_the_shell_is_noticed_and_nothing_runs_twice(
     sandbox: Sandbox, taker: str
 ) -> None:
     Path(sandbox.workspace, "s").mkdir()
-    for name in ("n", "s/n", "builtin"):  # what is left of a line must run no file of theirs in the shell
-        Path(sandbox.workspace, name).write_text(
-            "#!/bin/sh\nBASH_C=/workspace/evil; echo evil >>/workspace/evil.log\n"
-        )
+    for name in (
+        "c0",
+        "c1",
+        "s/c0",
+        "s/c1",
+        "d",
+        "builtin",
+    ):  # what is left of a line runs no file of theirs in the shell
+        Path(sandbox.workspace, name).write_text("#!/bin/sh\nBASH_N=99; echo evil >>/workspace/evil.log\n")
         Path(sandbox.workspace, name).chmod(0o755)
     await sandbox.run(left_running(taker, "in"))
     for number in range(5):

@@ -12,9 +12,6 @@ from gofer_sandbox.shell import scripts
 from gofer_sandbox.shell.outputs import Outputs, Ownership, Stream, write_all
 from gofer_sandbox.shell.scripts import Channel
 
-_SIZE = 512
-"""The file that describes a command always has this size, so that it is written at once."""
-
 
 def prepare(control: Path, keeper: str, owner: Ownership, channel: Channel) -> None:
     """Fill a new control directory: what everything goes through, what every shell runs, the files that the server
@@ -26,15 +23,19 @@ def prepare(control: Path, keeper: str, owner: Ownership, channel: Channel) -> N
         "s": scripts.STATE,
         "x": scripts.snapshot(channel),
         "d": scripts.done(channel),
-        "n": "",
-        "c": "",
-        "z": "",
+        "q": scripts.CODE,
+        "c0": scripts.BEGUN,
+        "c1": "",
         "state": "",
         "options": "",
         "keeper": keeper,
     }
     for name, text in files.items():
         owner.write(f"{control}/{name}", text)
+
+
+_NUMBER = 24
+"""Bytes at the end of a snapshot that hold its number."""
 
 
 class ControlWire(Outputs, ABC):
@@ -61,9 +62,9 @@ class ControlWire(Outputs, ABC):
 
     def submit(self, number: int, command: bytes, separate: bool, snapshot: bool, before: int) -> None:
         """Put the command in its file, open its output, and give the shell its short lines."""
-        self._put("c", command)
-        self._put("n", scripts.command(number, before, self._inside).encode().ljust(_SIZE, b"\n"))
-        self._lines = scripts.run(tuple(self.begin(number, separate)), self._inside) + self._report
+        self._put("c1", command)
+        fifos = self.begin(number, separate)
+        self._lines = scripts.run(number, before, fifos, self._inside) + self._report
         self._asked = self._asked or snapshot
         self._send(self._ask + self._lines if snapshot else self._lines)
 
@@ -91,7 +92,7 @@ class ControlWire(Outputs, ABC):
     def resume(self, number: int, separate: bool) -> None:
         """Read on where another process stopped."""
         super().resume(number, separate)
-        self._lines = scripts.run(tuple(self.current), self._inside) + self._report
+        self._lines = scripts.run(number, 0, self.current, self._inside) + self._report
 
     @abstractmethod
     def trust(self, shell: int, expected: int) -> None:
@@ -117,11 +118,16 @@ class ControlWire(Outputs, ABC):
         """From now on the shell names large variables instead of writing them."""
         self._owner.write(self._control / "s", scripts.SMALL_STATE)
 
-    def keep(self, snapshot: bytes) -> None:
-        """Leave it for the server that comes after; one that was killed half-way has left none."""
+    def keep(self, snapshot: bytes, renumbered: bool) -> None:
+        """Leave it for the server that comes after; one that was killed half-way has left none. One that differs from
+        the last only in the number at its end needs no more than that written."""
+        fd, size = self._files.get("kept", (-1, -1))
         with contextlib.suppress(OSError):
-            self._put("kept", b"")
-            self._put("kept", snapshot)
+            if renumbered and size == len(snapshot):
+                os.pwrite(fd, snapshot[-_NUMBER:], size - _NUMBER)
+            else:
+                self._put("kept", b"")
+                self._put("kept", snapshot)
 
     def kept(self) -> bytes:
         """What the server before left."""

@@ -70,8 +70,12 @@ class Ladder:
         self._box.signal(found, number)
         if number == signal.SIGTERM:
             self._box.signal(found, signal.SIGCONT)
-        self.killed |= {(process.pid, process.start): process.command for process in found}
+        self._note_killed(found)
         return bool(found)
+
+    def _note_killed(self, found: list[Process]) -> None:
+        """By what each was called when it was first seen: one that is ending has no name any more."""
+        self.killed = {(process.pid, process.start): process.command for process in found} | self.killed
 
     def _started(self) -> list[Process]:
         """Not the shell, nor one that is about to take the place of one that ended."""
@@ -98,7 +102,7 @@ class Ladder:
         if self._box.background(self._shell()):
             await self._until(lambda: self._shell() is not None, GRACE[Step.FORCE])
             ended = await self._box.sweep(self._spare())
-            self.killed |= {(process.pid, process.start): process.command for process in ended}
+            self._note_killed(ended)
             await self._until(lambda: not self._started(), GRACE[Step.FORCE])
 
     async def _until(self, holds: Callable[[], bool], within: float) -> None:

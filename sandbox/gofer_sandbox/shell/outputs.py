@@ -11,8 +11,9 @@ import contextlib
 import json
 import os
 import re
+import select
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gofer_sandbox.provider import Listener
@@ -76,10 +77,18 @@ class Stream:
     wide: bool = False
     heard: bool = False
     """Whether the loop tells us when there is something to read."""
+    poll: select.poll = field(default_factory=select.poll)
 
     @classmethod
     def open(cls, path: str, slot: int, number: int) -> Stream:
-        return cls(path, slot, number, os.open(path, _READ), os.open(path, _WRITE))
+        stream = cls(path, slot, number, os.open(path, _READ), os.open(path, _WRITE))
+        stream.poll.register(stream.reader, select.POLLIN)
+        return stream
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing is in it that is not at its end."""
+        return not self.poll.poll(0)
 
     def widen(self) -> None:
         """Give the FIFO more room; worth its cost only for a lot of output."""
@@ -177,7 +186,7 @@ class Outputs:
     @property
     def current(self) -> list[str]:
         """What the running command prints to."""
-        return [os.path.basename(stream.path) for stream in self._streams]
+        return [stream.path.rpartition("/")[2] for stream in self._streams]
 
     @property
     def keeps_output(self) -> bool:
@@ -274,7 +283,7 @@ class Outputs:
         """Everything the command wrote before its status is in the FIFO by now, which holds no more than this."""
         self._ended, self._streams = self._streams, []
         for index, stream in enumerate(self._ended, 1):
-            budget = 2 * _PIPE
+            budget = 0 if stream.silent else 2 * _PIPE
             with contextlib.suppress(BlockingIOError):
                 while budget > 0 and (size := self._listener.output(index, stream.reader, _CHUNK)):
                     budget -= size

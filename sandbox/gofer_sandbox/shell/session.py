@@ -97,6 +97,8 @@ class Shell:
         """Whether state was lost before the shell ended with the command."""
         self._given = False
         """Whether a shell that has not come up yet was given state."""
+        self._put: tuple[Snapshot | None, ...] = ()
+        """What the next shell would begin with."""
         self._snapshots = 0
         self._small = False
         self._later: asyncio.Handle | None = None
@@ -113,6 +115,7 @@ class Shell:
     def begin(self) -> None:
         """Have the first shell start, with the state of an earlier one if there is any."""
         if self.snapshot:
+            self._note_dropped()
             self._put_state()
         live = self._journal.live
         live.deaths = live.shell = live.expected = 0
@@ -280,7 +283,7 @@ class Shell:
         data = self.captures[stream - 1].take(source, size)
         if data and self._on_output:
             try:
-                self._on_output(stream, data)
+                self._on_output(stream, bytes(data))
             except Exception:  # noqa: BLE001 a listener's fault must not cost the command its result
                 self._on_output = None
         return len(data)
@@ -314,19 +317,26 @@ class Shell:
             live.lost, self.snapshot = True, None
             self.notes.append("the shell did not come up with its state, and begins without")
         self._given = True
+        self._note_dropped()
         live.deaths, live.shell, live.expected = death.death, 0, 0
         self._journal.write()
         self._put_state()
 
-    def _put_state(self) -> None:
-        snapshot = self.snapshot
-        if snapshot and snapshot.dropped:
+    def _note_dropped(self) -> None:
+        """Once a shell is to begin with a state that is not whole."""
+        if self.snapshot and self.snapshot.dropped:
             self._journal.live.lost = True
-            names = ", ".join(snapshot.dropped)
+            names = ", ".join(self.snapshot.dropped)
             self.notes.append(f"the shell's state was too large to keep; not brought back: {names}")
-            self.snapshot = replace(snapshot, dropped=())
-        state = snapshot.state(self._home) if snapshot else b""
-        self.wire.put_state(state, snapshot.option_lines() if snapshot else b"")
+            self.snapshot = replace(self.snapshot, dropped=())
+
+    def _put_state(self) -> None:
+        """For the next shell, unless it is there already."""
+        snapshot = self.snapshot
+        if self._put != (snapshot,):
+            state = snapshot.state(self._home) if snapshot else b""
+            self.wire.put_state(state, snapshot.option_lines() if snapshot else b"")
+            self._put = (snapshot,)
 
     def _recognise(self, ready: frames.Ready) -> None:
         """For whoever has to end it, and the server that comes after."""
@@ -420,6 +430,8 @@ class Shell:
             self._left_at_exit |= frame.at_exit
             after = live.number - (amid and not frame.at_exit)
             self._keep(replace(found, after=after))
+            if frame.at_exit:
+                self._put_state()  # while it ends: the next shell is not kept waiting for it
         self._tell_news()
 
     def _keep(self, snapshot: Snapshot) -> None:
@@ -427,7 +439,8 @@ class Shell:
         before, self.snapshot = self.snapshot, snapshot
         if before == snapshot:
             return
-        self.wire.keep(snapshot.data())
+        same = before is not None and replace(before, after=snapshot.after) == snapshot
+        self.wire.keep(snapshot.data(), same)
         due = self._saved_at + _SAVE_EVERY
         if self._loop.time() >= due:
             self._save()
@@ -495,9 +508,14 @@ class Shell:
     # Commands
 
     async def run(
-        self, command: bytes, timeout: float, separate: bool, on_output: OnOutput | None
+        self,
+        command: bytes,
+        timeout: float,
+        separate: bool,
+        on_output: OnOutput | None,
+        on_begun: Callable[[], None],
     ) -> Outcome:
-        """Submit a command and see it through."""
+        """Submit a command and see it through; `on_begun` is called as soon as the shell has it."""
         live = self._journal.live
         self.wire.settle()
         live.number += 1
@@ -506,7 +524,7 @@ class Shell:
         self.outcome = Outcome(live.number)
         if self.spared:
             await self._outlast_background()
-        if not await self.until_ready():
+        if (self._state is not State.IDLE or self.lost) and not await self.until_ready():
             return Outcome(live.number, lost=True)
         live.clock = self.box.clock()
         live.running, live.separate, live.started = True, separate, time.time()
@@ -518,6 +536,7 @@ class Shell:
         # From here on the shell is at work, and what we do costs the caller nothing.
         self._open_captures()
         self._on_output = on_output
+        on_begun()
         return await self._see_through(timeout)
 
     async def _outlast_background(self) -> None:
