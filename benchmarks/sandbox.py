@@ -281,7 +281,7 @@ async def main(quick: bool = False) -> list[Row]:
     rows += made
     rows += await recovery(3 if quick else 20, provider)
     rows += await output(*((20_000_000, 1) if quick else (100_000_000, 7)), provider)
-    rows += await density(20 if quick else 500, provider)
+    rows += await density(100 if quick else 500, provider)
     return rows + await asyncio.to_thread(peers, 5 if quick else 30, command, create)
 
 

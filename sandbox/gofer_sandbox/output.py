@@ -31,8 +31,8 @@ class Capture:
         self._spooled = 0
 
     def take(self, source: int, size: int) -> bytes | memoryview:
-        """The next piece of what a pipe holds, valid until the one after; nothing at its end, BlockingIOError when it is
-        only empty."""
+        """The next piece of what a pipe holds, valid until the one after; nothing at its end, BlockingIOError when it
+        is only empty."""
         if self._room > 0 or len(self._head) < self._half:
             data = self._spool(source, min(size, self._room)) if self._room > 0 else None
             if data is None:

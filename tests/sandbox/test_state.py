@@ -125,6 +125,17 @@ def processor_time(step: Callable[[], object]) -> float:
     return min(times)
 
 
+def test_what_takes_too_long_to_look_at_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = b"".join(b'declare -- V%d="%b"\n' % (i, b"x" * 100) for i in range(600))
+    parsed = heard(snapshot(cwd=b"/home", aliases=b"alias a='b'\n", variables=variables))
+    found = kept(parsed, None)
+    assert found
+    assert found.dropped[0].startswith("V")
+    monkeypatch.setattr("gofer_sandbox.shell.state._DEADLINE", 0.0)
+    late = kept(parsed, None)
+    assert late == replace(found, variables=b"", dropped=("further variables",))
+
+
 def test_options_that_would_end_the_next_shell_are_left_out() -> None:
     parsed = Snapshot.read(
         snapshot(options=b"errexit:hashall:onecmd:noexec:monitor:rm -rf /:interactive-comments")

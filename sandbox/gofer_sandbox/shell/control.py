@@ -23,15 +23,17 @@ def prepare(control: Path, keeper: str, owner: Ownership, channel: Channel) -> N
         "s": scripts.STATE,
         "x": scripts.snapshot(channel),
         "d": scripts.done(channel),
-        "q": scripts.CODE,
-        "c0": scripts.BEGUN,
-        "c1": "",
+        **_COMMAND,
         "state": "",
         "options": "",
         "keeper": keeper,
     }
     for name, text in files.items():
         owner.write(f"{control}/{name}", text)
+
+
+_COMMAND = {"q": scripts.CODE, "c0": scripts.BEGUN, "c1": ""}
+"""What the lines of a command source."""
 
 
 _NUMBER = 24
@@ -88,6 +90,12 @@ class ControlWire(Outputs, ABC):
             os.close(fd)
             raise
         self._files[name] = fd, len(data)
+
+    def adopt(self, running: bool) -> None:
+        """Go on with what another process left; a session of the version before has other files for its commands."""
+        for name in _COMMAND if not (self._control / "c1").exists() else ():
+            self._owner.write(self._control / name, _COMMAND[name])
+        super().adopt(running)
 
     def resume(self, number: int, separate: bool) -> None:
         """Read on where another process stopped."""

@@ -5,8 +5,8 @@ over the channel, which is also where the shell's lines come from.
 
 What the shell is told comes in one piece, which bash takes in one. A process that was left running may hold a copy of
 the channel, but can only be first: it takes all of a piece, or its beginning, and cannot add anything. Whatever is left
-then runs no file of its choice in the shell itself, and no command: one runs only when its number is higher than that of
-the last, and the number is what the piece begins with. The report names it, so that a loss is noticed.
+then runs no file of its choice in the shell itself, and no command: one runs only when its number is higher than the
+last one's, and the number is what the piece begins with. The report names it, so that a loss is noticed.
 
 Builtins are called with a backslash (no alias) and through `builtin` (no function). A user who redefines
 `builtin` itself only makes his own shell unable to report; it is then replaced, as after any other death.

@@ -1,13 +1,15 @@
 """From a snapshot the shell left to the state the next shell begins with.
 
 A snapshot was written inside, so it may hold anything: it is only ever taken apart here, and only evaluated
-inside again. How much of it is looked at is bounded, in bytes and in variables, so that no snapshot holds the server's
-loop for more than 5 ms.
+inside again. How much of it is looked at is bounded, in bytes, in variables and in processor time, so that no snapshot
+holds the server's loop for more than 5 ms.
 """
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -23,6 +25,9 @@ _ALL_FUNCTIONS, _MORE_VARIABLES = "functions", "further variables"
 _NAMED = 10
 _DECLARATIONS = 1000
 """Variables that are looked at: a shell has about a hundred, and each costs the server's loop two microseconds."""
+_DEADLINE = 0.004
+"""Seconds of the processor's after which the rest of a snapshot's variables counts as too much. Of the processor's: a
+busy machine must not cost a shell its state."""
 _ODD = 4
 """Lines that are no declaration: bash writes none."""
 
@@ -161,21 +166,24 @@ def kept(frame: Snapped, before: Snapshot | None) -> Snapshot | None:
     if frame.cut and b"A" in frame.cut:
         return None
     older, dropped = before or Snapshot(), list(found.dropped)
-    variables, last = _declared(found.variables, bool(frame.cut))
+    until = time.thread_time() + _DEADLINE
+    variables, last = _declared(found.variables, bool(frame.cut), until)
     if b"F" in frame.cut:
         found = replace(found, functions=older.functions)
         dropped.append(_ALL_FUNCTIONS)
     if frame.cut:
-        variables = _declared(older.variables, False)[0] | variables
-    if frame.cut or many:
+        variables = _declared(older.variables, False, until)[0] | variables
+    if frame.cut or many or time.thread_time() > until:
         dropped += [last, _MORE_VARIABLES] if last else [_MORE_VARIABLES]
     return _reduced(replace(found, variables=b""), variables, dropped)
 
 
-def _declarations(variables: bytes) -> Iterator[re.Match[bytes]]:
+def _declarations(variables: bytes, until: float = math.inf) -> Iterator[re.Match[bytes]]:
     """Each that is whole. To see that one is not can take a look at all that follows, so a forger gets few."""
     start = odd = count = 0
     while start < len(variables) and odd < _ODD and count < _DECLARATIONS:
+        if count % 32 == 0 and time.thread_time() > until:
+            return
         count += 1
         found = _DECLARATION.match(variables, start)
         if found:
@@ -186,11 +194,11 @@ def _declarations(variables: bytes) -> Iterator[re.Match[bytes]]:
             start = variables.find(b"\n", start) + 1 or len(variables)
 
 
-def _declared(variables: bytes, cut: bool) -> tuple[dict[bytes, bytes], str]:
+def _declared(variables: bytes, cut: bool, until: float) -> tuple[dict[bytes, bytes], str]:
     """Each variable's declaration; of text that was cut off, only up to there, and which variable it ends in."""
     found: dict[bytes, bytes] = {}
     end = 0
-    for match in _declarations(variables):
+    for match in _declarations(variables, until):
         if cut and match.start() != end:
             break
         end = match.end()
