@@ -53,6 +53,7 @@ from gofer.jobs.worker import Capacity, Worker
 from gofer.live import Live, SharedLive
 from gofer.logs import RecentLines
 from gofer.mac_upgrade import begin_signing
+from gofer.memory.recall import Recall
 from gofer.outbox.deliver import Outbox
 from gofer.outbox.progress import ProgressUpdater, RunSummary
 from gofer.runs.agent_files import AgentFiles
@@ -104,6 +105,7 @@ class Platform:
     refusals: Refusals
     follower: Follower
     roster: AgentSync
+    recall: Recall
     live: Live = field(default_factory=Live)
     worker: Worker | None = None
     roles: frozenset[str] = frozenset()
@@ -241,6 +243,7 @@ async def _open(
         refusals=Refusals(),
         follower=Follower(database=database, vault=vault, redactor=redactor, signals=signals),
         roster=AgentSync(agents=AgentFiles.of(settings), database=database, workspace_id=FIRST_WORKSPACE),
+        recall=Recall(database, vault),
         live=SharedLive(signals, vault, owner) if signals.reaches_others else Live(),
         roles=roles,
     )
@@ -345,6 +348,7 @@ async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
     stack.push_async_callback(platform.worker.stop)
     stack.callback(asyncio.create_task(watch(platform), name="connections").cancel)
     stack.callback(asyncio.create_task(platform.keep_catching_up(), name="catch-up").cancel)
+    stack.callback(asyncio.create_task(platform.recall.keep_indexed(), name="memory-index").cancel)
 
 
 def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, loans: Loans) -> Worker:

@@ -476,5 +476,13 @@ async def search(database: Database, scopes: Mapping[str, Keys], query: str, lim
     terms = query_terms(query)
     if not terms or not scopes:
         return Found([])
-    searched = await database.read(partial(read_postings, query=terms, scopes=scopes))
-    return await asyncio.to_thread(rank, searched, scopes, limit)
+    found = await database.read(partial(_search, terms=terms, scopes=scopes, limit=limit))
+    return found if isinstance(found, Found) else await asyncio.to_thread(rank, found, scopes, limit)
+
+
+def _search(
+    connection: Connection, terms: Sequence[Iterable[str]], scopes: Mapping[str, Keys], limit: int
+) -> Found | Searched:
+    """SQLite reads in a thread already, so what was read is scored there; Postgres reads on the event loop."""
+    searched = read_postings(connection, terms, scopes)
+    return rank(searched, scopes, limit) if connection.dialect.name == "sqlite" else searched

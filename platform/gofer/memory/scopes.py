@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, delete, exists, select, update
 
 from gofer.errors import Malformed, NotFound
+from gofer.memory.index import drop_index
 from gofer.secrets.key_check import sealing_key
 from gofer.secrets.secret_store import PLATFORM, get_secret, write_secret
 from gofer.store.encryption import conversation_key
@@ -99,6 +100,7 @@ def empty_scope(connection: Connection, scope_id: str) -> int:
     here = memories.c.scope_id == scope_id
     held = here & memories.c.sealed.is_not(None)
     count = connection.execute(update(memories).where(held).values(sealed=None)).rowcount
+    drop_index(connection, scope_id)
     connection.execute(update(memories).where(here).values(gist=None, call_id=""))
     return count
 

@@ -1,0 +1,335 @@
+"""Recall: keep the index up to date with what was said and noted, and find memories by words.
+
+Messages are indexed once they are admitted, in the order of their numbers; a search first indexes what its scopes
+still lack. Everything but reading and writing rows is done in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import structlog
+from sqlalchemy import Connection, func, select, update
+
+from gofer.errors import GoferError, NotFound
+from gofer.memory import index
+from gofer.memory.index import Document, IndexMoved, IndexState
+from gofer.memory.records import LIVE, Memory, opened, resolve, turn_id
+from gofer.memory.scopes import (
+    CONVERSATION,
+    ScopeKeyLost,
+    ScopeKeys,
+    conversation_scope,
+    open_scope,
+    split_scope,
+)
+from gofer.memory.terms import text_terms
+from gofer.store.database import Database
+from gofer.store.messages import open_stored
+from gofer.store.tables import ASIDE, Trust, conversations, memories, memory_indexes, messages
+from gofer.vault.envelope import Vault
+from gofer.vault.errors import Tampered
+
+log = structlog.get_logger()
+
+SITTING = 6 * 3600.0
+"""Seconds of silence after which another sitting begins."""
+BATCH = 200
+"""Memories that are indexed at once."""
+MAX_BATCHES = 25
+"""Batches that a search waits for; the rest is indexed in the background."""
+IDLE = 5.0
+_BEHIND_AT_ONCE = 20
+_SPARE = 3
+"""How many more hits are looked up than asked for: some may be forgotten, or the same memory twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """A memory that fits a query."""
+
+    memory: Memory
+    score: float
+    share: float
+    """Of the score that a text with every word of the query could have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What a search found, best first."""
+
+    found: list[Recalled]
+    degraded: dict[str, str] = field(default_factory=dict)
+    """Scopes that could not be searched as they should, and why."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What this process has recalled since it started."""
+
+    searches: int = 0
+    seconds: float = 0.0
+    shown: int = 0
+    """Runs that were shown recalled memories."""
+    used: int = 0
+    """Of those, runs whose answer or whose later calls named one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What an index lacks, still sealed."""
+
+    keys: ScopeKeys
+    state: IndexState | None
+    before: Any
+    said: Sequence[Any]
+    noted: Sequence[Any]
+
+
+class Recall:
+    """Searches memories, and keeps them searchable."""
+
+    def __init__(self, database: Database, vault: Vault) -> None:
+        self._database = database
+        self._vault = vault
+        self.counters = Counters()
+        self.degraded: dict[str, str] = {}
+        """Scopes that this process found damaged, and why."""
+        self._stuck: dict[str, int] = {}
+
+    async def search(self, scopes: Collection[str], query: str, limit: int = 10) -> Results:
+        """The memories of these scopes that fit a query, and of no others."""
+        began = time.monotonic()
+        keys, degraded = await self._database.read(partial(_open_all, vault=self._vault, scopes=scopes))
+        for scope_id in await self._database.read(partial(_behind, scopes=list(keys))):
+            await self.catch_up(scope_id)
+        found = await index.search(self._database, keys, query, limit * _SPARE)
+        degraded |= dict.fromkeys(found.damaged, DAMAGED)
+        recalled = await self._database.read(
+            partial(_resolve_all, vault=self._vault, hits=found.hits, scopes=list(keys), limit=limit)
+        )
+        self._note(degraded, time.monotonic() - began)
+        return Results(recalled, degraded)
+
+    def _note(self, degraded: dict[str, str], seconds: float) -> None:
+        for scope_id, why in degraded.items():
+            if scope_id not in self.degraded:
+                log.warning("memory.degraded", scope=scope_id, reason=why, fix="gofer memory reindex")
+        self.degraded.update(degraded)
+        self.counters.searches += 1
+        self.counters.seconds += seconds
+
+    async def catch_up(self, scope_id: str, batches: int = MAX_BATCHES) -> int:
+        """Index what a scope lacks; returns how many memories that were."""
+        count = 0
+        for _ in range(batches):
+            try:
+                added = await self._add_batch(scope_id)
+            except IndexMoved:
+                continue  # somebody else is at it
+            except (NotFound, ScopeKeyLost, Tampered) as error:
+                log.info("memory.not_indexed", scope=scope_id, error=str(error))
+                break
+            if added is None:
+                break
+            count += added
+        return count
+
+    async def _add_batch(self, scope_id: str) -> int | None:
+        """None when nothing is left that can be indexed."""
+        batch = await self._database.read(partial(_lacking, vault=self._vault, scope_id=scope_id))
+        documents, upto = await asyncio.to_thread(_documents, batch)
+        if not documents and upto == (batch.state.upto_seq if batch.state else 0) and not batch.noted:
+            return None
+        state = batch.state
+        if state is None:
+            state = await self._database.write(partial(index.open_index, scope_id=scope_id))
+        hashes = await asyncio.to_thread(index.hash_terms, state, documents, batch.keys)
+        rows = await self._database.read(partial(index.read_rows, state=state, terms=hashes.values()))
+        changes = await asyncio.to_thread(index.add_documents, state, documents, batch.keys, hashes, rows)
+        noted = [(row.id, row.version) for row in batch.noted]
+        await self._database.write(partial(_write, changes=changes, upto=upto, noted=noted))
+        return len(documents)
+
+    async def keep_indexed(self) -> None:
+        """Index in the background what nobody has searched yet, a batch of each scope at a time; and delete what is
+        left of indexes that are gone."""
+        while True:
+            try:
+                busy = await self.tick()
+            except GoferError as error:
+                log.warning("memory.not_indexed", error=str(error))
+                busy = False
+            await asyncio.sleep(0 if busy else IDLE)
+
+    async def tick(self) -> bool:
+        """One bounded piece of that work; whether there was any."""
+        behind = await self._database.read(partial(_all_behind, stuck=self._stuck))
+        done = 0
+        for scope_id, last in behind:
+            added = await self.catch_up(scope_id, batches=1)
+            done += added
+            if not added:
+                self._stuck[scope_id] = last  # until something new is there
+        return bool(done) or bool(await self._database.write(index.sweep_postings))
+
+
+DAMAGED = "damaged rows in its index"
+
+
+def reindex(connection: Connection, scope_id: str) -> int:
+    """Begin a scope's index anew, under a new key; returns its generation. It is filled in the background, and by the
+    next search."""
+    before = index.read_index(connection, scope_id)
+    generation = before.generation + 1 if before else 0
+    index.drop_index(connection, scope_id)
+    index.open_index(connection, scope_id, generation)
+    connection.execute(update(memories).where(memories.c.scope_id == scope_id).values(indexed=False))
+    return generation
+
+
+def indexed_scopes(connection: Connection) -> list[str]:
+    """Every scope that has an index."""
+    query = select(memory_indexes.c.scope_id).order_by(memory_indexes.c.made_at.desc())
+    return [str(row.scope_id) for row in connection.execute(query)]
+
+
+def _open_all(
+    connection: Connection, vault: Vault, scopes: Collection[str]
+) -> tuple[dict[str, ScopeKeys], dict[str, str]]:
+    keys: dict[str, ScopeKeys] = {}
+    degraded: dict[str, str] = {}
+    for scope_id in dict.fromkeys(scopes):
+        try:
+            keys[scope_id] = open_scope(connection, vault, scope_id)
+        except NotFound:
+            continue  # nothing is remembered there, or not any more
+        except ScopeKeyLost as error:
+            degraded[scope_id] = str(error)
+    return keys, degraded
+
+
+def _behind(connection: Connection, scopes: Sequence[str]) -> list[str]:
+    """Those of the scopes that have something which is not indexed."""
+    talk = {scope: split_scope(scope)[1] for scope in scopes if split_scope(scope)[0] == CONVERSATION}
+    states = {
+        row.scope_id: row.upto_seq
+        for row in connection.execute(select(memory_indexes).where(memory_indexes.c.scope_id.in_(scopes)))
+    }
+    last = {
+        row.id: row.last_seq
+        for row in connection.execute(
+            select(conversations.c.id, conversations.c.last_seq).where(conversations.c.id.in_(talk.values()))
+        )
+    }
+    noted = _with_notes(connection, scopes)
+    return [
+        scope
+        for scope in scopes
+        if scope in noted or (scope in talk and last.get(talk[scope], 0) > states.get(scope, 0))
+    ]
+
+
+def _with_notes(connection: Connection, scopes: Sequence[str]) -> set[str]:
+    query = select(memories.c.scope_id).where(memories.c.scope_id.in_(scopes), ~memories.c.indexed).distinct()
+    return {str(row.scope_id) for row in connection.execute(query)}
+
+
+def _all_behind(connection: Connection, stuck: dict[str, int]) -> list[tuple[str, int]]:
+    """Some scopes that have something which is not indexed, with the number of their last message."""
+    upto = (
+        select(memory_indexes.c.upto_seq)
+        .where(memory_indexes.c.scope_id == f"{CONVERSATION}:" + conversations.c.id)
+        .scalar_subquery()
+    )
+    query = select(conversations.c.id, conversations.c.last_seq).where(
+        conversations.c.data_key.is_not(None), conversations.c.last_seq > func.coalesce(upto, 0)
+    )
+    found = [(conversation_scope(row.id), int(row.last_seq)) for row in connection.execute(query)]
+    notes = select(memories.c.scope_id).where(~memories.c.indexed).distinct()
+    found += [(str(row.scope_id), -1) for row in connection.execute(notes)]
+    return [(scope, last) for scope, last in found if last < 0 or stuck.get(scope) != last][:_BEHIND_AT_ONCE]
+
+
+def _lacking(connection: Connection, vault: Vault, scope_id: str) -> _Batch:
+    kind, owner = split_scope(scope_id)
+    keys, state = open_scope(connection, vault, scope_id), index.read_index(connection, scope_id)
+    noted = connection.execute(
+        select(memories).where(memories.c.scope_id == scope_id, ~memories.c.indexed).limit(BATCH)
+    ).all()
+    if kind != CONVERSATION:
+        return _Batch(keys, state, None, (), noted)
+    after = state.upto_seq if state else 0
+    here = select(messages).where(messages.c.conversation_id == owner)
+    said = connection.execute(here.where(messages.c.seq > after).order_by(messages.c.seq).limit(BATCH)).all()
+    spoken = here.where(
+        messages.c.seq <= after, messages.c.event.not_in(ASIDE), messages.c.sealed.is_not(None)
+    )
+    before = connection.execute(spoken.order_by(messages.c.seq.desc()).limit(1)).first()
+    return _Batch(keys, state, before, said, noted)
+
+
+def _documents(batch: _Batch) -> tuple[list[Document], int]:
+    """What is to be indexed, and the number of the last message that is dealt with."""
+    made: list[Document] = []
+    upto = batch.state.upto_seq if batch.state else 0
+    before, before_text = batch.before, ""
+    if before is not None:
+        before_text = open_stored(batch.keys.seal, before).message.text
+    for row in batch.said:
+        if row.sealed is None or row.event in ASIDE:
+            upto = row.seq
+            continue
+        stored = open_stored(batch.keys.seal, row)
+        ours = row.author.startswith("agent:")
+        if stored.trust is Trust.UNKNOWN and not ours:
+            break  # its text and its author's trust may still change
+        follows = before is not None and row.created_at - before.created_at <= SITTING
+        name = "" if ours else stored.message.author.name
+        terms = text_terms(
+            stored.message.text, speaker=name, at=row.created_at, before=before_text if follows else ""
+        )
+        made.append(Document(row.seq, terms, starts=not follows))
+        before, before_text, upto = row, stored.message.text, row.seq
+    for row in batch.noted:
+        if row.sealed is not None and row.state == LIVE and row.valid_to is None:
+            note = opened(batch.keys, row)
+            made.append(Document(row.id, text_terms(note.text, speaker=note.author, at=row.valid_from)))
+    return made, upto
+
+
+def _write(
+    connection: Connection, changes: index.Changes, upto: int, noted: Sequence[tuple[str, int]]
+) -> None:
+    index.write_changes(connection, changes, upto)
+    for memory_id, version in noted:
+        connection.execute(
+            update(memories)
+            .where(memories.c.id == memory_id, memories.c.version == version)
+            .values(indexed=True)
+        )
+
+
+def _resolve_all(
+    connection: Connection, vault: Vault, hits: Sequence[index.Hit], scopes: Collection[str], limit: int
+) -> list[Recalled]:
+    """The hits as memories: only those that are there, live, and may be known."""
+    found: dict[str, Recalled] = {}
+    for hit in hits:
+        memory_id = hit.memory
+        if isinstance(memory_id, int):
+            memory_id = turn_id(split_scope(hit.scope_id)[1], memory_id)
+        if memory_id in found or len(found) >= limit:
+            continue
+        try:
+            memory = resolve(connection, vault, memory_id, scopes=scopes)
+        except GoferError:
+            continue  # forgotten, purged, or never more than a row
+        if memory.valid_to is None and memory.text.strip():
+            found[memory_id] = Recalled(memory, hit.score, hit.share)
+    return list(found.values())
