@@ -53,6 +53,7 @@ from gofer.jobs.worker import Capacity, Worker
 from gofer.live import Live, SharedLive
 from gofer.logs import RecentLines
 from gofer.mac_upgrade import begin_signing
+from gofer.mcp.servers import McpServers
 from gofer.memory.recall import Recall
 from gofer.outbox.deliver import Outbox
 from gofer.outbox.progress import ProgressUpdater, RunSummary
@@ -66,7 +67,7 @@ from gofer.runs.shells import Shells
 from gofer.runs.spend import charge
 from gofer.secrets.key_check import check_canary, ciphertext_exists
 from gofer.secrets.last_used import Uses
-from gofer.secrets.secret_store import all_secrets
+from gofer.secrets.secret_store import all_secrets, get_secret
 from gofer.settings import Settings, prepare_data_dir
 from gofer.store import events as log_of_events
 from gofer.store.bootstrap import FIRST_WORKSPACE, database_for, migrate, seed_agent, seed_workspace
@@ -120,6 +121,13 @@ class Platform:
         self.accounts.forget()
         stored = await self.database.read(partial(all_secrets, vault=self.vault))
         self.redactor.replace({**secrets_of_settings(self.settings), **stored})
+
+    async def secret(self, name: str) -> str:
+        """A secret of the workspace by its name; raises NotFound."""
+        look = partial(get_secret, vault=self.vault, workspace_id=FIRST_WORKSPACE, name=name)
+        found = await self.database.read(look)
+        self.uses.add(FIRST_WORKSPACE, "", name)
+        return found.reveal()
 
     async def secrets_changed(self) -> None:
         """Reload secrets here and in every other process, and routes too: they may name a new connection."""
@@ -376,6 +384,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
         keys=keys,
         uses=platform.uses,
         agents=AgentFiles.of(settings),
+        servers=McpServers(shells.provider, platform.secret),
         observer=Observers(platform.live, platform.signals, progress),
     )
     outbox = Outbox(
@@ -405,7 +414,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
         vault=vault,
         accounts=platform.accounts,
         redactor=platform.redactor,
-        agents=AgentFiles(settings.data_dir / "agents"),
+        agents=AgentFiles.of(settings),
     )
     poller = Poller(database=database, accounts=platform.accounts, intake=platform.intake)
     return Worker(

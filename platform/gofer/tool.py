@@ -216,5 +216,7 @@ class Tool(Generic[A]):
     strict: bool = False
     """Hold the model to the schema while it writes the arguments, where its provider can. The model then gives a value
     for every field; let it be None where a field may be left out."""
+    hidden: bool = False
+    """Not told to the model, which finds it with `find_tools` and calls it with `call_tool`."""
     timeout_of: Callable[[A], float] | None = None
     """When the arguments choose the time-out."""

@@ -29,6 +29,7 @@ from gofer.agent.tools.builtin import builtin_tools
 from gofer.agent.tools.registry import plugin_tools
 from gofer.connections.registry import IntegrationRegistry
 from gofer.errors import ConfigError, NotFound
+from gofer.mcp.settings import McpServerSettings, ServerName
 from gofer.runs.layers import (
     LAYERS,
     MAX_BYTES,
@@ -112,6 +113,8 @@ class AgentSpec(BaseModel):
     limits: LimitSettings = LimitSettings()
     context: ContextSettings = ContextSettings()
     fetch: FetchSettings = FetchSettings()
+    mcp: dict[ServerName, McpServerSettings] = Field(default_factory=dict)
+    """MCP servers whose tools it may use, by name."""
     default: bool | None = None
     """Whether it answers what no agent's route fits. Without a word in any file, the built-in agent does."""
     routes: tuple[RouteSettings, ...] = ()

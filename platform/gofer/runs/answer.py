@@ -30,6 +30,7 @@ from gofer.jobs.outcome import OUTAGE, Cancel, Dead, Done, Draft, Outcome, Retry
 from gofer.jobs.queue import Claim
 from gofer.jobs.wait_reasons import NOTICED, clock_time, waited
 from gofer.jobs.worker import Run
+from gofer.mcp.servers import McpServers
 from gofer.runs.agent_files import AgentFiles, AgentSpec, in_force
 from gofer.runs.build import Ports, build
 from gofer.runs.memories import StoreMemories
@@ -126,6 +127,7 @@ class Answerer:
         keys: ModelKeys,
         uses: Uses,
         agents: AgentFiles,
+        servers: McpServers,
         observer: RunObserver | None = None,
     ) -> None:
         self._settings = settings
@@ -139,6 +141,7 @@ class Answerer:
         self._keys = keys
         self._uses = uses
         self._agents = agents
+        self._servers = servers
         self._observer = observer or RunObserver()
         self._plugins = plugin_tools()  # looked for once: reading every package's entry points takes long
 
@@ -202,8 +205,9 @@ class Answerer:
             async with self._shells.lend(claim, asker.trust, equipping, run.cancelled) as shell:
                 ports = self._ports(run, shell, identity)
                 prices = load_prices(self._settings.data_dir / "prices.toml", catalogue.prices())
-                loop = await build(spec, model, tools, prices, ports)
-                end = await loop.run()
+                async with self._servers.for_run(spec.mcp) as servers:
+                    loop = await build(spec, model, tools, prices, ports, servers)
+                    end = await loop.run()
         crash_point("run.answered")
         # Others may have joined in while it worked: the reply goes to the last it has heard.
         last = _asker(await self._admitted(claim, end.included_to))

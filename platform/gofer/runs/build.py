@@ -19,9 +19,11 @@ from gofer.agent.state import Listener
 from gofer.agent.tools.builtin import EARLIER_ANSWER, RECALL, earlier_answer_tool, recall_tool
 from gofer.agent.tools.output import MAX_CHARACTERS, Masker, NoMask
 from gofer.agent.tools.registry import Policy, ToolRegistry, ToolRunner
+from gofer.mcp.servers import RunServers
 from gofer.runs.agent_files import AgentSpec
 from gofer.tool import Blobs, Shell, Tool
 
+NO_SERVERS = RunServers()
 MIN_CHARACTERS = 2000
 """Of a tool's output, however small the model's window is."""
 RECALL_MARGIN = 1000
@@ -59,7 +61,12 @@ async def waking_trust(ports: Ports) -> Trust:
 
 
 async def build(
-    spec: AgentSpec, model: Model, tools: Iterable[Tool[Any]], prices: Prices, ports: Ports
+    spec: AgentSpec,
+    model: Model,
+    tools: Iterable[Tool[Any]],
+    prices: Prices,
+    ports: Ports,
+    servers: RunServers = NO_SERVERS,
 ) -> Loop:
     """The loop of one job."""
     names = tuple({model.name, *getattr(model, "names", ())})
@@ -67,14 +74,15 @@ async def build(
     longest = min(spec.limits.output_tokens, model.features.output_tokens or window, window // 4)
     settings = spec.limits.model_copy(update={"output_tokens": max(MIN_TOKENS, longest)})
     trust = await waking_trust(ports)
-    policy = Policy({*spec.tools, EARLIER_ANSWER, RECALL}, trust)
+    mcp = [tool.name for tool in servers.tools]
+    policy = Policy({*spec.tools, EARLIER_ANSWER, RECALL, *mcp}, trust)
     longest_output = max(MIN_CHARACTERS, min(MAX_CHARACTERS, window // 2))
     of_the_run = [earlier_answer_tool(ports.history.answer)]
     if ports.memories is not None:
         # A little more than a result has, so that any result comes back whole.
         of_the_run.append(recall_tool(ports.memories, trust, longest_output + RECALL_MARGIN))
     runner = ToolRunner(
-        ToolRegistry([*tools, *of_the_run]),
+        ToolRegistry([*tools, *servers.tools, *of_the_run]),
         policy,
         shell=ports.shell,
         blobs=ports.blobs,
@@ -83,7 +91,12 @@ async def build(
         max_characters=longest_output,
     )
     assembler = PlainAssembler(
-        spec.name, spec.instructions, runner.offered(), ports.blobs, ports.covers.extra, model.features
+        spec.name,
+        "\n\n".join([spec.instructions, *servers.notes]),
+        runner.offered(),
+        ports.blobs,
+        ports.covers.extra,
+        model.features,
     )
     limits = JobLimits(
         settings, prices, names, ports.ledger, window=lambda: model.context_window, fixed=assembler.overhead()

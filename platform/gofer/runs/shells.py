@@ -315,6 +315,11 @@ class Shells:
         self._spares = self._make_spares(settings)
         self._probing: asyncio.Task[Report] | None = None
 
+    @property
+    def provider(self) -> Provider | None:
+        """What makes sandboxes; None where there are none."""
+        return self._provider
+
     def _make_spares(self, settings: Settings) -> Spares | None:
         """None where shells end with the server: a spare would outlive one that is killed."""
         if self._provider is None or self._kind != "bubblewrap" or not self._live_on:

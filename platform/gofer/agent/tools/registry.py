@@ -32,6 +32,8 @@ from gofer.validation import field_errors
 log = structlog.get_logger()
 GROUP = "gofer.tools"
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
+CALL_TOOL = "call_tool"
+"""The tool by which a model calls one that it was not told of."""
 GRACE = 15
 """Seconds in which a tool ends by itself what it may not hold longer."""
 LETTING_GO = 5
@@ -97,7 +99,7 @@ class ToolRegistry:
         return [
             _spec(tool)
             for tool in sorted(self._tools.values(), key=lambda tool: tool.name)
-            if policy.refuses(tool, narrowed=False) is None
+            if not tool.hidden and policy.refuses(tool, narrowed=False) is None
         ]
 
 
@@ -241,8 +243,18 @@ class ToolRunner:
         return self._registry.offered(self._policy)
 
     def tier(self, call: Call) -> str:
-        tool = self._registry.get(call.name)
+        tool = self._registry.get(self._meant(call).name)
         return str(tool.tier) if tool else ""
+
+    def _meant(self, call: Call) -> Call:
+        """The call of a hidden tool that `call_tool` stands for; any other call as it is."""
+        if call.name != CALL_TOOL or call.malformed:
+            return call
+        name, arguments = call.input.get("name"), call.input.get("arguments", {})
+        tool = self._registry.get(name) if isinstance(name, str) else None
+        if tool is None or not tool.hidden or not isinstance(arguments, dict):
+            return call
+        return replace(call, name=tool.name, input=arguments)
 
     def parallel(self, call: Call) -> bool:
         tool = self._registry.get(call.name)
@@ -254,6 +266,7 @@ class ToolRunner:
 
     def refusal(self, call: Call, *, narrowed: bool) -> Ran | None:
         """Why this call must not run at all; None when it may."""
+        call = self._meant(call)
         tool = self._registry.get(call.name)
         if tool is None:
             names = ", ".join(spec.name for spec in self.offered())
@@ -269,6 +282,7 @@ class ToolRunner:
 
     async def run(self, call: Call, around: Surroundings) -> Ran:
         """Run a call that was not refused."""
+        call = self._meant(call)
         tool = self._registry.get(call.name)
         assert tool is not None
         arguments = _parse(tool, call)
