@@ -286,11 +286,11 @@ def _picture(data: str, media_type: str, images: list[Image]) -> list[str]:
 # Tools that are too many for a prompt.
 
 
-class FindArguments(Arguments):
+class FindToolsArguments(Arguments):
     query: str = Field(min_length=1, max_length=200, description="Words for what you want to do.")
 
 
-class CallArguments(Arguments):
+class CallToolArguments(Arguments):
     name: str = Field(min_length=1, max_length=64, description="As find_tools gave it.")
     arguments: dict[str, Any] = Field(default_factory=dict)
 
@@ -307,7 +307,7 @@ def search_tools(tools: tuple[ServerTool, ...]) -> list[Tool[Any]]:
     """`find_tools` and `call_tool`, in the place of tools that a prompt has no room for."""
     names = ", ".join(sorted({tool.server for tool in tools}))[:200]
 
-    async def find(given: FindArguments, context: ToolContext) -> ToolResult:
+    async def find(given: FindToolsArguments, context: ToolContext) -> ToolResult:
         found = _best(given.query, tools)
         if not found:
             return ToolResult(f"No tool fits. The servers are: {names}. Try other words.")
@@ -317,14 +317,14 @@ def search_tools(tools: tuple[ServerTool, ...]) -> list[Tool[Any]]:
         ]
         return ToolResult("\n\n".join(blocks))
 
-    async def call(given: CallArguments, context: ToolContext) -> ToolResult:
+    async def call(given: CallToolArguments, context: ToolContext) -> ToolResult:
         return ToolResult(f"There is no tool {given.name!r}. Look for one with {FIND_TOOLS}.", is_error=True)
 
     return [
         Tool(
             name=FIND_TOOLS,
             description=f"Find tools among {len(tools)} of the MCP servers {names}. Gives names and arguments.",
-            arguments=FindArguments,
+            arguments=FindToolsArguments,
             run=find,
             tier=Tier.READ,
             parallel=True,
@@ -332,7 +332,7 @@ def search_tools(tools: tuple[ServerTool, ...]) -> list[Tool[Any]]:
         Tool(
             name=CALL_TOOL,
             description=f"Call a tool that {FIND_TOOLS} has found, by its name and with its arguments.",
-            arguments=CallArguments,
+            arguments=CallToolArguments,
             run=call,
             tier=Tier.READ,
         ),
