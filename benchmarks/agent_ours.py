@@ -169,7 +169,7 @@ class Bench:
             ),
             redactor=platform.redactor,
             shells=self.shells,
-            lending=Loans(),
+            loans=Loans(),
             uses=platform.uses,
             keys=keys,
             agents=AgentFiles(settings.data_dir / "agents"),

@@ -380,7 +380,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
         admitter=admitter,
         redactor=platform.redactor,
         shells=shells,
-        lending=loans,
+        loans=loans,
         keys=keys,
         uses=platform.uses,
         agents=AgentFiles.of(settings),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from sqlmodel import SQLModel
 
+from gofer import app
 from gofer.agent import journal
 from gofer.connections.registry import IntegrationRegistry
 from gofer.store import tables
@@ -39,6 +41,33 @@ def test_every_table_is_a_word_of_the_glossary(model: type[SQLModel]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_event_is_documented(kind: str) -> None:
     assert f"| `{kind}` | {KINDS[kind]} |" in read("architecture.md")
+
+
+def _path_of_one_message() -> str:
+    text = read("architecture.md")
+    return text[text.index("## The path of one message") : text.index("## The ideas")]
+
+
+def test_the_path_of_one_message_names_every_handler_of_the_worker() -> None:
+    tree = ast.parse((ROOT / "platform/gofer/app.py").read_text(encoding="utf-8"))
+    (table,) = [
+        keyword.value
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call)
+        for keyword in call.keywords
+        if keyword.arg == "handlers" and isinstance(keyword.value, ast.Dict)
+    ]
+    kinds = {getattr(app, key.id) for key in table.keys if isinstance(key, ast.Name)}
+    rows = re.findall(r"^\| (`[a-z_]+`(?:, `[a-z_]+`)*) \| `", _path_of_one_message(), re.MULTILINE)
+    assert {kind for row in rows for kind in re.findall(r"\w+", row)} == kinds
+
+
+def test_the_path_of_one_message_names_files_and_what_is_in_them() -> None:
+    said = re.findall(r"`(\w+)[\w.]*` (?:\(|in |from )`([a-z_/]+\.py)`", _path_of_one_message())
+    assert len(said) > 20
+    for name, path in said:
+        text = (ROOT / "platform/gofer" / path).read_text(encoding="utf-8")
+        assert re.search(rf"^\s*(?:async def|def|class) {name}\b", text, re.MULTILINE), (name, path)
 
 
 def test_every_event_of_a_run_is_documented() -> None:

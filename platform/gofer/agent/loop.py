@@ -58,9 +58,9 @@ class Loop:
         self._context = context
         self._inbox = inbox
         self._covers = covers
-        self._acting = ToolCalls(self._record, tools, limits, inbox, questions)
-        self._thinking = ModelCall(self._record, model, limits, context, mask)
-        self._hearing = TurnInput(self._record, context, inbox)
+        self._tool_calls = ToolCalls(self._record, tools, limits, inbox, questions)
+        self._model_call = ModelCall(self._record, model, limits, context, mask)
+        self._turn_input = TurnInput(self._record, context, inbox)
 
     async def run(self) -> Outcome:
         """Work until an end. May be cancelled, or killed, at any point, and run again."""
@@ -81,11 +81,11 @@ class Loop:
         if await self._conclude():
             return None
         if state.pending:
-            return await self._acting.act()
+            return await self._tool_calls.act()
         return await self._think()
 
     async def _begin(self) -> None:
-        await self._record("run.started", await self._hearing.start(self._covers))
+        await self._record("run.started", await self._turn_input.start(self._covers))
         if (halt := self._limits.check_start(self._record.state)) is not None:
             await self._stop(halt)
 
@@ -122,7 +122,7 @@ class Loop:
             return None
         for point in await self._context.shrink(state):
             await self._record(point.kind, point.data)
-        heard = await self._hearing.listen(finding if ending is None else None)
+        heard = await self._turn_input.listen(finding if ending is None else None)
         size = await self._context.worst_size(state, heard.blocks)
         go = await self._limits.before_turn(state, size, awaited=heard.awaited, ending=ending)
         if isinstance(go, Halt):
@@ -135,8 +135,8 @@ class Loop:
             return None
         if go.warning is not None:
             await self._record("run.warned", {"code": go.warning.code, "sentence": go.warning.text})
-        await self._record("turn.started", await self._hearing.turn(heard, go))
-        return await self._thinking.think(go, self._stop)
+        await self._record("turn.started", await self._turn_input.turn(heard, go))
+        return await self._model_call.think(go, self._stop)
 
     async def _stop(self, why: Halt, text: str = "") -> None:
         state = self._record.state
@@ -145,12 +145,12 @@ class Loop:
 
     async def _let_go(self, step: asyncio.Task[Any]) -> None:
         """A tool gets a moment to end what it began; a stream is simply dropped."""
-        self._acting.stopping.set()
+        self._tool_calls.stopping.set()
         if self._record.state.pending:
             await asyncio.wait({step}, timeout=GRACE)
 
     async def _stopped(self, signal: StopSignal) -> None:
-        await self._thinking.abandon()
+        await self._model_call.abandon()
         if self._record.state.end is None:
             await self._stop(Halt(signal.code, signal.sentence), self._record.state.partial)
 

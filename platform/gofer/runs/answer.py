@@ -123,7 +123,7 @@ class Answerer:
         admitter: Admitter,
         redactor: Redactor,
         shells: Shells,
-        lending: Loans,
+        loans: Loans,
         keys: ModelKeys,
         uses: Uses,
         agents: AgentFiles,
@@ -137,7 +137,7 @@ class Answerer:
         self._admitter = admitter
         self._redactor = redactor
         self._shells = shells
-        self._lending = lending
+        self._loans = loans
         self._keys = keys
         self._uses = uses
         self._agents = agents
@@ -200,9 +200,9 @@ class Answerer:
         )
         if key_name := catalogue.key_name(spec.model):
             self._uses.add(claim.workspace_id, "", key_name)
-        async with self._lending.job() as job:
-            tools, equipping = await self._tools(asker, job), await self._equipping(asker, job)
-            async with self._shells.lend(claim, asker.trust, equipping, run.cancelled) as shell:
+        async with self._loans.job() as job:
+            tools, grants = await self._tools(asker, job), await self._shell_grants(asker, job)
+            async with self._shells.lend(claim, asker.trust, grants, run.cancelled) as shell:
                 ports = self._ports(run, shell, identity)
                 prices = load_prices(self._settings.data_dir / "prices.toml", catalogue.prices())
                 async with self._servers.for_run(spec.mcp) as servers:
@@ -259,10 +259,12 @@ class Answerer:
         if asker.connection_id is not None:
             connected = await self._accounts.get(asker.connection_id)
             tools += connected.integration.tools(replace(connected.account, job=job), asker.message)
-            tools += await self._errands(asker, connected, job)
+            tools += await self._delegated_tools(asker, connected, job)
         return tools
 
-    async def _errands(self, asker: StoredMessage, here: LoadedConnection, job: JobScope) -> list[Tool[Any]]:
+    async def _delegated_tools(
+        self, asker: StoredMessage, here: LoadedConnection, job: JobScope
+    ) -> list[Tool[Any]]:
         """What an owner can have done at other services where they are known."""
         if asker.trust is not Trust.OWNER:
             return []
@@ -282,7 +284,7 @@ class Answerer:
                 tools += connected.integration.delegated_tools(replace(connected.account, job=job), subject)
         return tools
 
-    async def _equipping(self, asker: StoredMessage, job: JobScope) -> ShellAccessGrants | None:
+    async def _shell_grants(self, asker: StoredMessage, job: JobScope) -> ShellAccessGrants | None:
         if asker.connection_id is None:
             return None
         connected = await self._accounts.get(asker.connection_id)
