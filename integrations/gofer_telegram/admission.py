@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 import httpx2
 
 from gofer.integration import Admission, Attachment, ConnectionContext, File, Incoming, TrustLevel, Unread
-from gofer_telegram.attachments import DOWNLOAD_LIMIT, PASSED_ON, VIDEO_NOTE
 from gofer_telegram.chat import place_of
 from gofer_telegram.client import Client, Rejected
+from gofer_telegram.files import DOWNLOAD_LIMIT, PASSED_ON, VIDEO_NOTE
 from gofer_telegram.markdown import clean
 from gofer_telegram.settings import Settings
 

@@ -29,11 +29,10 @@ from gofer.connections.health import watch
 from gofer.connections.inflow import CATCH_UP, POLL, SET_UP, ensure_catch_up, ensure_inflow
 from gofer.connections.registry import IntegrationRegistry
 from gofer.errors import GoferError
-from gofer.intake.admit import Admitter
+from gofer.intake.admit import Admitter, StrangerLimit
 from gofer.intake.polling import Poller
 from gofer.intake.receive import Gate, Intake, Refusals
 from gofer.intake.scheduled_messages import ScheduledSender
-from gofer.intake.stranger_limit import StrangerLimit
 from gofer.intake.unknown_senders import Approvals
 from gofer.jobs.event_stream import Follower
 from gofer.jobs.kinds import ANSWER, APPROVAL, DELIVER, POST, RECEPTION, SAY

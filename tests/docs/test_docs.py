@@ -67,7 +67,7 @@ def test_the_path_of_one_message_names_files_and_what_is_in_them() -> None:
     assert len(said) > 20
     for name, path in said:
         text = (ROOT / "platform/gofer" / path).read_text(encoding="utf-8")
-        assert re.search(rf"^\s*(?:async def|def|class) {name}\b", text, re.MULTILINE), (name, path)
+        assert re.search(rf"^\s*(?:async def |def |class )?{name}\b", text, re.MULTILINE), (name, path)
 
 
 def test_every_event_of_a_run_is_documented() -> None:

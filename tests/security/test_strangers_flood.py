@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import func, select, update
 
 from gofer.connections.changes import add_connection
-from gofer.intake.stranger_limit import StrangerLimit
+from gofer.intake.admit import StrangerLimit
 from gofer.integration import sign_body
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.db_time import now

@@ -13,7 +13,7 @@ from gofer.errors import Malformed, Refused, Unset
 from gofer.integration import ConnectionContext, Incoming, Parsed, Request
 from gofer.vault.secret import Secret
 from gofer_telegram import integration
-from gofer_telegram.attachments import clean_name
+from gofer_telegram.files import clean_name
 from gofer_telegram.settings import Settings
 from telegram.captured import FORUM, GROUP, NAME, UPDATES, update
 

@@ -16,8 +16,8 @@ import structlog
 from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.crash import crash_point
 from gofer.errors import GoferError, Malformed, NotFound, Refused, TooBusy
+from gofer.intake.admit import StrangerLimit
 from gofer.intake.arrival import Arrival, Source, Taken
-from gofer.intake.stranger_limit import StrangerLimit
 from gofer.intake.transaction import take_in
 from gofer.integration import Incoming, Parsed, Request
 from gofer.jobs.notifications import EVENTS, JOBS, Signals
