@@ -289,25 +289,30 @@ SCENES: tuple[tuple[str, Scene], ...] = (
 )
 
 
-async def play() -> AsyncIterator[tuple[str, DemoStep]]:
-    """Start everything, play every scene, check the ledger, end everything."""
-    async with _stage() as stage:
+WITHOUT_SHELL = (one_message, a_repeat, a_forgery, a_lost_answer)
+"""The scenes in which no command is run."""
+
+
+async def play(*, shell: bool = True) -> AsyncIterator[tuple[str, DemoStep]]:
+    """Start everything, play every scene, check the ledger, end everything. Without a shell, only some scenes."""
+    async with _stage("bubblewrap" if shell else "off") as stage:
         yield "The start", DemoStep("instance ready", True, round(stage.instance.started_in * 1000, 1))
         for name, scene in SCENES:
-            async for step in scene(stage):
-                yield name, step
+            if shell or scene in WITHOUT_SHELL:
+                async for step in scene(stage):
+                    yield name, step
         async for step in _reckoning(stage):
             yield "The reckoning", step
 
 
 @contextlib.asynccontextmanager
-async def _stage() -> AsyncIterator[Stage]:
+async def _stage(sandbox: str) -> AsyncIterator[Stage]:
     hello = HelloService(signing_key=secrets.token_urlsafe(32))
     model = Anthropic(_model_turn, key=MODEL_KEY)
     async with (
         hello.open(),
         serve(model.app) as provider,
-        throw_away(anthropic_base_url=provider, request_timeout="2") as instance,
+        throw_away(anthropic_base_url=provider, request_timeout="2", sandbox=sandbox) as instance,
         httpx2.AsyncClient(timeout=60) as http,
     ):
         made = await instance.ask(

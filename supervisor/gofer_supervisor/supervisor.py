@@ -51,6 +51,7 @@ class Config:
         processes: Mapping[str, int] | None = None,
         host: str = "127.0.0.1",
         port: int = 8765,
+        schema: str = "",
         rolling: bool = False,
         stop_within: float = 30,
         ready_within: float = 900,
@@ -63,6 +64,8 @@ class Config:
         self.processes = processes or {"serve": 1}
         """How many processes of each role."""
         self.host, self.port = host, port
+        self.schema = schema
+        """The version that the installed release brings the store to."""
         self.rolling = rolling
         """Whether two releases may work side by side, as on Postgres: then nothing stops while one is deployed."""
         self.stop_within = stop_within
@@ -173,7 +176,7 @@ class Supervisor:
     def _choose_release(self) -> None:
         """What is installed runs if it is not what was installed before: somebody has put it there. Else what ran."""
         installed, current = self._config.release, self._home.linked(CURRENT)
-        self._home.add(installed, source="installed")
+        self._home.add(installed, source="installed", schema=self._config.schema)
         changed = self._state.installed != installed.build
         self._state.installed = installed.build
         if current != installed.build and (changed or not self._runnable(current)):
@@ -512,11 +515,27 @@ class Supervisor:
         if step == "stop":
             self._stop_all()
             if not self._running():
-                self._set_step("backup")
+                self._take_store(trial)
         elif step in STEPS:
             self._begin_step(step, trial)
         elif step == "prove":
             self._prove(now)
+
+    def _take_store(self, trial: dict[str, Any]) -> None:
+        """Nothing serves any more: copy and migrate the store, or start at once where there is nothing to migrate."""
+        if self._same_schema(trial):
+            self._serve_new(trial)
+        else:
+            self._set_step("backup")
+
+    def _same_schema(self, trial: dict[str, Any]) -> bool:
+        old, new = (self._home.manifest(str(trial[name])).get("schema") for name in ("previous", "build"))
+        return bool(old) and old == new
+
+    def _serve_new(self, trial: dict[str, Any]) -> None:
+        """From here on the new release serves. The store is not put back any more: it may hold what was answered."""
+        self._set_step("prove")
+        self._home.link(CURRENT, trial["build"])
 
     def _begin_step(self, step: str, trial: dict[str, Any]) -> None:
         """Run the command of a step: `gofer` of the old release for the backup, of the new one for the migration."""
@@ -538,13 +557,12 @@ class Supervisor:
         if trial is None or self._stopping:
             return
         if process.code == 0:
-            following = {"backup": "migrate", "migrate": "prove"}.get(process.name)
-            if following is None:
-                self._go_back(trial, f"{trial['build']} could not migrate the store, which was put back.")
+            if process.name == "backup":
+                self._set_step("migrate")
+            elif process.name == "migrate":
+                self._serve_new(trial)
             else:
-                self._set_step(following)
-                if following == "prove":
-                    self._home.link(CURRENT, trial["build"])
+                self._go_back(trial, f"{trial['build']} could not migrate the store, which was put back.")
             return
         say("\n".join(process.last_words))
         why = f"`gofer {process.name}` of {process.build} failed: {' '.join(process.last_words[-1:])}"
@@ -560,6 +578,9 @@ class Supervisor:
         new = [slot.process for slot in self._slots]
         working = all(one is not None and one.ready and one.build == trial["build"] for one in new)
         self._proved_from = (self._proved_from or now) if working else None
+        if self._proved_from is not None and not trial.get("ready"):
+            trial["ready"] = True
+            self._home.save(self._state)
         if self._proved_from is None or now < self._proved_from + self._config.probation:
             return
         self._proved_from = None

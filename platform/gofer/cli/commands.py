@@ -28,10 +28,12 @@ from gofer.cli import (
     rows,
     schedules,
     secrets,
+    selfcheck,
     serve,
     shells,
     tokens,
     up,
+    update,
 )
 
 
@@ -62,6 +64,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": instance.doctor,
     "version": instance.version,
     "migrate": instance.migrate,
+    "selfcheck": selfcheck.selfcheck,
     "replay": deliveries.replay,
     "backup": backup.backup,
     "restore": backup.restore,
@@ -86,6 +89,7 @@ NOUNS = {
     "tokens": tokens.app,
     "audit": audit.app,
     "rows": rows.app,
+    "update": update.app,
 }
 
 

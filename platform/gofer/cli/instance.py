@@ -25,7 +25,7 @@ def version(as_json: AsJson = False) -> None:
     show({"version": __version__}, as_json, lambda: print(__version__))
 
 
-def migrate() -> None:
+def migrate(as_json: AsJson = False) -> None:
     """Bring the database to this release's version, while no server runs on SQLite. Starting a server does it too.
 
     \b
@@ -42,7 +42,8 @@ def migrate() -> None:
             pass
 
     asyncio.run(opened())
-    print(f"The database is at version {migrations.newest()}.")
+    at = migrations.newest()
+    show({"version": at}, as_json, lambda: print(f"The database is at version {at}."))
 
 
 def status(

@@ -40,6 +40,7 @@ def up(
     gofer up --processes web=2,worker=1
     """
     from gofer.settings import load_settings, prepare_data_dir
+    from gofer.store.migrations import newest
 
     settings = load_settings(host=host, port=port)
     prepare_data_dir(settings)
@@ -56,6 +57,7 @@ def up(
         "processes": counts,
         "host": settings.host,
         "port": settings.port,
+        "schema": newest(),
         "rolling": settings.sqlite_path is None,
         "stop_within": settings.stop_within + STOP_MARGIN,
         "probation": probation,

@@ -38,7 +38,7 @@ def test_every_command_explains_itself_with_an_example(
     text = capsys.readouterr().out
     if command[0] not in ("version",):
         assert f"gofer {' '.join(command)}" in text.partition("Usage:")[2].partition("\n")[2]
-    if command[0] not in ("serve", "web", "worker", "chat") and command != ("mcp", "serve"):
+    if command[0] not in ("serve", "web", "worker", "up", "chat") and command != ("mcp", "serve"):
         assert "--json" in text
 
 

@@ -1,0 +1,240 @@
+"""`gofer update`: releases that `gofer up` can run. Built, signed, staged, approved, deployed and taken back."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gofer.cli.exit_codes import FAILED, CommandFailed
+from gofer.cli.output import AsJson, facts, show, table
+
+if TYPE_CHECKING:
+    from gofer.settings import Settings
+    from gofer_supervisor.home import Home
+
+app = typer.Typer(
+    help="Releases that `gofer up` runs: stage, deploy and take them back.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+LOOK_EVERY = 0.2
+
+Build = Annotated[str, typer.Argument(help="A release, as `gofer update list` shows it.", show_default=False)]
+
+
+@app.command("list")
+def list_releases(as_json: AsJson = False) -> None:
+    """List the releases that are here, and which of them runs.
+
+    \b
+    gofer update list
+    """
+    from gofer_supervisor.home import CURRENT, GOOD
+
+    home, _ = _home()
+    trial = home.load().trial
+    marks = {home.linked(GOOD): "good", home.linked(CURRENT): "current"}
+    if trial is not None:
+        marks[trial["build"]] = (
+            "on probation" if trial["step"] == "prove" else f"being deployed: {trial['step']}"
+        )
+    found = [{**home.manifest(build), "state": marks.get(build, "")} for build in home.builds()]
+    rows = [
+        (
+            one["build"],
+            one["state"],
+            one.get("source", ""),
+            one.get("signed_by", ""),
+            one.get("approved_by", ""),
+        )
+        for one in found
+    ]
+    columns = ("build", "state", "from", "signed by", "approved by")
+    show(
+        {"releases": found},
+        as_json,
+        lambda: table(columns, rows, empty="None yet: `gofer up` has not run here."),
+    )
+
+
+@app.command()
+def check(
+    index: Annotated[
+        Path, typer.Argument(help="A directory with wheels and their manifests.", show_default=False)
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Look for a release that is newer than this one.
+
+    \b
+    gofer update check /mnt/releases
+    """
+    from gofer.releases.stage import newer_releases
+
+    found = [{"version": version, "wheel": str(place)} for version, place in newer_releases(index)]
+    said = [f"{one['version']} is there. To stage it: gofer update stage {one['wheel']}" for one in found[:1]]
+    show({"releases": found}, as_json, lambda: print(said[0] if said else "There is nothing newer."))
+
+
+@app.command()
+def build(
+    source: Annotated[Path, typer.Argument(help="A source tree of Gofer.", show_default=False)],
+    to: Annotated[Path, typer.Option(help="Where to put the wheel and its manifest.")] = Path("dist"),
+    key: Annotated[
+        Path | None, typer.Option(help="An Ed25519 key in PEM form that signs the release.")
+    ] = None,
+    revision: Annotated[str, typer.Option(help="The git revision of the source.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Build a release from a source tree. Nothing of the tree is run.
+
+    \b
+    gofer update build . --key release.pem
+    """
+    from gofer.releases.stage import build_release
+
+    wheel, manifest = build_release(source, to, revision=revision, key=key)
+    made = {"wheel": str(wheel), "manifest": str(manifest)}
+    show(made, as_json, lambda: facts(list(made.items())))
+
+
+@app.command()
+def trust(
+    key: Annotated[Path, typer.Argument(help="An Ed25519 public key in PEM form.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Trust releases that are signed with a key.
+
+    \b
+    openssl genpkey -algorithm ed25519 -out release.pem
+    openssl pkey -in release.pem -pubout -out release.pub.pem
+    gofer update trust release.pub.pem
+    """
+    from gofer.releases.stage import trust_key
+
+    home, _ = _home()
+    id_ = trust_key(home, key)
+    show({"key": id_}, as_json, lambda: print(f"Releases signed with {id_} are trusted from now on."))
+
+
+@app.command()
+def stage(
+    wheel: Annotated[Path, typer.Argument(help="The wheel; its manifest is beside it.", show_default=False)],
+    unsigned: Annotated[
+        bool, typer.Option("--unsigned", help="Accept this file although nobody trusted has signed it.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check a release and put it where `gofer up` can run it. It does not run yet.
+
+    \b
+    gofer update stage dist/gofer-0.2.0-py3-none-any.whl
+    """
+    from gofer.releases.stage import stage as stage_release
+    from gofer.releases.trial import try_release
+
+    home, settings = _home()
+    staged = stage_release(
+        home, wheel, lambda release: try_release(release, settings.sqlite_path), unsigned=unsigned
+    )
+    said = f"Staged as {staged.build}. To let it be deployed: gofer update approve {staged.build}"
+    told = {"build": staged.build, "version": staged.version, "signed_by": staged.signed_by}
+    show(told, as_json, lambda: print(said))
+
+
+@app.command()
+def approve(build: Build, as_json: AsJson = False) -> None:
+    """Let a staged release be deployed.
+
+    \b
+    gofer update approve 0.2.0-3f2a9c01b7de
+    """
+    from gofer.releases.stage import approve as approve_release
+
+    home, _ = _home()
+    approve_release(home, build, by=_who())
+    show({"build": build}, as_json, lambda: print(f"Approved. To run it: gofer update deploy {build}"))
+
+
+@app.command()
+def deploy(
+    build: Build,
+    wait: Annotated[bool, typer.Option(help="Wait until it serves, or was taken back.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Have `gofer up` run a release that was approved. The store is copied first; if the release does not work, the
+    one before runs again.
+
+    \b
+    gofer update deploy 0.2.0-3f2a9c01b7de
+    """
+    from gofer.releases.stage import deploy as deploy_release
+
+    home, _ = _home()
+    _require_supervisor(home)
+    deploy_release(home, build, by=_who())
+    outcome = _outcome(home, build) if wait else {"state": "asked for"}
+    show({"build": build, **outcome}, as_json, lambda: print(f"{build}: {outcome['state']}."))
+    if outcome["state"] == "taken back":
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def rollback(as_json: AsJson = False) -> None:
+    """Have `gofer up` run the release before the current one again.
+
+    \b
+    gofer update rollback
+    """
+    from gofer.releases.stage import roll_back
+
+    home, _ = _home()
+    _require_supervisor(home)
+    roll_back(home, by=_who())
+    show({}, as_json, lambda: print("Asked for. `gofer update list` shows what runs."))
+
+
+def _outcome(home: Home, build: str) -> dict[str, Any]:
+    """Wait until a release is on probation with everything ready, or was taken back."""
+    from gofer_supervisor.home import CURRENT
+
+    while home.asked() is not None:
+        time.sleep(LOOK_EVERY)
+    while True:
+        state = home.load()
+        trial = state.trial
+        if trial is None or trial["build"] != build:
+            return {"state": "runs" if home.linked(CURRENT) == build else "taken back"}
+        if trial["step"] == "prove" and trial.get("ready"):
+            return {"state": "runs, on probation"}
+        time.sleep(LOOK_EVERY)
+
+
+def _home() -> tuple[Home, Settings]:
+    from gofer.settings import load_settings
+    from gofer_supervisor.home import Home
+
+    settings = load_settings()
+    home = Home(str(settings.home_path.absolute()))
+    home.prepare()
+    return home, settings
+
+
+def _require_supervisor(home: Home) -> None:
+    from gofer_supervisor.process import start_time
+
+    if not any(start_time(pid) == start for pid, start in home.load().processes.values()):
+        raise CommandFailed("No supervisor runs here. Start Gofer with `gofer up`.", FAILED)
+
+
+def _who() -> str:
+    """Who gives the command, for the log: whoever can use this home acts as the owner."""
+    try:
+        return f"{getpass.getuser()} (command line)"
+    except (OSError, KeyError):
+        return "command line"
