@@ -36,7 +36,8 @@ async def place(outgoing: Outgoing, client: Client) -> str:
         if elsewhere is None:
             raise
         sent = await client.call("sendMessage", **elsewhere.sending, **parameters)
-    return _external_id(sent, where)
+    # The group may have got another id meanwhile.
+    return f"{sent.get('chat', {}).get('id', where.chat)}:{sent['message_id']}"
 
 
 def _instead_of(where: Place, error: Rejected) -> Place | None:
@@ -56,11 +57,6 @@ def _answering(outgoing: Outgoing, where: Place) -> dict[str, Any] | None:
     if not where.is_group or outgoing.part > 1 or not outgoing.reply_to.isdigit():
         return None
     return {"message_id": int(outgoing.reply_to), "allow_sending_without_reply": True}
-
-
-def _external_id(sent: Any, where: Place) -> str:
-    """The chat and message of an external id. The group may have got another id since."""
-    return f"{sent.get('chat', {}).get('id', where.chat)}:{sent['message_id']}"
 
 
 async def complete(outgoing: Outgoing, external_id: str, client: Client) -> None:

@@ -278,10 +278,6 @@ def _taken(settings: Settings, error: Exception) -> str:
     return f"Cannot listen on {where}: {why}. Give {what}: gofer serve --{option} {value}"
 
 
-def _network_app(platform: Platform) -> RequestLog:
-    return RequestLog(public_app(platform), Peers(platform.settings))
-
-
 @contextlib.asynccontextmanager
 async def _public(platform: Platform, door: socket.socket | None) -> AsyncIterator[None]:
     """The door to the network. When it closes, the worker ends what it runs while commands still get through."""
@@ -290,7 +286,8 @@ async def _public(platform: Platform, door: socket.socket | None) -> AsyncIterat
     else:
         host, port = door.getsockname()[:2]
         platform.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        async with listening(_network_app(platform), door, limit_for(platform.settings)):
+        app = RequestLog(public_app(platform), Peers(platform.settings))
+        async with listening(app, door, limit_for(platform.settings)):
             yield
             # Who watches would otherwise hold the door open.
             await platform.follower.close()

@@ -183,7 +183,7 @@ class Anthropic:
         blocks = [self._finished(block, number) for number, block in enumerate(reply.blocks)]
         for index, block in enumerate(blocks):
             yield from _block_events(index, block, reply.fault)
-            if _stops_at(block, reply.fault):
+            if reply.fault in ("cut_in_call", "max_tokens_in_call") and block["type"] == "tool_use":
                 break
         yield from _fault_events(reply.fault, len(blocks))
         if reply.fault in ("cut", "cut_in_call"):
@@ -247,10 +247,6 @@ def _prefixes(
 
 def _stop(blocks: list[dict[str, Any]]) -> str:
     return "tool_use" if any(block["type"] == "tool_use" for block in blocks) else "end_turn"
-
-
-def _stops_at(block: Mapping[str, Any], kind: Fault) -> bool:
-    return kind in ("cut_in_call", "max_tokens_in_call") and block["type"] == "tool_use"
 
 
 def _fault_events(kind: Fault, index: int) -> Iterator[Any]:

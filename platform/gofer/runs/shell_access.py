@@ -294,7 +294,7 @@ class Mirrors:
         gate = Egress()
         limits = Limits(disk=2 * MAX_EACH, file_size=MAX_EACH, idle=FETCH_TIMEOUT)
         async with Sandbox(self._provider, directory=place, limits=limits, gate=gate) as mirror:
-            await _update(mirror, gate, _read_only(rule))
+            await _update(mirror, gate, replace(rule, git=GitAccess()))
             await _copy(mirror, shell)
         await _run(shell, _UNPACK)
         return f"~/{SEED}"
@@ -321,11 +321,6 @@ class Mirrors:
 
     def _places(self) -> Iterator[Path]:
         yield from self._directory.glob("*/*/")
-
-
-def _read_only(rule: Rule) -> Rule:
-    """The job's rule without leave to push."""
-    return replace(rule, git=GitAccess())
 
 
 async def _update(mirror: Sandbox, gate: Egress, rule: Rule) -> None:

@@ -99,11 +99,13 @@ def verify(connection: Connection, seen: Head | None = None) -> Verdict:
             break
         if entry.place != place + 1:
             problems.append(f"{entry.place - place - 1} entries before entry {entry.id} are missing.")
-        elif entry.link != _next_link(link, entry):
+        elif entry.link != _hashed(link, entry.place, entry):
             problems.append(f"Entry {entry.id} was changed, or the one before it was.")
         place, link = entry.place, bytes(entry.link or b"").hex()
         answered = bool(entry.status) or entry.end_mac is not None
-        if answered and (entry.link is None or entry.end_mac != _mac_of(connection, entry)):
+        if answered and (
+            entry.link is None or entry.end_mac != _end_mac(connection, entry.link, entry.status, entry.data)
+        ):
             problems.append(f"How entry {entry.id} was answered was changed.")
         if seen is not None and seen.place == place:
             met = True
@@ -173,17 +175,9 @@ def _link(connection: Connection, entry: AnyRow, head: Head) -> Head:
     return moved
 
 
-def _next_link(before: str, entry: AnyRow) -> bytes:
-    return _hashed(before, entry.place, entry)
-
-
 def _hashed(before: str, place: int, entry: AnyRow) -> bytes:
     said = [before, place, entry.id, *(getattr(entry, name) for name in _LINKED)]
     return hashlib.sha256(json.dumps(said, separators=(",", ":")).encode()).digest()
-
-
-def _mac_of(connection: Connection, entry: AnyRow) -> bytes:
-    return _end_mac(connection, entry.link, entry.status, entry.data)
 
 
 def _end_mac(connection: Connection, link: bytes, status: int, data: dict[str, Any]) -> bytes:

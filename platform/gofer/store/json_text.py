@@ -17,7 +17,7 @@ def encode(value: Any) -> bytes:
     try:
         return to_json(value, inf_nan_mode="constants")
     except ValueError:
-        return json.dumps(value, separators=(",", ":"), default=_fields).encode()
+        return json.dumps(value, separators=(",", ":"), default=dataclasses.asdict).encode()
 
 
 def write(value: Any) -> str:
@@ -31,8 +31,3 @@ def read(text: str | bytes) -> Any:
         return from_json(text)
     except ValueError:
         return json.loads(text)
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass; `asdict` raises TypeError for anything else."""
-    return dataclasses.asdict(value)

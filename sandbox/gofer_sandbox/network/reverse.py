@@ -373,13 +373,11 @@ class MaskedAnswer:
 
     async def _headers(self, response: h11.Response) -> Headers:
         found = end_to_end(response.headers, *_NOT_RETURNED)
-        kept = [(n, self._masked(v)) for n, v in found if not self._names_secret(n)]
+        secrets = [secret.lower() for secret in self._secrets]
+        kept = [(n, self._masked(v)) for n, v in found if not any(secret in n for secret in secrets)]
         if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in kept):
             raise ProxyRefused("the upstream's answer is compressed and cannot be checked", status=502)
         return [(n, await self._location(v) if n == b"location" else v) for n, v in kept]
-
-    def _names_secret(self, name: bytes) -> bool:
-        return any(secret.lower() in name for secret in self._secrets)
 
     async def _location(self, value: bytes) -> bytes:
         """A redirect within the rule, as an address of this proxy; any other is refused."""

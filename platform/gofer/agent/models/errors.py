@@ -81,7 +81,8 @@ def classify(error: Exception, model: str, usage: Usage | None = None) -> Except
     if isinstance(status, int):
         headers = getattr(getattr(error, "response", None), "headers", {})
         words = getattr(error, "api_message", None) or getattr(error, "message", "")
-        return refusal(status, _sdk_body(error, words), headers, model=model, usage=usage)
+        body = {"error": {"type": getattr(error, "type", None), "message": words}}
+        return refusal(status, body, headers, model=model, usage=usage)
     if isinstance(error, UnicodeEncodeError):  # ours, before anything was sent: it would fail each time
         return ModelError("invalid", "The request cannot be written as UTF-8.", usage=usage, model=model)
     if isinstance(error, (httpx2.InvalidURL, httpx2.UnsupportedProtocol)):
@@ -93,10 +94,6 @@ def classify(error: Exception, model: str, usage: Usage | None = None) -> Except
     if hasattr(error, "body"):  # the SDK's own base class
         return ModelError("retryable", f"The call failed ({_name(error)}).", usage=usage, model=model)
     return error
-
-
-def _sdk_body(error: Any, words: Any) -> dict[str, Any]:
-    return {"error": {"type": getattr(error, "type", None), "message": words}}
 
 
 def refusal(

@@ -318,7 +318,10 @@ class ToolRunner:
             found = await wait_or_cancel(recovering, around.stopping, self._shell)
             if found is not None:
                 known = found.exit_code is not None or found.timed_out or found.cancelled
-                result = command_result(found) if known else _unknown_with(command_result(found).content)
+                result = command_result(found)
+                if not known:
+                    words = f"{OUTCOME_UNKNOWN}\nWhat it had printed:\n{result.content}"
+                    result = ToolResult(words, is_error=True)
                 return Ran(
                     await fit(result, self._mask, self._blobs, self._most), "ok" if known else "unknown"
                 )
@@ -349,10 +352,6 @@ def _parse(tool: Tool[Any], call: Call) -> BaseModel | Ran:
     except (ValueError, RecursionError) as error:
         return _refused("malformed", f"Wrong arguments for {tool.name}, so nothing was run. {error}")
     return parsed
-
-
-def _unknown_with(output: str) -> ToolResult:
-    return ToolResult(f"{OUTCOME_UNKNOWN}\nWhat it had printed:\n{output}", is_error=True)
 
 
 def _refused(status: Status, text: str) -> Ran:

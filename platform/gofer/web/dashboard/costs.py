@@ -44,7 +44,7 @@ async def show(request: Request) -> Response:
         ways=BY,
         spans=list(SPANS),
         chart=_chart(found, by, sum(budgets.values())),
-        tables=_tables(found),
+        tables=[{"by": by, "title": title, "rows": _totals(found["lines"], by)} for by, title in BY.items()],
         today=found["today"],
         total=sum(line["dollars"] for line in found["lines"]),
         spent_today=_by_agent_today(found),
@@ -67,10 +67,6 @@ def read(connection: Connection, timezone: str, days: int) -> dict[str, Any]:
         for line in list_costs(connection, every_day, spends.c.model)
     ]
     return {"lines": lines, "days": every_day, "today": last, "agents": agent_names(connection)}
-
-
-def _tables(found: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"by": by, "title": title, "rows": _totals(found["lines"], by)} for by, title in BY.items()]
 
 
 def _totals(lines: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.errors import Malformed
+from gofer.intake.routing import event_matches
 from gofer.jobs.kinds import ANSWER
 from gofer.store.tables import jobs, routes
 from gofer.vault.envelope import Vault
@@ -104,11 +105,9 @@ def _routed(connection: Connection, delivery: dict[str, Any]) -> list[str]:
     """The agents that hear such an event now."""
     here = routes.c.connection_id.is_(None) | (routes.c.connection_id == delivery["connection_id"])
     query = select(routes.c.agent_id, routes.c.event).where(here)
-    return sorted({agent for agent, event in connection.execute(query) if _hears(event, delivery["event"])})
-
-
-def _hears(pattern: str, event: str) -> bool:
-    return event.startswith(pattern[:-1]) if pattern.endswith("*") else event == pattern
+    return sorted(
+        {agent for agent, event in connection.execute(query) if event_matches(event, delivery["event"])}
+    )
 
 
 @page("operator")

@@ -56,12 +56,9 @@ def read_list(connection: Connection, vault: Vault) -> dict[str, Any]:
 
 def _with_outlook(row: dict[str, Any]) -> dict[str, Any]:
     upcoming, words = schedules.outlook(row)
-    following = [{"at": at, "words": _moment(at, row["timezone"])} for at in upcoming]
+    moments = [datetime.fromtimestamp(at, ZoneInfo(row["timezone"])) for at in upcoming]
+    following = [{"at": at.timestamp(), "words": at.strftime("%a %d %b, %H:%M")} for at in moments]
     return {**row, "words": words, "next": following}
-
-
-def _moment(at: float, timezone: str) -> str:
-    return datetime.fromtimestamp(at, ZoneInfo(timezone)).strftime("%a %d %b, %H:%M")
 
 
 @page("owner", form=index)
