@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from support.database_reset import Broom
 from support.patience import eventually, patience
 from support.process_speed import (
     collect_seldom,
+    keep_files_in_memory,
     log_plainly,
     new_loop,
     share_compiled_statements,
@@ -36,6 +38,8 @@ TEMPLATE = "gofer_template"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all is imported and collected
+    keep_files_in_memory()
     share_compiled_statements()
     share_tls_defaults()
     log_plainly()

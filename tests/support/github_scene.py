@@ -31,7 +31,7 @@ from gofer_github import integration
 from gofer_standins.github import GitHubService
 from gofer_standins.github.apps import new_key
 from gofer_standins.github.world import App, Comment, Repository
-from support.patience import patiently
+from support.patience import eventually
 from support.sqlite_template import with_tables
 
 SECRET = "the-webhook-secret-of-the-app"
@@ -144,21 +144,25 @@ class Running:
         """Wait until nothing is left to do, but for what goes on for ever or waits for somebody to mend it."""
         live = (JobState.READY, JobState.BLOCKED, JobState.RUNNING, JobState.SCHEDULED)
         lasting = (*(("poll", each) for each in live), ("catch_up", JobState.SCHEDULED))
-        async with patiently(patience):
-            while await self.jobs(lambda row: row.state in live and (row.kind, row.state) not in lasting):
-                await asyncio.sleep(0.02)
+        query = select(jobs.c.kind, jobs.c.state).where(jobs.c.state.in_(live))
+
+        async def nothing() -> bool:
+            return {(row.kind, row.state) for row in await self.rows(query)} <= set(lasting)
+
+        await eventually(nothing, within=patience)
 
     async def settled(self, which: Callable[[Any], bool], patience: float = 40) -> None:
         """Wait until there is such a job."""
-        async with patiently(patience):
-            while not await self.jobs(which):
-                await asyncio.sleep(0.02)
+        await eventually(lambda: self.jobs(which), within=patience)
 
     async def began(self, runs: int = 1) -> None:
         """Wait until so many runs are at a tool."""
-        async with patiently(60):
-            while len(await self.rows(select(events.c.id).where(events.c.kind == "tool.started"))) < runs:
-                await asyncio.sleep(0.02)
+        query = select(events.c.id).where(events.c.kind == "tool.started")
+
+        async def enough() -> bool:
+            return len(await self.rows(query)) >= runs
+
+        await eventually(enough)
 
     async def jobs(self, which: Callable[[Any], bool] = lambda row: True) -> list[Any]:
         rows = await self.platform.database.read(lambda c: list(c.execute(select(jobs)).all()))

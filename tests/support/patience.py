@@ -68,6 +68,7 @@ async def _end(limit: asyncio.Timeout, deadline: Deadline) -> None:
 
 async def eventually(condition: Callable[[], Any], within: float = 60) -> Any:
     """Wait until a condition (async or not) holds; fails after a while. Never assert how long it took."""
+    began = time.monotonic()
     async with patiently(within):
         while True:
             value = condition()
@@ -75,16 +76,21 @@ async def eventually(condition: Callable[[], Any], within: float = 60) -> Any:
                 value = await value
             if value:
                 return value
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(_pause(began))
 
 
 def until(condition: Callable[[], Any], within: float = 60) -> Any:
     """The same without a loop."""
-    deadline = Deadline(within)
+    began, deadline = time.monotonic(), Deadline(within)
     while True:
         late = deadline.left <= 0
         if value := condition():
             return value
         if late:
             raise AssertionError("It did not happen.")
-        time.sleep(0.02)
+        time.sleep(_pause(began))
+
+
+def _pause(began: float) -> float:
+    """Until the next look: the longer it takes, the seldomer, since looking takes time from what is waited for."""
+    return min(0.2, max(0.01, (time.monotonic() - began) / 8))

@@ -27,7 +27,7 @@ from gofer.vault.secret import Secret
 from gofer.web.app import public_app
 from gofer.web.server import listening as serving
 from gofer_standins.telegram import Chat, Message, Person, Telegram
-from support.patience import eventually, patiently
+from support.patience import eventually
 from support.sqlite_template import with_tables
 
 OWNERS = range(5_000_000_001, 5_000_000_021)
@@ -97,19 +97,21 @@ class House:
 
     async def took_in(self, count: int, *, within: float = 60) -> None:
         """Wait until so many deliveries are stored."""
-        async with patiently(within):
-            while await self.count(deliveries) < count:
-                await asyncio.sleep(0.02)
+
+        async def enough() -> bool:
+            return await self.count(deliveries) >= count
+
+        await eventually(enough, within=within)
         assert await self.count(deliveries) == count
 
     async def until_health(self, words: str, *, ok: bool, within: float = 60) -> None:
         """Wait until the connection says something of itself."""
-        async with patiently(within):
-            while True:
-                told = await health_of(self.platform, self.connection_id)
-                if told.ok == ok and words in told.line:
-                    return
-                await asyncio.sleep(0.02)
+
+        async def says_so() -> bool:
+            told = await health_of(self.platform, self.connection_id)
+            return told.ok == ok and words in told.line
+
+        await eventually(says_so, within=within)
 
     async def connect_again(self) -> House:
         """The same bot in a connection of its own, after the first was removed."""
@@ -118,22 +120,26 @@ class House:
     async def jobs_in(self, state: str, *, within: float = 60) -> None:
         """Wait until the last answer's job is in a state."""
         query = select(jobs.c.state).where(jobs.c.kind == "answer").order_by(jobs.c.id.desc()).limit(1)
-        async with patiently(within):
-            while [row.state for row in await self.rows(query)] != [state]:
-                await asyncio.sleep(0.02)
+
+        async def there() -> bool:
+            return [row.state for row in await self.rows(query)] == [state]
+
+        await eventually(there, within=within)
 
     async def sent(self, *, within: float = 60) -> None:
         """Wait until nothing is left to send."""
-        async with patiently(within):
-            while await self.count(replies, IS_UNSENT):
-                await asyncio.sleep(0.02)
+        await self._none(replies, IS_UNSENT, within=within)
 
     async def settled(self, *, within: float = 60) -> None:
         """Wait until no job is left but the poller's."""
         busy = (in_state(*LIVE), jobs.c.kind.not_in(("poll", "approval")))
-        async with patiently(within):
-            while await self.count(jobs, *busy):
-                await asyncio.sleep(0.02)
+        await self._none(jobs, *busy, within=within)
+
+    async def _none(self, table: Any, *conditions: Any, within: float) -> None:
+        async def empty() -> bool:
+            return await self.count(table, *conditions) == 0
+
+        await eventually(empty, within=within)
 
 
 @contextlib.asynccontextmanager

@@ -50,9 +50,11 @@ def requests() -> list[tuple[str, str]]:
 BODIES = (b"", b"{", b"[]", b"null", b'{"surprise": 1}', b'{"again": {}}', b"\xff\xfe", b"[" * 5000)
 
 
-async def test_nonsense_is_answered_with_a_reason(api: httpx2.AsyncClient) -> None:
+async def test_nonsense_is_answered_with_a_reason(api: httpx2.AsyncClient, platform: Platform) -> None:
+    # A body is read before the store is asked.
+    bodies = BODIES if platform.database.dialect == "sqlite" else (b"", b'{"surprise": 1}')
     for method, path in requests():
-        for body in BODIES:
+        for body in bodies:
             if path in ("/key/rotate",):
                 continue
             answer = await api.request(method, path, content=body, params={"limit": "many"})

@@ -11,11 +11,7 @@ from typing import Any
 import httpx2
 import hypothesis
 import pytest
-import schemathesis
 from jsonschema_rs import Draft202012Validator
-from schemathesis.config import SchemathesisConfig
-from schemathesis.core.result import Ok
-from schemathesis.specs.openapi.checks import ignored_auth
 
 from gofer.web.api.http import EmptyBody
 from gofer.web.api.openapi import document
@@ -65,6 +61,12 @@ def token(house: House) -> str:
 @pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
 def test_whatever_is_sent_is_answered_as_documented(house: House, token: str) -> None:
     """Something right and something wrong to each; `make chaos` sends thousands."""
+    # Here alone: every process of a run reads this file, and few need it.
+    import schemathesis
+    from schemathesis.config import SchemathesisConfig
+    from schemathesis.core.result import Ok
+    from schemathesis.specs.openapi.checks import ignored_auth
+
     schema = schemathesis.openapi.from_url(
         f"{house.url}/api/v1/openapi.json", config=SchemathesisConfig.from_path(CONFIG)
     )
@@ -76,20 +78,20 @@ def test_whatever_is_sent_is_answered_as_documented(house: House, token: str) ->
         if here.stream:
             continue
         if here.body is None or here.body is EmptyBody:
-            _ask(operation)
+            _ask(operation, ignored_auth)
         else:
             for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
-                _try(operation.as_strategy(generation_mode=mode))
+                _try(operation.as_strategy(generation_mode=mode), ignored_auth)
 
 
-def _ask(operation: Any) -> None:
+def _ask(operation: Any, without: Any) -> None:
     """Where there is nothing to say, one plain question: drawing many takes long and finds nothing else."""
     kinds = {each.name: each.definition["schema"].get("type") for each in operation.path_parameters}
     places = {name: 1 if kind == "integer" else "nowhere" for name, kind in kinds.items()}
-    operation.Case(path_parameters=places).call_and_validate(excluded_checks=[ignored_auth])
+    operation.Case(path_parameters=places).call_and_validate(excluded_checks=[without])
 
 
-def _try(cases: Any) -> None:
+def _try(cases: Any, without: Any) -> None:
     """The simplest case there is."""
 
     @hypothesis.given(case=cases)
@@ -102,7 +104,7 @@ def _try(cases: Any) -> None:
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     def sent(case: Any) -> None:
-        case.call_and_validate(excluded_checks=[ignored_auth])
+        case.call_and_validate(excluded_checks=[without])
 
     sent()
 
