@@ -17,7 +17,6 @@ from gofer.settings import Settings
 from gofer.store.bootstrap import database_for
 from gofer.store.database import Database
 from gofer.vault.envelope import Vault
-from gofer.vault.keyring import open_ring
 from support import process_leaks
 from support.async_bridge import Elsewhere
 from support.database_reset import Broom
@@ -31,7 +30,7 @@ from support.process_speed import (
     share_tls_defaults,
 )
 from support.servers import Server, shared, turn
-from support.sqlite_template import bring_up_to_date, with_tables
+from support.sqlite_template import bring_up_to_date, furnish, vault_in, with_tables
 from support.world import World
 
 TEMPLATE = "gofer_template"
@@ -121,9 +120,18 @@ def _broom(
 
 
 @pytest.fixture
-def postgres_url(_broom: Broom, elsewhere: Elsewhere) -> str:
-    """A PostgreSQL database with all tables and no rows."""
-    elsewhere.run(_broom.sweep())
+def _furnished(request: pytest.FixtureRequest) -> bool:
+    """Whether the test's store holds the world, which is copied: to make it anew takes longer than most tests."""
+    return "world" in request.fixturenames
+
+
+@pytest.fixture
+def postgres_url(_broom: Broom, _furnished: bool, data_dir: Path, elsewhere: Elsewhere) -> str:
+    """A PostgreSQL database with all tables, and no rows but those of the world."""
+    if _furnished:
+        elsewhere.run(_broom.furnish(lambda: furnish(_broom.url, data_dir)))
+    else:
+        elsewhere.run(_broom.sweep())
     return _broom.url
 
 
@@ -145,9 +153,9 @@ def data_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def sqlite_url(data_dir: Path) -> str:
-    """A SQLite file with all tables and no rows."""
-    return f"sqlite:///{with_tables(Settings(data_dir=data_dir)).sqlite_path}"
+def sqlite_url(_furnished: bool, data_dir: Path) -> str:
+    """A SQLite file with all tables, and no rows but those of the world."""
+    return f"sqlite:///{with_tables(Settings(data_dir=data_dir), furnished=_furnished).sqlite_path}"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -168,14 +176,14 @@ async def database(database_url: str, data_dir: Path) -> AsyncIterator[Database]
 
 @pytest.fixture
 def vault(data_dir: Path) -> Vault:
-    """A vault with a fresh master key."""
-    return Vault(open_ring(data_dir, ciphertext_exists=False))
+    """A vault with a master key."""
+    return vault_in(data_dir)
 
 
 @pytest.fixture
 async def world(database: Database, vault: Vault) -> World:
     """A furnished store on both databases, and short words for what happens in it."""
-    return await World.made(database, vault)
+    return await World.found(database, vault)
 
 
 @pytest.fixture(name="eventually")

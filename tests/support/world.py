@@ -62,6 +62,13 @@ class World:
         await database.write(world._furnish)
         return world
 
+    @classmethod
+    async def found(cls, database: Database, vault: Vault) -> World:
+        """The same where the rows are there already."""
+        world = cls(database, vault)
+        await database.write(lambda connection: start(connection, vault, recorded=None))
+        return world
+
     # Furniture.
 
     def _furnish(self, connection: Connection) -> None:
