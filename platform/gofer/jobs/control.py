@@ -67,11 +67,11 @@ def _number(connection: Connection, job_id: int, **values: Any) -> Any:
 
 
 def cancel(connection: Connection, job_id: int, *, by: str) -> JobState:
-    """Ask a job to stop. Returns the state it is in now.
+    """Ask a job to stop. Returns its state after that.
 
-    A running job stops at its worker's next look, a moment away. One that waits becomes ready, so that a worker
-    ends it the same way and says so in the chat; one that is blocked has not begun and ends here. What is said
-    from now on is not meant by the stop and will have a job of its own.
+    A running job stops when its worker looks next, a moment later. A waiting job becomes ready, so that a worker ends
+    it the same way and says so in the chat. A blocked job has not begun and ends here. The stop does not cover what is
+    said from now on; that gets a job of its own.
     """
     row = _hold(connection, job_id)
     was = JobState(row.state)
@@ -85,7 +85,7 @@ def cancel(connection: Connection, job_id: int, *, by: str) -> JobState:
     elif was is not JobState.RUNNING:
         values |= {"state": JobState.READY}
     numbered = _number(connection, job_id, **values)
-    # Also when it waits no longer: the words that stop it may have woken it first.
+    # Also for one that waits no longer: the message that stops it may have woken it first.
     open_ones = (questions.c.job_id == job_id) & questions.c.answered_at.is_(None)
     connection.execute(update(questions).where(open_ones).values(answered_at=now()))
     log.record(
@@ -101,7 +101,7 @@ _LAST_SEQ = (
 
 
 def cancel_conversation(connection: Connection, conversation_id: str, *, by: str) -> int:
-    """Ask every agent at work in a conversation to stop; returns how many were. The caller holds its lock."""
+    """Ask every agent at work in a conversation to stop. Returns how many were at work. The caller holds its lock."""
     return _cancel_all(connection, jobs.c.conversation_id == conversation_id, by)
 
 
@@ -116,10 +116,11 @@ def _cancel_all(connection: Connection, which: ColumnElement[bool], by: str) -> 
 
 
 def begin_afresh(connection: Connection, conversation_id: str, seq: int, *, by: str) -> int:
-    """Let the agents of a conversation forget what was said up to a message, and end what they do about it.
+    """Let the agents of a conversation forget what was said up to a message, and end their work on it. Returns how many
+    were at work.
 
-    Returns how many were at work. What they have not answered ends with what they were doing. An agent that was
-    spoken to since is left at work: that is not meant. The caller holds the conversation's lock.
+    What they have not answered ends as well. An agent that was spoken to after that message keeps working. The caller
+    holds the conversation's lock.
     """
     stopped = 0
     remembering = (participants.c.conversation_id == conversation_id) & (participants.c.epoch_seq < seq)
@@ -161,7 +162,7 @@ def redrive(connection: Connection, job_id: int, *, by: str) -> JobState:
 
 
 def _send_again(connection: Connection, job_id: int) -> None:
-    """Put what a deliver job gave up back into the ledger, where it stood."""
+    """Put the parts that a deliver job gave up back into the ledger, in their old order."""
     exists_outside = replies.c.external_id != ""
     connection.execute(
         update(replies)
@@ -297,7 +298,7 @@ def _wake_waiting(connection: Connection, job_id: int, kind: str, data: dict[str
 
 
 def expire_questions(connection: Connection) -> int:
-    """Wake the jobs whose question nobody answered in time; they go on knowing that."""
+    """Wake the jobs whose question nobody answered in time. They go on, and are told so."""
     overdue = connection.execute(
         select(questions.c.id, questions.c.job_id).where(
             questions.c.answered_at.is_(None), questions.c.expires_at < now()
@@ -310,7 +311,7 @@ def expire_questions(connection: Connection) -> int:
             .where(questions.c.id == question.id, questions.c.answered_at.is_(None))
             .values(answered_at=now())
         )
-        # Answered in the meantime, the job may be waiting for something else by now.
+        # If it was answered in the meantime, the job may wait for something else by now.
         if closed.rowcount == 1 and row.state == JobState.WAITING:
             _wake_waiting(connection, row.id, "question.expired", {"question": question.id})
     return len(overdue)
@@ -326,9 +327,10 @@ def wake_participant(
     delay: float = 0,
     patient: bool = False,
 ) -> bool:
-    """Note that a message wants the participant and make its job unless it has one. Conversation locked.
+    """Raise the participant's `wake_seq` to a message, and make its job unless it has one. The caller holds the
+    conversation's lock.
 
-    A patient one leaves a job alone that waits for somebody's answer.
+    With `patient`, a job that waits for somebody's answer is left waiting.
     """
     row = fast_sql.first(connection, _WAKE, {"who": participant_id, "seq_": seq})
     if row is None:

@@ -1,4 +1,4 @@
-"""Schedules: making the jobs whose time has come, each tick exactly once, whoever looks first."""
+"""Schedules: makes the jobs that are due, each exactly once, whichever process looks first."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ log = structlog.get_logger()
 Missed = Literal["skip", "once", "all"]
 
 NO_TIMES = (CronSimError, StopIteration, KeyError, ValueError, OverflowError, OSError)
-"""What looking for the times of a schedule may raise when there are none, or no such time zone."""
+"""What the search for a schedule's times raises when there are none, or when the time zone is unknown."""
 
 _NEVER = float("inf")
 """What an earlier release stored as the next time of a schedule that has none. No JSON has a number for it."""
 _NONE_LEFT = "Its cron line never comes due again."
 
 MAX_CAUGHT_UP = 100
-"""Runs made up for at most under the policy `all`; a year of downtime must not become a storm."""
+"""Missed runs that the policy `all` makes up for at most: a year of downtime must not become a storm."""
 
 
 SHORTCUTS = {
@@ -46,12 +46,12 @@ SHORTCUTS = {
 
 
 def spelt_out(cron: str) -> str:
-    """A cron line with its five fields, also for one of the usual shortcuts."""
+    """A cron line with its five fields; a shortcut such as `@daily` is spelt out."""
     return SHORTCUTS.get(cron.strip().lower(), cron)
 
 
 def ticks(cron: str, timezone: str, after: float) -> Iterator[float]:
-    """The times of a schedule after a moment, right across changes of daylight saving."""
+    """The times of a schedule after a moment, correct across changes of daylight saving."""
     start = datetime.fromtimestamp(after, ZoneInfo(timezone))
     for moment in CronSim(cron, start):
         yield moment.timestamp()
@@ -128,7 +128,7 @@ def _run_due(connection: Connection, schedule: Any) -> int:
     try:
         missed, following = _due_times(schedule)
     except NO_TIMES as error:
-        # Its time zone is unknown on this machine, say. The others must not wait for it, nor the rest of upkeep.
+        # Its time zone may be unknown here. Other schedules and the rest of maintenance must not wait for it.
         return _switch_off(connection, schedule, str(error))
     made = 0
     for moment in _to_run(missed, schedule.missed, schedule.current):
@@ -156,7 +156,7 @@ def _switch_off(connection: Connection, schedule: Any, why: str) -> int:
 
 
 def _due_times(schedule: Any) -> tuple[list[float], float | None]:
-    """The last times that have come since the last look, and the first one that has not, if there is one."""
+    """The last times that passed since the last look, and the next one, if there is one."""
     current = datetime.fromtimestamp(schedule.current, ZoneInfo(schedule.timezone))
     # Backwards from now (itself included), so that a schedule of every minute costs no more after a year away.
     backwards = CronSim(schedule.cron, current + timedelta(microseconds=1), reverse=True)
@@ -166,11 +166,11 @@ def _due_times(schedule: Any) -> tuple[list[float], float | None]:
 
 
 ON_TIME = 60.0
-"""Seconds after its moment in which a run still counts as on time."""
+"""Seconds after its time in which a run still counts as on time."""
 
 
 def _to_run(passed: list[float], policy: Missed, current: float) -> list[float]:
-    """What the missed-run policy makes of the times that passed."""
+    """The times to run for, by the policy for missed runs."""
     if policy == "all":
         return passed
     if policy == "skip" and current - passed[-1] > ON_TIME:

@@ -1,6 +1,6 @@
-"""See that the job which is wanted exists: the next answer of a participant, the delivery of what a ledger holds.
+"""Makes the job that is needed unless there is one: a participant's next answer, or the delivery of a ledger's replies.
 
-The caller holds the conversation's lock, so that what it read before stays true until its commit.
+The caller holds the conversation's lock, so that what it read stays true until its commit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONFIRMING = "confirming"
 
 
 def ensure_answer(connection: Connection, participant_id: str, *, delay: float = 0) -> bool:
-    """Make the participant's next job if it is wanted and has none. The caller holds the conversation's lock."""
+    """Make the participant's next job when it has unread messages and no job. Conversation locked."""
     row = fast_sql.first(connection, _WANTED, {"who": participant_id})
     if row is None:
         return False
@@ -40,12 +40,12 @@ def ensure_job(
     delay: float = 0,
     patient: bool = False,
 ) -> bool:
-    """Make the job of a participant that is wanted unless it has one; whether workers should look.
+    """Make the participant's next job unless it has one. Returns whether workers should look.
 
-    `live` is the state of the one it has, read under the conversation's lock.
+    `live` is the state of the job it has, read under the conversation's lock.
     """
     if live is not None:
-        # Whoever writes while a question is open is heard: the run goes on and sees what was written.
+        # A message that comes while a question is open wakes the run, which then sees it.
         waits = live == JobState.WAITING and not patient
         return waits and bool(fast_sql.fetch(connection, _STOP_WAITING, {"lane_": participant.id}))
     submit(
@@ -86,14 +86,14 @@ _WOKEN_BY = select(messages.c.connection_id).where(
 
 
 def ensure_delivery(connection: Connection, workspace_id: str, conversation_id: str, binding_id: str) -> bool:
-    """See that a live job will send what the ledger holds for a binding. True when one was made."""
+    """Make the job that sends what the ledger holds for a binding, unless there is one. True when one was made."""
     lane = f"deliver:{binding_id}"
     if fast_sql.first(connection, _LANE_LIVE, {"lane_": lane}) is not None:
-        # One that only waits to repeat an old edit must not keep a new reply waiting.
+        # A new reply must not wait for a job that only waits to repeat an old edit.
         return bool(fast_sql.fetch(connection, _HURRY, {"lane_": lane}))
     bound = fast_sql.first(connection, _BOUND_TO, {"binding": binding_id})
     if bound.conversation_id != conversation_id:
-        # A word to an owner about somebody else's conversation: the lane belongs to the place it is said in.
+        # It tells an owner about somebody else's conversation: the lane belongs to the owner's conversation.
         lock_conversation(connection, bound.conversation_id)
         if fast_sql.first(connection, _LANE_LIVE, {"lane_": lane}) is not None:
             return False

@@ -1,6 +1,6 @@
-"""Following the event log live: one reader for the whole process, however many watch.
+"""Follows the event log live: one reader for the whole process, however many watch.
 
-A watcher first reads what it missed by itself, then is handed what the reader finds; one that does not keep up is
+A watcher first reads by itself what it missed. Then it gets what the reader finds. A watcher that does not keep up is
 let go, so that nobody else waits for it.
 """
 

@@ -1,4 +1,4 @@
-"""The fence: no write of a run that has lost its job."""
+"""The fence: a run that has lost its job writes nothing more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gofer.store.tables import JobState, in_state, jobs
 
 
 def hold(connection: Connection, claim: Claim) -> None:
-    """Take the job's row under the fence; raises Fenced. Before every write a run makes."""
+    """Lock the job's row if this run still has the job; raises Fenced otherwise. Called before every write of a run."""
     held = connection.execute(_HOLD, {"job": claim.id, "holder": claim.owner, "held": claim.fence}).first()
     if held is None:
         raise Fenced

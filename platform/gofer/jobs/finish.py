@@ -1,8 +1,8 @@
 """The end of a run: one transaction under the conversation's lock, so that no message falls between two jobs.
 
-The reply goes to the ledger, `read_seq` moves on, and if somebody wants the agent meanwhile the next job is made
-there and then. Dead and cancelled jobs move on too, with one honest sentence for the person who waits. Runs that
-end at the same moment are ended together: many jobs, one commit.
+The reply goes to the ledger and `read_seq` moves on. If a message came meanwhile, the next job is made at once. Dead
+and cancelled jobs move on too, with one honest sentence for the person who waits. Runs that end at the same moment
+share one commit.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class FinishResult:
 
 
 def backoff(tries: int) -> float:
-    """Seconds before the next try: exponential, capped, with full jitter so that retries do not march in step."""
+    """Seconds before the next try: exponential, capped, and random, so that retries do not all come at once."""
     return random.SystemRandom().uniform(0, min(MAX_BACKOFF, FIRST_BACKOFF * 2 ** min(tries, 20)))
 
 
@@ -185,7 +185,7 @@ def _end(connection: Connection, ending: FinishedRun, job: Any, *, lost: bool) -
     state, delay, name = _next_state(claim, outcome)
     final = state in FINAL
     if job.cancel_requested and not final:
-        # A run that pauses while somebody asks to stop it goes back at once, for a worker to end it as asked.
+        # A run that pauses while somebody asks to stop it becomes ready at once, so that a worker ends it.
         state, delay = JobState.READY, 0
     if isinstance(outcome, Wait) and _has_new_message(connection, claim, outcome.seen_to, job.covers_to):
         state = JobState.READY
@@ -211,7 +211,7 @@ def _end(connection: Connection, ending: FinishedRun, job: Any, *, lost: bool) -
 def _has_new_message(
     connection: Connection, claim: Claim, seen_to: int | None, covers_to: int | None
 ) -> bool:
-    """Whether something was said to a run that waits, after it last looked: nobody would wake it for that."""
+    """Whether a message came after a waiting run last looked: nobody else would wake the run for it."""
     if seen_to is None:
         return False
     given = {"conversation": claim.conversation_id, "seen": seen_to, "most": covers_to}
@@ -228,7 +228,7 @@ _SAID_SINCE = (
 
 
 def _delay_is_known(connection: Connection, claim: Claim, after: float) -> bool:
-    """Whether it was said before that this job has to wait, and for as long: what takes longer is told anew."""
+    """Whether people were told already that this job waits, and for at least as long."""
     said = connection.execute(_TOLD, {"job": claim.id}).first()
     if said is None:
         return False
@@ -246,8 +246,8 @@ _TOLD = (
 
 
 def _count_outage(connection: Connection, claim: Claim, outcome: Outcome) -> Outcome:
-    """A store that was away costs no try, and the job goes on at once. One that fails the same job again and again
-    is not away: it is tried less and less often, and then it counts."""
+    """An outage of the store costs no try, and the job goes on at once. When the store fails the same job again and
+    again, the job waits longer each time, and in the end the tries count."""
     if not isinstance(outcome, Snooze) or outcome.reason != OUTAGE:
         return outcome
     before = int(connection.execute(_OUTAGES, {"job": claim.id}).scalar_one())
@@ -265,7 +265,7 @@ _OUTAGES = (
 
 
 def _exhausted(claim: Claim, outcome: Outcome) -> Outcome:
-    """A retry after the last try is a death."""
+    """A retry becomes Dead when the last try is used up."""
     if isinstance(outcome, Retry) and claim.attempts >= claim.max_attempts:
         return Dead(outcome.reason, outcome.drafts, outcome.included_to, outcome.cost)
     return outcome
@@ -289,7 +289,7 @@ def _next_state(claim: Claim, outcome: Outcome) -> tuple[JobState, float, str]:
 
 
 def _without_delay(connection: Connection, claim: Claim, outcome: Outcome) -> Outcome:
-    """A delivery must not sleep until an old edit is to be repeated while a new reply waits."""
+    """A delivery does not sleep until an old edit is repeated while a new reply waits."""
     if isinstance(outcome, Snooze) and outcome.reason == CONFIRMING and _unsent(connection, claim):
         return dataclasses.replace(outcome, after=0)
     return outcome
@@ -304,8 +304,8 @@ _ANY_UNSENT = select(replies.c.id).where(replies.c.binding_id == bindparam("bind
 
 
 def _covers_to(connection: Connection, claim: Claim, outcome: Outcome, fixed: int | None) -> int | None:
-    """How far a finished job has read: as the run says; or as was fixed when it was stopped or first ended; or
-    everything there is."""
+    """How far a finished job has read: as the run says, else as was fixed when it was stopped or first ended, else
+    everything."""
     if claim.participant_id is None:
         return fixed
     told = getattr(outcome, "included_to", None)
@@ -318,7 +318,7 @@ def _covers_to(connection: Connection, claim: Claim, outcome: Outcome, fixed: in
 
 
 def _plan_replies(connection: Connection, vault: Vault, end: End) -> bool:
-    """Put what is to be said into the ledger: the answer, the question, the apology, or that it takes longer."""
+    """Put what the end says into the ledger: the answer, the question, the apology, or that it takes longer."""
     claim, outcome = end.claim, end.outcome
     if isinstance(outcome, Snooze):
         return plan_replies(connection, vault, claim, outcome.drafts, kept_as=DELAY)
@@ -336,10 +336,8 @@ def _plan_replies(connection: Connection, vault: Vault, end: End) -> bool:
 
 
 def _move_on(connection: Connection, ends: Sequence[End]) -> set[int]:
-    """Free the lanes: the next blocked job takes each, or the participant's next job if somebody wants it.
-
-    Returns the ended jobs that made room for another.
-    """
+    """Free the lanes. The next blocked job takes each; without one, the participant's next job does, if it has unread
+    messages. Returns the ended jobs that made room for another."""
     if not ends:
         return set()
     read = [
@@ -356,7 +354,8 @@ def _move_on(connection: Connection, ends: Sequence[End]) -> set[int]:
 
 
 def _next(connection: Connection, claim: Claim) -> bool:
-    """Make the job that follows in a lane nobody waits for: its participant is wanted, or its ledger not empty."""
+    """Make the next job of a lane without blocked jobs: its participant has unread messages, or its ledger unsent
+    replies."""
     if claim.participant_id is not None:
         return ensure_answer(connection, claim.participant_id)
     if claim.kind == DELIVER and claim.conversation_id is not None and _unsent(connection, claim):
@@ -374,8 +373,8 @@ _READ_TO = (
 
 
 Apology = Callable[[Connection, Claim, str], tuple[Draft, ...]]
-"""What to say in the chat about a job that ends without an answer. Asked under the lock, so that it speaks to
-everything the job ends with."""
+"""The words for the chat when a job ends without an answer. Called under the lock, so that it covers every message that
+the job ends with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +384,7 @@ class FinishedRun:
     claim: Claim
     outcome: Outcome
     apology: Apology | None = None
-    """Finds the words when the outcome brings none."""
+    """Writes the words when the outcome brings none."""
     failures: int = 0
     """How often it could not be written."""
 

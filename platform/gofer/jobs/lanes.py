@@ -13,7 +13,7 @@ from gofer.store.db_time import now
 from gofer.store.tables import JobState, events, in_state, jobs
 
 AN_INSTANT = 0.001
-"""Seconds that are no delay: Postgres' clock moves on within a statement."""
+"""Seconds that count as no delay: Postgres' clock moves on within a statement."""
 
 
 def promote(connection: Connection, lane: str) -> bool:
@@ -22,7 +22,7 @@ def promote(connection: Connection, lane: str) -> bool:
 
 
 def promote_behind(connection: Connection, ended: Sequence[int]) -> set[str]:
-    """Give the lanes of ended jobs to their first blocked ones; returns those that have a live job again."""
+    """Give the lanes of ended jobs to their first blocked jobs. Returns the lanes that have a live job again."""
     return _promoted(connection, _BEHIND[connection.dialect.name], {"ended": list(ended)})
 
 
@@ -61,7 +61,7 @@ def _first_blocked(lane: Any) -> Any:
 
 
 def _promote(first: Any) -> Any:
-    # Nobody waits longer than was asked for: the clock may have gone back since.
+    # The clock may have gone back since: nobody waits longer than was asked for.
     asked_for, left = jobs.c.run_at - jobs.c.created_at, jobs.c.run_at - now()
     waits = (asked_for > AN_INSTANT) & (left > AN_INSTANT)
     return (
@@ -77,7 +77,7 @@ def _promote(first: Any) -> Any:
 
 
 def _and_note(promoting: Any) -> Any:
-    """With its event in one statement, which only Postgres can: one round trip less."""
+    """Promote and log in one statement, which only Postgres can: one round trip less."""
     promoted = promoting.cte("promoted")
     noted = {
         "workspace_id": promoted.c.workspace_id,

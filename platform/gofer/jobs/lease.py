@@ -1,8 +1,8 @@
-"""A run's own view of its lease: once it has run out, no request may be sent to a service.
+"""A run's own view of its lease: once the lease has run out, the run sends no request to a service.
 
-The fence keeps a worker that was frozen past its lease out of the store, but a service outside knows no fence: the
-request such a worker was about to send when it froze would go out when it wakes, beside that of its successor. So
-the clock is looked at in the last instant before the bytes of a request are written.
+The fence keeps a worker that was frozen past its lease out of the store. A service outside knows no fence: a request
+that the worker was about to send would go out when it wakes, beside that of its successor. So the clock is checked in
+the last instant before the bytes of a request are written.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Lease:
 
 
 current: ContextVar[Lease | None] = ContextVar("lease", default=None)
-"""The lease of the run whose code this is, if it is a run's."""
+"""The lease of the run that this task belongs to; None outside of runs."""
 
 
 async def only_while_held(request: httpx2.Request) -> None:
-    """A hook for the shared client: a run's requests are written only under its lease."""
+    """A hook for the shared HTTP client: it checks the run's lease before a request is written."""
     lease = current.get()
     if lease is None:
         return

@@ -58,9 +58,8 @@ def expire_all_leases(connection: Connection) -> int:
 
 
 def repair_lanes(connection: Connection) -> int:
-    """Look for what should not exist: blocked jobs in free lanes, wanted participants and unsent replies without
-    a job. Each is made good; the number found is worth an alarm.
-    """
+    """Find and repair what should not exist: blocked jobs in free lanes, and unread messages or unsent replies without
+    a job. Returns how many there were; any is worth an alarm."""
     return _free_blocked(connection) + _answer_wanted(connection) + _send_unsent(connection)
 
 
@@ -120,9 +119,9 @@ def _send_unsent(connection: Connection) -> int:
 def prune(connection: Connection, *, older_than: float) -> dict[str, int]:
     """Remove finished jobs past retention with their attempts, events and sent replies, and old deliveries.
 
-    Messages, summaries and costs stay, and so do the digests by which a message that is sent again is known. What
-    came in and needed no answer keeps its content for a few days only: there is much of it, and it is looked at soon
-    or never. In batches: nobody should wait long for the writer.
+    Messages, summaries and costs stay, and so do the digests by which a repeated message is recognised. A delivery that
+    became no message keeps its content for a few days only: there are many, and they are looked at soon or never. The
+    work is done in batches, so that nobody waits long for the writer.
     """
     before = now() - older_than
     old = (
@@ -146,7 +145,7 @@ def prune(connection: Connection, *, older_than: float) -> dict[str, int]:
 
 
 def _prune_deliveries(connection: Connection, before: ColumnElement[float]) -> int:
-    """Delete old deliveries; of one whose message is to be known again, only what it held."""
+    """Delete old deliveries. Where the message must be recognised again, only the content is deleted."""
     columns = (deliveries.c.id, deliveries.c.message_digest)
     query = select(*columns).where(deliveries.c.received_at < before, _HAS_MORE).limit(BATCH)
     found = connection.execute(query).all()
@@ -179,7 +178,7 @@ def _prune_by_id(connection: Connection, pruned: Any, condition: Any) -> int:
 
 
 def depth(connection: Connection) -> dict[str, int]:
-    """How many jobs are in each live state, and dead ones: what people look at first."""
+    """How many jobs are in each live state, and how many are dead."""
     # One count each, because each has a partial index; together they would read every job there ever was.
     live = select(jobs.c.state, func.count()).where(in_state(*LIVE)).group_by(jobs.c.state)
     blocked, dead = (

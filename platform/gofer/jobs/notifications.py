@@ -1,8 +1,9 @@
 """Wake-ups: tell a process that there is something to look at, so that it need not poll all the time.
 
-A signal carries no work and may be lost; the safety poll finds what was missed. In one process it is an event;
-on Postgres a NOTIFY, coalesced because one per commit serialises all commits; with Redis a publish. Parcels go the
-same way: a few words for who watches in another process, just as free to get lost.
+A signal carries no work and may be lost; a slow poll finds what was missed. Within one process it is an event. On
+Postgres it is a NOTIFY, at most one for each topic and moment, because a NOTIFY in each commit would serialise all
+commits. With Redis it is a publish. Parcels go the same way: a few words for watchers in other processes, which may be
+lost too.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ SECRETS = "secrets"
 QUIET = 0.05
 """Seconds between two notifications of a topic to other processes."""
 MAX_UNSENT = 20
-"""Sendings that may wait for a slow server; parcels beyond are lost."""
+"""Notifications that may wait for a slow server; parcels beyond that are lost."""
 
 
 class Subscription:
-    """One waiter's own memory of a topic, so that no wake-up falls between two waits."""
+    """One waiter's view of a topic; it remembers a wake-up that comes between two waits."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -81,7 +82,7 @@ class Signals(Protocol):
         """
 
     def on_parcel(self, take: Callable[[str], None]) -> None:
-        """Have parcels handed to a function. Contract of it: never blocks, never raises."""
+        """Call a function with each parcel that comes. Contract of the function: never blocks, never raises."""
 
 
 class LocalSignals:
@@ -119,7 +120,7 @@ class LocalSignals:
 
 
 class SharedSignals(LocalSignals):
-    """Between processes: wakes its own at once and tells the others at most once per topic and `QUIET`."""
+    """Between processes: wakes its own waiters at once, and tells other processes once per topic within `QUIET`."""
 
     name = "shared"
     reaches_others = True
@@ -147,7 +148,7 @@ class SharedSignals(LocalSignals):
     def wake(self, topic: str) -> None:
         super().wake(topic)
         if topic in self._due:
-            # Told a moment ago: once more when the quiet time is over, however many wakes come until then.
+            # Others were told a moment ago. They are told once more when the quiet time is over.
             if self._due[topic] is None:
                 self._due[topic] = asyncio.get_running_loop().call_later(QUIET, self._tell_again, topic)
             return
@@ -205,7 +206,7 @@ class SharedSignals(LocalSignals):
 
 
 CHECK_EVERY, CHECK_TIMEOUT = 10.0, 10.0
-"""Seconds between two looks whether a silent connection still is one: a router in between may have forgotten it."""
+"""Seconds between two checks of a silent connection, and for each: a router may have dropped it unnoticed."""
 CHANNEL = "gofer"
 PARCELS = "gofer_parcels"
 

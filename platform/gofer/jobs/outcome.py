@@ -12,9 +12,9 @@ STOPPED = "worker.stopped"
 """The reason of a try that was cut short because its process ended in good order."""
 
 OWNERS = "role:owner"
-"""Whom a question is asked of that any owner may answer, wherever they see it."""
+"""A question for any owner, wherever they see it."""
 MEMBERS = "role:member"
-"""Whom a question is asked of that any owner or member may answer."""
+"""A question for any owner or member."""
 ENDS_QUESTION = "ends_question"
 """The fact of a note that says who answered a question: with it the buttons go from the place it is sent to."""
 
@@ -33,8 +33,8 @@ class Draft:
     signature: str = ""
     """What the first part begins with to say which agent speaks; the conversation does not keep it."""
     said: str | None = None
-    """What of it the model said; the rest is a sentence of ours. None when all of an answer, or nothing of an error, is
-    the model's."""
+    """The model's own words, when the text has sentences of ours as well. None when all of an answer is the model's, or
+    nothing of an error."""
     narrowed: bool = False
     """The run had read strangers' text: the conversation keeps its words with a stranger's trust."""
 
@@ -91,7 +91,7 @@ class Wait:
     choices: tuple[str, ...] = ()
     """What may be answered by pressing a button, where there are buttons."""
     seen_to: int | None = None
-    """The last message the run has looked at; with one that came later it goes on at once, and asks nothing yet."""
+    """The last message the run has seen. If a later one came, the run goes on at once and does not ask yet."""
 
 
 @dataclass(frozen=True, slots=True)

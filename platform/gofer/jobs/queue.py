@@ -144,7 +144,7 @@ _LANE_TAKEN = exists().where(jobs.c.lane == bindparam("lane_"), in_state(*LIVE))
 
 
 def _submit(dialect: Any) -> Any:
-    # Looking at the lane in the same statement is right because the lock was taken in one before.
+    # The lane may be read in the same statement, because an earlier statement has locked it.
     return (
         dialect.insert(jobs)
         .values(
@@ -188,12 +188,12 @@ _SUBMIT = {"sqlite": _submit(sqlite), "postgresql": _submit_and_note()}
 async def claim(
     database: Database, *, owner: str, lease: float, limits: Mapping[str, int], max_running: int | None = None
 ) -> dict[str, list[Claim]]:
-    """Take ready jobs for several pools of slots, the shortest way the database knows."""
+    """Claim ready jobs for several pools of slots, in as few round trips as the database allows."""
     with_caps = partial(_claim_each, owner=owner, lease=lease, max_running=max_running)
     if database.dialect != "postgresql" or max_running is not None:
         return await database.write(partial(with_caps, limits=limits))
     taken = await database.write_one(partial(_claim_at_once, owner=owner, lease=lease, limits=limits))
-    # What is claimed must be begun: that nothing more could be had is no reason to drop it.
+    # What is claimed must be begun, also when the second claim fails.
     with contextlib.suppress(*([StoreError] if taken else [])):
         if limits.get(AGENT, 0) > 0 and AGENT not in taken and await database.write_one(_capped):
             taken |= await database.write(partial(with_caps, limits={AGENT: limits[AGENT]}))
@@ -219,7 +219,7 @@ def _claim_each(
 def _claim_for(
     connection: Connection, owner: str, lease: float, limit: int, pool: str, max_running: int | None
 ) -> list[Claim]:
-    # Caps bound the work of agents; an errand such as sending an answer must not wait for one.
+    # Caps bound the work of agents; service jobs such as sending an answer must not wait for them.
     if pool != AGENT or (max_running is None and not _capped(connection)):
         return _claim(connection, owner, lease, limit, pool, frozenset(), frozenset())
     return _claim_within_caps(connection, owner, lease, limit, pool, max_running)
@@ -321,7 +321,7 @@ def _claim(
 def _claim_at_once(
     connection: Connection, *, owner: str, lease: float, limits: Mapping[str, int]
 ) -> dict[str, list[Claim]]:
-    """Take ready jobs for both pools in one statement of Postgres; none of an agent's while there are caps.
+    """Claim ready jobs for both pools in one statement of Postgres; agents' jobs only while there are no caps.
 
     Each further statement would be a round trip, and so would the begin and end of a transaction.
     """
@@ -391,7 +391,7 @@ def _capped(connection: Connection) -> bool:
 def _claim_within_caps(
     connection: Connection, owner: str, lease: float, limit: int, pool: str, max_running: int | None
 ) -> list[Claim]:
-    """One at a time, under a lock all claimers share, so that counts are true when they are used."""
+    """Claim under a lock that all claimers share, so that the counts are still true when they are used."""
     lock_lane(connection, "caps")
     taken: list[Claim] = []
     while len(taken) < limit:
@@ -426,10 +426,11 @@ def _full(connection: Connection, capped: Any) -> frozenset[str]:
 def renew(
     connection: Connection, *, owner: str, lease: float, held: Collection[int]
 ) -> dict[int, tuple[int, bool]]:
-    """Prolong the leases of the jobs in hand in one statement; returns the fence and cancel request of each.
+    """Prolong the leases of the jobs that this process runs, in one statement. Returns the fence and the cancel request
+    of each.
 
-    What is missing from the answer is no longer held: its run must stop. What is not in hand any more, because
-    its end could not be written, is left to run out and go to another worker.
+    A job that is missing from the answer is no longer ours: its run must stop. A job whose end could not be written is
+    not renewed: its lease runs out, and another worker takes it.
     """
     rows = connection.execute(_RENEW, {"by": owner, "for_seconds": lease, "in_hand": list(held)})
     return {row.id: (row.fence, row.cancel_requested) for row in rows}
@@ -445,7 +446,7 @@ _RENEW = (
 
 
 def held_by(connection: Connection, *, owner: str) -> list[Claim]:
-    """The jobs that a process is on record for running."""
+    """The jobs that the store says a process runs."""
     query = select(*CLAIM_COLUMNS).where(jobs.c.owner == owner, in_state(JobState.RUNNING))
     return [claim_of(row) for row in connection.execute(query)]
 
@@ -470,7 +471,7 @@ _NEXT_DUE = select(func.min(jobs.c.run_at) - now()).where(in_state(JobState.SCHE
 
 
 def count_waiting(connection: Connection) -> int:
-    """How many jobs wait or run: what intake sheds load by."""
+    """How many jobs wait or run. Intake refuses new work above a limit."""
     query = (
         select(func.count())
         .select_from(jobs)

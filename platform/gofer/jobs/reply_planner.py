@@ -61,9 +61,9 @@ def plan_replies(
     asked: Mapping[str, Any] | None = None,
     kept_as: str = "",
 ) -> bool:
-    """Put every part into the ledger and see that somebody sends it.
+    """Put every part into the ledger and make the job that sends them.
 
-    `kept_as` is the event of the message that the conversation keeps of it, when its kind does not say it all.
+    `kept_as` is the event of the message that the conversation keeps, when the reply's kind does not say it.
     """
     if not drafts or claim.conversation_id is None:
         return False
@@ -106,7 +106,7 @@ def plan_replies(
 
 
 def _remember(connection: Connection, key: DataKey, claim: Speaker, draft: Draft, event: str) -> None:
-    """Keep what an agent says as a message of the conversation that wakes nobody."""
+    """Store what an agent says as a message of the conversation. It wakes nobody."""
     if claim.agent_id is None or claim.conversation_id is None:
         return
     seq = int(connection.execute(_NEXT_SEQ, {"conversation": claim.conversation_id}).scalar_one())
@@ -162,7 +162,8 @@ def agent_author(agent_id: str) -> str:
 
 
 def _last_part(connection: Connection, job_id: int, kind: str) -> int:
-    """Notes and errors may be planned again in a job's life (redriven, dead again); a final reply only once."""
+    """The number of the last part planned before. A job that is redriven may plan notes and errors again; a final reply
+    only once."""
     if kind == "final":
         return 0
     query = select(func.max(replies.c.part)).where(replies.c.job_id == job_id, replies.c.kind == kind)

@@ -12,7 +12,7 @@ from gofer.store.db_time import now
 from gofer.store.tables import attempts
 
 NOTICED = 60.0
-"""Seconds after which somebody wonders where their answer is."""
+"""Seconds after which people wonder where their answer is."""
 REASONS = {
     "model.unavailable": "the model's provider makes us wait",
     "model.retryable": "the model failed",
@@ -23,7 +23,7 @@ REASONS = {
 
 
 def why(reason: str) -> str:
-    """A waiting job's reason in words, or its code when there are none."""
+    """The reason of a waiting job in words, or its code when there are no words for it."""
     return REASONS.get(reason, f"it said {reason}")
 
 

@@ -53,14 +53,14 @@ Handler = Callable[[Run], Awaitable[Outcome]]
 
 CANCEL_GRACE = 1.5
 STUBBORN_AFTER = 0.3
-"""Seconds a cancelled handler has to end before its job goes on without it; both together are below two."""
+"""Seconds a cancelled handler has to end before its job goes on without it. With CANCEL_GRACE it is below two."""
 RENEWALS_PER_LEASE = 3
 BETWEEN_LOOKS = 0.05
 """Seconds between two looks for cancels and due jobs, however often there is something new."""
 MAX_TOGETHER = 64
 """Runs whose ends share a transaction."""
 TRIES_TO_END = 5
-"""Failures of the store after which a run's end is written in short: that the job is to be taken up again."""
+"""Failures of the store after which a run's end is written in short: another try follows."""
 ENDERS = 2
 """Such transactions at once, so that on Postgres one is prepared while the other commits."""
 REFUSED_WAIT = 60
@@ -103,18 +103,19 @@ class Worker:
         self._apology = apology
         self._capacity = capacity
         self._running: dict[tuple[int, int], tuple[Run, asyncio.Task[None], str]] = {}
-        """By job and fence: after a lost lease this process may hold the same job anew while the old run ends."""
+        """By job and fence: after a lost lease this process may claim the same job again while the old run still ends.
+        """
         self._stopping = False
         self._locked_out = False
         self._asked_at = 0.0
-        """When jobs were last asked for: their leases count from there."""
+        """When this worker last claimed: the leases count from there."""
         self._unheard = False
-        """Whether no answer came to that: some may be ours without our knowing."""
+        """Whether that claim had no answer yet: some jobs may be ours without our knowing."""
         self._rescue_from = 0.0
-        """Before that moment nobody is taken for silent."""
+        """Before that moment no worker counts as silent."""
         self._loops: list[asyncio.Task[None]] = []
         self._freed = signals.subscribe(JOBS)
-        # Not the system's randomness: to ask it is to let go of Python's lock, for which the writer thread waits.
+        # Not the system's randomness: a call for it releases the interpreter lock, and then waits for it.
         self._dice = random.Random()  # noqa: S311
         self._endings: list[FinishedRun] = []
         self._enders: set[asyncio.Task[None]] = set()
@@ -181,8 +182,8 @@ class Worker:
             await self._freed.wait(self._jittered())
 
     async def _look_at_key(self) -> None:
-        """See whether this process has the key that the store is sealed with: another one may have rotated it, and
-        the key file of this machine may come later. Without it a worker would only use up the tries of jobs."""
+        """Check that this process has the key the store is sealed with. Another process may have rotated it, and this
+        machine's key file may come later. Without the key a worker would only use up the tries of jobs."""
         try:
             await self._database.read(partial(open_canary, vault=self._vault))
         except KeyRefused as error:
@@ -193,8 +194,8 @@ class Worker:
             self._locked_out = False
 
     def _room(self) -> dict[str, int]:
-        """How many more jobs each pool can take: what is over leaves its slot before its end is written, but not
-        without bound."""
+        """How many more jobs each pool can take. A run that is over frees its slot before its end is written, up to a
+        bound."""
         if self._locked_out:
             return {}
         held = Counter(pool for *_, pool in self._running.values())
@@ -219,7 +220,7 @@ class Worker:
         try:
             claims = await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            # Stopping in mid-claim: what was claimed all the same must be handed back like the rest.
+            # The worker stops during a claim: what it got must be handed back like the rest.
             with contextlib.suppress(StoreError):
                 for pool, claimed in (await claiming).items():
                     for claim in claimed:
@@ -230,7 +231,7 @@ class Worker:
         return claims
 
     async def _hand_back_unheard(self) -> None:
-        """Hand back what was claimed in a transaction whose end the store could not tell us."""
+        """Hand back jobs from a claim whose answer was lost: the store may have given them to us."""
         for claim in await self._database.read(partial(queue.held_by, owner=self.owner)):
             if (claim.id, claim.fence) not in self._running:
                 self._hand_in(FinishedRun(claim, Snooze(0, OUTAGE), self._apology))
@@ -286,7 +287,7 @@ class Worker:
                 return Cancel("cancelled"), self._apology
             if self._stopping:
                 return Snooze(0, STOPPED), None
-            # Lost, and fenced in a moment; or interrupted from within, which must not go on for ever.
+            # The job is lost, and fenced in a moment; or the handler cancelled itself, which must not go on for ever.
             return Retry("interrupted"), self._apology
         except (Fenced, StoreError):
             raise
@@ -303,13 +304,13 @@ class Worker:
             return Retry("internal"), self._apology
 
     async def _end_together(self) -> None:
-        """Write the ends of all runs that are over, in one transaction; more gather while it commits."""
+        """Write the ends of all runs that are over in one transaction; more of them gather while it commits."""
         try:
             while self._endings:
                 batch, self._endings = self._endings[:MAX_TOGETHER], self._endings[MAX_TOGETHER:]
                 await self._end(batch)
         finally:
-            # In the same step as the last look: an ending that comes now must find that nobody is at it.
+            # Without an await after the last look: an ending that comes next must find that nobody writes.
             self._enders.discard(cast("asyncio.Task[None]", asyncio.current_task()))
 
     async def _end(self, batch: list[FinishedRun]) -> None:
@@ -337,7 +338,7 @@ class Worker:
         self._signals.wake(EVENTS)
 
     async def _end_later(self, batch: list[FinishedRun], error: StoreError) -> None:
-        """Wait for the store to come back; until then the jobs stay ours. A stopping worker cannot wait."""
+        """Keep the jobs and wait for the store to come back. A worker that stops cannot wait."""
         if self._stopping:
             for ending in batch:
                 _log_unfinished(ending.claim, error)
@@ -372,7 +373,7 @@ class Worker:
         held: Mapping[int, tuple[int, bool]],
         asked_at: float,
     ) -> None:
-        """Stop what was in hand when the renewal was asked for and is held no more."""
+        """Stop the runs that the renewal asked for and no longer holds."""
         for (job_id, own), (run, task, _) in in_hand.items():
             fence, _cancel_requested = held.get(job_id, (None, False))
             if fence == own:
@@ -408,12 +409,12 @@ class Worker:
                 asyncio.get_running_loop().call_later(CANCEL_GRACE, task.cancel)
 
     async def _upkeep_loop(self) -> None:
-        """What must be noticed within a second: due schedules, silent workers, questions nobody answered."""
+        """Do what must happen within a second: due schedules, silent workers, questions that nobody answered."""
         while True:
             try:
                 woke = await self._keep_up()
             except StoreError:
-                # Nobody could renew while the store was away: whoever lives does it first thing now.
+                # Nobody could renew while the store was away. Workers that live do it now, before they count as lost.
                 self._rescue_from = clock() + self._capacity.lease / RENEWALS_PER_LEASE
                 raise
             if woke:
@@ -423,7 +424,7 @@ class Worker:
     async def _keep_up(self) -> int:
         database = self._database
         woke = await database.write(tick) + await database.write(expire_questions)
-        # One that is locked out has no words for those who ask: it leaves the lost to the others.
+        # A worker without the key cannot write apologies: it leaves lost jobs to others.
         rescues = not self._locked_out and clock() >= self._rescue_from
         for claim in await database.read(maintenance.lost_jobs) if rescues else []:
             woke += await self._rescue(claim)
@@ -437,7 +438,7 @@ class Worker:
             except StoreError:
                 raise
             except Exception:
-                # Where nothing can be said (a tampered key), it ends without a word: the others are waiting.
+                # Where no words can be sealed (a tampered key), the job ends without any: other jobs are waiting.
                 log.exception("job.not_rescued", job=claim.id)
             else:
                 if found:
@@ -446,7 +447,7 @@ class Worker:
         return False
 
     async def _tidy_loop(self) -> None:
-        """What may take its time: making good what should not exist, and removing what is old."""
+        """Do what may take its time: repair what should not exist, and remove what is old."""
         database = self._database
         while True:
             untangled = await database.write(maintenance.repair_lanes)
@@ -460,7 +461,8 @@ class Worker:
 
 
 async def _handle(handler: Handler, run: Run) -> Outcome:
-    """What a handler answers. One that does not end when it is cancelled is left behind; the fence stops its writes."""
+    """The outcome of a handler. A handler that does not end when it is cancelled is left behind; the fence stops its
+    writes."""
     working = asyncio.ensure_future(handler(run))
     try:
         return await asyncio.shield(working)
@@ -480,7 +482,7 @@ def _log_finish(ending: FinishedRun, result: FinishResult) -> None:
 
 
 def _log_unfinished(claim: Claim, error: Exception) -> None:
-    """The lease runs out and another worker, or this one, takes the job up from its journal."""
+    """Log that a run ended without writing its end. Its lease runs out, and a worker goes on from its journal."""
     if isinstance(error, Fenced):
         log.warning("job.fenced", **_log_fields(claim))
     elif isinstance(error, StoreError):

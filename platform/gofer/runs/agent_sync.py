@@ -1,8 +1,7 @@
-"""From files to rows: the agents of the data directory and their routes, kept in the store as intake needs them.
+"""Keeps the agents of the data directory and their routes in the store, where intake reads them.
 
-The built-in agent needs no file. Other agents whose file is gone keep their history and hear nothing new.
-
-Routes are stored in the order in which intake tries them: the most specific first, the default agents last.
+The built-in agent needs no file. Another agent whose file is gone keeps its history and hears nothing new. Routes are
+stored in the order in which intake tries them: the most specific first, the default agents last.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ LOOK_EVERY = 2.0
 
 
 class AgentSync:
-    """Watches the files and keeps the rows like them."""
+    """Watches the files and updates the rows."""
 
     def __init__(self, *, agents: AgentFiles, database: Database, workspace_id: str) -> None:
         self._agents = agents
@@ -42,8 +41,8 @@ class AgentSync:
         self._turn = asyncio.Lock()
 
     async def sync(self) -> None:
-        """Look at the files once; a file that makes no sense is reported and its last good version stands."""
-        # In turn: what one look saw must not be written after what a later one saw.
+        """Read the files once. A file that makes no sense is reported, and its last good version stays in force."""
+        # One after the other: an older reading must not be written after a newer one.
         async with self._turn:
             await self._sync()
 
@@ -104,7 +103,7 @@ def _file(name: str) -> str:
 
 
 def sync_agents(connection: Connection, workspace_id: str, specs: Sequence[AgentSpec]) -> None:
-    """Make rows and routes like the files say, and take the routes of every other agent."""
+    """Make rows and routes as the files say, and remove the routes of every other agent."""
     found = {spec.name: _agent(connection, workspace_id, spec) for spec in specs}
     ids = {name: agent_id for name, agent_id in found.items() if agent_id is not None}
     connection.execute(delete(routes).where(routes.c.workspace_id == workspace_id))
@@ -147,7 +146,7 @@ def _takes_all(row: dict[str, Any]) -> bool:
 
 
 def _specificity(route: RouteSettings) -> tuple[Any, ...]:
-    """Smaller for a route that says more: which connection, which event, which trigger; then by its priority."""
+    """The order of a route: smaller when it names a connection, an event or a trigger; then by its priority."""
     event = 0 if not route.event.endswith("*") else 1000 - len(route.event)
     return route.connection == "*", event, route.trigger == "any", route.priority
 

@@ -1,4 +1,4 @@
-"""The answer job: give the loop its adapters, run it, and turn its end into the outcome of the job."""
+"""The answer job: gives the loop its adapters, runs it, and turns its end into the job's outcome."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Answerer:
         self._plugins = plugin_tools()  # looked for once: reading every package's entry points takes long
 
     async def handle(self, run: Run) -> Outcome:
-        """One run of the loop, from the journal if an earlier worker began it."""
+        """Run the loop once, from the journal if an earlier worker began it."""
         outcome: Outcome | None = None
         try:
             outcome = await self._answer(run)
@@ -167,7 +167,7 @@ class Answerer:
             crash_point("run.admitted")
             asker = _asker(admitted)
             if asker is None:
-                # Nobody known wants anything: no run at all.
+                # No message from somebody known wants an answer: no run at all.
                 return Done(included_to=admitted[-1].seq if admitted else claim.covers_to)
             return await self._run(run, asker)
         except Temporary as error:
@@ -184,7 +184,7 @@ class Answerer:
             return Dead("purged")
 
     async def _admitted(self, claim: Claim, to: int | None = None) -> list[StoredMessage]:
-        """What the job covers, up to a message or to the last there is, admitted."""
+        """The messages that the job covers, up to a number or to the last, admitted."""
         found = await self._database.read(
             partial(unread, vault=self._vault, claim=claim, after=claim.covers_from)
         )
@@ -209,13 +209,13 @@ class Answerer:
                     loop = await build(spec, model, tools, prices, ports, servers)
                     end = await loop.run()
         crash_point("run.answered")
-        # Others may have joined in while it worked: the reply goes to the last it has heard.
+        # Others may have joined in meanwhile: the reply goes to the last person the run has heard.
         last = _asker(await self._admitted(claim, end.included_to))
         return await self._outcome(claim, last or asker, end, spec.limits)
 
     async def _spec(self, claim: Claim) -> AgentSpec:
-        """The agent as its file says now, the first one also as a fresh install has it; with the model chosen for this
-        place. Raises ConfigError for one whose file is gone."""
+        """The agent as its file says now, with the model chosen for this conversation. The first agent needs no file.
+        Raises ConfigError for another one whose file is gone."""
         name, model = await self._database.read(partial(_name_and_model, asked=_asked_name(claim)))
         try:
             spec = self._agents.get(name)
@@ -226,8 +226,8 @@ class Answerer:
         return spec.model_copy(update={"model": model}) if model else spec
 
     async def _identified(self, claim: Claim, spec: AgentSpec) -> tuple[AgentSpec, str]:
-        """The agent with who it is, which does not change from the start of a run to its end; and what the journal
-        calls that."""
+        """The agent with its identity, which stays the same for the whole run; and the name of that identity in the
+        journal."""
         blobs = StoreBlobs(self._database, self._vault, str(claim.conversation_id))
         begun = await self._database.read(partial(started_with, job_id=claim.id))
         kept = await blobs.get(begun) if begun else None
@@ -241,7 +241,7 @@ class Answerer:
         return spec.model_copy(update={"instructions": packet.text}), name
 
     async def _in_place(self, spec: AgentSpec, asker: StoredMessage) -> AgentSpec:
-        """The agent with what the operator wants of it in this place, and with what this kind of request may use."""
+        """The agent with the operator's instructions for this place, and with the limits of this kind of request."""
         if asker.connection_id is None:
             return spec
         connected = await self._accounts.get(asker.connection_id)
@@ -265,7 +265,7 @@ class Answerer:
     async def _delegated_tools(
         self, asker: StoredMessage, here: LoadedConnection, job: JobScope
     ) -> list[Tool[Any]]:
-        """What an owner can have done at other services where they are known."""
+        """Tools for other services, for an owner who is known there."""
         if asker.trust is not Trust.OWNER:
             return []
         known = await self._database.read(
@@ -340,7 +340,7 @@ class Answerer:
             case Stopped():
                 return await self._stopped(claim, asker, end, cost)
             case Failed("model.auth", sentence, included_to):
-                # Waiting would not mend a refused key, and whoever asked should not wait in silence.
+                # Waiting does not fix a refused key, and whoever asked should not wait in silence.
                 log.error("model.refused", reason="the provider refuses the key", fix="gofer secrets put")
                 return Dead("model.auth", await self._drafts(claim, asker, sentence), included_to, cost)
             case Failed(reason, _, _, retry_after, waiting) if waiting:
@@ -352,7 +352,7 @@ class Answerer:
                 )
 
     async def _stopped(self, claim: Claim, asker: StoredMessage, end: Stopped, cost: float) -> Outcome:
-        # Stopped before its first turn it has read nothing; what was asked is dealt with all the same.
+        # A run that is stopped before its first turn has read nothing; its messages are still dealt with.
         dealt_with = max(end.included_to, asker.seq)
         if end.code == "user.stop":
             drafts = await self._drafts(
@@ -367,7 +367,7 @@ class Answerer:
         return Done(drafts, dealt_with, cost, end.code)
 
     async def _nearly_used(self, claim: Claim, asker: StoredMessage, limits: LimitSettings) -> str:
-        """A word on a budget that spans jobs and is nearly used up, to whoever brought it there."""
+        """A warning that a budget for several jobs is nearly used up, for the person whose job brought it there."""
         caps = limits.caps(background=asker.message.event == SCHEDULE)
         zone = self._settings.timezone
         found = await self._database.read(
@@ -381,7 +381,7 @@ class Answerer:
     async def _delayed(
         self, claim: Claim, asker: StoredMessage, after: float, reason: str
     ) -> tuple[Draft, ...]:
-        """A word to whoever waits, if they wait long enough to wonder; nobody waits for what a schedule says."""
+        """A note that it takes longer, for people who wait long enough to wonder. Nobody waits for a schedule."""
         so_far = await self._database.read(partial(waited, job_id=claim.id))
         if so_far + after < NOTICED or asker.message.event == SCHEDULE:
             return ()
@@ -390,7 +390,8 @@ class Answerer:
         return await self._drafts(claim, asker, DELAYED.format(who=who, until=until), "note")
 
     async def _ran_out(self, claim: Claim, asker: StoredMessage, text: str, code: str) -> tuple[Draft, ...]:
-        """Whoever asks is told that there is no money left; of what schedules want, once is enough until there is."""
+        """The reply when a budget is used up. People are told each time; for schedules once is enough until there is
+        money again."""
         zone = self._settings.timezone
         if asker.message.event == SCHEDULE and await self._database.read(
             partial(ran_out_before, claim=claim, code=code, timezone=zone)
@@ -411,8 +412,11 @@ class Answerer:
         said: str | None = None,
         narrowed: bool = False,
     ) -> tuple[Draft, ...]:
-        """A reply to whoever asked, in parts their service can take. `said` is what of it the model said, where that is
-        not all: our own sentences are not kept as its words."""
+        """A reply to whoever asked, in parts that their service can take.
+
+        `said` is the model's own part of the text, when that is not all of it: our sentences are not stored as the
+        model's words.
+        """
         said = None if said == text else said
         connection_id = asker.connection_id if asker is not None else claim.connection_id
         binding = await self._database.read(
@@ -443,7 +447,7 @@ class Answerer:
 
 
 def _model_words(end: Stopped) -> str:
-    """What the model said before its run was ended; the sentence that says why is ours."""
+    """The model's own words before its run was ended. The sentence that says why is ours."""
     return end.text.removesuffix(end.sentence).rstrip()
 
 
@@ -458,7 +462,8 @@ def _asker(admitted: Sequence[StoredMessage]) -> StoredMessage | None:
 
 
 def _defused(end: End, asker: StoredMessage) -> End:
-    """What a run says that has read strangers' text: the same to read, and nothing that acts where it is sent."""
+    """The end of a run that has read strangers' text, defused: people read the same words, and none of them acts as a
+    link or a mention."""
     if isinstance(end, Failed) or not end.narrowed:
         return end
     if isinstance(end, Stopped) and end.text == end.sentence:
@@ -476,8 +481,8 @@ def _defused(end: End, asker: StoredMessage) -> End:
 def apology(connection: Connection, claim: Claim, reason: str) -> tuple[Draft, ...]:
     """The honest sentence for a job that ends without an answer; none when only strangers wait for one.
 
-    Whom nobody could look up, because that is what failed, is told too: it may be anybody. That a job was stopped is
-    for those alone who could have asked for it.
+    Authors who could not be looked up are told too, because the look-up may be what failed. Only people who may stop a
+    job are told that it was stopped.
     """
     if claim.participant_id is None or claim.conversation_id is None:
         return ()

@@ -25,7 +25,7 @@ from gofer.tool import Blobs, Shell, Tool
 
 NO_SERVERS = RunServers()
 MIN_CHARACTERS = 2000
-"""Of a tool's output, however small the model's window is."""
+"""Characters of a tool's output that are always kept, however small the model's window is."""
 RECALL_MARGIN = 1000
 
 
@@ -43,14 +43,14 @@ class Ports:
     shell: Shell | None = None
     """None where no sandbox can be had; the shell's tools then say so."""
     memories: Memories | None = None
-    """None where memory is off: results that are cleared are then gone."""
+    """None where memory is off: cleared results are then gone."""
     mask: Masker = field(default_factory=NoMask)
     """Hides secrets in what tools give, before journal and model see it, and in what listeners hear live."""
     listen: Listener = field(default=lambda kind, data: None)
 
 
 async def waking_trust(ports: Ports) -> Trust:
-    """How far the run is trusted: by its journal if it began before, else by who woke it."""
+    """The trust of the run: from its journal if it began before, else that of whoever woke it."""
     for event in await ports.journal.load():
         if event.kind == "run.started":
             trust: Trust = event.data["trust"]

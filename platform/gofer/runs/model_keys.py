@@ -1,6 +1,6 @@
-"""Which providers can be reached: keys from the vault or the environment, looked at when a run starts.
+"""Finds the providers that can be used: keys come from the vault or the environment and are read when a run starts.
 
-A key put into the vault works from the next run on, without a restart.
+A key that is put into the vault works from the next run on, without a restart.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ModelKeys:
         self._own: dict[str, ProviderSettings] = {}
 
     async def catalogue(self, workspace_id: str) -> Catalogue:
-        """The models there are now."""
+        """The models that can be used now."""
         kept = await self._database.read(
             partial(secrets_of, vault=self._vault, workspace_id=workspace_id, owner="")
         )
@@ -53,7 +53,7 @@ class ModelKeys:
         return self._current
 
     def _read_own(self) -> str:
-        """Read the user's providers; a file that makes no sense leaves the last good version in force, and is told."""
+        """Read the user's providers. A file that makes no sense is reported; the last good version stays in force."""
         try:
             self._own = load_providers(self._settings.data_dir / FILE)
         except ConfigError as error:
@@ -61,7 +61,7 @@ class ModelKeys:
         return ""
 
     def trial(self, keys: dict[str, str]) -> Catalogue:
-        """The models there would be with these keys instead of the vault's."""
+        """The models that could be used with these keys instead of the vault's."""
         return Catalogue(self._providers(keys), Breakers(), self._http)
 
     def _providers(self, keys: dict[str, str]) -> dict[str, Provider]:
@@ -85,7 +85,7 @@ class ModelKeys:
 
 
 def _models(given: ProviderSettings | None) -> dict[str, ModelSettings]:
-    """What is set for the models of a provider, the wait for all of them included."""
+    """The settings of a provider's models, with the time-out that all of them share."""
     if given is None:
         return {}
     wait = ModelSettings(first_token_timeout=given.first_token_timeout)
@@ -93,5 +93,5 @@ def _models(given: ProviderSettings | None) -> dict[str, ModelSettings]:
 
 
 def _alert(model: str, reason: str) -> None:
-    """A breaker opened: nobody calls the model for a while, and somebody should know."""
+    """Log that a breaker opened: nobody calls the model for a while."""
     log.error("model.resting", model=model, reason=reason)

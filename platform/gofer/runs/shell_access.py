@@ -1,10 +1,10 @@
-"""What a job brings into its shell: ways out that are open only while one of its commands runs, files, and mirrors of
+"""What a job may use in its shell: ways out that are open only while one of its commands runs, files, and mirrors of
 git repositories.
 
-A mirror is a bare repository in a sandbox of its own, into which no agent ever comes: only git runs there, and
-fetches through the proxy with the credential of the job at hand, which stays outside. It belongs to one connection
-and to the name an integration gave the repository; a job gets what it could have fetched itself a moment ago, for
-the fetch comes first. Whatever is wrong with a mirror, it is removed, and the clone fetches everything.
+A mirror is a bare repository in a sandbox of its own, which no agent enters. Only git runs there. It fetches through
+the proxy with the credential of the current job, which stays outside. A mirror belongs to one connection and to the
+name that an integration gave the repository. The fetch comes first, so a job gets only what it could have fetched
+itself a moment ago. When anything is wrong with a mirror, it is removed, and the clone fetches everything.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ GIT_CONFIG = ".config/git/gofer"
 """Where git's way through the proxy is written, for an integration's own configuration to include."""
 SETUP_TIMEOUT = 30.0
 PATIENCE = 10.0
-"""Seconds that a process which ends waits for what still has to be given back."""
+"""Seconds that a stopping process waits for credentials to be given back."""
 DEPTH = 50
 """Commits of each branch that are kept."""
 MAX_EACH = 512 * MIB
-"""Bytes of one mirror; what is bigger is not kept."""
+"""Bytes of one mirror; a bigger repository is not mirrored."""
 MAX_ALL = 4 * GIB
-"""Bytes of all of them together; those not used for longest go first."""
+"""Bytes of all mirrors together; the least recently used go first."""
 MAX_AGE = 14 * 86400.0
-"""Seconds after which an unused one is removed."""
+"""Seconds after which an unused mirror is removed."""
 AGAIN_AFTER = 3600.0
-"""Seconds for which one that could not be had is not tried again."""
+"""Seconds after a failure before a mirror is tried again."""
 FETCH_TIMEOUT = 120.0
 PAGE = 8 * MIB
 SEED = ".cache/gofer/seed"
@@ -56,7 +56,7 @@ _UPDATE = """set -e; cd ~; [ -e mirror.git/HEAD ] || git init -q --bare mirror.g
 known() {{ git for-each-ref; ls objects/pack; }}
 was=$(known)
 git fetch -q --depth {depth} --prune --no-tags {url} '+refs/heads/*:refs/heads/*'
-# What nobody can reach any more is not handed on.
+# A grant that no process can reach is not passed on.
 if [ "$was" != "$(known)" ]; then git repack -adq; git prune --expire=now; fi
 git pack-refs --all; touch shallow
 set -- objects/pack/*.pack; [ $# = 1 ]; ln -f "$1" seed.pack
@@ -70,7 +70,7 @@ rm -rf ../../parts; git rev-list --objects --all --quiet
 
 
 class ShellAccessGrants:
-    """One job's equipment, fetched when its first command needs it and forgotten when the job ends."""
+    """What one job may use in its shell: fetched when its first command needs it, forgotten when the job ends."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ShellAccessGrants:
         self.connection_id = connection_id
 
     async def get(self) -> ShellAccess | None:
-        """The equipment; None when the job has none."""
+        """The job's shell access; None when it has none."""
         async with self._turn:
             if not self._fetched:
                 self._equipment = await self._fetch()
@@ -96,7 +96,7 @@ class ShellAccessGrants:
             return self._equipment
 
     async def kept(self, name: str) -> tuple[str, Rule] | None:
-        """A way out by its name, with what its repository is kept under; None when it is not to be kept."""
+        """A grant by its name, with the key that its repository is stored under; None when it is not stored."""
         equipment = await self.get()
         for one, rule in zip(_rules_of(equipment), self._rules, strict=True):
             if one.name == name and one.keep and rule.git is not None:
@@ -104,7 +104,7 @@ class ShellAccessGrants:
         return None
 
     async def put_in(self, sandbox: Sandbox, gate: Egress) -> None:
-        """Bring files and settings into the shell, once for the job."""
+        """Write the job's files and settings into the shell, once."""
         equipment = await self.get()
         async with self._turn:
             if equipment is None or self._put_in:
@@ -120,8 +120,8 @@ class ShellAccessGrants:
 
     @contextlib.asynccontextmanager
     async def granted(self, gate: Egress, sandbox: Sandbox) -> AsyncIterator[None]:
-        """The ways out are open within this block to what the job's commands start; not to what earlier jobs left
-        behind in the shell."""
+        """Open the grants within this block, for processes that the job's commands start. Processes that earlier jobs
+        left in the shell get none."""
         await self.get()
         self._callers = self._callers or Callers.from_now(lambda: sandbox.shell)
         async with contextlib.AsyncExitStack() as stack:
@@ -130,7 +130,7 @@ class ShellAccessGrants:
             yield
 
     def close(self) -> None:
-        """Open nothing any more: the job ends, and its credentials with it."""
+        """Open no grant any more: the job has ended, and so have its credentials."""
         self._equipment, self._rules = None, ()
 
 
@@ -181,7 +181,7 @@ def _credential_lookup(
 
     async def lend(refused: Credential | None) -> Credential:
         nonlocal given
-        # One that was given before the last is renewed already.
+        # A credential older than the current one was renewed already.
         old = given[1] if refused is not None and refused is given[0] else ""
         with _as_silence("the credential cannot be had now"):
             password = await ask(old)
@@ -209,7 +209,7 @@ def _objections(ask: Objections | None, told: str) -> Objections | None:
 
 @contextlib.contextmanager
 def _as_silence(told: str) -> Iterator[None]:
-    """A service's failure, in the sandbox's words. What is not known is not open."""
+    """A service's failure as the sandbox's error. What cannot be looked up stays closed."""
     try:
         yield
     except ServiceError as error:
@@ -224,12 +224,12 @@ class Loans:
 
     @contextlib.asynccontextmanager
     async def job(self) -> AsyncIterator[JobScope]:
-        """One job, for as long as the block lasts. Its answer waits for the end of what it was lent."""
+        """The scope of one job, which ends with the block. Its answer waits until what it was lent is given back."""
         job, stopped = JobScope(), False
         try:
             yield job
         except asyncio.CancelledError:
-            # Whoever stops a run does not wait for other people's servers; `close` does.
+            # A stopped run does not wait for other people's servers; `close` does.
             stopped = True
             raise
         finally:
@@ -244,13 +244,13 @@ class Loans:
         return ending
 
     async def close(self) -> None:
-        """Wait for what is being given back."""
+        """Wait for the scopes that are still being ended."""
         if self._endings:
             await asyncio.wait(self._endings, timeout=PATIENCE)
 
 
 class Unusable(Exception):
-    """A mirror that is of no use."""
+    """A mirror that cannot be used."""
 
 
 class Mirrors:
@@ -263,7 +263,7 @@ class Mirrors:
         self._given_up: dict[Path, float] = {}
 
     async def seed(self, connection_id: str, name: str, rule: Rule, shell: Sandbox) -> str:
-        """Where in the shell a repository lies that has what a clone would fetch; empty when it cannot be had."""
+        """The path in the shell of a repository that has what a clone would fetch; empty when there is none."""
         place = self._directory / connection_id / hashlib.sha256(name.encode()).hexdigest()[:24]
         async with self._turns.setdefault(place, asyncio.Lock()):
             if self._given_up.get(place, 0.0) > time.monotonic():
@@ -281,7 +281,7 @@ class Mirrors:
                 await asyncio.to_thread(self._keep_within, MAX_ALL)
 
     async def _seeded(self, place: Path, rule: Rule, shell: Sandbox) -> str:
-        """One that does not work is made anew, once."""
+        """The seed of a mirror. A mirror that does not work is made again, once."""
         if await asyncio.to_thread((place / "workspace" / "mirror.git").exists):
             try:
                 return await self._handed_over(place, rule, shell)
@@ -300,7 +300,7 @@ class Mirrors:
         return f"~/{SEED}"
 
     async def tidy(self, connections: Collection[str]) -> None:
-        """Remove those of connections that are gone, those nobody used for long, and what a crash left running."""
+        """Remove the mirrors of removed connections, those that nobody used for long, and what a crash left running."""
         await reap(self._provider, (), within=self._directory)
         await asyncio.to_thread(self._tidy, connections)
 
@@ -332,7 +332,7 @@ async def _update(mirror: Sandbox, gate: Egress, rule: Rule) -> None:
 
 
 async def _copy(mirror: Sandbox, shell: Sandbox) -> None:
-    """Bytes from one sandbox to the other, a page at a time."""
+    """Copy bytes from one sandbox to the other, a page at a time."""
     offset = 0
     while True:
         page = await mirror.read_bytes(_PACK, offset=offset, limit=PAGE)
@@ -353,7 +353,7 @@ async def _run(sandbox: Sandbox, script: str) -> None:
 
 
 def _last_used(place: Path) -> float:
-    """When it was used last: its journal is written with every command."""
+    """When a mirror was last used: its journal is written with every command."""
     with contextlib.suppress(OSError):
         return (place / "live").stat().st_mtime
     return 0.0

@@ -1,4 +1,4 @@
-"""What a shell is and uses, for who looks at it: its record opened, its processes, its disk, its files."""
+"""Describes a shell for people: its record, its processes, its disk and its files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _lives(record: dict[str, Any]) -> bool:
 
 
 def describe_record(record: dict[str, Any]) -> dict[str, Any]:
-    """What a shell's row says of it; how to reach the session is nobody's business here."""
+    """The facts in a shell's row, without how to reach the session."""
     try:
         kept = Record.from_json(record["json"])
     except (InvalidInput, KeyError):
@@ -70,7 +70,7 @@ def _seen(record: dict[str, Any], path: str) -> dict[str, Any]:
             "name": entry.name,
             "kind": entry.kind,
             "size": entry.size,
-            # Whoever is inside may set any date.
+            # Programs in the shell may set any date.
             "modified_at": min(max(entry.modified, 0.0), time.time()),
             "target": entry.target or "",
         }
@@ -91,7 +91,8 @@ def _use(sight: Sight) -> dict[str, Any]:
 
 
 def close_shell(connection: Connection, conversation_id: str, agent_id: str) -> None:
-    """Its processes end within a minute, its files stay for the next. Raises NotFound, or Conflict while in use."""
+    """Close a shell: its processes end within a minute, its files stay for the next one. Raises NotFound, or Conflict
+    while a run uses it."""
     lock_conversation(connection, conversation_id)
     at_work = select(jobs.c.id).where(
         jobs.c.conversation_id == conversation_id, jobs.c.agent_id == agent_id, in_state(JobState.RUNNING)

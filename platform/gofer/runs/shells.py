@@ -89,20 +89,21 @@ class ConversationShell:
         self.sandbox: Sandbox | None = None
         self.gate: Egress | None = None
         self.equipping: ShellAccessGrants | None = None
-        """What the job that has the shell now brings along."""
+        """What the current job may use in the shell."""
         self.mirrors: Mirrors | None = None
         self._opening = opening
         self._turn = asyncio.Lock()
         self._tag_file = directory / "tag"
         self._hosts = hosts or Hosts()
         self._narrowed_file = directory / "narrowed"
-        """There once a narrowed run had the shell: what it left running is not let out by a later run."""
+        """Exists once a run that had read strangers' text had the shell: what it left running gets no hosts in a later
+        run."""
         self._confined: bool | None = None
         """What the present run said last."""
         self._changes = WorkspaceChanges(directory / "workspace")
         self._latest: tuple[str, asyncio.Task[Result]] | None = None
         self._stopped = asyncio.Event()
-        """Set when nobody wants the present command any more; the next has another."""
+        """Set when the current command is cancelled; the next command has an event of its own."""
         self.used = time.monotonic()
 
     async def _sandbox(self) -> Sandbox:
@@ -124,13 +125,13 @@ class ConversationShell:
             if not stopped.is_set():
                 raise
             return UNBEGUN
-        # Which call the command is of, written before it starts: what a later process recovers it by.
+        # The id of the call, written before the command starts: a later process recovers the command by it.
         self._tag_file.write_text(tag)
         heard = (lambda _stream, data: on_output(data)) if on_output is not None else None
         task = asyncio.create_task(self._granted(sandbox.run(command, timeout, on_output=heard)))
         task.add_done_callback(_known)
         self._latest = (tag, task)
-        # The command is the shell's, not the run's: a run that is handed on leaves it to be recovered.
+        # The command belongs to the shell: when another worker takes the run over, it recovers the command.
         try:
             result = await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -146,7 +147,7 @@ class ConversationShell:
             await self.equipping.put_in(sandbox, self.gate)
 
     def new_run(self) -> None:
-        """The run that has the shell from here on has said nothing yet."""
+        """Begin for another run, which has not said yet whether it has read strangers' text."""
         self._confined = None
 
     async def confine(self, *, narrowed: bool) -> None:
@@ -159,7 +160,7 @@ class ConversationShell:
             self._let_out(self.gate, self.sandbox)
 
     def _let_out(self, gate: Egress, sandbox: Sandbox) -> None:
-        """Open the hosts that the run may reach; until it has said which, as few as ever."""
+        """Open the hosts that the run may reach. Until the run has said which, as few as possible are open."""
         before = self._narrowed_file.exists()
         if self._confined or (self._confined is None and before):
             gate.allow(self._hosts.narrowed, why=NARROWED)
@@ -167,7 +168,7 @@ class ConversationShell:
             gate.allow(self._hosts.open, Callers.from_now(lambda: sandbox.shell) if before else None)
 
     def opened(self, sandbox: Sandbox, *, is_new: bool) -> None:
-        """The sandbox is there, found again or new. In a new one nothing is left running."""
+        """The sandbox is open: found again, or new. In a new one nothing is left running."""
         if is_new:
             self._narrowed_file.unlink(missing_ok=True)
         if self._confined:
@@ -176,7 +177,7 @@ class ConversationShell:
             self._let_out(self.gate, sandbox)
 
     async def _granted(self, command: Awaitable[Result]) -> Result:
-        """The job's ways out are open for as long as its command runs, and no longer."""
+        """Open the job's grants for as long as its command runs."""
         if self.equipping is None or self.gate is None:
             return await command
         async with self.equipping.granted(self.gate, await self._sandbox()):
@@ -197,7 +198,7 @@ class ConversationShell:
         return None
 
     async def cancel(self) -> None:
-        """Also a command that has not begun: it may wait for the sandbox, or in it for its turn."""
+        """Cancel the command, also one that has not begun: it may wait for the sandbox, or for its turn in it."""
         self._stopped.set()
         ended = self.sandbox is not None and await self.sandbox.cancel()
         if not ended and self._latest is not None:
@@ -228,7 +229,7 @@ class ConversationShell:
 
 @contextlib.asynccontextmanager
 async def unless(stopped: asyncio.Event | None) -> AsyncIterator[None]:
-    """Go through the block until somebody stops the run: TimeoutError then."""
+    """Run the block until somebody stops the run; raises TimeoutError then."""
     loop = asyncio.get_running_loop()
     through = False
 
@@ -247,13 +248,13 @@ async def unless(stopped: asyncio.Event | None) -> AsyncIterator[None]:
 
 
 def _known(task: asyncio.Task[Result]) -> None:
-    """A command that its run no longer waits for fails unheard when the shell is let go of; that is no news."""
+    """Read the error of a command that no run waits for any more, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 
 
 def _whole(sandbox: Sandbox, number: int) -> tuple[bytes, int]:
-    """A command's output as far as it is kept, and how many bytes are not in it."""
+    """A command's output as far as it was kept, and how many bytes are missing."""
     data = bytearray()
     offset: int | None = 0
     size = 0
@@ -287,7 +288,7 @@ def _converted(sandbox: Sandbox, result: Result) -> CommandResult:
 
 @contextlib.contextmanager
 def _as_os_error(path: str) -> Iterator[None]:
-    """The sandbox's file errors as the tools' contract has them."""
+    """Turn the sandbox's file errors into those that the contract of tools names."""
     try:
         yield
     except FileError as error:
@@ -317,11 +318,11 @@ class Shells:
 
     @property
     def provider(self) -> Provider | None:
-        """What makes sandboxes; None where there are none."""
+        """The provider of sandboxes; None where there is none."""
         return self._provider
 
     def _make_spares(self, settings: Settings) -> Spares | None:
-        """None where shells end with the server: a spare would outlive one that is killed."""
+        """Make spare shells. None where shells end with the server: a spare would outlive a server that is killed."""
         if self._provider is None or self._kind != "bubblewrap" or not self._live_on:
             return None
         return Spares(
@@ -396,7 +397,7 @@ class Shells:
             await asyncio.sleep(TIDY_EVERY)
 
     async def _end(self, key: tuple[str, str]) -> None:
-        """End a shell that was closed: its row is gone."""
+        """End a shell whose row was removed because somebody closed it."""
         sandbox = self._open.pop(key).sandbox
         if sandbox is not None:
             with contextlib.suppress(SandboxError):
@@ -428,8 +429,8 @@ class Shells:
         equipping: ShellAccessGrants | None = None,
         stopped: asyncio.Event | None = None,
     ) -> AsyncIterator[Shell | None]:
-        """The shell, for as long as the run lasts; None where no sandbox can be had, or when somebody stops the run
-        before it is there."""
+        """Lend the shell for as long as the run lasts; None where there is no sandbox, or when the run is stopped
+        first."""
         key = (str(claim.conversation_id), str(claim.agent_id))
         turn = self._busy.setdefault(key, asyncio.Lock())
         if not await self._turn_came(turn, stopped):
@@ -450,7 +451,8 @@ class Shells:
             turn.release()
 
     async def _turn_came(self, turn: asyncio.Lock, stopped: asyncio.Event | None) -> bool:
-        """Wait for the probe and the run before; False when no shell can be had, or the run is stopped meanwhile."""
+        """Wait for the probe and for the run before. False when there is no shell, or when the run is stopped
+        meanwhile."""
         try:
             async with unless(stopped):
                 report = await self.report()
@@ -471,14 +473,14 @@ class Shells:
         risen = kept is not None and rank(trust.value) > rank(kept[1].value)
         shell = self._open.get(key)
         if shell is not None and (risen or kept is None):
-            # Without a row it was closed by somebody; what it ran is not wanted any more.
+            # Without a row somebody has closed it: what it ran must end.
             await self._end(key)
         elif shell is not None and shell.sandbox is not None:
             return shell
-        # One that no tool has opened yet would be opened in the name of the run it was lent to, which is over.
+        # A shell that no tool has opened would be opened for the earlier run, which is over.
         directory = self._directory / f"{key[0]}-{key[1]}"
         if risen:
-            # What less trusted runs left in memory does not come along; their files do.
+            # Processes of less trusted runs do not come along; their files do.
             (directory / "snapshot").unlink(missing_ok=True)
 
         async def opening() -> Sandbox:
@@ -497,7 +499,7 @@ class Shells:
         return made
 
     async def _gate(self, equipping: ShellAccessGrants | None) -> Egress | None:
-        """A way out of the sandbox, where anything is allowed; without isolation there is nothing to open."""
+        """The proxy of a sandbox, where any host is allowed. Without isolation there is nothing to open."""
         equipment = await equipping.get() if equipping is not None else None
         if self._kind == "unconfined" or (equipment is None and not self._hosts.open):
             return None
@@ -518,7 +520,7 @@ class Shells:
         return sandbox
 
     async def _keep(self, claim: Claim, shell: ConversationShell, trust: Trust) -> None:
-        """Store how to find the shell again; a run that has lost its job leaves that to the next."""
+        """Store how to find the shell again. A run that has lost its job leaves that to the next."""
         with contextlib.suppress(SandboxError, Fenced):
             if shell.sandbox is not None:
                 await self._put(claim, shell.sandbox, trust)
@@ -558,7 +560,7 @@ def _put(connection: Connection, claim: Claim, record: str, trust: Trust) -> Non
     hold(connection, claim)
     values = {"record": {"id": Record.from_json(record).id, "json": record}, "trust": trust, "used_at": now()}
     key = {"conversation_id": claim.conversation_id, "agent_id": claim.agent_id}
-    # Whole, whatever was there before: a record that was refused is not made right, but replaced.
+    # The whole row: a record that was refused is replaced, not repaired.
     here = (shells.c.conversation_id == claim.conversation_id) & (shells.c.agent_id == claim.agent_id)
     connection.execute(delete(shells).where(here))
     row_macs.insert(connection, shells, {**key, **values})
@@ -571,14 +573,14 @@ BY_PRODUCTS = frozenset(
         ".tox", ".venv", "__pycache__", "node_modules", "venv",
     }
 )  # fmt: skip
-"""Directories that running a program changes, although nobody has worked on anything."""
+"""Directories that change when a program runs, although nobody has worked on anything."""
 _ENDINGS = (".pyc", ".coverage", ".swp")
 _GIT = (".git/HEAD", ".git/logs/HEAD")
-"""Of git only where the work stands: looking at it changes other files of its own."""
+"""Files that tell where git's work stands. Git changes its other files when somebody only looks."""
 
 
 class WorkspaceChanges:
-    """One workspace, looked at again and again."""
+    """Notices changes in one workspace."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -590,7 +592,7 @@ class WorkspaceChanges:
         return before is not None and before != self._seen
 
     def forget(self) -> None:
-        """Somebody else accounts for what changes now: the next look is the first again."""
+        """Forget the last look: the next one is the first again."""
         self._seen = None
 
 

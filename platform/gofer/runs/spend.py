@@ -1,7 +1,8 @@
-"""The ledger of spending over the store: what is set aside counts as spent until the call is settled.
+"""The ledger of spending: money that is set aside counts as spent until the call is settled.
 
-A call sets aside the most it can cost, and costs a fraction of that as a rule. So who finds a cap reached only by what
-others have set aside waits for them, and is not told that the money is gone."""
+A call sets aside the most it can cost, and usually costs a fraction of that. So a job that finds a cap reached only by
+money that others have set aside waits for them; it is not told that the money is gone.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ from gofer.store.db_time import now
 from gofer.store.tables import JobState, agents, events, in_state, jobs, spends
 
 PATIENCE, BETWEEN_TRIES = 60.0, 0.5
-"""Seconds to wait for money that is only set aside, and between two looks whether it is free."""
+"""Seconds to wait for money that is only set aside, and between two checks."""
 CALLS_AHEAD = 3
-"""Calls that a job at work is taken to need yet, when a newcomer asks what is left."""
+"""Further calls that a running job is expected to make, when a new job asks what is left."""
 SPANNING = ("budget.day", "budget.background", "budget.conversation")
-"""Why a run ended that not even began to spend what one job may: the next one will end so too."""
+"""Reasons of runs that ended by a budget of several jobs: the next run will end the same way."""
 
 
 class StoreLedger:
@@ -70,8 +71,8 @@ def reserve(
     timezone: str,
     background: bool,
 ) -> Short | None:
-    """Set money aside if every cap allows it; else say which does not."""
-    # Runs of one agent reserve one after the other, else two could both see the last dollar.
+    """Set money aside if every cap allows it; otherwise say which cap does not."""
+    # Runs of one agent reserve one after the other; otherwise two could both take the last dollar.
     connection.execute(select(agents.c.id).where(agents.c.id == claim.agent_id).with_for_update())
     hold(connection, claim)
     day = today(connection, timezone)
@@ -86,13 +87,13 @@ def reserve(
 def only_set_aside(
     connection: Connection, claim: Claim, key: str, amount: int, timezone: str, scope: Scope, cap: int
 ) -> bool:
-    """Whether there is money enough, and calls of other jobs, which will cost less, have it set aside for now."""
+    """Whether the money is only set aside for calls of other jobs, which will cost less."""
     paid = _spent(connection, claim, scope, today(connection, timezone), but=key, others_settled=True)
     return paid + amount <= cap
 
 
 def settle(connection: Connection, claim: Claim, key: str, amount: int, model: str, timezone: str) -> None:
-    """Replace what was set aside by what was paid. Not fenced: what was paid was paid."""
+    """Replace the money set aside by the money paid. Not fenced: what was paid was paid."""
     settled = connection.execute(
         update(spends)
         .where(spends.c.job_id == claim.id, spends.c.key == key)
@@ -103,7 +104,7 @@ def settle(connection: Connection, claim: Claim, key: str, amount: int, model: s
 
 
 def charge(connection: Connection, claim: Claim, key: str, dollars: float, *, timezone: str) -> None:
-    """Count what a job has paid beside its model."""
+    """Count what a job has paid for other things than its model."""
     settle(connection, claim, key, round(dollars * MICROS), "", timezone)
 
 
@@ -119,7 +120,7 @@ def _spent(
     mine = case(((spends.c.job_id == claim.id) & (spends.c.key == but), 0), else_=spends.c.micros)
     query = select(func.coalesce(func.sum(mine), 0))
     if others_settled:
-        # What a crash left behind is charged, and nobody will settle it soon.
+        # Money that a crash left set aside counts as paid: nobody will settle it soon.
         running = select(jobs.c.id).where(in_state(JobState.RUNNING))
         query = query.where(
             spends.c.settled | (spends.c.job_id == claim.id) | spends.c.job_id.not_in(running)
@@ -128,9 +129,11 @@ def _spent(
 
 
 def _needed_by_elders(connection: Connection, claim: Claim, scope: Scope, day: str) -> int:
-    """What jobs that began before this one are likely to need yet: who has begun goes first, else all of them run out
-    of money with nothing finished. A few calls each, at what theirs have cost so far, or were set aside for while none
-    is settled. One of them is not counted: two may share what is left.
+    """The money that earlier jobs probably still need. Jobs that began earlier come first; otherwise all of them would
+    run out of money with nothing finished.
+
+    It is a few calls for each, at the price of their calls so far, or at what was set aside while none is settled. One
+    of the jobs is not counted: two may share what is left.
     """
     began = func.min(spends.c.id)
     mine = select(began).where(spends.c.job_id == claim.id).scalar_subquery()
@@ -158,10 +161,8 @@ def _in_scope(claim: Claim, scope: Scope, day: str) -> ColumnElement[bool]:
 def nearly_used(
     connection: Connection, claim: Claim, caps: Mapping[Scope, int], warn_at: float, timezone: str
 ) -> tuple[Scope, int, int] | None:
-    """A budget that this job has brought to where people are warned: which, what is spent of it, and the cap.
-
-    Only the job that crosses the line is told so, which makes it once a day.
-    """
+    """The budget that this job has brought to the warning line: which one, what is spent, and the cap. Only the job
+    that crosses the line gets it, so people are warned once a day."""
     day = today(connection, timezone)
     mine = case((spends.c.job_id == claim.id, spends.c.micros), else_=0)
     for scope, cap in caps.items():
@@ -206,8 +207,8 @@ def _put(
 
 
 def ran_out_before(connection: Connection, claim: Claim, code: str, timezone: str) -> bool:
-    """Whether an earlier run here has ended because of the same budget: today, or, if the budget does not begin
-    anew each day, since the last run that did its work."""
+    """Whether an earlier run here ended because of the same budget: today, or, for a budget that is not daily, since
+    the last run that did its work."""
     query = (
         select(events.c.id)
         .join(jobs, jobs.c.id == events.c.job_id)
