@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -52,6 +52,7 @@ from gofer.jobs.worker import Capacity, Worker
 from gofer.live import Live, SharedLive
 from gofer.logs import RecentLines
 from gofer.mac_upgrade import begin_signing
+from gofer.mcp.oauth import Authoriser
 from gofer.mcp.servers import McpServers
 from gofer.memory.recall import Recall
 from gofer.outbox.deliver import Outbox
@@ -62,11 +63,11 @@ from gofer.runs.answer import Answerer, RunObserver, apology
 from gofer.runs.model_keys import ModelKeys
 from gofer.runs.posts import Poster
 from gofer.runs.shell_access import Loans
-from gofer.runs.shells import Shells
+from gofer.runs.shells import Shells, make_provider
 from gofer.runs.spend import charge
 from gofer.secrets.key_check import check_canary, ciphertext_exists
 from gofer.secrets.last_used import Uses
-from gofer.secrets.secret_store import all_secrets, get_secret
+from gofer.secrets.secret_store import all_secrets, get_secret, put_secret
 from gofer.settings import Settings, prepare_data_dir
 from gofer.store import events as log_of_events
 from gofer.store.bootstrap import FIRST_WORKSPACE, database_for, migrate, seed_agent, seed_workspace
@@ -82,6 +83,8 @@ from gofer.vault.secret import Secret
 
 log = structlog.get_logger()
 RELOAD_EVERY = 30.0
+MCP_CALLBACK = "/mcp/callback"
+"""Where an owner comes back to who has authorised Gofer at an MCP server."""
 SERVICE_SLOTS = 64
 """Slots for sending and polling: their own, so that long runs never keep a finished answer waiting."""
 
@@ -127,6 +130,28 @@ class Platform:
         found = await self.database.read(look)
         self.uses.add(FIRST_WORKSPACE, "", name)
         return found.reveal()
+
+    async def keep_secret(self, name: str, value: str) -> None:
+        """Keep a secret of the workspace, and mask it from now on."""
+        await self.database.write(
+            partial(
+                put_secret, vault=self.vault, workspace_id=FIRST_WORKSPACE, name=name, value=Secret(value)
+            )
+        )
+        await self.secrets_changed()
+
+    @cached_property
+    def authoriser(self) -> Authoriser:
+        """Authorisations at MCP servers."""
+        base = self.settings.public_url.rstrip("/")
+        return Authoriser(self.secret, self.keep_secret, lambda: f"{base or self.url}{MCP_CALLBACK}")
+
+    @cached_property
+    def servers(self) -> McpServers:
+        """The MCP servers of agents."""
+        return McpServers(
+            make_provider(self.settings), self.secret, lambda *which: self.authoriser.auth(*which)
+        )
 
     async def secrets_changed(self) -> None:
         """Reload secrets here and in every other process, and routes too: they may name a new connection."""
@@ -383,7 +408,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
         keys=keys,
         uses=platform.uses,
         agents=AgentFiles.of(settings),
-        servers=McpServers(shells.provider, platform.secret),
+        servers=platform.servers,
         observer=Observers(platform.live, platform.signals, progress),
     )
     outbox = Outbox(

@@ -1,4 +1,4 @@
-"""`gofer mcp`: Gofer as an MCP server for other people's agents."""
+"""`gofer mcp`: Gofer for other people's agents, and MCP servers for Gofer's agents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from gofer.cli.exit_codes import TRY_LATER, USAGE, CommandFailed
+from gofer.cli.client import LONGEST_ANSWER, call
+from gofer.cli.exit_codes import FAILED, TRY_LATER, USAGE, CommandFailed
+from gofer.cli.output import AsJson, plain, show, table
 
 if TYPE_CHECKING:
     import httpx2
@@ -17,15 +19,130 @@ if TYPE_CHECKING:
     from gofer.settings import Settings
 
 app = typer.Typer(
-    help="MCP: Gofer for other people's agents.",
+    help="MCP: Gofer for other people's agents, and servers for Gofer's agents.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 
-@app.callback()
-def mcp() -> None:
-    """What may stand before a verb."""
+Agent = Annotated[str, typer.Argument(help="The agent's name.", show_default=False)]
+Server = Annotated[str, typer.Argument(help="The server's name.", show_default=False)]
+
+
+@app.command("list")
+def list_servers(
+    agent: Annotated[str, typer.Argument(help="Of one agent only.", show_default=False)] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the MCP servers that agents use.
+
+    \b
+    gofer mcp list
+    gofer mcp list reviewer
+    """
+    found = call("GET", "/mcp", params={"agent": agent} if agent else {})
+    rows = [
+        (each["agent"], each["name"], each["where"], " ".join(each["tools"]), each["tier"])
+        for each in found["servers"]
+    ]
+    titles = ("agent", "server", "where", "tools", "tier")
+    show(found, as_json, lambda: table(titles, rows, empty="No agent uses an MCP server."))
+
+
+@app.command()
+def add(
+    agent: Agent,
+    name: Server,
+    command: Annotated[
+        list[str] | None, typer.Argument(help="The command and its arguments, after --.", show_default=False)
+    ] = None,
+    url: Annotated[str, typer.Option(help="The address of a server that speaks streamable HTTP.")] = "",
+    bearer: Annotated[str, typer.Option(help="The name of the secret with its token.")] = "",
+    secret: Annotated[
+        list[str] | None, typer.Option(help="VARIABLE=SECRET, or HEADER=SECRET for a URL. Repeatable.")
+    ] = None,
+    tool: Annotated[list[str] | None, typer.Option(help="A tool that may be used. Repeatable.")] = None,
+    tier: Annotated[str, typer.Option(help="read, write, exec or network.")] = "",
+    host: Annotated[
+        list[str] | None, typer.Option(help="A host that the command may reach. Repeatable.")
+    ] = None,
+    readonly: Annotated[list[str] | None, typer.Option(help="A folder it may read. Repeatable.")] = None,
+    oauth: Annotated[bool, typer.Option("--oauth", help="The server wants OAuth.")] = False,
+    trusted: Annotated[bool, typer.Option("--trusted", help="Trust what it answers.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let an agent use an MCP server. docs/mcp.md has every setting.
+
+    \b
+    gofer mcp add gofer linear --url https://mcp.linear.app/mcp --bearer linear_key --tier read
+    gofer mcp add gofer tickets --secret TOKEN=tickets_token --host tickets.example.org -- /opt/tickets/mcp --stdio
+    """
+    words = command or []
+    given: dict[str, Any] = {
+        "command": words[0] if words else "",
+        "args": words[1:],
+        "url": url,
+        "bearer": bearer,
+        "secrets": dict(_pair(each) for each in secret or ()),
+        "tools": tool or [],
+        "tier": tier,
+        "hosts": host or [],
+        "readonly": readonly or [],
+        "oauth": oauth,
+        "trusted": trusted,
+    }
+    settings = {key: value for key, value in given.items() if value}
+    made = call("PUT", f"/agents/{agent}/mcp/{name}", json={"settings": settings})
+    show(made, as_json, lambda: print(f"{agent} uses {name}. Try it: gofer mcp test {agent} {name}"))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise CommandFailed(f"{text[:60]!r}: write NAME=SECRET.", USAGE)
+    return name, value
+
+
+@app.command("test")
+def try_server(agent: Agent, name: Server, as_json: AsJson = False) -> None:
+    """Connect to a server now and list its tools.
+
+    \b
+    gofer mcp test gofer linear
+    """
+    tried = call("POST", f"/agents/{agent}/mcp/{name}/test", json={}, timeout=LONGEST_ANSWER)
+    if not tried["ok"] and not as_json:
+        raise CommandFailed(tried["problem"], FAILED)
+    rows = [(tool["title"], tool["tier"], tool["description"]) for tool in tried["tools"]]
+
+    def in_words() -> None:
+        table(("tool", "tier", "what it does"), rows, empty="It offers no tool that may be used.")
+        for tool, why in tried["left_out"].items():
+            print(f"left out: {plain(tool)}: {plain(why)}")
+
+    show(tried, as_json, in_words)
+
+
+@app.command()
+def authorise(agent: Agent, name: Server, as_json: AsJson = False) -> None:
+    """Print the link that authorises Gofer at a server that wants OAuth. Follow it once, signed in as an owner.
+
+    \b
+    gofer mcp authorise gofer linear
+    """
+    begun = call("POST", f"/agents/{agent}/mcp/{name}/authorise", json={})
+    show(begun, as_json, lambda: print(begun["url"] or "It is authorised already."))
+
+
+@app.command()
+def remove(agent: Agent, name: Server, as_json: AsJson = False) -> None:
+    """Remove a server from an agent's file.
+
+    \b
+    gofer mcp remove gofer linear
+    """
+    gone = call("DELETE", f"/agents/{agent}/mcp/{name}")
+    show(gone, as_json, lambda: print(f"{agent} uses {name} no more."))
 
 
 @app.command()

@@ -522,6 +522,61 @@ class QuestionAnswered(Shape):
     job_id: int
 
 
+class McpServer(Shape):
+    """An MCP server that an agent's file names."""
+
+    agent: str
+    name: str
+    kind: Literal["url", "command"]
+    where: str = Field(description="The address, or the command with its arguments.")
+    tools: list[str]
+    tier: str
+    trusted: bool
+    oauth: bool
+
+
+class McpServerList(Shape):
+    """By agent and name."""
+
+    servers: list[McpServer]
+
+
+class McpServerNamed(Shape):
+    """A server that was written or removed."""
+
+    agent: str
+    name: str
+
+
+class McpTool(Shape):
+    """A tool that a server offers."""
+
+    name: str
+    title: str = Field(description="What the model calls it.")
+    description: str
+    tier: str
+
+
+class McpServerTested(Shape):
+    """What a server offers now, or why it cannot be used."""
+
+    agent: str
+    name: str
+    ok: bool
+    problem: str
+    seconds: float
+    tools: list[McpTool]
+    left_out: dict[str, str] = Field(description="Tools that cannot be used, and why.")
+
+
+class McpAuthorisation(Shape):
+    """The link that an owner follows; empty when the server is content already."""
+
+    agent: str
+    name: str
+    url: str
+
+
 class Process(Shape):
     """A process that is there."""
 

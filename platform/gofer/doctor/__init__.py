@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from sqlalchemy import Connection, select
 
@@ -27,8 +28,10 @@ from gofer.doctor.model import (
     look_at_model,
     look_at_providers,
 )
-from gofer.errors import ConfigError, GoferError
+from gofer.errors import ConfigError, GoferError, NotFound
 from gofer.jobs.maintenance import depth, oldest_ready
+from gofer.mcp.oauth import secret_name
+from gofer.mcp.settings import McpServerSettings
 from gofer.runs.agent_files import (
     NAME,
     AgentFiles,
@@ -79,6 +82,7 @@ async def examine(platform: Platform) -> list[Finding]:
         ("model", look_at_model),
         ("providers", look_at_providers),
         ("agents", look_at_agents),
+        ("MCP servers", _mcp_servers),
         ("tokens", _tokens),
         ("integrations", _integrations),
         ("connections", _connections),
@@ -305,6 +309,48 @@ async def look_at_agents(platform: Platform) -> list[Finding]:
             Finding("agents", "warning", what, "Write `default = true` into an agent's file", "agents.md")
         ]
     return [Finding("agents", "ok", f"{files} {default} answers what fits no route.")]
+
+
+async def _mcp_servers(platform: Platform) -> list[Finding]:
+    """What keeps an agent's MCP servers from being used, as far as it can be seen without calling them."""
+    seen = await asyncio.to_thread(AgentFiles.of(platform.settings).look)
+    servers = [(spec.name, name, each) for spec in in_force(seen) for name, each in spec.mcp.items()]
+    found = [
+        one for agent, name, each in servers for one in await _server_problems(platform, agent, name, each)
+    ]
+    if found or not servers:
+        return found
+    return [Finding("MCP servers", "ok", f"{len(servers)} are set up. Try one: gofer mcp test AGENT SERVER")]
+
+
+async def _server_problems(
+    platform: Platform, agent: str, name: str, settings: McpServerSettings
+) -> list[Finding]:
+    check, found = f"MCP server {name} of {agent}", []
+    wanted = [*settings.secrets.values(), *([settings.bearer] if settings.bearer else [])]
+    for secret in dict.fromkeys(wanted):
+        try:
+            await platform.secret(secret)
+        except NotFound:
+            line = f"There is no secret {secret}."
+            found.append(Finding(check, "error", line, f"gofer secrets put {secret}", "mcp.md"))
+    if settings.oauth:
+        try:
+            await platform.secret(secret_name(name, settings, "access"))
+        except NotFound:
+            fix = f"gofer mcp authorise {agent} {name}"
+            found.append(Finding(check, "error", "Nobody has authorised Gofer there.", fix, "mcp.md"))
+    if settings.command and platform.servers.provider is None:
+        line = "It is a command, and there is no sandbox to run it in."
+        found.append(Finding(check, "error", line, "See what is said of the sandbox", "mcp.md"))
+    if settings.url.startswith("http://") and wanted and not _is_here(settings.url):
+        line = "Secrets are sent to it without encryption."
+        found.append(Finding(check, "warning", line, "Use its https address", "mcp.md"))
+    return found
+
+
+def _is_here(url: str) -> bool:
+    return (urlsplit(url).hostname or "") in (*LOOPBACK, "localhost", "127.0.0.1", "::1")
 
 
 def _wrong_prices(path: Path) -> list[Finding]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -121,3 +122,36 @@ def _check_names(what: str, given: Mapping[str, str], pattern: re.Pattern[str]) 
             raise ValueError(f"{name[:60]!r} is no name of a {what}")
         if any(character in value for character in "\r\n\x00"):
             raise ValueError(f"the value of {name} has a line break")
+
+
+def as_table(name: str, settings: McpServerSettings) -> str:
+    """The table of a server as an agent's file has it, with what is not as it would be anyway."""
+    given = settings.model_dump(mode="json", exclude_defaults=True)
+    return "\n".join([f"[mcp.{name}]", *(f"{key} = {_toml(value)}" for key, value in given.items())]) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items()) + " }"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def without_table(text: str, name: str) -> str:
+    """An agent's file without the tables of a server."""
+    header = re.compile(rf"\s*\[\s*mcp\s*\.\s*[\"']?{re.escape(name)}[\"']?\s*[\].]")
+    kept: list[str] = []
+    inside = False
+    for line in text.splitlines(keepends=True):
+        if line.lstrip().startswith("["):
+            inside = header.match(line) is not None
+        if not inside:
+            kept.append(line)
+    return "".join(kept)
+
+
+def with_table(text: str, name: str, settings: McpServerSettings) -> str:
+    """An agent's file with a server, in the place of the one of that name if there is one."""
+    before = without_table(text, name).rstrip("\n")
+    return (f"{before}\n\n" if before else "") + as_table(name, settings)

@@ -316,11 +316,6 @@ class Shells:
         self._spares = self._make_spares(settings)
         self._probing: asyncio.Task[Report] | None = None
 
-    @property
-    def provider(self) -> Provider | None:
-        """The provider of sandboxes; None where there is none."""
-        return self._provider
-
     def _make_spares(self, settings: Settings) -> Spares | None:
         """Make spare shells. None where shells end with the server: a spare would outlive a server that is killed."""
         if self._provider is None or self._kind != "bubblewrap" or not self._live_on:

@@ -30,6 +30,7 @@ NOUNS = (
     "instance",
     "jobs",
     "key",
+    "mcp",
     "members",
     "messages",
     "questions",

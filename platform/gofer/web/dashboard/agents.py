@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
-from gofer.errors import Conflict, GoferError, NotFound
+from gofer.errors import Conflict, GoferError, Malformed, NotFound
 from gofer.runs.agent_files import NAME, AgentFileError, AgentSpec
 from gofer.runs.agent_writer import EXAMPLE, AgentTexts, new_agent, put_agent, remove_agent
-from gofer.web.auth import visitor_of
+from gofer.web.auth import audited, visitor_of
+from gofer.web.auth.confirmation import check_confirmed
 from gofer.web.dashboard.endpoints import form_of, page, text_of
 from gofer.web.dashboard.render import platform_of, redirect, render
 from gofer.web.queries.agents import (
@@ -23,7 +25,10 @@ from gofer.web.queries.agents import (
     check_layered,
     list_agents,
 )
+from gofer.web.queries.mcp import find_server, list_servers, test_server
 
+MAX_SHOWN = 5
+"""Tools of a server that are named after a test."""
 EDITABLE = ("IDENTITY", "USER")
 """The layers of a folder that an owner changes here; SOUL is changed in its file."""
 
@@ -49,7 +54,9 @@ async def show(request: Request) -> Response:
     spec = AgentSpec.model_validate(agent["spec"]) if agent["spec"] else AgentSpec(name=name)
     identity = await agent_identity(platform, spec, owner=visitor_of(request).may("owner"))
     shown = files or AgentTexts(EXAMPLE, "")
-    return _form(request, name, shown, _stamp(shown), hears=agent["in_force"], identity=identity)
+    servers = await list_servers(platform, name)
+    hears = agent["in_force"]
+    return _form(request, name, shown, _stamp(shown), hears=hears, identity=identity, servers=servers)
 
 
 def _stamp(files: AgentTexts) -> str:
@@ -68,11 +75,12 @@ def _form(
     *,
     hears: bool = False,
     identity: dict[str, Any] | None = None,
+    servers: Sequence[dict[str, Any]] = (),
 ) -> Response:
     defaults = AgentSpec(name="default").model_dump(mode="json", exclude={"name", "instructions"})
     return render(
         request, "agent.html", status, name=name, files=files, editable=EDITABLE, stamp=stamp, problem=problem,
-        defaults=defaults, hears=hears, identity=identity,
+        defaults=defaults, hears=hears, identity=identity, servers=servers,
     )  # fmt: skip
 
 
@@ -116,6 +124,47 @@ def _given(form: Any) -> AgentTexts:
         {layer: f"{text}\n" if text else "" for layer, text in plain.items()},
         folder=bool(layers),
     )
+
+
+@page("operator")
+async def try_server(request: Request) -> Response:
+    """Connect to an MCP server of the agent, and say what it offers."""
+    agent, name = request.path_params["name"], request.path_params["server"]
+    tried = await test_server(platform_of(request), agent, name)
+    if not tried["ok"]:
+        return redirect(f"/agents/{agent}", f"{name} cannot be used: {tried['problem']}")
+    tools = [tool["name"] for tool in tried["tools"]]
+    more = f" and {len(tools) - MAX_SHOWN} more" if len(tools) > MAX_SHOWN else ""
+    left = f" Left out: {', '.join(tried['left_out'])}." if tried["left_out"] else ""
+    named = f": {', '.join(tools[:MAX_SHOWN])}{more}" if tools else ""
+    return redirect(f"/agents/{agent}", f"{name} works and offers {len(tools)} tools{named}.{left}"[:400])
+
+
+@page("owner")
+async def authorise_server(request: Request) -> Response:
+    """Lead an owner to where they authorise Gofer at a server."""
+    check_confirmed(request)
+    platform, agent, name = platform_of(request), request.path_params["name"], request.path_params["server"]
+    url = await platform.authoriser.begin(name, await find_server(platform, agent, name))
+    return (
+        RedirectResponse(url, 303) if url else redirect(f"/agents/{agent}", f"{name} is authorised already.")
+    )
+
+
+@page("owner")
+async def authorised(request: Request) -> Response:
+    """An owner comes back from a server that they have authorised Gofer at."""
+    given = request.query_params
+    if problem := given.get("error"):
+        raise Malformed(f"The server refused: {given.get('error_description') or problem}"[:300])
+    code, state = given.get("code", ""), given.get("state", "")
+
+    async def finished() -> Response:
+        await platform_of(request).authoriser.finish(state[:500], code[:2000], given.get("iss", "")[:500])
+        return redirect("/agents", "Gofer is authorised. Its agents use the server from the next run on.")
+
+    # It is asked for by a link; it is a change all the same.
+    return await audited(request, visitor_of(request), finished)
 
 
 @page("owner")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
+from gofer.app import MCP_CALLBACK
 from gofer.web.dashboard import (
     agents,
     audit,
@@ -79,6 +80,8 @@ _DO = {
     ("/agents", "agents.put"): agents.save,
     ("/agents/new", "agents.create"): agents.create,
     ("/agents/{name}/remove", "agents.remove"): agents.remove,
+    ("/agents/{name}/mcp/{server}/test", "mcp.test"): agents.try_server,
+    ("/agents/{name}/mcp/{server}/authorise", "mcp.authorise"): agents.authorise_server,
     ("/secrets", "secrets.put"): secrets.put,
     ("/secrets/remove", "secrets.remove"): secrets.remove,
     ("/members", "members.add"): members.add,
@@ -102,5 +105,6 @@ def page_routes() -> list[Route]:
         for (path, name), endpoint in _DO.items()
     ]
     # Its name is what the audit log calls it: a change, though it comes as a link.
+    authorised = Route(MCP_CALLBACK, agents.authorised, name="mcp.authorised")
     back = Route(sign_ups.BACK, sign_ups.back, name="sign_ups.finish")
-    return [back, *reading, *doing]
+    return [back, authorised, *reading, *doing]
