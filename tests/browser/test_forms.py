@@ -378,6 +378,28 @@ def test_every_change_is_on_record(lived: Lived, owner: Visitor) -> None:
         assert action in page
 
 
+def test_a_standing_rule_is_seen_revoked_and_restored(owner: Visitor, viewer: Visitor, lived: Lived) -> None:
+    rule = "Never open the <b>cellar</b> door at night."
+    lived.say("rule-1", f"Hello. {rule} Bye.", room="rules")
+    lived.answered("rule-1")
+    found = lived.ask("GET", "/conversations")["conversations"]
+    (here,) = (f"/conversations/{each['id']}" for each in found if each["title"] == "rules")
+    (kept,) = lived.ask("GET", f"{here}/rules")["rules"]
+    assert (kept["text"], kept["message_seq"], kept["revoked"]) == (rule, 1, False)
+    assert f"<li>{html.escape(rule)}" in owner.read(here)
+    assert (
+        "Revoke" not in viewer.read(here).split("Standing rules")[1].split("</details>")[0].split("holds.")[1]
+    )
+    assert viewer.post(f"{here}/rules/{kept['id']}/revoke").status_code == 403
+    assert f"<s>{html.escape(rule)}</s>" in owner.does(f"{here}/rules/{kept['id']}/revoke")
+    assert [each["revoked"] for each in lived.ask("GET", f"{here}/rules")["rules"]] == [True]
+    assert "Restored." in owner.does(f"{here}/rules/{kept['id']}/restore")
+    again = owner.post(f"{here}/rules/{kept['id']}/restore")
+    assert again.status_code == 409 or "not forgotten" in owner.read(again.headers["location"])
+    for missing in ("mem_nothing", "%00", "../x"):
+        assert owner.post(f"{here}/rules/{missing}/revoke").status_code in (400, 404), missing
+
+
 def test_a_purge_destroys_what_was_said(owner: Visitor, lived: Lived) -> None:
     lived.say("gone-1", "Something to forget", room="cellar")
     lived.answered("gone-1")

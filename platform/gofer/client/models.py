@@ -265,6 +265,27 @@ class Messages(Shape):
     next: str | None
 
 
+class Rule(Shape):
+    """A standing rule of a conversation: a sentence that every run there reads word for word."""
+
+    id: str
+    """Its memory id."""
+    text: str
+    author: str
+    trust: str
+    message_seq: int | None
+    """The message that said it."""
+    revoked: bool
+    version: int
+    since: float
+
+
+class Rules(Shape):
+    """The standing rules of a conversation, oldest first; those that were revoked as well."""
+
+    rules: list[Rule]
+
+
 class Purged(Shape):
     """What a purge removed."""
 

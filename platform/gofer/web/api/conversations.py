@@ -108,6 +108,41 @@ def _describe(row: Any, content: Incoming | None) -> dict[str, Any]:
     }
 
 
+async def rules(request: Request) -> Response:
+    """The standing rules that every run in one reads word for word."""
+    platform, conversation_id = platform_of(request), request.path_params["id"]
+    found = await platform.database.read(
+        partial(conversations.list_rules, vault=platform.vault, conversation_id=conversation_id)
+    )
+    await record_reading(request, conversation_id)
+    return json_response(request, {"rules": found})
+
+
+async def revoke_rule(request: Request) -> Response:
+    """Take a standing rule back: runs do not read it any more. It can be restored."""
+    return await _change_rule(request, revoke=True)
+
+
+async def restore_rule(request: Request) -> Response:
+    """Bring back a standing rule that was revoked."""
+    return await _change_rule(request, revoke=False)
+
+
+async def _change_rule(request: Request, *, revoke: bool) -> Response:
+    await parse_body(request, EmptyBody)
+    platform = platform_of(request)
+    found = await platform.database.write(
+        partial(
+            conversations.change_rule,
+            vault=platform.vault,
+            conversation_id=request.path_params["id"],
+            memory_id=request.path_params["memory"],
+            revoke=revoke,
+        )
+    )
+    return json_response(request, {"rules": found})
+
+
 async def purge(request: Request) -> Response:
     """Destroy what was said in one, everywhere."""
     await parse_body(request, EmptyBody)

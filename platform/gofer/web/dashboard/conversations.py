@@ -82,7 +82,13 @@ def _read(
         "connections": connection_names(connection),
         "spent": total_cost(connection, spends.c.conversation_id == conversation_id),
         "files": int(connection.execute(size).scalar_one()),
+        "rules": _rules(connection, platform, conversation_id),
     }
+
+
+def _rules(connection: Connection, platform: Platform, conversation_id: str) -> list[dict[str, Any]]:
+    found = conversations.list_rules(connection, platform.vault, conversation_id)
+    return [{**rule, "text": platform.redactor.redact(rule["text"])} for rule in found]
 
 
 def _describe(
@@ -116,6 +122,27 @@ def _read_whole(connection: Connection, vault: Vault, id: str, seq: int) -> str:
     if sealed is None:
         raise NotFound("There is no such message. It may have been purged.")
     return open_message(conversation_key(connection, vault, id), id, seq, sealed).text
+
+
+@page("owner")
+async def change_rule(request: Request) -> Response:
+    """Revoke a standing rule, or restore it."""
+    platform, path = platform_of(request), request.path_params
+    await form_of(request)
+    revoke = path["verb"] == "revoke"
+    if not revoke and path["verb"] != "restore":
+        raise NotFound("A rule can be revoked or restored.")
+    await platform.database.write(
+        partial(
+            conversations.change_rule,
+            vault=platform.vault,
+            conversation_id=path["id"],
+            memory_id=path["memory"],
+            revoke=revoke,
+        )
+    )
+    said = "Revoked. Runs do not read it any more." if revoke else "Restored. Runs read it again."
+    return redirect(f"/conversations/{path['id']}", said)
 
 
 @page("owner")

@@ -63,6 +63,7 @@ _DO = {
     ("/runs", "jobs.steer"): runs.steer_many,
     ("/runs/{id:int}/{verb}", "jobs.steer"): runs.steer_one,
     ("/questions/{id}/answer", "questions.answer"): questions.answer_one,
+    ("/conversations/{id}/rules/{memory}/{verb}", "conversations.change_rule"): conversations.change_rule,
     ("/conversations/{id}/purge", "conversations.purge"): conversations.purge,
     ("/inbox/simulate", "deliveries.simulate"): inbox.simulate,
     ("/inbox/{id:int}/redeliver", "deliveries.redeliver"): inbox.redeliver,

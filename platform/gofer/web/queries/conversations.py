@@ -11,6 +11,8 @@ from sqlalchemy import Connection, func, select, tuple_
 from gofer.app import Platform
 from gofer.errors import NotFound
 from gofer.integration import Incoming
+from gofer.memory import records
+from gofer.memory.scopes import conversation_scope
 from gofer.purge import Purged, purge_conversation, remove_shell_files
 from gofer.store.encryption import conversation_key
 from gofer.store.messages import open_message
@@ -102,6 +104,47 @@ def find_conversation(connection: Connection, conversation_id: str, agent: str =
             f"There is no conversation {conversation_id[:60]!r}. `gofer conversations list` shows those there are."
         )
     return found[0]
+
+
+def list_rules(connection: Connection, vault: Vault, conversation_id: str) -> list[dict[str, Any]]:
+    """The standing rules of a conversation, oldest first; those that were revoked as well."""
+    if find_conversation(connection, conversation_id)["purged_at"] is not None:
+        return []
+    scope_id = conversation_scope(conversation_id)
+    found = [
+        rule
+        for state in (records.LIVE, records.FORGOTTEN)
+        for rule in records.in_force(connection, vault, scope_id, kind="rule", state=state)
+    ]
+    return [_rule(rule) for rule in sorted(found, key=lambda rule: (rule.source.message_seq or 0, rule.id))]
+
+
+def change_rule(
+    connection: Connection, vault: Vault, conversation_id: str, memory_id: str, *, revoke: bool
+) -> list[dict[str, Any]]:
+    """Revoke a standing rule, or restore one that was revoked; returns the rules. Raises NotFound for an id that is no
+    rule of this conversation, Conflict for one that is in force already."""
+    scopes = (conversation_scope(conversation_id),)
+    if memory_id not in {rule["id"] for rule in list_rules(connection, vault, conversation_id)}:
+        raise records.UnknownMemory(f"This conversation has no rule {memory_id[:60]!r}.")
+    if revoke:
+        records.forget(connection, vault, memory_id, scopes=scopes)
+    else:
+        records.restore(connection, vault, memory_id, scopes=scopes)
+    return list_rules(connection, vault, conversation_id)
+
+
+def _rule(rule: records.Memory) -> dict[str, Any]:
+    return {
+        "id": rule.id,
+        "text": rule.text,
+        "author": rule.author,
+        "trust": rule.trust,
+        "message_seq": rule.source.message_seq,
+        "revoked": rule.state == records.FORGOTTEN,
+        "version": rule.version,
+        "since": rule.valid_from,
+    }
 
 
 def read_messages(
