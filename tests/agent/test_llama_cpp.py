@@ -121,6 +121,9 @@ class Between:
     turns: int
     asked: list[dict[str, Any]] = field(default_factory=list)
     statuses: list[int] = field(default_factory=list)
+    refusal: bytes = b""
+    """What stands in the place of the server's own words when it refuses, if anything does."""
+    tells_window: bool = True
 
     @property
     def app(self) -> Starlette:
@@ -128,6 +131,8 @@ class Between:
 
     async def _pass(self, request: HttpRequest) -> Response:
         body = await request.body()
+        if request.method == "GET" and not self.tells_window:
+            return Response("Nothing here.", 404, media_type="text/plain")
         if body:
             asked = json.loads(body)
             with_tools = sum(bool(one.get("tools")) for one in self.asked)
@@ -140,13 +145,20 @@ class Between:
             answer = await http.request(request.method, place, content=body)
         if request.method == "POST":
             self.statuses.append(answer.status_code)
+            if answer.status_code == 400 and self.refusal:
+                return Response(self.refusal, 400, media_type="application/json")
         return Response(answer.content, answer.status_code, media_type=answer.headers["content-type"])
 
 
-async def run(between: Between, tmp_path: Path) -> tuple[World, Any]:
+async def paint_at_length(arguments: Door, context: ToolContext) -> ToolResult:
+    return ToolResult(f"{arguments.colour}\n{'It dries. ' * 1100}", progress=True)
+
+
+async def run(between: Between, tmp_path: Path, paint: Any = paint) -> tuple[World, Any]:
     tools = [Tool("paint", "Paints the door.", Door, paint, Tier.READ, strict=True)]
+    guess = {} if between.tells_window else {"*": ModelSettings(window=128_000)}
     async with serve(between.app) as url, httpx2.AsyncClient() as http:
-        provider = Provider(base_url=f"{url}/v1")
+        provider = Provider(base_url=f"{url}/v1", models=guess)
         model = await Catalogue({"local": provider}, http=http).ready("local/tiny")
         world = World(model=model, shell=LocalShell(tmp_path), tools=tools, spec=FREE)
         return world, await world.run()
@@ -162,3 +174,22 @@ async def test_it_calls_tools_and_takes_their_results_back(server: str, tmp_path
     assert len(results) >= 2
     assert all(text.startswith(("red\n", "blue\n")) for text in results)
     assert not any(finished["malformed"] for finished in world.journal.all("turn.finished"))
+
+
+@pytest.mark.parametrize(
+    "refusal", [b"", b'{"error": {"message": "No.", "code": 400}}'], ids=["its own", "unknown"]
+)
+async def test_after_an_overflow_it_is_asked_less_and_answers(
+    server: str, tmp_path: Path, refusal: bytes
+) -> None:
+    """Also when its words for it are unknown: what it refuses and what it takes is its own doing."""
+    between = Between(server, turns=4, refusal=refusal, tells_window=False)
+    world, outcome = await run(between, tmp_path, paint_at_length)
+    assert isinstance(outcome, Answered) or outcome.code == "model.empty", "chance may say nothing"
+    assert 1 <= between.statuses.count(400) <= 2, "it refused the turn, and perhaps to sum up so much"
+    assert between.statuses[-1] == 200, "and took the shorter request"
+    assert [one["reason"] for one in world.journal.all("turn.failed")] == ["context"]
+    assert world.journal.all("context.checkpoint") or world.journal.all("context.cleared")
+    later = Between(server, turns=1, tells_window=False)
+    _, outcome = await run(later, tmp_path)
+    assert set(later.statuses) == {200}, "the conversation is not dead"
