@@ -33,6 +33,7 @@ async def test_our_own_red_check_wakes_nobody(scene: Scene, tmp_path: Path) -> N
     limits.mkdir()
     (limits / "one.toml").write_text('instructions = "Once."\n[limits]\nsteps = 1\n')
     words = ["@gofer look", *(tool("github_file", path="README.md") for _ in range(4))]
+    started = select(events.c.id).where(events.c.kind == "run.started")
     async with gofer(scene, tmp_path / "data", workflows=str(limits)) as running:
         pull = await scene.github.open_pull("ada", scene.repository, "gofer/9")
         pull.user = scene.app.user
@@ -40,11 +41,17 @@ async def test_our_own_red_check_wakes_nobody(scene: Scene, tmp_path: Path) -> N
         await running.quiet()
         await told_of_checks(scene, 1)
         await running.quiet()
-        runs = await running.rows(select(events.c.id).where(events.c.kind == "run.started"))
-    (check,) = scene.repository.check_runs.values()
-    (reply,) = scene.ours(pull.number)
+        runs = await running.rows(started)
+        assert len(runs) == 1, "it was told of its own red check, and woke nobody"
+        (check,) = scene.repository.check_runs.values()
+        (reply,) = scene.ours(pull.number)
+        # The same word of another App does wake it.
+        await scene.github.fail_checks(scene.repository, pull.number)
+        await told_of_checks(scene, 2)
+        await running.quiet()
+        woken = await running.rows(started)
     assert check.conclusion == "failure"
-    assert len(runs) == 1
+    assert len(woken) == 2
     assert "Done" not in reply.body
     assert "⚠️ Stopped before it was done (limit.steps)" in reply.body, reply.body
 
