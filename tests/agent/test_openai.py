@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +275,21 @@ OVERFLOWS = {
     "llama.cpp while it answers": (500, '{"error":{"code":500,"message":"Context size has been exceeded."}}'),
     "SGLang": (400, '{"message":"Input length (40000 tokens) exceeds the maximum allowed length (32768 tokens)."}'),
     "TGI": (422, '{"error":"Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000"}'),
+    "OpenRouter": (400, '{"error":{"message":"This endpoint\'s maximum context length is 8192 tokens. However, you '
+                        'requested about 9000 tokens."}}'),
+    "vLLM's other words": (400, '{"message":"You passed 9000 input tokens. However, the model\'s context length is '
+                                'only 8192 tokens"}'),
+    "SGLang's other words": (400, '{"message":"The input (9000 tokens) is longer than the model\'s context length '
+                                  '(8192 tokens)."}'),
+    "an older llama.cpp": (400, '{"error":{"message":"the request exceeds the available context size."}}'),
+    "an older LM Studio": (400, '{"error":"The number of tokens to keep from the initial prompt is greater than the '
+                                'context length."}'),
+    "MiniMax": (400, '{"error":{"message":"invalid params, context window exceeds limit (2013)"}}'),
+    "Kimi": (400, '{"error":{"message":"Invalid request: Your request exceeded model token limit: 8192"}}'),
+    "Fireworks": (400, '{"error":{"message":"The number of tokens in request more than max tokens allowed"}}'),
+    "Qwen": (400, '{"error":{"message":"Range of input length should be [1, 30720]"}}'),
+    "Cohere": (400, '{"message":"too many tokens: the total cannot exceed 4081"}'),
+    "a gateway": (400, "request entity too large"),
     "a proxy": (413, "Request Entity Too Large"),
 }  # fmt: skip
 WINDOWS = {
@@ -281,7 +299,24 @@ WINDOWS = {
     "Copilot": 128_000,
     "llama.cpp": 2048,
     "vLLM": 8192,
+    "OpenRouter": 8192,
+    "vLLM's other words": 8192,
+    "SGLang's other words": 8192,
 }
+
+
+def test_compatible_servers_need_no_package_of_their_own() -> None:
+    """Neither the image nor `make run` installs one; what is developed with it must not be needed to serve."""
+    lock = Path(__file__).parents[2] / "requirements.lock"
+    assert not re.search(r"^openai\b", lock.read_text(), re.MULTILINE)
+    assert "openai" not in {extra.lower() for extra in metadata("gofer").get_all("Provides-Extra") or ()}
+    without = "import sys; sys.modules['openai'] = None; "
+    use = (
+        "from gofer.agent.models.catalogue import Catalogue, Provider; import httpx2; "
+        "print(Catalogue({'local': Provider(base_url='http://127.0.0.1:9/v1')}).model('local/tiny').name)"
+    )
+    ended = subprocess.run([sys.executable, "-c", without + use], capture_output=True, text=True, check=False)
+    assert ended.stdout == "local/tiny\n", ended.stderr
 
 
 @pytest.mark.parametrize("who", OVERFLOWS)

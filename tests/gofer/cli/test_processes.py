@@ -163,6 +163,22 @@ def test_web_and_worker_apart_on_postgres(
     until(lambda: hello.replies_to("m2"))
 
 
+def test_shells_are_listed_shown_and_closed(start: Start, terminal: Terminal) -> None:
+    start(sandbox="unconfined", spare_shells="0").wait_until_ready()
+    assert "No shells." in terminal("shells", "list")
+    terminal("say", "$ echo hi > notes.txt")
+    (shell,) = terminal.json("shells", "list")["shells"]
+    named = shell["conversation_id"], "gofer"
+    line = terminal("shells", "list").splitlines()[-1]
+    assert line.split()[:3] == [*named, shell["provider"]]
+    assert "notes.txt" in terminal("shells", "show", *named)
+    terminal("shells", "show", shell["conversation_id"], "nobody", fails=3)
+    assert "The shell is closed." in terminal("shells", "close", *named)
+    terminal("shells", "close", *named, fails=3)
+    said = terminal("say", "--conversation", shell["conversation_id"], "$ cat notes.txt")
+    assert "hi" in said, "its files stay for the next shell"
+
+
 @pytest.mark.slow
 def test_shells_left_running_are_named_taken_over_and_ended_where_none_are_to_be_kept(
     start: Start, terminal: Terminal

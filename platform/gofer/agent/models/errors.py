@@ -42,10 +42,8 @@ _TOO_LONG = re.compile(
             r"(?:trying to keep|configured context size).*context|context size is [\d,]+ tokens",  # LM Studio, MLX
             r"exceed(?:s|ed)? (?:the |max(?:imum)? )?(?:model'?s? )?(?:maximum )?(?:context|input) "
             r"(?:length|window|size)",
-            r"(?:input|prompt) (?:length|too long).*exceed\w* .*context",  # Ollama
             r"context window exceeds limit|exceeded model token limit|token limit exceeded",  # MiniMax, Kimi
             r"tokens in request more than max tokens allowed",
-            r"too large for model with \d+ maximum context length",  # Mistral
             r"range of input length should be",  # Qwen
             r"too many (?:input )?tokens",
         ]
