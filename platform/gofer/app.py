@@ -35,7 +35,16 @@ from gofer.intake.receive import Gate, Intake, Refusals
 from gofer.intake.scheduled_messages import ScheduledSender
 from gofer.intake.unknown_senders import Approvals
 from gofer.jobs.event_stream import Follower
-from gofer.jobs.kinds import ANSWER, APPROVAL, DELIVER, POST, RECEPTION, SAY
+from gofer.jobs.kinds import (
+    ANSWER,
+    APPROVAL,
+    DELIVER,
+    POST,
+    RECEPTION,
+    RELEASE_NOTICE,
+    RELEASE_QUESTION,
+    SAY,
+)
 from gofer.jobs.maintenance import expire_all_leases
 from gofer.jobs.notifications import (
     EVENTS,
@@ -48,7 +57,7 @@ from gofer.jobs.notifications import (
 )
 from gofer.jobs.outcome import Outcome
 from gofer.jobs.queue import AGENT, SERVICE, Claim, count_waiting
-from gofer.jobs.worker import Capacity, Worker
+from gofer.jobs.worker import Capacity, Run, Worker
 from gofer.live import Live, SharedLive
 from gofer.logs import RecentLines
 from gofer.mac_upgrade import begin_signing
@@ -383,6 +392,16 @@ async def _work(platform: Platform, stack: contextlib.AsyncExitStack) -> None:
     stack.callback(asyncio.create_task(platform.recall.keep_indexed(), name="memory-index").cancel)
 
 
+async def _handle_release(platform: Platform, verb: str, run: Run) -> Outcome:
+    """Ask or tell about a release: loaded when there is such a job, which most processes never see."""
+    from gofer.releases.approval import ReleaseJobs
+    from gofer_supervisor.home import Home
+
+    home = Home(str(platform.settings.home_path.absolute()))
+    jobs = ReleaseJobs(platform.database, platform.vault, platform.accounts, home)
+    return await (jobs.ask(run) if verb == "ask" else jobs.tell(run))
+
+
 def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, loans: Loans) -> Worker:
     """A worker with a handler for every kind of job."""
     settings, database, vault = platform.settings, platform.database, platform.vault
@@ -453,6 +472,8 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
             DELIVER: outbox.handle,
             SAY: scheduled.handle,
             POST: posts.handle,
+            RELEASE_QUESTION: partial(_handle_release, platform, "ask"),
+            RELEASE_NOTICE: partial(_handle_release, platform, "tell"),
             POLL: poller.poll,
             CATCH_UP: poller.catch_up,
             SET_UP: poller.set_up,

@@ -21,12 +21,15 @@ import structlog
 from sqlalchemy import Connection, select
 
 from gofer.errors import GoferError
+from gofer.jobs.notifications import JOBS
 from gofer.jobs.queue import lock_lane
 from gofer.store import events as log_of_events
 from gofer.store.bootstrap import FIRST_WORKSPACE
 from gofer.store.database import Database
 from gofer.store.tables import SUPERVISED, events
+from gofer.vault.envelope import Vault
 from gofer.vault.redaction import Redactor
+from gofer_supervisor.home import Home
 
 if TYPE_CHECKING:
     from gofer.app import Platform
@@ -72,11 +75,21 @@ async def give_signs_of_life() -> None:
 
 
 async def keep_record(platform: Platform) -> None:
-    """Put what the supervisor saw into the event log, as it happens."""
+    """Put what the supervisor saw into the event log as it happens, and ask about releases that wait for a word."""
+    from gofer.releases.approval import ask_about_waiting  # only who is supervised needs them
+    from gofer.releases.stage import waiting_releases
+
+    home = Home(str(platform.settings.home_path.absolute()))
     spool = platform.settings.home_path / "events"
     while True:
         try:
-            await record_spooled(platform.database, platform.redactor, spool)
+            await record_spooled(platform.database, platform.vault, platform.redactor, spool)
+            if await asyncio.to_thread(waiting_releases, home):
+                made = await platform.database.write(
+                    partial(ask_about_waiting, vault=platform.vault, home=home)
+                )
+                if made:
+                    platform.signals.wake(JOBS)
         except GoferError as error:
             log.warning("supervisor.events_kept", error=str(error))
         except Exception:
@@ -84,13 +97,13 @@ async def keep_record(platform: Platform) -> None:
         await asyncio.sleep(EVERY)
 
 
-async def record_spooled(database: Database, redactor: Redactor, spool: Path) -> None:
+async def record_spooled(database: Database, vault: Vault, redactor: Redactor, spool: Path) -> None:
     """Record every event that waits, the oldest first. A file goes when its event is in the log."""
     for number, place in await asyncio.to_thread(lambda: sorted(_waiting(spool))):
         event = await asyncio.to_thread(_read, place)
         if event is not None:
             masked = redactor.redact_value(event)  # last lines may hold anything
-            await database.write(partial(_record, number=number, event=masked))
+            await database.write(partial(_record, vault=vault, number=number, event=masked))
         await asyncio.to_thread(partial(place.unlink, missing_ok=True))
 
 
@@ -115,13 +128,16 @@ def _read(place: Path) -> dict[str, Any] | None:
     return {"kind": kind, "data": {**data, "happened_at": at}} if kind in SUPERVISED else None
 
 
-def _record(connection: Connection, number: int, event: dict[str, Any]) -> None:
+def _record(connection: Connection, vault: Vault, number: int, event: dict[str, Any]) -> None:
+    from gofer.releases.approval import tell_owners
+
     lock_lane(connection, "supervisor.events")
     last = connection.execute(_LAST).scalar()
     if last is None or number > int(last.get("number", 0)):
         log_of_events.record(
             connection, event["kind"], FIRST_WORKSPACE, data={**event["data"], "number": number}
         )
+        tell_owners(connection, vault, number, event["kind"], event["data"])
 
 
 _OF_SUPERVISOR = events.c.kind.in_(SUPERVISED)

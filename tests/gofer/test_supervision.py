@@ -37,15 +37,15 @@ async def test_what_the_supervisor_saw_is_in_the_log_once_and_in_order(world: Wo
     home.note("worker.spawned", name="serve")
     home.note("worker.exited", name="serve", code=-9)
     before = {place.name: place.read_bytes() for place in spool.iterdir()}
-    await record_spooled(world.database, Redactor(), spool)
+    await record_spooled(world.database, world.vault, Redactor(), spool)
     assert await kept(world) == ["worker.exited serve", "worker.spawned serve"]
     assert list(spool.iterdir()) == []
     for name, content in before.items():  # as if the process had died before it removed them
         (spool / name).write_bytes(content)
-    await record_spooled(world.database, Redactor(), spool)
+    await record_spooled(world.database, world.vault, Redactor(), spool)
     assert len(await kept(world)) == 2
     home.note("revision.promoted", name="next")
-    await record_spooled(world.database, Redactor(), spool)
+    await record_spooled(world.database, world.vault, Redactor(), spool)
     assert (await kept(world))[0] == "revision.promoted next"
 
 
@@ -53,7 +53,7 @@ async def test_two_processes_that_take_the_same_event_record_it_once(world: Worl
     for number in range(5):
         home.note("worker.spawned", name=f"web-{number}")
     spool = Path(home.path, "events")
-    both = [record_spooled(world.database, Redactor(), spool) for _ in range(2)]
+    both = [record_spooled(world.database, world.vault, Redactor(), spool) for _ in range(2)]
     await asyncio.gather(*both)
     assert sorted(await kept(world)) == [f"worker.spawned web-{number}" for number in range(5)]
 
@@ -61,7 +61,7 @@ async def test_two_processes_that_take_the_same_event_record_it_once(world: Worl
 async def test_secrets_in_last_lines_are_masked(world: World, home: Home) -> None:
     home.note("worker.exited", name="serve", last_lines=["could not sign in with tr0ub4dor-and-3"])
     redactor = Redactor({"password": Secret("tr0ub4dor-and-3")})
-    await record_spooled(world.database, redactor, Path(home.path, "events"))
+    await record_spooled(world.database, world.vault, redactor, Path(home.path, "events"))
     (event,) = await world.database.read(lambda connection: supervised_events(connection, limit=1))
     assert "tr0ub4dor" not in str(event)
 
@@ -72,13 +72,13 @@ async def test_what_is_no_event_of_the_supervisor_is_not_recorded(world: World, 
     (spool / "2.json").write_text('{"kind": "person.let_in", "at": 1, "data": {"role": "owner"}}')
     (spool / "3.json").write_text('{"kind": "worker.spawned", "at": "never", "data": {}}')
     home.note("worker.spawned", name="serve")
-    await record_spooled(world.database, Redactor(), spool)
+    await record_spooled(world.database, world.vault, Redactor(), spool)
     assert await kept(world) == ["worker.spawned serve"]
 
 
 async def test_they_are_never_pruned(world: World, home: Home) -> None:
     home.note("worker.spawned", name="serve")
-    await record_spooled(world.database, Redactor(), Path(home.path, "events"))
+    await record_spooled(world.database, world.vault, Redactor(), Path(home.path, "events"))
     await world.database.write(lambda connection: maintenance.prune(connection, older_than=-1))
     assert await kept(world) == ["worker.spawned serve"]
 

@@ -281,6 +281,25 @@ def approve(home: Home, build: str, *, by: str) -> None:
         write_json(f"{home.path}/releases/{build}/manifest.json", {**manifest, "approved_by": by})
 
 
+def decline(home: Home, build: str, *, by: str) -> None:
+    """Keep a release from being deployed. Somebody at the command line may still approve it."""
+    manifest = _manifest(home, build)
+    if not manifest.get("approved_by") and not manifest.get("declined_by"):
+        write_json(f"{home.path}/releases/{build}/manifest.json", {**manifest, "declined_by": by})
+
+
+def waiting_releases(home: Home) -> list[str]:
+    """Staged releases that nobody has approved or declined."""
+    found = {build: home.manifest(build) for build in home.builds()}
+    return [
+        build
+        for build, manifest in found.items()
+        if manifest.get("source") == "file"
+        and not manifest.get("approved_by")
+        and not manifest.get("declined_by")
+    ]
+
+
 def deploy(home: Home, build: str, *, by: str) -> None:
     """Ask the supervisor to deploy a release that was approved."""
     if not _manifest(home, build).get("approved_by"):

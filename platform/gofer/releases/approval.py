@@ -1,0 +1,176 @@
+"""Asks the owners whether a release may run, and tells them which one does. Both are jobs of one conversation.
+
+The supervisor knows nobody. So a process of the running release looks for releases that wait for a word, and asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, insert, select
+
+from gofer.connections.context import LoadedConnections
+from gofer.errors import Conflict, NotFound
+from gofer.jobs.control import answer_to
+from gofer.jobs.kinds import RELEASE_NOTICE, RELEASE_QUESTION
+from gofer.jobs.outcome import OWNERS, Dead, Done, Draft, Outcome
+from gofer.jobs.queue import SERVICE, lock_lane, submit
+from gofer.jobs.worker import Run
+from gofer.outbox.role_questions import ask_role, private_chats
+from gofer.releases.stage import approve, decline, deploy, waiting_releases
+from gofer.secrets.rotation import new_conversation_key
+from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.database import Database
+from gofer.store.db_time import now
+from gofer.store.ids import new_id
+from gofer.store.tables import conversations
+from gofer.vault.envelope import Vault
+from gofer_supervisor.home import CURRENT, Home
+
+APPROVE, DECLINE = "Approve", "Decline"
+OPEN_FOR = 7 * 86400.0
+"""Seconds in which the question can be answered."""
+KIND, TITLE = "updates", "Updates"
+QUESTION = (
+    "A release of Gofer waits for your word: **{version}** (`{build}`{revision}). {signed} "
+    "Its own check found: {checked}. {migration} Shall it run? "
+    "The release before comes back by itself if it does not work."
+)
+NOTICES = {
+    "revision.promoted": "Gofer runs the release `{build}`, which has proved itself.",
+    "revision.rolled_back": "The release `{build}` was taken back, and `{to}` runs again. {reason}",
+}
+"""What owners are told of, by the kind of event."""
+
+
+def ask_about_waiting(connection: Connection, vault: Vault, home: Home) -> int:
+    """Make the job that asks about each release that nobody has approved or declined; returns how many were made."""
+    made = [
+        submit(
+            connection,
+            workspace_id=FIRST_WORKSPACE,
+            kind=RELEASE_QUESTION,
+            lane=f"release:{build}",
+            pool=SERVICE,
+            payload={"build": build},
+            unique_key=f"release.question:{build}",
+            conversation_id=updates_conversation(connection, vault),
+        )
+        for build in waiting_releases(home)
+    ]
+    return sum(job is not None for job in made)
+
+
+def tell_owners(connection: Connection, vault: Vault, number: int, kind: str, data: dict[str, Any]) -> None:
+    """Make the job that tells the owners what became of a release. The event's number makes it once."""
+    first_ever = kind == "revision.promoted" and not data.get("previous")
+    if kind in NOTICES and not first_ever:
+        submit(
+            connection,
+            workspace_id=FIRST_WORKSPACE,
+            kind=RELEASE_NOTICE,
+            lane=f"release.notice:{number}",
+            pool=SERVICE,
+            payload={"kind": kind, **{name: str(data.get(name, "")) for name in ("build", "to", "reason")}},
+            unique_key=f"release.notice:{number}",
+            conversation_id=updates_conversation(connection, vault),
+        )
+
+
+def updates_conversation(connection: Connection, vault: Vault) -> str:
+    """The conversation that questions and notices about releases belong to; made when it is first needed."""
+    lock_lane(connection, KIND)
+    found = connection.execute(
+        select(conversations.c.id)
+        .where(conversations.c.kind == KIND, conversations.c.purged_at.is_(None))
+        .with_for_update()
+    ).scalar()
+    if found is not None:
+        return str(found)
+    id_ = new_id("conv")
+    connection.execute(
+        insert(conversations).values(
+            id=id_,
+            workspace_id=FIRST_WORKSPACE,
+            kind=KIND,
+            title=TITLE,
+            data_key=new_conversation_key(connection, vault, id_),
+            last_seq=0,
+            created_at=now(),
+        )
+    )
+    return id_
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseJobs:
+    """The handlers of both kinds of job."""
+
+    database: Database
+    vault: Vault
+    accounts: LoadedConnections
+    home: Home
+
+    async def ask(self, run: Run) -> Outcome:
+        """Ask every owner where they are; with a yes, hand the release to the supervisor."""
+        claim = run.claim
+        build = str(claim.payload["build"])
+        given = await self.database.read(
+            partial(answer_to, vault=self.vault, job_id=claim.id, call_id=f"release {build}")
+        )
+        try:
+            if not given.asked:
+                return await self._question(build)
+            if given.text != APPROVE:
+                decline(self.home, build, by=given.by or "nobody, in time")
+                return Done()
+            approve(self.home, build, by=given.by)
+            if build not in (self.home.linked(CURRENT), (self.home.load().trial or {}).get("build")):
+                deploy(self.home, build, by=given.by)
+        except NotFound:
+            return Dead("release.gone", detail=f"Release {build} is not in the home any more.")
+        except Conflict as error:
+            return Dead("release.conflict", detail=str(error))
+        return Done()
+
+    async def _question(self, build: str) -> Outcome:
+        manifest = self.home.manifest(build)
+        connected = await self.accounts.all()
+        text = QUESTION.format(
+            version=manifest["version"],
+            build=build,
+            revision=f", revision {manifest['revision'][:12]}" if manifest.get("revision") else "",
+            signed=f"It is signed with the trusted key `{manifest['signed_by']}`."
+            if manifest.get("signed_by")
+            else "It is **not signed**; whoever staged it accepted that.",
+            checked=manifest.get("checked") or "nothing",
+            migration=f"It brings the store to version {manifest.get('schema') or 'unknown'}.",
+        )
+        return await self.database.read(
+            partial(
+                ask_role,
+                connected=connected,
+                role=OWNERS,
+                workspace_id=FIRST_WORKSPACE,
+                text=text,
+                about=f"release {build}",
+                choices=(APPROVE, DECLINE),
+                expires_after=OPEN_FOR,
+            )
+        )
+
+    async def tell(self, run: Run) -> Outcome:
+        """Tell every owner in their private chat."""
+        payload = run.claim.payload
+        text = NOTICES[str(payload["kind"])].format(
+            **{name: payload[name] for name in ("build", "to", "reason")}
+        )
+        connected = await self.accounts.all()
+        places = await self.database.read(
+            lambda connection: list(private_chats(connection, connected, FIRST_WORKSPACE, ("owner",)))
+        )
+        return Done(
+            tuple(Draft(binding, tuple(one.integration.split(text)), "note") for one, binding in places)
+        )

@@ -1,0 +1,129 @@
+"""Owners are asked about a release once, a yes hands it to the supervisor, and they are told once what came of it."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from gofer.errors import Forbidden
+from gofer.jobs.control import answer
+from gofer.jobs.outcome import Dead, Done, Outcome, Wait
+from gofer.jobs.queue import SERVICE, Claim
+from gofer.jobs.worker import Run
+from gofer.releases.approval import APPROVE, DECLINE, ReleaseJobs, ask_about_waiting, tell_owners
+from gofer.store.tables import conversations, jobs, questions
+from gofer_supervisor.home import Home, Release
+from support.world import World
+
+
+class NoAccounts:
+    """No connection through which an owner could be reached: the dashboard and the command line are left."""
+
+    async def all(self) -> list[object]:
+        return []
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    made = Home(str(tmp_path / "home"))
+    made.prepare()
+    release = Release(build="2.0-abc", version="2.0", python=sys.executable, revision="f00")
+    made.add(release, source="file", signed_by="key", checked="all is well", schema="9", approved_by="")
+    return made
+
+
+def handlers(world: World, home: Home) -> ReleaseJobs:
+    return ReleaseJobs(world.database, world.vault, NoAccounts(), home)  # type: ignore[arg-type]
+
+
+async def asked(world: World, home: Home) -> tuple[Claim, str]:
+    """The question about the release, and the job that asks it."""
+    assert await world.run(ask_about_waiting, vault=world.vault, home=home) == 1
+    claim = await world.claim_one(pool=SERVICE)
+    outcome = await handlers(world, home).ask(Run(claim))
+    assert isinstance(outcome, Wait)
+    assert "2.0-abc" in outcome.question
+    assert "all is well" in outcome.question
+    await world.end(claim, outcome)
+    return claim, str((await world.rows(select(questions.c.id)))[0].id)
+
+
+async def answered(world: World, home: Home, text: str, trust: str = "owner") -> Outcome:
+    _, question = await asked(world, home)
+    await world.run(
+        partial(answer, vault=world.vault, question_id=question, text=text, by="ada", trust=trust)
+    )
+    return await handlers(world, home).ask(Run(await world.claim_one(pool=SERVICE)))
+
+
+async def test_a_release_is_asked_about_once(world: World, home: Home) -> None:
+    await asked(world, home)
+    assert await world.run(ask_about_waiting, vault=world.vault, home=home) == 0
+    assert len(await world.rows(select(conversations.c.id).where(conversations.c.kind == "updates"))) == 1
+
+
+async def test_with_a_yes_the_supervisor_is_asked_to_deploy_it(world: World, home: Home) -> None:
+    assert await answered(world, home, APPROVE) == Done()
+    assert home.manifest("2.0-abc")["approved_by"] == "ada"
+    assert home.asked() == {"do": "deploy", "build": "2.0-abc", "by": "ada"}
+
+
+async def test_a_worker_that_dies_after_the_yes_asks_the_supervisor_once(world: World, home: Home) -> None:
+    await answered(world, home, APPROVE)
+    home.answered()  # the supervisor has taken it
+    state = home.load()
+    state.trial = {"build": "2.0-abc", "previous": "", "by": "ada", "at": 0, "step": "prove"}
+    home.save(state)
+    row = (await world.rows(select(jobs).where(jobs.c.kind == "release_question")))[0]
+    again = Claim(**{name: getattr(row, name) for name in Claim._fields})
+    assert await handlers(world, home).ask(Run(again)) == Done()
+    assert home.asked() is None
+
+
+async def test_with_a_no_it_never_runs(world: World, home: Home) -> None:
+    assert await answered(world, home, DECLINE) == Done()
+    assert home.asked() is None
+    assert home.manifest("2.0-abc")["declined_by"] == "ada"
+    assert await world.run(ask_about_waiting, vault=world.vault, home=home) == 0
+
+
+async def test_a_member_cannot_approve_it(world: World, home: Home) -> None:
+    with pytest.raises(Forbidden):
+        await answered(world, home, APPROVE, trust="member")
+    assert home.asked() is None
+
+
+async def test_a_release_that_went_meanwhile_is_not_deployed(world: World, home: Home) -> None:
+    claim, question = await asked(world, home)
+    Path(home.path, "releases", "2.0-abc", "manifest.json").unlink()
+    await world.run(
+        partial(answer, vault=world.vault, question_id=question, text=APPROVE, by="ada", trust="owner")
+    )
+    outcome = await handlers(world, home).ask(Run(await world.claim_one(pool=SERVICE)))
+    assert isinstance(outcome, Dead)
+    assert claim.payload["build"] == "2.0-abc"
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "told"),
+    [
+        ("revision.promoted", {"build": "2.0-abc", "previous": "1.0"}, 1),
+        ("revision.promoted", {"build": "1.0", "previous": ""}, 0),
+        ("revision.rolled_back", {"build": "2.0-abc", "to": "1.0", "reason": "It fell over."}, 1),
+        ("worker.exited", {"name": "serve"}, 0),
+    ],
+)
+async def test_owners_are_told_once_what_became_of_a_release(
+    world: World, home: Home, kind: str, data: dict[str, str], told: int
+) -> None:
+    for _ in range(2):
+        await world.run(partial(tell_owners, vault=world.vault, number=7, kind=kind, data=data))
+    found = await world.rows(select(jobs).where(jobs.c.kind == "release_notice"))
+    assert len(found) == told
+    if told:
+        claim = await world.claim_one(pool=SERVICE)
+        assert isinstance(await handlers(world, home).tell(Run(claim)), Done)
