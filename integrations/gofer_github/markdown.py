@@ -1,6 +1,6 @@
-"""Text that strangers may have written, without what a reader of the page would not see, and with all that he would.
+"""Cleans text that strangers may have written: it keeps what a reader of the page sees, and removes what is hidden.
 
-A body is Markdown, in which code is shown as it stands; a title and a log are not even that.
+A body is Markdown, in which code is shown as it is written. A title or a log is plain text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NO_LABELS = frozenset({"//", "comment", ""})
 
 
 def clean(text: str) -> str:
-    """A Markdown text as a reader sees it: hidden parts removed, alternative texts shown for what they are."""
+    """A Markdown text as a reader sees it: hidden parts are removed, and alternative texts are shown as such."""
     try:
         shown = "\n".join(_shown(_visible(text)))
     except TooIntricate:
@@ -33,12 +33,12 @@ def clean(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A text that is no Markdown, such as a log: only characters that nobody sees go."""
+    """A plain text, such as a log, without invisible characters."""
     return _visible(_ESCAPE.sub("", text))
 
 
 def line(text: str, limit: int = 200) -> str:
-    """The same for a title, a name or a branch: on one line, and short."""
+    """A title, a name or a branch: on one line, short, without invisible characters."""
     return " ".join(_visible(text).split())[:limit]
 
 
@@ -63,9 +63,8 @@ def _shown(text: str) -> Iterator[str]:
 
 
 def _references(part: str) -> Iterator[str]:
-    """Where links lead that are named elsewhere in the text, without their titles; the rest is not on the page.
-
-    [//]: # (words) is an old way of hiding words in Markdown."""
+    """The link definitions of a text without their titles, which the page does not show. `[//]: # (words)` is an old
+    way to hide words in Markdown."""
     after = False
     for row in part.split("\n"):
         found = _REFERENCE.match(row)
@@ -101,7 +100,7 @@ _TAG = re.compile(rf"<([a-zA-Z][a-zA-Z0-9-]*+)({_ATTRIBUTES})\s*+/?>")
 _RAW_TAG = re.compile(rf"<([a-zA-Z][a-zA-Z0-9-]*+)((?:[\s/]{_RAW})?+)>")
 _UNENDED = re.compile(rf"<([a-zA-Z][a-zA-Z0-9-]*+)\s{_RAW}[\"']")
 _ADDRESS = re.compile(rf"\b(href|src)\s*=\s*({_VALUE})", re.I)
-# To the next place where a link may begin, and no further: a text of nothing else would be read again and again.
+# Only to the next place where a link may begin. Otherwise a text full of them would be read again and again.
 _WHERE_TO = r"(?:[^)\s\]]|\](?!\())"
 _TITLE = r"(?:\"[^\"]*+\"|'[^']*+')"
 _IMAGE = re.compile(rf"!\[((?:[^\]!]|!(?!\[)){{0,2000}}+)\]\(({_WHERE_TO}{{0,2000}}+)(?:\s++{_TITLE})?\)")
@@ -112,13 +111,14 @@ _NO_END = "[hidden: HTML that does not end, and all below it]"
 
 
 def shown_inline(text: str, *, cells: bool = False) -> str:
-    """The words of one block. In a table nothing reaches from one cell into the next."""
+    """The words of one block. In a table, nothing reaches from one cell into the next."""
     pieces = _CELL.split(text) if cells else [text]
     return "".join(_shown_words(piece) for piece in pieces)
 
 
 def shown_block(text: str) -> tuple[str, bool]:
-    """An HTML block, and whether it ends. Where a comment or a value does not, the page shows nothing below it."""
+    """The visible part of an HTML block, and whether the block ends. When a comment or a value does not end, the page
+    shows nothing below it."""
     pieces, at = [], 0
     while found := _RAW_OPENER.search(text, at):
         pieces.append(text[at : found.start()])
@@ -161,7 +161,7 @@ def _pieces(text: str) -> Iterator[tuple[bool, str]]:
 
 
 def _runs(text: str) -> dict[int, list[int]]:
-    """Where the backticks are, by how many there are in a row."""
+    """The positions of backticks, by how many there are in a row."""
     runs: dict[int, list[int]] = defaultdict(list)
     for found in re.finditer("`+", text):
         runs[len(found.group())].append(found.start())
@@ -169,7 +169,7 @@ def _runs(text: str) -> dict[int, list[int]]:
 
 
 def _span_end(runs: dict[int, list[int]], at: int, size: int) -> int:
-    """Where the code span that begins here ends; 0 if none does."""
+    """The end of the code span that begins here; 0 when there is none."""
     later = runs.get(size, [])
     next_ = bisect_left(later, at + size)
     return later[next_] + size if next_ < len(later) else 0
@@ -180,7 +180,7 @@ def _closer(opener: str) -> str:
 
 
 def _html(opener: str, text: str, at: int, tag: re.Pattern[str]) -> tuple[str, int]:
-    """What is seen of the HTML that begins here, if it is any, and where to read on."""
+    """The visible part of the HTML that begins here, if any, and where to read on."""
     if opener == "<":
         found = tag.match(text, at)
         if found is None or found.group(1).lower() not in _NAMES:
@@ -194,7 +194,7 @@ def _html(opener: str, text: str, at: int, tag: re.Pattern[str]) -> tuple[str, i
 
 
 def _comment_end(text: str, at: int) -> int:
-    """Where a comment ends that begins here; 0 if nowhere."""
+    """The end of the comment that begins here; 0 when it does not end."""
     if short := re.compile("<!---?>").match(text, at):
         return short.end()
     end = text.find("-->", at + 4)
@@ -227,9 +227,8 @@ _KINDS: dict[str, Kind] = {
 
 
 def sections(text: str) -> Iterator[tuple[Kind, str]]:
-    """Every line once and in order. Aside is what belongs to no block: blank lines, and where links lead.
-
-    Raises TooIntricate."""
+    """Every line once and in order. *Aside* are lines of no block: blank lines and link definitions. Raises
+    TooIntricate."""
     lines = text.split("\n")
     marks: list[tuple[Kind, int]] = [("aside", -1)] * len(lines)
     starts = [0, *accumulate(len(line.encode()) + 1 for line in lines)]
@@ -246,7 +245,7 @@ def sections(text: str) -> Iterator[tuple[Kind, str]]:
 
 
 def _blocks(text: str) -> Iterator[tuple[Kind, int, int]]:
-    """The blocks that hold no other, in order; words that stand in an item without a paragraph are one, too."""
+    """The innermost blocks in order. Words in a list item without a paragraph count as one."""
     start = end = 0
     inside = False
     for found in found_in(text, tables=True):
@@ -268,7 +267,7 @@ INLINE = frozenset({"Emphasis", "Strong", "Strikethrough", "Link", "Image"})
 
 
 class MarkdownPiece(NamedTuple):
-    """One event: something begins or ends, or is there as a whole."""
+    """One event of the parser: something begins or ends, or is there as a whole."""
 
     what: str
     """Start, End or empty."""
@@ -280,11 +279,11 @@ class MarkdownPiece(NamedTuple):
 
 
 class TooIntricate(Exception):
-    """A table of which next to nothing is written and all is made up."""
+    """A table with far more cells than text."""
 
 
 def found_in(text: str, *, tables: bool = False) -> Iterator[MarkdownPiece]:
-    """Everything, in order. Raises TooIntricate beyond two events a character, which only such a table has."""
+    """Every piece in order. Raises TooIntricate beyond two events a character, which only such a table has."""
     import pyromark  # not needed until somebody writes
 
     options = pyromark.Options.ENABLE_TABLES if tables else pyromark.Options(0)

@@ -1,4 +1,4 @@
-"""Who may ask for something: the permission of the real sender, looked up. Nothing else counts."""
+"""Decides who may ask for something: by the sender's permission, which is looked up at GitHub. Nothing else counts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class RepositoryConfig(BaseModel):
-    """What a repository may say about itself, in .gofer.toml on its default branch."""
+    """A repository's own settings, in .gofer.toml on its default branch."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,8 +46,11 @@ class RepositoryConfig(BaseModel):
 
 
 async def admit(unread: Unread, account: ConnectionContext, access: Access) -> Admission:
-    """Look the sender's permission up. Gofer's owner is who is paired as such; repository roles give no more
-    than membership, because they say nothing about who runs this Gofer."""
+    """Look the sender's permission up.
+
+    Gofer's owner is whoever is paired as owner. A role in a repository gives no more than membership, because it does
+    not tell who runs this Gofer.
+    """
     message = unread.message
     place = Place.of(message.conversation, message.stable_id)
     settings = Settings.model_validate(account.settings)
@@ -65,7 +68,7 @@ async def admit(unread: Unread, account: ConnectionContext, access: Access) -> A
             and message.facts.get("occasion")
             and workflows.RULE_TRIGGER in settings.triggers
         ):
-            # What strangers ask for does not count; that they opened something may, like anybody's doing.
+            # A stranger's request does not count. That they opened something may count, as for anybody.
             by_rule = await _admit_by_rule(asked, unread.known_as, permission, client, account)
             if by_rule.trust == "member":
                 return by_rule
@@ -84,7 +87,7 @@ async def admit(unread: Unread, account: ConnectionContext, access: Access) -> A
 
 
 async def _patiently(asking: Awaitable[T]) -> T:
-    """However long it takes: nobody waits, and nobody shall read that it was given up."""
+    """Wait as long as GitHub asks. Nobody waits for this request, and nobody should read that it was given up."""
     try:
         return await asking
     except Temporary as error:
@@ -98,7 +101,7 @@ async def _admit_by_rule(
     client: Client,
     account: ConnectionContext,
 ) -> Admission:
-    """Something that nobody asked for in words: a request only if the repository has a rule for it."""
+    """Admit an event that nobody asked for in words: a request only if the repository has a rule for it."""
     place = Place.of(message.conversation, message.stable_id)
     settings = Settings.model_validate(account.settings)
     branch = await _patiently(client.default_branch(place.repository))
@@ -122,7 +125,7 @@ async def _admit_by_rule(
     )
     try:
         if not known and chosen(wanted, settings).may_push:
-            # Nobody who may write to the repository has looked at it: what is pushed may run where secrets are.
+            # Nobody with write permission has looked at it, and what is pushed may run where secrets are.
             raise Permanent(f"Strangers set nothing off that may push, such as {rule.workflow}.")
         own = "\n".join(filter(None, (config.instructions, rule.instructions)))
         text = await _instructed(wanted, branch, settings, own)
@@ -141,7 +144,7 @@ async def _permission(message: Incoming, client: Client, place: Place, settings:
 
 
 async def permission_of(client: Client, repository: str, login: str, number: str) -> str:
-    """What somebody may do in a repository, in GitHub's word for it."""
+    """A person's permission in a repository, in GitHub's word for it."""
     try:
         found = await client.get(f"/repos/{repository}/collaborators/{login}/permission")
     except Permanent as error:
@@ -159,7 +162,7 @@ async def permission_of(client: Client, repository: str, login: str, number: str
 async def _admit_check(
     message: Incoming, client: Client, place: Place, account: ConnectionContext
 ) -> Admission:
-    """A failing check wakes us only on our own pull request, and only so often."""
+    """Admit a failing check: only on our own pull request, and only so often."""
     settings = Settings.model_validate(account.settings)
     pull = await _failing_pull(message, client, place)
     if pull is None or not settings.wrote(login_of(pull)) or is_fork(pull):
@@ -188,7 +191,7 @@ async def _failing_pull(message: Incoming, client: Client, place: Place) -> dict
 
 
 async def _instructed(message: Incoming, branch: DefaultBranch, settings: Settings, own: str) -> str:
-    """The request with what this sort of request calls for, and what the repository says about itself."""
+    """The request with the instructions for its kind, and with the repository's own."""
     workflow = chosen(message, settings)
     parts = [message.text, f"(How to go about it: {' '.join(workflow.instructions.split())})"]
     if own.strip():
@@ -199,7 +202,7 @@ async def _instructed(message: Incoming, branch: DefaultBranch, settings: Settin
 
 
 async def _guide(branch: DefaultBranch) -> str:
-    """What the maintainers tell every agent, in a file of the default branch, quoted as theirs; the first there is."""
+    """The maintainers' instructions for agents, from the first such file on the default branch, quoted as theirs."""
     for name in GUIDES:
         try:
             text = markdown.plain(await branch.file(name)).strip()
@@ -225,7 +228,7 @@ def is_fork(pull: dict[str, Any]) -> bool:
 
 
 def _closed(config: RepositoryConfig, message: Incoming) -> str:
-    """Why the repository itself does not want this trigger; empty when it does."""
+    """Why the repository's settings refuse this trigger; empty when they allow it."""
     if not config.enabled:
         return f"{CONFIG} switches Gofer off here"
     if config.triggers is not None and message.trigger not in config.triggers:
@@ -234,7 +237,7 @@ def _closed(config: RepositoryConfig, message: Incoming) -> str:
 
 
 async def repository_config(branch: DefaultBranch) -> RepositoryConfig:
-    """The repository's own settings; one that makes no sense closes it."""
+    """The repository's own settings. Settings that make no sense close the repository."""
     try:
         # A pull request cannot change it.
         text = await branch.file(CONFIG)
@@ -252,7 +255,7 @@ async def repository_config(branch: DefaultBranch) -> RepositoryConfig:
 
 MAX_PICTURES = 5
 MAX_BYTES = 5 * 1024 * 1024
-"""Of one picture: what models take."""
+"""Bytes of one picture that models take."""
 HTML = "application/vnd.github.full+json"
 _UPLOADS = "/user-attachments/assets/"
 _PUBLIC_HOSTS = frozenset({"private-user-images.githubusercontent.com", "user-images.githubusercontent.com"})
@@ -261,7 +264,7 @@ _TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GI
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """What came along, and in words for the model whose it is."""
+    """The pictures of a request, and a sentence for the model that says whose they are."""
 
     files: tuple[File, ...] = ()
     note: str = ""
@@ -303,7 +306,7 @@ async def fetch(message: Incoming, client: Client, account: ConnectionContext, p
 
 
 def _sources(message: Incoming, place: Place) -> Iterator[tuple[str, str]]:
-    """What to ask GitHub for, where a text shows a picture."""
+    """The requests that find the pictures of each text that shows some."""
     base, facts = f"/repos/{place.repository}", message.facts
     if _shows_one(message.text):
         if facts.get("review_comment"):
@@ -321,7 +324,7 @@ def _shows_one(text: str) -> bool:
 
 
 async def _addresses(client: Client, path: str, message: Incoming, settings: Settings) -> list[str]:
-    """Where the pictures of a text are, if it is still the one that the request was made with."""
+    """The addresses of a text's pictures, if the text is still the one of the request."""
     try:
         found = await client.get(path, accept=HTML)
     except Permanent as error:
@@ -344,7 +347,7 @@ def _changed(found: dict[str, Any], message: Incoming) -> bool:
 
 
 def _is_upload(address: str, settings: Settings) -> bool:
-    """Whether an address is of GitHub's own uploads: nothing else is asked for anything."""
+    """Whether an address is one of GitHub's own uploads. Nothing is fetched from elsewhere."""
     parts, web = urlsplit(address), urlsplit(settings.web_url)
     if parts.scheme != web.scheme:
         return False
@@ -356,7 +359,7 @@ def _is_upload(address: str, settings: Settings) -> bool:
 
 
 async def _download(http: httpx2.AsyncClient, address: str) -> bytes:
-    """A picture's bytes; none when it is not there, or too big."""
+    """A picture's bytes; none when it is missing or too big."""
     held = bytearray()
     try:
         async with http.stream("GET", address, follow_redirects=False) as response:
@@ -372,7 +375,7 @@ async def _download(http: httpx2.AsyncClient, address: str) -> bytes:
 
 
 def _media_type(data: bytes) -> str:
-    """What it is by its first bytes; empty for what no model takes."""
+    """The media type by the first bytes; empty for what no model takes."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "image/webp"
     return next((kind for magic, kind in _TYPES.items() if data.startswith(magic)), "")

@@ -1,5 +1,5 @@
-"""What an agent can do on GitHub. Everything is about the conversation's own repository; `reach` says what is
-closed once a run has read strangers' words."""
+"""What an agent can do on GitHub, in the conversation's own repository. `reach` says what is closed once a run has read
+strangers' words."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ A = TypeVar("A", bound=Arguments)
 
 @dataclass(frozen=True, slots=True)
 class Work(Scope):
-    """What the tools do, but for those about reviews."""
+    """Implements the tools, except for those about reviews."""
 
     async def read(self, about: About, context: ToolContext) -> ToolResult:
         number = about.number or self.place.number
@@ -68,7 +68,7 @@ class Work(Scope):
         return ToolResult(text, untrusted=self._others([issue, *comments], number))
 
     def _title(self, issue: dict[str, Any]) -> str:
-        """An issue's title; of the request's own, the one that it had then."""
+        """An issue's title; for the issue of the request, its title at that time."""
         title = markdown.line(issue["title"])
         if issue["number"] != self.place.number:
             return "(changed after the request was made)" if self._late(issue) else title
@@ -78,7 +78,7 @@ class Work(Scope):
         return f"{then} (as it was when the request was made)"
 
     def _said(self, one: dict[str, Any]) -> str:
-        """One entry, unless it was changed after the request was made."""
+        """One entry, left out when it was changed after the request was made."""
         who = markdown.line(one["user"]["login"], 60) if one.get("user") else "somebody"
         where = f", {_review_place(one)}" if one.get("path") or one.get("state") in _REVIEWED else ""
         if self._late(one):
@@ -87,8 +87,8 @@ class Work(Scope):
         return f"--- {who}{where}:\n{code}{markdown.clean(marks.without(one['body']))}"
 
     def _late(self, one: dict[str, Any]) -> bool:
-        """Whether somebody else may have changed it since. Of the request's own issue we know how it was; another
-        entry tells when it was last touched."""
+        """Whether somebody else may have changed an entry since the request. For the request's own issue we know its
+        state then; for others we know when they were last changed."""
         if self._ours(one):
             return False
         if one.get("number") == self.place.number:
@@ -103,12 +103,12 @@ class Work(Scope):
         return bool(one.get("user")) and self.settings.wrote(one["user"]["login"])
 
     def _others(self, entries: Sequence[dict[str, Any]], number: int) -> bool:
-        """Whether anybody but the requester and us wrote something of it, or strangers may speak through our words."""
+        """Whether anybody but the requester and us wrote a part of it, or strangers may speak through our words."""
         if any(self._ours(one) and self.has_strangers_words(one, number) for one in entries):
             return True
         requester = str(self.message.facts.get("login", "")).lower()
         logins = {str((one.get("user") or {}).get("login", "")).lower() for one in entries}
-        # Who has no login any more is nobody's requester, least of all a rule's, which has none either.
+        # An author without a login is never the requester; a rule's request has no login either.
         return any(not login or (login != requester and not self.settings.wrote(login)) for login in logins)
 
     async def diff(self, about: About, context: ToolContext) -> ToolResult:
@@ -157,7 +157,7 @@ class Work(Scope):
         return [_status(one) for one in found["statuses"]]
 
     async def logs(self, of: OfCheck, context: ToolContext) -> ToolResult:
-        """The end of a workflow's log. It lies at a storage of GitHub's, to which our token must not go."""
+        """The end of a workflow's log. It is stored outside GitHub's API, where our token must not go."""
         client = await self.access.to(self.account, self.place.repository, LOGS)
         # A check that GitHub Actions made has the number of its job.
         address = await client.location(self.path(f"actions/jobs/{of.check}/logs"))
@@ -170,7 +170,7 @@ class Work(Scope):
 
     async def search(self, words: Words, context: ToolContext) -> ToolResult:
         client = await self.access.to(self.account, self.place.repository, READ)
-        # Qualifiers that name places add them to the search; only this repository is ours to read.
+        # Qualifiers can add places to a search; the tool may read this repository only.
         own = " ".join(word for word in words.query.split() if not _ELSEWHERE.match(word))
         kind = "is:issue" if words.kind == "issue" else "is:pull-request"
         query = f"repo:{self.place.repository} {kind} {own}"
@@ -215,7 +215,7 @@ class Work(Scope):
         return ToolResult(f"Asked {', '.join(wanted.logins)} for a review.", progress=True)
 
     async def checkout(self, wanted: Checkout, context: ToolContext) -> ToolResult:
-        """Clone through the proxy and go to the conversation's own branch, as it is at GitHub if it is there."""
+        """Clone through the proxy and check out the conversation's own branch, from GitHub if it is there."""
         if context.shell is None:
             return ToolResult("There is no shell here.", is_error=True)
         found = await branches(self.access, self.account, self.message)
@@ -262,8 +262,8 @@ class Work(Scope):
         return ToolResult(f"{told}{await self._ask_asker(made)}", progress=True)
 
     async def _acting(self, context: ToolContext, base: str, branch: str) -> ToolResult | None:
-        """The refusal of commits whose messages would act, where a run of this conversation has read strangers' text:
-        what they say would be done by whoever merges them."""
+        """Refuse commits whose messages would act (close an issue, mention somebody) when a run here has read
+        strangers' text: they would act in the name of whoever merges them."""
         client = await self.access.to(self.account, self.place.repository, READ)
         if not context.narrowed:
             ours = await client.pages(self.path(f"issues/{self.place.number}/comments"), most=3)
@@ -277,7 +277,7 @@ class Work(Scope):
         return ToolResult(f"{told}{', '.join(found)}. Reword their messages, and push again.", is_error=True)
 
     async def _ask_asker(self, pull: dict[str, Any]) -> str:
-        """Request a review of whoever asked for the work; decoration, since not everybody can be asked."""
+        """Request a review from whoever asked for the work, if GitHub allows it."""
         login = str(self.message.facts.get("login") or "")
         if not login or self.message.author.is_bot or login.lower() == login_of(pull).lower():
             return ""
@@ -290,7 +290,7 @@ class Work(Scope):
         return f" {login} is asked for a review."
 
     async def _open_ordinary(self, client: Client, new: dict[str, Any]) -> ToolResult:
-        """Where drafts are not supported: a pull request like any other, with a label that says it is one."""
+        """Open an ordinary pull request with a label, where drafts are not supported."""
         made = await client.post(self.path("pulls"), new)
         labelling = await self.access.to(self.account, self.place.repository, WRITE)
         told = f"Opened {made['html_url']} (#{made['number']}). This repository has no draft pull requests"
@@ -323,7 +323,7 @@ class Work(Scope):
 
 
 async def _download(http: httpx2.AsyncClient, address: str) -> str:
-    """What lies at an address; its end, if there is too much of it."""
+    """The content at an address, or its end when there is too much."""
     held = bytearray()
     try:
         async with http.stream("GET", address) as response:
@@ -342,7 +342,8 @@ _REVIEWED = {"APPROVED": "approved", "CHANGES_REQUESTED": "requested changes", "
 
 
 def _review_place(one: dict[str, Any]) -> str:
-    """Of a review how it ended; of a comment in one its number, its place, and what it answers."""
+    """Where an entry of a review belongs: for a review its verdict; for a comment its number, its place, and what it
+    answers."""
     if not one.get("path"):
         return f"review {one['id']}, {_REVIEWED[one['state']]}"
     thread = one.get("in_reply_to_id")
@@ -351,7 +352,7 @@ def _review_place(one: dict[str, Any]) -> str:
 
 
 def _by_file(files: list[dict[str, Any]]) -> str:
-    """What GitHub shows of a diff that is too big to be shown: each file, with its patch where that is not."""
+    """A diff that is too big for GitHub, file by file, with the patches that are not too big."""
     lines = [f"The diff is too big for GitHub to show as a whole. {len(files)} files changed:"]
     for one in files:
         lines.append(

@@ -1,4 +1,4 @@
-"""What the agent knows of the conversation it works in, by protocol: the platform backs these with its store."""
+"""What the agent knows of its conversation, as protocols. The platform implements them over its store."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ class ConversationMessage:
     """This agent's own reply."""
     pictures: tuple[Picture, ...] = ()
     files: tuple[str, ...] = ()
-    """Where other attachments were put in the shell, or what became of them."""
+    """Where other attachments lie in the shell, or why one is not there."""
     quoted: str = ""
-    """Somebody else's words that came along: a forward, the message it answers."""
+    """Somebody else's words that came with it: a forward, or the message it answers."""
     quote_is_ours: bool = False
-    """They were said here before, by us or by the author."""
+    """The quoted words were said here before, by us or by the author."""
     at: str = ""
     """When, for the model: 2026-11-16 09:30 UTC."""
     background: bool = False
-    """A schedule said it: nobody waits for the answer."""
+    """A schedule sent it: nobody waits for the answer."""
     identity: str = ""
-    """Who it is at their service, whatever they call themselves."""
+    """The author's id at their service, whatever they call themselves."""
     ours: str = ""
-    """Words of the platform's own that were sent with this agent's reply, which the model did not say."""
+    """Sentences of the platform that were sent with this agent's reply; the model did not say them."""
     number: int = 0
-    """Of this agent's own reply: what `History.answer` knows it by."""
+    """The number of this agent's own reply, for `History.answer`."""
     withheld: bool = False
-    """This agent's own reply, whose words are left out because strangers' text may speak through them."""
+    """This agent's own reply, left out because strangers' text may speak through its words."""
 
     @property
     def has_strangers_words(self) -> bool:
-        """Whether something in it was written by nobody we know."""
+        """Whether a stranger wrote something in it."""
         return self.trust in ("stranger", "unknown") or (bool(self.quoted) and not self.quote_is_ours)
 
 
@@ -95,7 +95,7 @@ class Summary:
     narrowed: bool = False
     """Strangers' words went into it."""
     asked: tuple[str, ...] = ()
-    """What the run was asked to do, in the words of those who may ask: pinned, like the rules, while it lasts."""
+    """What the run was asked to do, verbatim, by people who may ask. Kept like the rules while the run lasts."""
     id: str = ""
     """Its memory id; empty where memory is off."""
     covers: tuple[Tombstone, ...] = ()
@@ -129,7 +129,7 @@ class Inbox(Protocol):
         ...
 
     async def stopped(self) -> StopSignal:
-        """Returns when the run is to stop, within a second of the wish; never returns otherwise."""
+        """Returns when somebody stops the run, within a second; never returns otherwise."""
         ...
 
 
@@ -227,7 +227,7 @@ class Covers:
     """Which messages woke the job."""
 
     read_seq: int
-    """Everything up to here was dealt with by earlier jobs."""
+    """Earlier jobs have dealt with everything up to this number."""
     extra: dict[str, str] = field(default_factory=dict)
     """Facts for the model that do not change during the job, such as the repository."""
     identity: str = ""

@@ -1,8 +1,7 @@
-"""What the loop works with, by what it can do.
+"""The protocols that the loop works with.
 
-A `Model` thinks (`gofer.agent.model`), a `Journal` remembers (`gofer.agent.journal`), an `Inbox` hears
-(`gofer.agent.conversation`); here are the other three: the tools it acts with, the limits that bound it and the context
-it thinks in. `gofer.runs.build` puts the real ones together.
+`Model` is in `gofer.agent.model`, `Journal` in `gofer.agent.journal`, `Inbox` in `gofer.agent.conversation`. Here are
+the other three: the tools, the limits and the context. `gofer.runs.build` puts the real ones together.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ class Ran:
     result: ToolResult
     status: Status
     retry_after: float | None = None
-    """Seconds after which the call is to be made again, because its service asks us to wait."""
+    """Seconds after which to make the call again, because its service asks us to wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the run lends to each of its calls."""
+    """What each tool call gets from its run."""
 
     narrowed: bool
     plan: list[dict[str, str]]
@@ -53,7 +52,7 @@ class Tools(Protocol):
         ...
 
     async def recover(self, call: Call, around: Surroundings) -> Ran | None:
-        """The true outcome of a call whose worker died, if it can be learnt."""
+        """The true outcome of a call whose worker died, if anybody knows it."""
         ...
 
     async def pictures(self, result: ToolResult) -> list[Block]:
@@ -77,14 +76,14 @@ class Limits(Protocol):
     """What a run may use."""
 
     def check_start(self, state: State) -> Halt | None:
-        """Why it may not even begin."""
+        """Why the run may not begin; None when it may."""
         ...
 
     async def before_turn(
         self, state: State, size: int, *, awaited: bool = False, ending: Halt | None = None
     ) -> Go | Halt:
-        """Whether the next call of the model may be made; what it can cost at most is set aside then. With `ending`
-        it is the last one in any case."""
+        """Whether the next model call may be made. If so, the most it can cost is set aside. With `ending` it is the
+        last call in any case."""
         ...
 
     def cost(self, model: str, usage: Usage) -> int:
@@ -92,24 +91,24 @@ class Limits(Protocol):
         ...
 
     async def settle(self, state: State, cost: int, model: str) -> None:
-        """Put what the call has cost in the place of what was set aside."""
+        """Replace the money set aside for the call by what it has cost."""
         ...
 
     def time_left(self, state: State) -> float:
-        """Seconds of working time."""
+        """Seconds of working time that are left."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A declared point at which the prompt's prefix changes, to be journaled."""
+    """A point at which the beginning of the prompt changes; it is journaled."""
 
     kind: str
     data: dict[str, Any]
 
 
 class Context(Protocol):
-    """What the model gets to see."""
+    """What the model sees."""
 
     async def start(self, to: int) -> tuple[int, int]:
         """Where the history of a new run begins (exclusive) and ends."""
@@ -120,19 +119,19 @@ class Context(Protocol):
         ...
 
     async def shrink(self, state: State, *, force: bool = False) -> list[Point]:
-        """What to leave out from now on; nothing most of the time. With `force` something must go."""
+        """What to leave out of the prompt from now on; usually nothing. With `force` something must go."""
         ...
 
     def clear(self, state: State) -> list[Point]:
-        """Leave out everything that tools have returned; nothing when that is done."""
+        """Leave the results of tools out of the prompt; nothing when that was done already."""
         ...
 
     async def size(self, state: State, extra: Sequence[Block] = ()) -> int:
-        """Input tokens of the next request with these blocks at its end, by the best estimate there is."""
+        """The estimated input tokens of the next request, with these blocks at its end."""
         ...
 
     async def worst_size(self, state: State, extra: Sequence[Block] = ()) -> int:
-        """The most that request may have, which is what has to be paid for."""
+        """The most input tokens that the request can have. Limits count with this figure."""
         ...
 
     async def raw_size(self, state: State, extra: Sequence[Block] = ()) -> int:

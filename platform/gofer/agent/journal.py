@@ -1,6 +1,6 @@
-"""The journal: a closed set of events, each with a version, from which a run's whole state is folded.
+"""The journal: a closed set of events, each with a version. A run's whole state is folded from them.
 
-The platform keeps them in its event log under the job's fence. Nothing else about a run is remembered.
+The platform stores them in its event log, under the job's fence. Nothing else about a run is stored.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Journal(Protocol):
     """Where a run's events are kept."""
 
     async def append(self, kind: str, data: dict[str, Any], parent_id: int | None = None) -> int:
-        """Store an event durably and return its id; raises `gofer.errors.Fenced` when the job is another's."""
+        """Store an event durably and return its id; raises `gofer.errors.Fenced` when another worker has the job."""
         ...
 
     async def load(self) -> Sequence[JournalEvent]:

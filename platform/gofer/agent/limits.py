@@ -23,7 +23,7 @@ MIN_TOKENS = 512
 
 
 NARROWED = ("steps", "active_minutes", "tokens", "job_dollars")
-"""What a kind of request may have less of."""
+"""The settings that an integration may lower for a kind of request."""
 
 
 class LimitSettings(BaseModel):
@@ -48,9 +48,9 @@ class LimitSettings(BaseModel):
     warn_at: float = Field(default=0.8, gt=0, lt=1)
 
     def narrowed(self, most: Mapping[str, float]) -> LimitSettings:
-        """With what is given where it is less."""
+        """These settings, lowered where the given ones are lower."""
         own = {name: getattr(self, name) for name in NARROWED if name in most}
-        # No dollars mean no cap, so anything is less.
+        # 0 dollars means no cap, so any figure is lower.
         values = {name: min(value, most[name]) if value else most[name] for name, value in own.items()}
         return type(self).model_validate({**self.model_dump(), **values})
 
@@ -77,18 +77,18 @@ class Short:
 
     scope: Scope
     spent: int
-    """What of it is spent, or set aside for calls that are being made."""
+    """What is spent of it, with the money that is set aside."""
 
 
 class Ledger(Protocol):
-    """Spending that spans jobs; the platform keeps it in its store, per agent and day and per conversation."""
+    """Spending of several jobs. The platform stores it by agent and day and by conversation."""
 
     async def reserve(
         self, key: str, amount: int, caps: Mapping[Scope, int], *, background: bool = False
     ) -> Short | None:
-        """Set aside this much for a call of this job, in one transaction with the check of all caps.
+        """Set money aside for a call of this job, in one transaction with the check of all caps.
 
-        Returns the first cap that it would break, and then sets nothing aside. The same key again replaces its
+        Returns the first cap that it would break, and then sets nothing aside. The same key replaces its earlier
         reservation. Reservations count as spent until they are settled.
         """
         ...
@@ -100,7 +100,7 @@ class Ledger(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Not even a last call may be made."""
+    """No further model call may be made."""
 
     code: str
     sentence: str
@@ -145,13 +145,13 @@ class JobLimits:
         self._models = models
         self._ledger = ledger
         self._window = window
-        """Tokens that the model takes, as far as is known by now."""
+        """The model's window in tokens, as far as it is known by now."""
         self._fixed = fixed
         """Tokens that are in every request."""
 
     def check_start(self, state: State) -> Halt | None:
-        """A model that could not even take what every request holds; or an unknown price with a cap on cost: nobody
-        could keep the promise."""
+        """Why the run cannot begin: the model's window is too small for any request, or there is a cap on cost and no
+        known price."""
         if self._fixed + 2 * MIN_TOKENS > self._window():
             return Halt(
                 "model.context",
@@ -179,8 +179,8 @@ class JobLimits:
     ) -> Go | Halt:
         """Whether the next call, with this many input tokens, may be made, and how long its answer may be.
 
-        With `awaited` somebody has joined in, of whom the journal will know when the turn starts. With `ending` there
-        is a reason to stop, and this is the last call.
+        With `awaited` a person has joined in; the journal learns that when the turn starts. With `ending` there is a
+        reason to stop, and this is the last call.
         """
         state = dataclasses.replace(state, background=state.background and not awaited)
         price = self._dearest()
@@ -206,7 +206,7 @@ class JobLimits:
         await self._ledger.settle(f"summary:{state.compactions + 1}", cost, model)
 
     async def afford(self, state: State, input_tokens: int, output_tokens: int) -> bool:
-        """Whether a summary fits beside a last answer; it is set aside then."""
+        """Whether there is money for a summary beside a last answer. If so, it is set aside."""
         price = self._dearest()
         amount = price.worst(input_tokens, output_tokens)
         after = price.worst(input_tokens, WRAP_UP_TOKENS)
@@ -260,12 +260,12 @@ class JobLimits:
         return max(MIN_TOKENS, min(self._settings.output_tokens, self._window() - size))
 
     def _last_call(self, size: int, price: Price) -> int:
-        """What a wrap-up answer after this call can cost. Results of tools are not in it: if there is no money for
-        them then, they are cleared."""
+        """What a last answer after this call can cost. It leaves out the results of tools: without money for them, they
+        are cleared."""
         return price.worst(size + self._settings.output_tokens, WRAP_UP_TOKENS)
 
     async def _reserve(self, state: State, key: str, amount: int, kept_back: int = 0) -> Short | None:
-        """Set aside this much for a call, if every cap leaves this much beside it."""
+        """Set money aside for a call, if every cap leaves that much beside it."""
         background = state.background
         caps = {scope: cap - kept_back for scope, cap in self._settings.caps(background=background).items()}
         return await self._ledger.reserve(key, amount, caps, background=background)
@@ -306,7 +306,7 @@ class JobLimits:
 
 
 def _next_turn(state: State) -> str:
-    """What the ledger calls the next call of the model."""
+    """The ledger's key for the next model call."""
     return f"turn:{state.calls + 1}"
 
 
@@ -327,7 +327,7 @@ def _scope_halt(short: Short, needed: int, settings: LimitSettings) -> Halt:
 
 
 def _too_little(spent: int, needed: int) -> str:
-    """Said with it, for a budget may be used up long before all of it is spent."""
+    """The sentence about a budget that ends a run before all of it is spent."""
     return (
         f"{_dollars(spent)} is spent or set aside, and the next call, with room for a last answer, "
         f"could cost up to {_dollars(needed)}."

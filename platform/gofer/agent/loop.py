@@ -25,9 +25,9 @@ from gofer.agent.transcript import MAX_TEXT, note, quotes, render
 from gofer.agent.turn import ModelCall, ToolCalls
 
 TOLD_IN_WORDS = ("loop.repeat", "loop.poll", "loop.cycle", "loop.stale", "loop.errors")
-"""Stops of a run that got somewhere before: the model gets a last turn to say how far."""
+"""Reasons to stop a run that has made progress before: the model gets a last turn to say how far it got."""
 GRACE = 1.0
-"""Seconds a tool has to let go when the run is stopped; fewer than the run has, which has to put that down."""
+"""Seconds a tool has to end when the run is stopped. The run itself has longer, to write that down."""
 MAX_NEW_CHARACTERS = 120_000
 """Characters of new messages taken into one turn."""
 CONTINUE = Note("", "Your answer was cut at the token limit. Go on exactly where it ended.")
@@ -63,7 +63,7 @@ class Loop:
         self._turn_input = TurnInput(self._record, context, inbox)
 
     async def run(self) -> Outcome:
-        """Work until an end. May be cancelled, or killed, at any point, and run again."""
+        """Work until the run has an end. It may be cancelled or killed at any point, and run again."""
         await self._record.load()
         if not self._record.state.begun:
             await self._begin()
@@ -76,7 +76,7 @@ class Loop:
         return self._end()
 
     async def _step(self) -> Asked | Failed | None:
-        """The next thing to do, by the state alone."""
+        """Do the next thing, decided by the state alone."""
         state = self._record.state
         if await self._conclude():
             return None
@@ -90,7 +90,7 @@ class Loop:
             await self._stop(halt)
 
     async def _conclude(self) -> bool:
-        """Whether the last answer ends the run; it is ended then."""
+        """End the run if the last answer ends it; returns whether it did."""
         state = self._record.state
         last = state.rounds[-1] if state.rounds else None
         if last is None or not last.stop:
@@ -126,7 +126,7 @@ class Loop:
         size = await self._context.worst_size(state, heard.blocks)
         go = await self._limits.before_turn(state, size, awaited=heard.awaited, ending=ending)
         if isinstance(go, Halt):
-            # Without what tools have returned there may be money for a last answer.
+            # Without the results of tools, the money may suffice for a last answer.
             cleared = self._context.clear(state)
             for point in cleared:
                 await self._record(point.kind, point.data)
@@ -144,7 +144,7 @@ class Loop:
         await self._record("run.stopped", data)
 
     async def _let_go(self, step: asyncio.Task[Any]) -> None:
-        """A tool gets a moment to end what it began; a stream is simply dropped."""
+        """Let a step go: a tool gets a moment to end what it began; a stream is dropped."""
         self._tool_calls.stopping.set()
         if self._record.state.pending:
             await asyncio.wait({step}, timeout=GRACE)
@@ -170,7 +170,7 @@ async def run_until_stopped(
     stopped: Coroutine[Any, Any, StopSignal],
     let_go: Callable[[asyncio.Task[T]], Awaitable[None]],
 ) -> T | StopSignal:
-    """What a step gives; or the wish to stop, if that came first and the step was let go of."""
+    """The result of a step; or the stop signal, if that came first."""
     doing, wish = asyncio.ensure_future(step), asyncio.ensure_future(stopped)
     try:
         await asyncio.wait({doing, wish}, return_when=asyncio.FIRST_COMPLETED)
@@ -195,7 +195,7 @@ class NewInput:
     notes: Sequence[Note]
     blocks: list[Block]
     awaited: bool
-    """Somebody in it waits for an answer."""
+    """Whether one of the authors waits for an answer."""
 
 
 class TurnInput:
@@ -207,7 +207,7 @@ class TurnInput:
         self._inbox = inbox
 
     async def start(self, covers: Covers) -> dict[str, Any]:
-        """The first event: the run works for the most trusted of those who woke it."""
+        """The data of the first event. The run works for the most trusted of those who woke it."""
         unread = await self._inbox.unread(covers.read_seq)
         waking = [said for said in unread if said.addressed] or unread
         woken_by = max(waking, key=lambda said: rank(said.trust), default=None)
@@ -233,7 +233,7 @@ class TurnInput:
         return NewInput(said, notes, [*self._blocks(said), *(note(one.text) for one in notes)], awaited)
 
     async def turn(self, heard: NewInput, go: Go) -> dict[str, Any]:
-        """The event with which a turn starts."""
+        """The data of the event with which a turn starts."""
         state = self._record.state
         blocks = heard.blocks + [note(one.text) for one in go.notes]
         strangers = any(one.has_strangers_words for one in heard.said)
@@ -251,12 +251,12 @@ class TurnInput:
         }
 
     def _asker(self, said: Sequence[ConversationMessage]) -> str:
-        """Whoever asked last: one of these, or still the one before."""
+        """The identity of whoever asked last: one of these messages' authors, or the one before."""
         asking = [one.identity for one in said if one.addressed and self._steers(one)]
         return asking[-1] if asking else self._record.state.asker
 
     async def _news(self) -> Sequence[ConversationMessage]:
-        """New messages up to the last that may steer; the others behind it wait for a run of their own."""
+        """New messages up to the last one that may steer this run; later ones wait for a run of their own."""
         unread = await self._inbox.unread(self._record.state.included_to)
         steering = [index for index, said in enumerate(unread) if self._steers(said)]
         if not steering:
@@ -270,7 +270,8 @@ class TurnInput:
         return unread[: end + 1]
 
     def _steers(self, said: ConversationMessage) -> bool:
-        """Not what less trusted people say; nor a schedule, in a run that somebody waits for."""
+        """Whether a message may steer the run: not one of a less trusted person, nor a schedule's in a run that
+        somebody waits for."""
         state = self._record.state
         return not quotes(said.trust, state.trust) and (state.background or not said.background)
 

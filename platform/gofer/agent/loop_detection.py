@@ -20,7 +20,7 @@ from gofer.tool import ToolResult
 WINDOW = 20
 REPEATS_IN_A_ROW, REPEATS_NUDGE, REPEATS_STOP = 3, 4, 5
 CHANGING_NUDGE, CHANGING_STOP = 8, 12
-"""Of one call in a row that changes files each time, such as one that adds to a log."""
+"""Times in a row that one call may change files, such as one that appends to a log."""
 POLL_NUDGE, POLL_STOP = 8, 12
 POLLING_TOOL_NUDGE, POLLING_TOOL_STOP = 60, 120
 CYCLES = 3
@@ -45,7 +45,7 @@ _NOISE = [
 
 @dataclass(frozen=True, slots=True)
 class LoopFinding:
-    """Something is going in circles."""
+    """A sign that the run gets nowhere."""
 
     code: str
     stop: bool
@@ -72,7 +72,7 @@ def _hash(*parts: str) -> str:
 
 
 def detect_loop(state: State) -> LoopFinding | None:
-    """The gravest finding, if there is any: a stop before a nudge, and each nudge once."""
+    """The gravest finding, if there is one: a stop comes before a nudge, and each nudge once."""
     findings = [found for rule in _RULES if (found := rule(state)) is not None]
     stops = [found for found in findings if found.stop]
     nudges = [found for found in findings if not found.stop and f"nudge:{found.code}" not in state.given]
@@ -107,8 +107,8 @@ def _pairs(step: Step) -> tuple[tuple[str, str], ...]:
 
 
 def _since_change(steps: Sequence[Step], same: Callable[[Step], bool]) -> Sequence[Step]:
-    """The steps after the last one that changed something, other than by the call in question itself: what is done
-    again after a change is no repetition."""
+    """The steps since something last changed, changes by the call itself aside. What is done again after a change is no
+    repetition."""
     changes = [index for index, step in enumerate(steps) if step.progress and not same(step)]
     return steps[changes[-1] + 1 :] if changes else steps
 

@@ -1,4 +1,4 @@
-"""How a run can end. Each is a value; the platform turns it into the end of the job."""
+"""How a run can end, as values. The platform turns them into the outcome of the job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Asked:
     question: Question
     included_to: int
     seen_to: int
-    """The last message it has looked at; one that came later may be the answer."""
+    """The last message the run has seen; a later one may be the answer."""
     narrowed: bool = False
 
 
@@ -51,7 +51,7 @@ class Failed:
     included_to: int
     retry_after: float | None = None
     waiting: bool = False
-    """Waiting was asked for by the provider or a breaker: it counts as no attempt."""
+    """The provider or a breaker asked us to wait: it counts as no try."""
 
 
 Outcome = Answered | Asked | Stopped | Failed

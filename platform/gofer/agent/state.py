@@ -319,7 +319,7 @@ def _ended(state: State, event: JournalEvent) -> None:
 
 
 def _nothing(state: State, event: JournalEvent) -> None:
-    """For people alone."""
+    """Changes nothing: the event is for people."""
 
 
 _APPLY: dict[str, Callable[[State, JournalEvent], None]] = {

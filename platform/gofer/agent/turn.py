@@ -47,7 +47,7 @@ Stop = Callable[[Halt], Awaitable[None]]
 
 
 class ModelCall:
-    """The head of the loop."""
+    """Calls the model and journals its answer."""
 
     def __init__(
         self, record: Recorder, model: Model, limits: Limits, context: Context, mask: Masker
@@ -73,7 +73,7 @@ class ModelCall:
         return None
 
     async def abandon(self) -> None:
-        """The call was cancelled in the middle: charge what it must have cost."""
+        """Charge what a call must have cost that was cancelled in the middle."""
         if not self._streaming:
             return
         self._streaming = False
@@ -98,12 +98,12 @@ class ModelCall:
         return turn
 
     async def _tell_slow(self, spoken: asyncio.Event) -> None:
-        """People wonder where their answer is when a model takes minutes for its first word, as local ones may."""
+        """Tell people that the model takes long for its first word: local models may take minutes."""
         try:
             async with asyncio.timeout(SLOW_AFTER):
                 await spoken.wait()
         except TimeoutError:
-            # What keeps it from being written keeps the next event, too, which says so.
+            # If this event cannot be written, neither can the next one, which reports it.
             with contextlib.suppress(Exception):
                 await self._record(
                     "turn.slow", {"seconds": SLOW_AFTER}, self._record.state.rounds[-1].event_id
@@ -162,7 +162,7 @@ class ModelCall:
         )
 
     def _may_be_too_long(self, error: ModelError) -> bool:
-        """Whether a request was refused for a reason nobody knows, and is long: shortening it once may help."""
+        """Whether a long request was refused for an unknown reason: shortening it once may help."""
         state = self._record.state
         unknown = error.kind == "invalid" and error.status in (400, 422)
         return unknown and not state.refusals and state.last_size >= LONG_PROMPT
@@ -197,7 +197,7 @@ def sayable(content: list[Block]) -> list[Block]:
 
 
 class ToolCalls:
-    """The hands of the loop."""
+    """Runs the tool calls that the model asked for."""
 
     def __init__(
         self, record: Recorder, tools: Tools, limits: Limits, inbox: Inbox, questions: Questions
@@ -214,13 +214,13 @@ class ToolCalls:
         for group in self._groups(self._record.state.pending):
             waiting = [one for one in await asyncio.gather(*map(self._one, group)) if one is not None]
             if waiting:
-                # Who asked a person may be answered at any time; a service says when.
+                # A person may answer at any time; a service says when to come back.
                 asked = [one for one in waiting if isinstance(one, Asked)]
                 return asked[0] if asked else waiting[-1]
         return None
 
     def _groups(self, calls: list[Call]) -> Iterator[list[Call]]:
-        """Neighbours that may run side by side together, every other call alone, in the order asked."""
+        """Groups of calls in the order asked: neighbours that may run side by side together, every other call alone."""
         for parallel, group in groupby(calls, self._tools.parallel):
             together = list(group)
             yield from [together] if parallel else [[call] for call in together]
@@ -321,7 +321,7 @@ class ToolCalls:
 
 
 def _typed(call: Call, said: ConversationMessage) -> QuestionAnswer | None:
-    """What somebody wrote, if it answers the question: anything an open one, one of its choices another."""
+    """What somebody wrote, if it answers the question: any text for an open question, else one of its choices."""
     assert call.asked is not None
     choices, wrote = call.asked["choices"], said.text.strip()
     chosen = [choice for choice in choices if choice.strip().casefold() == wrote.casefold()]

@@ -44,13 +44,13 @@ MAX_CALLERS = 10_000
 
 @dataclass(slots=True)
 class CallerHealth:
-    """How one caller fared since the model last worked for it."""
+    """One caller's failures since the model last worked for it."""
 
     pauses: int = 0
     until: float = 0
-    """Before this it does not call, while the breaker is open."""
+    """Until then this caller does not call, while the breaker is open."""
     own_fault: bool = False
-    """The model has worked for another since: what fails lies in what this one sends, and opens no breaker."""
+    """The model has worked for another caller since: what this caller sends is at fault, and opens no breaker."""
 
 
 @dataclass(slots=True)
@@ -67,11 +67,11 @@ class Breaker:
     """In a row, of all callers together."""
     open: bool = False
     for_all: float = 0
-    """Until then nobody calls: the key was refused, which is nobody's own fault."""
+    """Until then nobody calls, because the key was refused."""
     reason: str = ""
     callers: dict[str, CallerHealth] = field(default_factory=dict)
     probes: set[str] = field(default_factory=set)
-    """Who tries now, while it is open."""
+    """Callers that probe now, while it is open."""
 
     def wait(self, caller: str = "") -> float:
         """Seconds until this caller may call; 0 when it may now."""
@@ -113,7 +113,7 @@ class Breaker:
         return opened
 
     def let_go(self, caller: str = "") -> None:
-        """The probe ended, or shows that the model speaks: others need not wait for it."""
+        """End a probe: others need not wait for it any more."""
         self.probes.discard(caller)
 
 
@@ -130,7 +130,7 @@ class Breakers:
         return self._all.setdefault(name, Breaker(self.clock))
 
     def states(self) -> dict[str, float]:
-        """Open ones, and the seconds until whoever has failed may try again."""
+        """The open breakers, and the seconds until callers that failed may try again."""
         now = self.clock()
         return {
             name: max(0.0, min((each.until for each in one.callers.values()), default=now) - now)
@@ -168,15 +168,15 @@ class Catalogue:
     _made: dict[tuple[str, str], Model] = field(default_factory=dict)
 
     def model(self, name: str, *, fallback: str = "", effort: str = "", caller: str = "") -> Model:
-        """The model, steady, with a second behind it if one is named; raises ConfigError.
+        """The model with retries, and with a fallback if one is named; raises ConfigError.
 
-        `caller` is who will call it: a conversation whose calls always fail does not keep others from theirs.
+        `caller` is who calls it: a conversation whose calls always fail does not keep others from theirs.
         """
         first = self._steady(self.resolve(name), effort, caller)
         return Fallback(first, self._steady(self.resolve(fallback), effort, caller)) if fallback else first
 
     async def ready(self, name: str, *, fallback: str = "", effort: str = "", caller: str = "") -> Model:
-        """The same, when its server was asked what it takes."""
+        """The model, after its server was asked what it takes."""
         model = self.model(name, fallback=fallback, effort=effort, caller=caller)
         for each in (name, fallback):
             adapter = self._adapter(self.resolve(each), effort) if each else None
@@ -192,7 +192,7 @@ class Catalogue:
         return AUTO if known is not None and known.key else Offline.name
 
     def key_name(self, name: str) -> str:
-        """The secret by which a model is asked; empty when it needs none."""
+        """The name of the secret with a model's key; empty when it needs none."""
         known = self.providers.get(self.resolve(name).partition("/")[0])
         return known.key_name if known is not None else ""
 

@@ -71,7 +71,7 @@ _SECRET = re.compile(r"(?:sk-|key-|Bearer\s+)[\w.-]{6,}", re.I)
 
 
 def classify(error: Exception, model: str, usage: Usage | None = None) -> Exception:
-    """The error as a ModelError; what is not the provider's doing comes back as it is."""
+    """The error as a ModelError. Errors that are not the provider's are returned unchanged."""
     if isinstance(error, ModelError):
         error.usage, error.model = error.usage if error.usage.total else usage or Usage(), model
         return error
@@ -196,7 +196,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _wait(seconds: float) -> float | None:
-    """A pause that makes sense: whoever asks for more than a day is asked again after one."""
+    """The pause that the provider asks for, a day at most."""
     return min(max(0.0, seconds), MAX_WAIT) if math.isfinite(seconds) else None
 
 

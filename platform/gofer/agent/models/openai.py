@@ -105,7 +105,7 @@ class OpenAI:
         )
 
     async def prepare(self) -> None:
-        """Ask the server what its model takes, once it answers; whatever comes of it, the model can be called."""
+        """Ask the server what its model takes, once it answers. The model can be called in any case."""
         if self._official or self._settings.window or time.monotonic() < self._ask_at:
             return
         async with self._asking:
@@ -175,7 +175,8 @@ class OpenAI:
             yield chunk
 
     async def _within(self, work: Awaitable[T], seconds: float) -> T:
-        """What comes of it; a server that is silent for too long is given up, and told apart from one that is gone."""
+        """The result of a wait. A server that is silent for too long is given up, with another error than one that is
+        gone."""
         try:
             return await asyncio.wait_for(work, seconds)
         except TimeoutError as error:
@@ -210,7 +211,7 @@ class OpenAI:
         return {"type": "function", "function": function}
 
     def _without(self, error: ModelError) -> bool:
-        """Whether the request was refused for something that it can do without, or by another name."""
+        """Whether the request was refused for a parameter that it can leave out or rename."""
         if error.kind not in ("invalid", "image") or error.status not in (400, 422):
             return False
         text = str(error)
@@ -362,7 +363,8 @@ class _Answer:
 
     @property
     def usage(self) -> Usage:
-        """As the server counted; estimated for one that does not, or broke off: a budget must hold there, too."""
+        """The usage as the server counted it. Without a count, or after a break, it is estimated: budgets must hold
+        there, too."""
         if self._counted.total or not self._begun:
             return self._counted
         tools = sum(text_size(json.dumps(tool.schema)) for tool in self._request.tools)

@@ -53,10 +53,10 @@ def new_id() -> str:
 def with_unique_ids(
     content: list[Block], malformed: dict[str, str], taken: Collection[str]
 ) -> tuple[list[Block], dict[str, str]]:
-    """The same calls with ids that nothing else in the transcript has, and what is wrong with them by those ids.
+    """The same calls with ids that are unique in the transcript, and what is wrong with them, by those ids.
 
-    A result belongs to a call by its id: two calls with one id would have one result between them, and the second
-    would be run again and again, waiting for its own.
+    A result belongs to a call by its id. Two calls with one id would share one result, and the second would run again
+    and again.
     """
     seen, faults, kept = set(taken), {}, []
     for block in content:
@@ -84,7 +84,8 @@ def code(text: object) -> str:
 
 
 def sendable(event: ModelEvent) -> ModelEvent:
-    """An event of a stream whose words are whole. Arguments of calls are: what is not is refused as malformed."""
+    """An event of a stream without half surrogate pairs. Arguments of calls need no change: such ones are refused as
+    malformed."""
     match event:
         case Attempted():
             return event

@@ -1,6 +1,6 @@
-"""What a server tells of its model: how many tokens it takes, and whether it takes images.
+"""Asks a server about its model: how many tokens it takes, and whether it takes images.
 
-Each kind of server tells it in another place. Who tells nothing leaves it to the settings.
+Each kind of server tells it in another place. For a server that tells nothing the settings decide.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import httpx2
 
 ASK_TIMEOUT = 5.0
 OLLAMA_DEFAULT = 4096
-"""What Ollama serves with when nobody says otherwise."""
+"""The window that Ollama uses by default."""
 _WINDOWS = (
     "loaded_context_length",
     "max_model_len",
@@ -37,7 +37,7 @@ class ServerFacts:
 
 
 class ModelServer:
-    """One server and one model of it. Asking costs nothing and never raises: who does not answer tells nothing."""
+    """One server and one of its models. Asking is free and never raises: no answer means no facts."""
 
     def __init__(
         self, http: httpx2.AsyncClient, base_url: str, headers: Mapping[str, str], model: str

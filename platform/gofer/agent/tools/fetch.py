@@ -28,12 +28,12 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def may_be_fetched(address: Address) -> bool:
-    """Whether it is somebody else's, and everybody's to reach."""
+    """Whether an address is public."""
     return refused(str(address)) is None
 
 
 async def resolve(host: str, port: int) -> list[Address]:
-    """Every address of a name, as the system sees it. Odd notations of numbers come out as what they mean."""
+    """Every address of a name, by the system's resolver. Odd notations of numbers are resolved too."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [ipaddress.ip_address(str(entry[4][0])) for entry in found]
 
@@ -42,7 +42,7 @@ MAX_BODY = 3_000_000
 MAX_REDIRECTS = 5
 TIMEOUT = 20
 _CHARSETS = re.compile(r"utf-(?:8|16|32)|ascii|iso|cp\d|koi8|mac-|gb|big5|hz|euc|shift|johab|tis-620")
-"""How pages are written. Python knows further codecs, some of which take hours for a page made for that."""
+"""Character sets of pages. Python knows further codecs, some of which take hours for a page made for that."""
 _TEXT = ("text/", "application/json", "application/xml", "application/xhtml", "application/javascript")
 
 
@@ -53,7 +53,7 @@ class FetchArguments(Arguments):
 
 @dataclass(frozen=True, slots=True)
 class Fetcher:
-    """Fetches pages. The two functions are its only ways to the network's names."""
+    """Fetches pages. The two functions resolve names and open connections; nothing else touches the network."""
 
     resolve: Callable[[str, int], Awaitable[list[Address]]] = resolve
     may_connect: Callable[[Address], bool] = may_be_fetched
@@ -195,7 +195,7 @@ def fetch_tool(fetcher: Fetcher | None = None) -> Tool[FetchArguments]:
 
 _SKIP = {"noscript", "template", "svg", "iframe", "object"}
 _RAW = {"script", "style", "textarea", "xmp", "title"}
-"""What is in them is not markup, up to their own end."""
+"""Elements whose content is not markup, up to their end tag."""
 _BLOCK = {
     "p", "div", "section", "article", "br", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6", "pre", "table", "ul",
     "ol", "blockquote", "header", "footer", "main", "nav", "dt", "dd", "hr", "figure",

@@ -1,4 +1,4 @@
-"""Fitting output to a model: cleaned, masked, cut in the middle with counts and a way to the rest."""
+"""Fits output to a model: cleans it, masks it, and cuts it in the middle, with counts and a way to the rest."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_CHARACTERS = 24_000
 MAX_LINE = 2_000
 MAX_BLOB = 10_000_000
 MUCH = 100_000
-"""Characters from which on the work is left to a thread, so that others need not wait for it."""
+"""Characters from which on a thread does the work, so that others need not wait."""
 OVERLAP = 50_000
-"""Characters; longer than the longest secret in its longest disguise."""
+"""Characters; more than the longest secret has in its longest encoding."""
 _LONG_LINE = re.compile(rf"^[^\n]{{{MAX_LINE + 1},}}", re.M)
 
 
@@ -55,10 +55,10 @@ class NoMask:
 
 
 class Glimpse:
-    """What a call prints, masked, for whoever watches: no more a second than can be masked beside everything else.
+    """Shows watchers what a call prints, masked, and no more a second than can be masked beside other work.
 
-    What is left out comes with the result. The masker still sees the end of it, so that a secret which begins there
-    and ends in what is shown is not shown.
+    What is left out comes with the result. The masker still sees the end of it, so that a secret that begins there is
+    not shown either.
     """
 
     def __init__(self, mask: Masker, clock: Callable[[], float] = time.monotonic) -> None:

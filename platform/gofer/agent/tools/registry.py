@@ -33,9 +33,9 @@ log = structlog.get_logger()
 GROUP = "gofer.tools"
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 CALL_TOOL = "call_tool"
-"""The tool by which a model calls one that it was not told of."""
+"""The tool with which a model calls a tool that it was not told of."""
 GRACE = 15
-"""Seconds in which a tool ends by itself what it may not hold longer."""
+"""Seconds beyond its time-out in which a tool may end by itself."""
 LETTING_GO = 5
 """Seconds that a cancelled tool is waited for."""
 TIERS_BY_TRUST: dict[Trust, frozenset[Tier]] = {
@@ -95,7 +95,7 @@ class ToolRegistry:
         return self._tools.get(name)
 
     def offered(self, policy: Policy) -> list[ToolSpec]:
-        """What a model is told of, in a stable order. It stays the same for the whole run."""
+        """The tools that a model is told of, in a stable order. They stay the same for the whole run."""
         return [
             _spec(tool)
             for tool in sorted(self._tools.values(), key=lambda tool: tool.name)
@@ -192,7 +192,7 @@ def _strict(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _usable(tools: Iterable[Any]) -> list[Tool[Any]]:
-    """What a plugin brings, if all of it can be offered to a model; raises what is wrong."""
+    """A plugin's tools, if all of them can be offered to a model; raises what is wrong otherwise."""
     brought = list(tools)
     for tool in brought:
         if not isinstance(tool, Tool):
@@ -385,14 +385,14 @@ async def _contained(tool: Tool[Any], arguments: BaseModel, context: ToolContext
 
 
 def _sound(result: ToolResult) -> ToolResult:
-    """A result that can be journaled; raises TypeError for what is none, or for details that are no JSON."""
+    """Check that a result can be journaled; raises TypeError for anything else, and for details that are not JSON."""
     if not isinstance(result, ToolResult):
         raise TypeError(f"it returned {type(result).__name__} instead of a ToolResult")
     return replace(result, content=str(result.content), details=json.loads(json.dumps(dict(result.details))))
 
 
 async def _within(timeout: float, work: Awaitable[ToolResult]) -> ToolResult:
-    """What a tool gives; raises TimeoutError. One that does not even let itself be cancelled is left behind."""
+    """The result of a tool; raises TimeoutError. A tool that cannot be cancelled is left behind."""
     task = asyncio.ensure_future(work)
     task.add_done_callback(
         lambda done: done.cancelled() or done.exception()
