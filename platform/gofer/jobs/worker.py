@@ -373,7 +373,7 @@ class Worker:
         held: Mapping[int, tuple[int, bool]],
         asked_at: float,
     ) -> None:
-        """Stop the runs that the renewal asked for and no longer holds."""
+        """Prolong the leases of runs that are still ours, and cancel the others."""
         for (job_id, own), (run, task, _) in in_hand.items():
             fence, _cancel_requested = held.get(job_id, (None, False))
             if fence == own:

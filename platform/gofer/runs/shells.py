@@ -317,7 +317,7 @@ class Shells:
         self._probing: asyncio.Task[Report] | None = None
 
     def _make_spares(self, settings: Settings) -> Spares | None:
-        """Make spare shells. None where shells end with the server: a spare would outlive a server that is killed."""
+        """The pool of spare shells; None where shells end with the server: spares would outlive a killed one."""
         if self._provider is None or self._kind != "bubblewrap" or not self._live_on:
             return None
         return Spares(
