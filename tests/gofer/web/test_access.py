@@ -325,7 +325,14 @@ def test_a_name_that_was_bent_to_our_address_is_not_served(house: House, browser
 def test_a_token_that_has_ended_is_nobody(house: House, ada: str) -> None:
     token = house.token(ada, "write", life=60.0)
     api = house.api(token)
-    who = {"member_id": ada, "name": "ada", "role": "operator", "via": "token", "scopes": None}
+    who = {
+        "member_id": ada,
+        "name": "ada",
+        "role": "operator",
+        "via": "token",
+        "scopes": None,
+        "agent": "",
+    }
     assert api.get("/me").json() == who
     house.write(lambda c: row_macs.update(c, api_tokens, true(), {"expires_at": now() - 1}))
     answer = api.get("/me")
