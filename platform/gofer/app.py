@@ -40,6 +40,7 @@ from gofer.jobs.kinds import (
     APPROVAL,
     DELIVER,
     POST,
+    PROPOSAL,
     RECEPTION,
     RELEASE_NOTICE,
     RELEASE_QUESTION,
@@ -71,6 +72,7 @@ from gofer.runs.agent_sync import AgentSync
 from gofer.runs.answer import Answerer, RunObserver, apology
 from gofer.runs.model_keys import ModelKeys
 from gofer.runs.posts import Poster
+from gofer.runs.proposals import Proposals
 from gofer.runs.shell_access import Loans
 from gofer.runs.shells import Shells, make_provider
 from gofer.runs.spend import charge
@@ -459,6 +461,9 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
         redactor=platform.redactor,
         agents=AgentFiles.of(settings),
     )
+    proposals = Proposals(
+        database=database, vault=vault, accounts=platform.accounts, directory=settings.data_dir / "agents"
+    )
     poller = Poller(database=database, accounts=platform.accounts, intake=platform.intake)
     return Worker(
         owner=platform.owner,
@@ -471,6 +476,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
             APPROVAL: approvals.handle,
             DELIVER: outbox.handle,
             SAY: scheduled.handle,
+            PROPOSAL: proposals.handle,
             POST: posts.handle,
             RELEASE_QUESTION: partial(_handle_release, platform, "ask"),
             RELEASE_NOTICE: partial(_handle_release, platform, "tell"),

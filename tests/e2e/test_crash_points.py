@@ -27,9 +27,12 @@ ROTATION = {point for point in POINTS if point.startswith("key.")}
 SCHEDULE = {"schedule.said"}
 OUTBOX = {point for point in POINTS if point.startswith("outbox.")}
 
-ONCE_EACH = [("hello", point) for point in sorted(POINTS)]
+PROPOSALS = {point for point in POINTS if point.startswith("proposal.")}
+"""`telegram/test_proposals.py` dies at these."""
+
+ONCE_EACH = [("hello", point) for point in sorted(POINTS - PROPOSALS)]
 MORE = (
-    [("hello", f"{point}:2") for point in sorted(POINTS - ROTATION - SHELL - SCHEDULE)]
+    [("hello", f"{point}:2") for point in sorted(POINTS - ROTATION - SHELL - SCHEDULE - PROPOSALS)]
     + [("hello", f"journal.appended:{number}") for number in (3, 4, 5, 6)]
     + [("probe", point) for point in sorted(OUTBOX)]
 )

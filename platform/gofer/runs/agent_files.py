@@ -48,6 +48,8 @@ from gofer.validation import first_error
 
 log = structlog.get_logger()
 
+PROPOSE = "propose_identity"
+"""The tool with which an agent proposes to change who it is."""
 SETTINGS = "agent.toml"
 AGENT_LAYER = "AGENT.md"
 MAX_SETTINGS = 256 * 1024
@@ -446,4 +448,4 @@ def known_tools() -> frozenset[str]:
     """Built in, from plugins, and from integrations. Looked for once: what is installed stays while we run."""
     brought = (tool.name for tool in [*builtin_tools(), *plugin_tools()])
     installed = IntegrationRegistry.installed().integrations.values()
-    return frozenset(brought).union(*(each.tool_names for each in installed))
+    return frozenset((*brought, PROPOSE)).union(*(each.tool_names for each in installed))

@@ -35,6 +35,7 @@ from gofer.runs.agent_files import AgentFiles, AgentSpec, in_force
 from gofer.runs.build import Ports, build
 from gofer.runs.memories import StoreMemories
 from gofer.runs.model_keys import ModelKeys
+from gofer.runs.proposals import proposal_tool
 from gofer.runs.shell_access import Loans, ShellAccessGrants
 from gofer.runs.shells import Shells
 from gofer.runs.spend import SPANNING, StoreLedger, cost_of_job, nearly_used, ran_out_before
@@ -202,6 +203,7 @@ class Answerer:
             self._uses.add(claim.workspace_id, "", key_name)
         async with self._loans.job() as job:
             tools, grants = await self._tools(asker, job), await self._shell_grants(asker, job)
+            tools += await self._proposing(claim, spec)
             async with self._shells.lend(claim, asker.trust, grants, run.cancelled) as shell:
                 ports = self._ports(run, shell, identity)
                 prices = load_prices(self._settings.data_dir / "prices.toml", catalogue.prices())
@@ -253,6 +255,16 @@ class Answerer:
                 part for part in (spec.instructions.strip(), wanted) if part
             )
         return spec.model_copy(update=changes)
+
+    async def _proposing(self, claim: Claim, spec: AgentSpec) -> list[Tool[Any]]:
+        """The tool to propose who it is, for an agent that is not in flat files."""
+        paths = self._agents.paths(spec.name)
+        if not self._agents.layered or (paths.folder is None and paths.settings.exists()):
+            return []  # a folder beside flat files would be an error
+        person = await self._database.read(
+            partial(private_person, conversation_id=str(claim.conversation_id))
+        )
+        return [proposal_tool(self._database, self._vault, self._agents, claim, spec.name, person)]
 
     async def _tools(self, asker: StoredMessage, job: JobScope) -> list[Tool[Any]]:
         tools = [*builtin_tools(), *self._plugins]

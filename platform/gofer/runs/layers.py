@@ -188,6 +188,17 @@ def _heading(line: str, before: list[str]) -> tuple[int, str, int] | None:
     return None
 
 
+def replaced_section(text: str, heading: str, section: str) -> str:
+    """A layer's text with another section of that name, or with one more; without it when the section is empty."""
+    found = list(_sections(text))
+    at = next((i for i, each in enumerate(found) if each.level and each.key == heading_key(heading)), None)
+    level = found[at].level if at is not None else 1
+    made = f"{'#' * level} {heading.strip()}\n\n{section.strip()}" if section.strip() else ""
+    end = len(found) if at is None else at + len(_subtree(found, at))
+    before, after = _text_of(found[: len(found) if at is None else at]), _text_of(found[end:])
+    return "\n\n".join(part for part in (before, made, after) if part) + "\n"
+
+
 def without_comments(text: str) -> str:
     """A layer's text without front matter and without comments on lines of their own: those are for people."""
     lines = text.split("\n")

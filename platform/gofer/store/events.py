@@ -50,6 +50,7 @@ KINDS: dict[str, str] = {
     "conversation.moved": "A conversation has another reference at its service.",
     "person.let_in": "Somebody became an owner or a member.",
     "stranger.turned_away": "Somebody unknown was told so.",
+    "identity.changed": "A layer of an agent's identity was changed as an owner approved.",
     "connection.changed": "A connection was added, changed or removed.",
     "conversation.changed": "An owner chose who answers a conversation, or with which model.",
     "error": "Something went wrong that no other event describes.",
