@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -221,12 +222,16 @@ async def test_what_an_owner_approved_is_done_once_whenever_the_process_dies(
         await eventually(lambda: "approved: gofer/IDENTITY.md" in telegram.said(hers)[-1], within=60)
         await process.kill(15)
     assert (data / "agents/gofer/IDENTITY.md").read_text() == "# Voice\n\nCalm, and short.\n"
-    async with open_app(
-        Settings(data_dir=data, sandbox="off", **({"database_url": url} if url else {})), roles=frozenset()
-    ) as platform:
+    settings = Settings(data_dir=data, sandbox="off", database_url=url)
+    async with open_app(settings, roles=frozenset()) as platform:
         for query in (
             select(events.c.id).where(events.c.kind == "identity.changed"),
             select(audit_entries.c.id).where(audit_entries.c.action == "identity.changed"),
         ):
-            assert len(await platform.database.read(lambda c, query=query: c.execute(query).all())) == 1
+            found = await platform.database.read(partial(_rows, query=query))
+            assert len(found) == 1
     assert sum("approved: gofer/IDENTITY.md" in said for said in telegram.said(hers)) == 1
+
+
+def _rows(connection: Connection, query: Any) -> list[Any]:
+    return list(connection.execute(query).all())
