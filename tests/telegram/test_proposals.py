@@ -126,7 +126,7 @@ async def test_a_run_that_has_read_strangers_words_proposes_nothing(
 async def test_what_nobody_could_approve_is_not_asked(
     telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = [
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"layer": "SOUL"}, "layer"),
         ({"layer": "AGENT"}, "layer"),
         ({"text": "Calm.\u202eevil"}, "invisible"),
