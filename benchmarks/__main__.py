@@ -27,6 +27,7 @@ GROUPS = (
     "prompt_cache",
     "telegram",
     "starting",
+    "supervisor",
     "watching",
     "pages",
     "recall",
