@@ -28,6 +28,8 @@ from gofer.tool import ToolResult
 
 PAGE = 4_000
 """Characters of a memory that are loaded at once, unless the whole is asked for."""
+MAX_ASKED, MAX_GIVEN = 60, 20
+"""Characters of a call and of its result in a gist: enough to know it again, and cheap to have in every prompt."""
 NEIGHBOUR = 1_000
 """Characters of each memory beside it."""
 Piece = str | Mapping[str, Any]
@@ -62,7 +64,7 @@ def call_gist(call: Call) -> str:
     """What a call was and gave, on one line."""
     content = str(call.result["content"]) if call.result else ""
     asked = " ".join(str(value) for value in call.input.values() if isinstance(value, str | int))
-    return gist(f"{call.name} {gist(asked, 70)}: {gist(content, 50)} ({len(content)} characters)")
+    return gist(f"{call.name} {gist(asked, MAX_ASKED)}: {gist(content, MAX_GIVEN)} ({len(content)} characters)")
 
 
 def summarize(
