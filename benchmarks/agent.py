@@ -118,7 +118,7 @@ async def _history(rounds: int) -> list[Row]:
                 "ms",
             ),
             *(f"{short} messages", base / TURNS * 1000),
-            at_most=2,
+            at_most=1.3,
             note=f"the first run took {first[count] * 1000:.0f} ms, with {short} messages {first[short] * 1000:.0f} ms",
         )
         for count in longer

@@ -16,6 +16,7 @@ from benchmarks.agent_ours import bench
 from benchmarks.report import Row
 from gofer.agent.context import result_size
 from gofer.agent.context.compressor import PlainCompressor
+from gofer.agent.context.operations import evict
 from gofer.agent.interfaces import Point
 from gofer.agent.model import Features, ModelEvent, ModelRequest, Usage
 from gofer.agent.models.anthropic import StreamedAnswer, parameters
@@ -83,7 +84,7 @@ class Before(PlainCompressor):
         big = [call for call in calls if call.id not in state.cleared and result_size(call, state) > 100]
         if sum(result_size(call, state) for call in big) < 5_000:
             return []
-        return [Point("context.cleared", {"call_ids": [call.id for call in big]})]
+        return [evict(big, self._memories)]
 
 
 @contextmanager

@@ -16,9 +16,9 @@ from gofer.agent.model import Model
 from gofer.agent.models.offline import Offline
 from gofer.agent.prices import Prices
 from gofer.agent.state import Listener
-from gofer.agent.tools.builtin import EARLIER_ANSWER, RECALL, earlier_answer_tool, recall_tool
+from gofer.agent.tools.builtin import EARLIER_ANSWER, earlier_answer_tool, recall_tool
 from gofer.agent.tools.output import MAX_CHARACTERS, Masker, NoMask
-from gofer.agent.tools.registry import Policy, ToolRegistry, ToolRunner
+from gofer.agent.tools.registry import RECALL, Policy, ToolRegistry, ToolRunner
 from gofer.mcp.servers import RunServers
 from gofer.runs.agent_files import AgentSpec
 from gofer.tool import Blobs, Shell, Tool

@@ -64,7 +64,9 @@ def call_gist(call: Call) -> str:
     """What a call was and gave, on one line."""
     content = str(call.result["content"]) if call.result else ""
     asked = " ".join(str(value) for value in call.input.values() if isinstance(value, str | int))
-    return gist(f"{call.name} {gist(asked, MAX_ASKED)}: {gist(content, MAX_GIVEN)} ({len(content)} characters)")
+    return gist(
+        f"{call.name} {gist(asked, MAX_ASKED)}: {gist(content, MAX_GIVEN)} ({len(content)} characters)"
+    )
 
 
 def summarize(

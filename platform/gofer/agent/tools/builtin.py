@@ -12,6 +12,7 @@ from gofer.agent.conversation import Memories, Trust
 from gofer.agent.tools.bash import BASH, BASH_JOB
 from gofer.agent.tools.fetch import fetch_tool
 from gofer.agent.tools.files import EDIT, FIND, GREP, LS, READ, WRITE
+from gofer.agent.tools.registry import RECALL
 from gofer.errors import NotFound
 from gofer.tool import Arguments, Question, Tier, Tool, ToolContext, ToolResult
 
@@ -22,7 +23,6 @@ def builtin_tools() -> list[Tool[Any]]:
 
 DAY = 86_400
 EARLIER_ANSWER = "earlier_answer"
-RECALL = "recall"
 
 
 class AskArguments(Arguments):

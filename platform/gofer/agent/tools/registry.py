@@ -31,6 +31,8 @@ from gofer.validation import field_errors
 
 log = structlog.get_logger()
 GROUP = "gofer.tools"
+RECALL = "recall"
+"""The tool whose results are places in memories."""
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 CALL_TOOL = "call_tool"
 """The tool with which a model calls a tool that it was not told of."""
@@ -293,6 +295,8 @@ class ToolRunner:
         context = self._context(call, around)
         wanted = tool.timeout_of(arguments) if tool.timeout_of else tool.timeout
         ran = await _guarded(tool, arguments, context, min(wanted, around.seconds_left + GRACE))
+        if tool.name != RECALL and ran.result.pieces:  # only what is remembered may pass unshortened
+            ran = replace(ran, result=replace(ran.result, pieces=()))
         return replace(ran, result=await fit(ran.result, self._mask, self._blobs, self._most))
 
     async def pictures(self, result: ToolResult) -> list[Block]:
