@@ -148,3 +148,24 @@ def supervised_events(connection: Connection, *, limit: int) -> list[dict[str, A
     """What the supervisor saw, the newest first."""
     query = select(events.c.kind, events.c.data).where(_OF_SUPERVISOR).order_by(events.c.id.desc())
     return [{"kind": row.kind, **row.data} for row in connection.execute(query.limit(limit))]
+
+
+def say_event(event: dict[str, Any]) -> str:
+    """What happened, in words for people."""
+    match event["kind"]:
+        case "worker.spawned":
+            return f"{event.get('name')} was started"
+        case "worker.exited" if event.get("asked"):
+            return f"{event.get('name')} ended, as it was asked to, after {event.get('seconds', 0):g} seconds"
+        case "worker.exited":
+            return f"{event.get('name')} ended by itself (code {event.get('code', 'unknown')})"
+        case "worker.unhealthy":
+            return f"{event.get('name')} was ended: {event.get('reason')}"
+        case "worker.crash_loop":
+            return f"It ended again and again. {event.get('reason')}"
+        case "revision.started":
+            return f"On probation, by {event.get('by')}"
+        case "revision.promoted":
+            return "Has proved itself"
+        case _:
+            return f"Taken back; {event.get('to')} runs again. {event.get('reason', '')}"

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from gofer.jobs import maintenance
-from gofer.supervision import give_signs_of_life, passed_socket, record_spooled, supervised_events
+from gofer.store.tables import SUPERVISED
+from gofer.supervision import (
+    give_signs_of_life,
+    passed_socket,
+    record_spooled,
+    say_event,
+    supervised_events,
+)
 from gofer.vault.redaction import Redactor
 from gofer.vault.secret import Secret
 from gofer_supervisor.home import Home
@@ -107,3 +114,10 @@ def test_a_socket_that_is_meant_for_another_process_is_left_alone(monkeypatch: p
     monkeypatch.setenv("LISTEN_FDS", "1")
     monkeypatch.setenv("LISTEN_PID", str(os.getpid() + 1))
     assert passed_socket() is None
+
+
+def test_every_event_is_said_in_words() -> None:
+    for kind in SUPERVISED:
+        said = say_event({"kind": kind, "name": "serve", "reason": "Why.", "by": "ada", "to": "one"})
+        assert said
+        assert "None" not in said

@@ -9,7 +9,8 @@ import pytest
 from support.web_server import Browser, House
 
 LISTS = (
-    "runs", "conversations", "inbox", "shells", "schedules", "connections", "secrets", "costs", "logs", "doctor",
+    "runs", "conversations", "inbox", "shells", "schedules", "connections", "secrets", "costs",
+    "logs", "versions", "doctor",
 )  # fmt: skip
 
 

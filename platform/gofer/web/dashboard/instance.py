@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from gofer import __version__
 from gofer.settings import PREFIX, Settings
 from gofer.store import migrations
+from gofer.supervision import say_event, supervised_events
 from gofer.web.dashboard.checks import Checks
 from gofer.web.dashboard.endpoints import page
 from gofer.web.dashboard.render import platform_of, redirect, render
@@ -38,6 +40,20 @@ async def settings(request: Request) -> Response:
         url=platform.url,
         pid=os.getpid(),
         owner=platform.owner,
+    )
+
+
+@page("operator")
+async def versions(request: Request) -> Response:
+    """What ran when, and why it ended, as the supervisor saw it."""
+    platform = platform_of(request)
+    happened = await platform.database.read(partial(supervised_events, limit=MAX_LINES))
+    return render(
+        request,
+        "versions.html",
+        happened=[{**event, "said": say_event(event)} for event in happened],
+        version=__version__,
+        build=platform.settings.build,
     )
 
 

@@ -60,6 +60,7 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, Role], ...]], ...] = (
             ("Costs", "/costs", "viewer"),
             ("Audit", "/audit", "operator"),
             ("Logs", "/logs", "operator"),
+            ("Versions", "/versions", "operator"),
             ("Doctor", "/doctor", "viewer"),
             ("Docs", "/docs", "viewer"),
         ),

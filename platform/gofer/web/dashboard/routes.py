@@ -55,6 +55,7 @@ _READ = {
     "/costs": costs.show,
     "/audit": audit.index,
     "/logs": instance.logs,
+    "/versions": instance.versions,
     "/doctor": instance.doctor,
     "/settings": instance.settings,
 }
