@@ -431,6 +431,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
         agents=AgentFiles.of(settings),
         servers=platform.servers,
         observer=Observers(platform.live, platform.signals, progress),
+        recall=platform.recall,
     )
     outbox = Outbox(
         database=database,
@@ -449,6 +450,7 @@ def make_worker(platform: Platform, shells: Shells, progress: ProgressUpdater, l
         admitter=admitter,
         signals=platform.signals,
         keys=keys,
+        recall=platform.recall,
     )
     approvals = Approvals(database=database, vault=vault, accounts=platform.accounts)
     scheduled = ScheduledSender(

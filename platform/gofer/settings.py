@@ -131,6 +131,10 @@ class Settings(BaseSettings):
         default=True,
         description="Memory ids, tombstones and the recall tool. Off: a result that is cleared is gone for its run.",
     )
+    automatic_recall: bool = Field(
+        default=True,
+        description="Show an agent what memory has to say when a run begins, in at most 600 tokens.",
+    )
     anthropic_key: str = Field(
         default="",
         repr=False,

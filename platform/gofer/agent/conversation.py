@@ -166,6 +166,8 @@ class Recollection:
     """When, for the model: 2026-11-16 09:30 UTC."""
     about: str = ""
     """What else the model should know of it, in our words."""
+    score: float = 0
+    """How well it fits what was searched for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ class KnownRules:
 
 
 class Memories(Protocol):
-    """What a run may remember: the memories of its own conversation."""
+    """What a run may remember: what everybody in its conversation may know."""
 
     def new_id(self) -> str:
         """An id that nothing else ever has."""
@@ -193,8 +195,23 @@ class Memories(Protocol):
         """The standing rules as they are now."""
         ...
 
-    async def get(self, memory_id: str) -> Recollection:
-        """The version in force; raises `gofer.errors.NotFound` with a sentence for the model."""
+    async def get(self, memory_id: str, *, narrowed: bool) -> Recollection:
+        """The version in force, if everybody here may know it; raises `gofer.errors.NotFound` with a sentence for the
+        model. A narrowed run gets those of its own conversation alone, here and below."""
+        ...
+
+    async def search(self, query: str, *, narrowed: bool) -> Sequence[Recollection]:
+        """What fits a query, best first, at most ten."""
+        ...
+
+    async def remind(self, said: str, *, history_after: int, narrowed: bool) -> Sequence[Recollection]:
+        """What fits what was just said well enough to be shown without being asked for. Nothing of strangers, nothing
+        of before the epoch, and nothing that is in the prompt: messages after `history_after`."""
+        ...
+
+    async def remember(self, text: str, audience: str, call_id: str, *, narrowed: bool) -> str:
+        """Keep a note once for a call, however often that is made; returns its id. Raises GoferError for an audience
+        that is wider than the room."""
         ...
 
     async def around(

@@ -28,7 +28,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "turn.started": Kind(
         "A model call began: what is new to the model, up to which message, and what is reserved for it.",
-        frozenset({"input", "asker"}),
+        frozenset({"input", "asker", "pieces", "content"}),
     ),
     "turn.slow": Kind("The model has not said a word yet; whoever waits is told that it takes long."),
     "turn.failed": Kind(

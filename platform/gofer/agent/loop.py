@@ -9,17 +9,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from gofer.agent.conversation import ConversationMessage, Covers, Inbox, Questions, StopSignal, Trust, rank
+from gofer.agent.context import text_size
+from gofer.agent.context.operations import Piece, reminder
+from gofer.agent.conversation import (
+    ConversationMessage,
+    Covers,
+    Inbox,
+    Memories,
+    Questions,
+    StopSignal,
+    Trust,
+    rank,
+)
 from gofer.agent.interfaces import Context, Limits, Tools
 from gofer.agent.journal import Journal
 from gofer.agent.limits import Go, Halt, Note
 from gofer.agent.loop_detection import LoopFinding, detect_loop
 from gofer.agent.model import Block, Model
 from gofer.agent.outcome import Answered, Asked, Failed, Outcome, Stopped
-from gofer.agent.state import Listener, Recorder, texts
+from gofer.agent.state import Listener, Recorder, recalled_block, texts
 from gofer.agent.tools.output import Masker
 from gofer.agent.transcript import MAX_TEXT, note, quotes, render
 from gofer.agent.turn import ModelCall, ToolCalls
@@ -30,6 +41,8 @@ GRACE = 1.0
 """Seconds a tool has to end when the run is stopped. The run itself has longer, to write that down."""
 MAX_NEW_CHARACTERS = 120_000
 """Characters of new messages taken into one turn."""
+REMINDER_TOKENS = 600
+"""Of what is recalled at a run's start without being asked for."""
 CONTINUE = Note("", "Your answer was cut at the token limit. Go on exactly where it ended.")
 CUT_CALL = Note("", "Your last tool call was cut at the token limit and was not run. Make it shorter.")
 EMPTY = Note("model.empty", "Your last answer was empty. Say in words what you did or found.")
@@ -50,6 +63,7 @@ class Loop:
         inbox: Inbox,
         questions: Questions,
         covers: Covers,
+        memories: Memories | None = None,
         mask: Masker,
         listen: Listener = lambda kind, data: None,
     ) -> None:
@@ -60,7 +74,7 @@ class Loop:
         self._covers = covers
         self._tool_calls = ToolCalls(self._record, tools, limits, inbox, questions)
         self._model_call = ModelCall(self._record, model, limits, context, mask)
-        self._turn_input = TurnInput(self._record, context, inbox)
+        self._turn_input = TurnInput(self._record, context, inbox, memories)
 
     async def run(self) -> Outcome:
         """Work until the run has an end. It may be cancelled or killed at any point, and run again."""
@@ -196,15 +210,22 @@ class NewInput:
     blocks: list[Block]
     awaited: bool
     """Whether one of the authors waits for an answer."""
+    pieces: list[Piece] = field(default_factory=list)
+    """What is shown of memories, without their words …"""
+    content: str = ""
+    """… and with them."""
 
 
 class TurnInput:
     """Collects what is new to the model at a turn: messages that may steer it, and our own notes."""
 
-    def __init__(self, record: Recorder, context: Context, inbox: Inbox) -> None:
+    def __init__(
+        self, record: Recorder, context: Context, inbox: Inbox, memories: Memories | None = None
+    ) -> None:
         self._record = record
         self._context = context
         self._inbox = inbox
+        self._memories = memories
 
     async def start(self, covers: Covers) -> dict[str, Any]:
         """The data of the first event. The run works for the most trusted of those who woke it."""
@@ -230,16 +251,34 @@ class TurnInput:
         if finding is not None:
             notes.append(Note(f"nudge:{finding.code}", finding.text))
         awaited = any(one.addressed and self._steers(one) and not one.background for one in said)
-        return NewInput(said, notes, [*self._blocks(said), *(note(one.text) for one in notes)], awaited)
+        blocks = [*self._blocks(said), *(note(one.text) for one in notes)]
+        pieces, content = await self._remind(said)
+        if content:
+            blocks.append(recalled_block(content))
+        return NewInput(said, notes, blocks, awaited, pieces, content)
+
+    async def _remind(self, said: Sequence[ConversationMessage]) -> tuple[list[Piece], str]:
+        """What memory has to say to the beginning of a run."""
+        state = self._record.state
+        asked = "\n".join(one.text for one in said if one.addressed and self._steers(one))
+        if self._memories is None or state.rounds or not asked.strip():
+            return [], ""
+        narrowed = any(one.has_strangers_words for one in said) or await self._context.tainted(state)
+        found = await self._memories.remind(asked, history_after=state.history_after, narrowed=narrowed)
+        return reminder(found, REMINDER_TOKENS, text_size)
 
     async def turn(self, heard: NewInput, go: Go) -> dict[str, Any]:
         """The data of the event with which a turn starts."""
         state = self._record.state
         blocks = heard.blocks + [note(one.text) for one in go.notes]
+        # The journal keeps what was recalled by its id: purging a memory takes it out of every run that has seen it.
+        kept = [block for block in blocks if not heard.content or block != recalled_block(heard.content)]
         strangers = any(one.has_strangers_words for one in heard.said)
         return {
             "turn": state.turns + 1,
-            "input": blocks,
+            "input": kept,
+            "pieces": heard.pieces,
+            "content": heard.content,
             "included_to": heard.said[-1].seq if heard.said else state.included_to,
             "reserved": go.reserve,
             "size": await self._context.raw_size(state, blocks),

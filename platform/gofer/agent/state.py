@@ -166,6 +166,11 @@ def _run_started(state: State, event: JournalEvent) -> None:
     state.included_to = data["history_to"]
 
 
+def recalled_block(words: str) -> Block:
+    """What was recalled for a run, as the model reads it."""
+    return {"type": "text", "text": words}
+
+
 def _turn_started(state: State, event: JournalEvent) -> None:
     data = event.data
     _settle(state, state.reserved)
@@ -174,6 +179,8 @@ def _turn_started(state: State, event: JournalEvent) -> None:
     if not state.rounds or state.rounds[-1].answer is not None:
         state.rounds.append(Round())
     state.rounds[-1].input.extend(data["input"])
+    if data.get("content"):
+        state.rounds[-1].input.append(recalled_block(data["content"]))
     state.rounds[-1].event_id, state.rounds[-1].stop = event.id, ""
     state.included_to = data["included_to"]
     state.asker = data.get("asker", state.asker)

@@ -19,6 +19,7 @@ from sqlalchemy import Connection, select, update
 from gofer.agent.models.catalogue import Catalogue
 from gofer.agent.prices import load_prices
 from gofer.commands.answers import CommandRequest, answer_to
+from gofer.commands.memory import MEMORY_COMMANDS, answer_memory
 from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.errors import ConfigError, Conflict, Forbidden, GoferError, NotFound, Temporary
 from gofer.identity import TooManyGuesses, link, new_link, redeem, role_now
@@ -29,6 +30,7 @@ from gofer.jobs.notifications import JOBS, Signals
 from gofer.jobs.outcome import OWNERS, Done, Draft, Outcome, Retry, Snooze
 from gofer.jobs.queue import Claim
 from gofer.jobs.worker import Run
+from gofer.memory.recall import Recall
 from gofer.runs.agent_files import DEFAULT_MODEL, AgentFiles, choosable
 from gofer.runs.model_keys import ModelKeys
 from gofer.settings import Settings
@@ -146,6 +148,7 @@ class CommandHandler:
         admitter: Admitter,
         signals: Signals,
         keys: ModelKeys,
+        recall: Recall,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -154,6 +157,7 @@ class CommandHandler:
         self._admitter = admitter
         self._signals = signals
         self._keys = keys
+        self._recall = recall
 
     async def handle(self, run: Run) -> Outcome:
         """Answer one command or press."""
@@ -278,6 +282,8 @@ class CommandHandler:
             return FRESH
         if read.message.command == "link":
             return await self._new_link(claim, read)
+        if read.message.command in MEMORY_COMMANDS:
+            return await answer_memory(self._database, self._vault, self._recall, claim, read)
         if read.message.command in ("agent", "model") and read.message.arguments.strip():
             return await self._switch(claim, read)
         asking = CommandRequest(

@@ -290,6 +290,9 @@ COMMANDS = (
     Command("agent", "Who hears this conversation; an owner can choose another", "[name]"),
     Command("model", "Which model answers; an owner can choose another", "[provider/model]"),
     Command("settings", "How this conversation is set up"),
+    Command("remember", "Remember something; an owner adds `everybody:` for all I talk to", "[what]"),
+    Command("forget", "Forget something I remember, by its id", "[mem_…]"),
+    Command("memory", "What I remember here, or what fits some words", "[words]"),
     Command(
         "link",
         "Make yourself known elsewhere (@ and your name there), or here with a code",

@@ -50,6 +50,8 @@ _MANY = 1000
 """Documents with a word, from which on it pays to look first whether they matter."""
 _SHORT = 256
 """Terms of a text whose length is looked up in a table."""
+_FEW = 300
+"""Documents below which how many of them have a word says little about how rare it is."""
 _DELETED_AT_ONCE = 500
 
 
@@ -389,7 +391,8 @@ def _scores(
     weighed = []
     for lists in postings.values():
         having = sum(len(values) for _, values in lists)
-        weight = (K1 + 1) * math.log(1 + (max(0, documents - having) + 0.5) / (having + 0.5))
+        among = max(documents, _FEW)
+        weight = (K1 + 1) * math.log(1 + (among - having + 0.5) / (having + 0.5))
         weighed.append((having, weight, lists))
     most = left = sum(weight for _, weight, _ in weighed)
     for having, weight, lists in sorted(weighed, key=lambda each: each[0]):

@@ -31,6 +31,7 @@ from gofer.jobs.queue import Claim
 from gofer.jobs.wait_reasons import NOTICED, clock_time, waited
 from gofer.jobs.worker import Run
 from gofer.mcp.servers import McpServers
+from gofer.memory.recall import Recall
 from gofer.runs.agent_files import AgentFiles, AgentSpec, in_force
 from gofer.runs.build import Ports, build
 from gofer.runs.memories import StoreMemories
@@ -130,6 +131,7 @@ class Answerer:
         agents: AgentFiles,
         servers: McpServers,
         observer: RunObserver | None = None,
+        recall: Recall | None = None,
     ) -> None:
         self._settings = settings
         self._database = database
@@ -144,6 +146,7 @@ class Answerer:
         self._agents = agents
         self._servers = servers
         self._observer = observer or RunObserver()
+        self._recall = recall or Recall(database, vault)
         self._plugins = plugin_tools()  # looked for once: reading every package's entry points takes long
 
     async def handle(self, run: Run) -> Outcome:
@@ -305,6 +308,10 @@ class Answerer:
             lambda: connected.integration.shell_access(asker.message, account), account.id
         )
 
+    def _memories(self, claim: Claim) -> StoreMemories:
+        remind = self._settings.automatic_recall
+        return StoreMemories(self._database, self._vault, claim, self._recall, remind=remind)
+
     def _ports(self, run: Run, shell: Shell | None, identity: str) -> Ports:
         claim = run.claim
         database, vault = self._database, self._vault
@@ -314,7 +321,7 @@ class Answerer:
             journal=StoreJournal(database, vault, claim, memory=memory, redact=self._redactor.redact),
             inbox=StoreInbox(database, vault, admitter=self._admitter, run=run, files=files),
             history=StoreHistory(database, vault, claim, memory=memory),
-            memories=StoreMemories(database, vault, claim) if memory else None,
+            memories=self._memories(claim) if memory else None,
             questions=StoreQuestions(database, vault, claim),
             ledger=StoreLedger(database=database, claim=claim, timezone=self._settings.timezone),
             blobs=StoreBlobs(database, vault, str(claim.conversation_id)),

@@ -16,7 +16,13 @@ from gofer.agent.model import Model
 from gofer.agent.models.offline import Offline
 from gofer.agent.prices import Prices
 from gofer.agent.state import Listener
-from gofer.agent.tools.builtin import EARLIER_ANSWER, earlier_answer_tool, recall_tool
+from gofer.agent.tools.builtin import (
+    EARLIER_ANSWER,
+    REMEMBER,
+    earlier_answer_tool,
+    recall_tool,
+    remember_tool,
+)
 from gofer.agent.tools.output import MAX_CHARACTERS, Masker, NoMask
 from gofer.agent.tools.registry import RECALL, Policy, ToolRegistry, ToolRunner
 from gofer.mcp.servers import RunServers
@@ -75,12 +81,13 @@ async def build(
     settings = spec.limits.model_copy(update={"output_tokens": max(MIN_TOKENS, longest)})
     trust = await waking_trust(ports)
     mcp = [tool.name for tool in servers.tools]
-    policy = Policy({*spec.tools, EARLIER_ANSWER, RECALL, *mcp}, trust)
+    policy = Policy({*spec.tools, EARLIER_ANSWER, RECALL, REMEMBER, *mcp}, trust)
     longest_output = max(MIN_CHARACTERS, min(MAX_CHARACTERS, window // 2))
     of_the_run = [earlier_answer_tool(ports.history.answer)]
     if ports.memories is not None:
         # A little more than a result has, so that any result comes back whole.
         of_the_run.append(recall_tool(ports.memories, trust, longest_output + RECALL_MARGIN))
+        of_the_run.append(remember_tool(ports.memories))
     runner = ToolRunner(
         ToolRegistry([*tools, *servers.tools, *of_the_run]),
         policy,
@@ -116,6 +123,7 @@ async def build(
         inbox=ports.inbox,
         questions=ports.questions,
         covers=ports.covers,
+        memories=ports.memories,
         mask=ports.mask,
         listen=ports.listen,
     )

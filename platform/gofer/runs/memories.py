@@ -3,11 +3,13 @@ journals it; what it recalls is read through one door."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import structlog
 from sqlalchemy import Connection, select
 
 from gofer.agent.context.compressor import rule_texts, standing_rules
@@ -18,27 +20,48 @@ from gofer.agent.model import Block
 from gofer.errors import GoferError, NotFound
 from gofer.jobs.queue import Claim
 from gofer.memory import records
+from gofer.memory.audience import audience, new_scope
+from gofer.memory.notes import keep_note
+from gofer.memory.recall import Recall, Results
 from gofer.memory.records import Covered, Memory, NewMemory, Source
 from gofer.memory.scopes import conversation_scope, open_scope
 from gofer.store.database import Database
 from gofer.store.events import open_words
+from gofer.store.events import record as record_event
 from gofer.store.ids import new_id
 from gofer.store.messages import open_stored
 from gofer.store.tables import ASIDE, events, memories, messages, participants
 from gofer.vault.envelope import DataKey, Vault
 
+log = structlog.get_logger()
 _PAGE = 100
 _QUOTED = "\n\n(with words of somebody else:)\n"
 
 
-class StoreMemories:
-    """The `Memories` of a run: those of its own conversation."""
+REMINDERS = 5
+"""Memories that are shown at a run's start at most."""
+MIN_SHARE = 0.18
+"""Of the best possible score, below which a memory is not shown without being asked for."""
 
-    def __init__(self, database: Database, vault: Vault, claim: Claim) -> None:
+
+class StoreMemories:
+    """The `Memories` of a run: what everybody in its conversation may know."""
+
+    def __init__(
+        self,
+        database: Database,
+        vault: Vault,
+        claim: Claim,
+        recall: Recall | None = None,
+        *,
+        remind: bool = True,
+    ) -> None:
         self._database = database
         self._vault = vault
         self._claim = claim
         self._conversation = str(claim.conversation_id)
+        self._recall = recall or Recall(database, vault)
+        self._reminds = remind
 
     def new_id(self) -> str:
         return new_id("mem")
@@ -49,9 +72,86 @@ class StoreMemories:
     async def rules(self) -> KnownRules:
         return await self._database.read(partial(rules_of_run, vault=self._vault, claim=self._claim))
 
-    async def get(self, memory_id: str) -> Recollection:
+    async def get(self, memory_id: str, *, narrowed: bool) -> Recollection:
+        scopes = await self._scopes(narrowed)
+        found = await self._database.read(
+            partial(_resolved, vault=self._vault, memory_id=memory_id, scopes=scopes)
+        )
+        self._recall.counters.used += 1
+        return found
+
+    async def _scopes(self, narrowed: bool) -> tuple[str, ...]:
         return await self._database.read(
-            partial(_resolved, vault=self._vault, memory_id=memory_id, conversation_id=self._conversation)
+            partial(
+                audience,
+                conversation_id=self._conversation,
+                agent_id=self._claim.agent_id,
+                narrowed=narrowed,
+            )
+        )
+
+    async def search(self, query: str, *, narrowed: bool) -> Sequence[Recollection]:
+        results = await self._recall.search(await self._scopes(narrowed), query)
+        await self._tell_degraded(results)
+        return [replace(recollection(each.memory), score=each.score) for each in results.found]
+
+    async def remind(self, said: str, *, history_after: int, narrowed: bool) -> Sequence[Recollection]:
+        if not self._reminds:
+            return []
+        try:
+            results = await self._recall.search(await self._scopes(narrowed), said, 2 * REMINDERS)
+            epochs = await self._database.read(partial(_epochs, agent_id=self._claim.agent_id))
+        except GoferError as error:
+            # Whatever is wrong with memories, the agent answers from its context.
+            log.warning("memory.degraded", error=str(error), fix="gofer memory reindex")
+            self._recall.degraded["all"] = str(error)
+            return []
+        await self._tell_degraded(results)
+        fitting = [
+            each.memory
+            for each in results.found
+            if each.share >= MIN_SHARE and self._may_remind(each.memory, history_after, epochs)
+        ]
+        if fitting:
+            self._recall.counters.shown += 1
+        return [recollection(memory) for memory in fitting[:REMINDERS]]
+
+    def _may_remind(self, memory: Memory, history_after: int, epochs: Mapping[str, int]) -> bool:
+        if memory.untrusted or memory.trust not in ("owner", "member"):
+            return False
+        place, seq = memory.source.conversation_id, memory.source.message_seq
+        if memory.kind in ("note", "plan") or place is None or seq is None:
+            return True
+        in_prompt = place == self._conversation and (
+            seq > history_after or memory.kind in ("rule", "summary")
+        )
+        return seq > epochs.get(place, 0) and not in_prompt
+
+    async def _tell_degraded(self, results: Results) -> None:
+        """Mark the run, so that whoever reads its answer can see that memory was not whole."""
+        if results.degraded:
+            data = {"what": "degraded", "scopes": sorted(results.degraded), "reason": "memory.degraded"}
+            await self._database.write(
+                partial(
+                    record_event,
+                    kind="memory.degraded",
+                    workspace_id=self._claim.workspace_id,
+                    conversation_id=self._conversation,
+                    data={**data, "job_id": self._claim.id},
+                )
+            )
+
+    async def remember(self, text: str, audience: str, call_id: str, *, narrowed: bool) -> str:
+        return await self._database.write(
+            partial(
+                _remember,
+                vault=self._vault,
+                claim=self._claim,
+                text=text,
+                wanted=audience,
+                call_id=call_id,
+                narrowed=narrowed,
+            )
         )
 
     async def around(
@@ -68,9 +168,38 @@ class StoreMemories:
         )
 
 
-def _resolved(connection: Connection, vault: Vault, memory_id: str, conversation_id: str) -> Recollection:
-    scopes = (conversation_scope(conversation_id),)
+def _resolved(connection: Connection, vault: Vault, memory_id: str, scopes: Collection[str]) -> Recollection:
     return recollection(records.resolve(connection, vault, memory_id, scopes=scopes))
+
+
+def _epochs(connection: Connection, agent_id: str | None) -> dict[str, int]:
+    """Where an agent's memory of each conversation begins, unless at its start."""
+    query = select(participants.c.conversation_id, participants.c.epoch_seq).where(
+        participants.c.agent_id == agent_id, participants.c.epoch_seq > 0
+    )
+    return {str(row.conversation_id): int(row.epoch_seq) for row in connection.execute(query)}
+
+
+def _remember(
+    connection: Connection, vault: Vault, claim: Claim, text: str, wanted: str, call_id: str, narrowed: bool
+) -> str:
+    """Keep a note of a run. Its id follows from the call, so a call that is made again keeps nothing twice."""
+    conversation_id = str(claim.conversation_id)
+    scope_id = new_scope(connection, conversation_id, claim.agent_id, wanted=wanted, narrowed=narrowed)
+    digest = vault.mac_key("memory of a call").digest(claim.id, call_id)
+    kept = keep_note(
+        connection,
+        vault,
+        scope_id=scope_id,
+        text=text,
+        trust="stranger" if narrowed else "member",
+        author="agent",
+        source=Source(conversation_id, None, claim.id, call_id),
+        untrusted=narrowed,
+        memory_id=f"mem_{digest[:24]}",
+        reason="tool",
+    )
+    return kept.id
 
 
 def recollection(memory: Memory) -> Recollection:
@@ -105,7 +234,7 @@ def _neighbours(
         found = [_near_results(connection, memory_id, count, before=before) for before in (True, False)]
     before, after = (
         [
-            _resolved(connection, vault, each, conversation_id)
+            _resolved(connection, vault, each, (conversation_scope(conversation_id),))
             for each in ids
             if _is_live(connection, vault, each, conversation_id)
         ]

@@ -183,6 +183,47 @@ def _shown(found: Recollection, of_run: Trust, start: int, end: int) -> list[Pie
     return [head, place, "\n"]
 
 
+def listing(found: Sequence[Recollection], of_run: Trust) -> ToolResult:
+    """What a search found: ids, dates, who, score, and how each begins. Strangers' words are left out, so that a search
+    narrows no run; recalling one by its id does."""
+    if not found:
+        return ToolResult("Nothing that may be recalled here fits. Try other words, or ask.")
+    pieces: list[Piece] = []
+    for each in found:
+        pieces += _glimpse(each, f", score {each.score:.1f}")
+    shown = {each.id: each.text for each in found}
+    return ToolResult(fill(pieces, lambda memory_id, _: shown[memory_id]), pieces=tuple(pieces))
+
+
+def reminder(found: Sequence[Recollection], most: int, size: Callable[[str], int]) -> tuple[list[Piece], str]:
+    """What is shown of memories at a run's start, in at most so many tokens: the pieces, and their words."""
+    shown = {each.id: each.text for each in found}
+    pieces: list[Piece] = [REMINDER]
+    words = ""
+    for each in found:
+        more = [*pieces, *_glimpse(each, "")]
+        whole = fill([*more, REMINDED], lambda memory_id, _: shown[memory_id])
+        if size(whole) > most:
+            break
+        pieces, words = more, whole
+    return ([*pieces, REMINDED], words) if words else ([], "")
+
+
+REMINDER = '<note>\nFrom memory, perhaps of use here; recall(id="…") gives more of one:\n'
+REMINDED = "</note>"
+GLIMPSE = 300
+"""Characters of each memory in a list."""
+
+
+def _glimpse(found: Recollection, score: str) -> list[Piece]:
+    who = "" if found.untrusted or not found.author else f", {plain(found.author)}"
+    head = f"[{found.id}, {found.kind}{who}{', ' + found.at if found.at else ''}{score}]\n"
+    if found.untrusted:
+        return [f"{head}(strangers' words: recalling it narrows this run)\n"]
+    end = min(len(found.text), GLIMPSE)
+    return [head, {"id": found.id, "version": found.version, "start": 0, "end": end, "marks": "quoted"}, "\n"]
+
+
 def fill(pieces: Iterable[Piece], text_of: Callable[[str, int], str | None]) -> str:
     """The words of what was recalled. `text_of` gives a version's text, or None for what is purged."""
     return "".join(piece if isinstance(piece, str) else _filled(piece, text_of) for piece in pieces).rstrip(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gofer.agent.context.operations import PAGE, load
+from gofer.agent.context.operations import PAGE, listing, load
 from gofer.agent.conversation import Memories, Trust
 from gofer.agent.tools.bash import BASH, BASH_JOB
 from gofer.agent.tools.fetch import fetch_tool
@@ -80,17 +80,27 @@ TODO = Tool(
 
 
 class RecallArguments(Arguments):
-    id: str = Field(min_length=1, max_length=200, description="A memory id, such as mem_k3v9.")
+    id: str = Field(default="", max_length=200, description="A memory id, such as mem_k3v9.")
+    query: str = Field(
+        default="",
+        max_length=2000,
+        description="Instead of an id: words to search everything remembered for.",
+    )
     around: int = Field(default=0, ge=0, le=5, description="How many neighbours to show before and after it.")
     full: bool = Field(default=False, description="The whole, instead of the first 4000 characters.")
     start: int = Field(default=0, ge=0, description="The first character to show, to go on from there.")
 
 
 def recall_tool(memories: Memories, of_run: Trust, most: int) -> Tool[Any]:
-    """Every run has it: it gives back what the run's own conversation has had, and nothing else."""
+    """Every run has it: it gives what everybody in the run's conversation may know, and nothing else."""
 
     async def recall(arguments: RecallArguments, context: ToolContext) -> ToolResult:
-        found = await memories.get(arguments.id.strip())
+        wanted, query = arguments.id.strip(), arguments.query.strip()
+        if bool(wanted) == bool(query):
+            return ToolResult("Give either an id or a query.", is_error=True)
+        if query:
+            return listing(await memories.search(query, narrowed=context.narrowed), of_run)
+        found = await memories.get(wanted, narrowed=context.narrowed)
         if of_run == "stranger" and found.kind != "turn":
             raise NotFound("Only messages of this conversation can be recalled for a stranger.")
         beside = await memories.around(found.id, arguments.around) if arguments.around else ((), ())
@@ -102,11 +112,51 @@ def recall_tool(memories: Memories, of_run: Trust, most: int) -> Tool[Any]:
         description=(
             "Read something again that is not in the prompt any more, exactly as it was. Lines such as "
             '[mem_k3v9 evicted: … recall("mem_k3v9")] give the ids; a message has the number at the end of its id. '
-            "Use it when you need exact words, numbers or output, rather than doing work again."
+            "Use it when you need exact words, numbers or output, rather than doing work again. With a query instead "
+            "of an id it searches what was said and noted before, here and wherever everybody here may know it from: "
+            "any of the words may fit, in any form; names and months help."
         ),
         arguments=RecallArguments,
         run=recall,
         tier=Tier.READ,
+    )
+
+
+REMEMBER = "remember"
+MAX_NOTE = 4000
+
+
+class RememberArguments(Arguments):
+    text: str = Field(
+        min_length=1, max_length=MAX_NOTE, description="One thing, in a sentence that stands alone."
+    )
+    audience: Literal["", "conversation", "person"] = Field(
+        default="",
+        description="Who may hear of it again: everybody in this conversation, or, where it is private, this person in "
+        "their other private conversations too. By default as wide as this conversation allows.",
+    )
+
+
+def remember_tool(memories: Memories) -> Tool[Any]:
+    """Keeps notes. It cannot reach everybody whom the agent talks to: that takes an owner's own word."""
+
+    async def remember(arguments: RememberArguments, context: ToolContext) -> ToolResult:
+        if not arguments.text.strip():
+            return ToolResult("There is nothing to remember: the text is empty.", is_error=True)
+        memory_id = await memories.remember(
+            arguments.text, arguments.audience, context.call_id, narrowed=context.narrowed
+        )
+        return ToolResult(f"Remembered as {memory_id}.", progress=True)
+
+    return Tool(
+        name=REMEMBER,
+        description=(
+            "Remember one thing beyond this conversation's prompt: a preference, a decision, a name, a date. Not what "
+            "the files or the conversation hold anyhow, and no passwords. Whoever is here can see it and take it back."
+        ),
+        arguments=RememberArguments,
+        run=remember,
+        tier=Tier.WRITE,
     )
 
 

@@ -1,0 +1,114 @@
+"""What people and agents do with memories: note something, change it, forget it, bring it back. Each is told in the log
+as a `memory.event` without words."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from gofer.errors import Malformed
+from gofer.memory import records
+from gofer.memory.records import Kind, Memory, NewMemory, Source
+from gofer.sanitize import clean
+from gofer.store import events
+from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.tables import memories
+from gofer.vault.envelope import Vault
+
+EVENT = "memory.event"
+NO_SOURCE = Source()
+MAX_NOTE = 20_000
+"""Characters of a note."""
+_CHARACTERS_PER_TOKEN = 3.5
+
+
+def keep_note(
+    connection: Connection,
+    vault: Vault,
+    *,
+    scope_id: str,
+    text: str,
+    trust: str,
+    author: str = "",
+    source: Source = NO_SOURCE,
+    untrusted: bool = False,
+    kind: Kind = "note",
+    memory_id: str | None = None,
+    supersedes: Collection[str] = (),
+    reason: str = "asked",
+) -> Memory:
+    """Keep a note. With an id that is there already nothing happens, so it may be repeated."""
+    if memory_id is not None and (known := _known(connection, vault, memory_id, scope_id)) is not None:
+        return known
+    words = clean(text).strip()
+    if not words:
+        raise Malformed("There is nothing to remember: the text is empty.")
+    if len(words) > MAX_NOTE:
+        raise Malformed(
+            f"A note has at most {MAX_NOTE} characters; this has {len(words)}. Remember less of it."
+        )
+    new = NewMemory(
+        kind, scope_id, words, trust, source, author=author, untrusted=untrusted, supersedes=list(supersedes)
+    )
+    made = records.remember(connection, vault, new, memory_id=memory_id)
+    tell(connection, "remember", made.id, reason, source.conversation_id, after=len(words))
+    return made
+
+
+def _known(connection: Connection, vault: Vault, memory_id: str, scope_id: str) -> Memory | None:
+    there = select(memories.c.id).where(memories.c.id == memory_id).limit(1)
+    if connection.execute(there).scalar() is None:
+        return None
+    return records.resolve(connection, vault, memory_id, scopes=(scope_id,))
+
+
+def forget_memory(
+    connection: Connection, vault: Vault, memory_id: str, *, scopes: Collection[str], reason: str = "asked"
+) -> int:
+    """Forget something; returns the number of the version that says so."""
+    version = records.forget(connection, vault, memory_id, scopes=scopes)
+    tell(connection, "forget", memory_id, reason)
+    return version
+
+
+def restore_memory(
+    connection: Connection, vault: Vault, memory_id: str, *, scopes: Collection[str]
+) -> Memory:
+    """Bring back what was forgotten."""
+    found = records.restore(connection, vault, memory_id, scopes=scopes)
+    tell(connection, "restore", memory_id, "asked")
+    return found
+
+
+def change_memory(
+    connection: Connection, vault: Vault, memory_id: str, *, scopes: Collection[str], text: str, **values: Any
+) -> Memory:
+    """Give a note other words; the old ones stay as an older version."""
+    before = records.resolve(connection, vault, memory_id, scopes=scopes)
+    words = clean(text).strip()
+    if len(words) > MAX_NOTE:
+        raise Malformed(f"A note has at most {MAX_NOTE} characters; this has {len(words)}.")
+    made = records.change(connection, vault, memory_id, scopes=scopes, text=words, **values)
+    tell(connection, "update", memory_id, "asked", before=len(before.text), after=len(words))
+    return made
+
+
+def tell(
+    connection: Connection,
+    what: str,
+    memory_id: str,
+    reason: str,
+    conversation_id: str | None = None,
+    *,
+    before: int = 0,
+    after: int = 0,
+) -> None:
+    """Tell the log: what was done to which memory, why, and how many tokens it had before and after."""
+    tokens = {
+        "tokens_before": int(before / _CHARACTERS_PER_TOKEN),
+        "tokens_after": int(after / _CHARACTERS_PER_TOKEN),
+    }
+    data = {"what": what, "id": memory_id, "reason": reason, **tokens}
+    events.record(connection, EVENT, FIRST_WORKSPACE, conversation_id=conversation_id, data=data)

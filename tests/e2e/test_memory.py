@@ -1,0 +1,189 @@
+"""Memory over real HTTP: people talk, a scripted model answers, and what may be recalled where is read off the requests
+that the model gets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, select
+
+from gofer.identity import known_principal
+from gofer.integration import sign_body
+from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.encryption import conversation_key, unseal
+from gofer.store.tables import replies
+from gofer_standins import loopback
+from gofer_standins.anthropic import Anthropic, Reply, call, calls, say
+from support.async_bridge import Elsewhere
+from support.patience import Deadline
+from support.web_server import House
+
+CANARY = "The vault of the lighthouse opens with marzipan-4471."
+ASK = "Which word opens the vault of the lighthouse?"
+KEY = "a-signing-key-of-some-length"
+_numbers = itertools.count(1)
+
+
+class Town:
+    """A server, a model whose requests can be read, and people in rooms."""
+
+    def __init__(self, house: House, model: Anthropic) -> None:
+        self.house, self.model = house, model
+        self.script: Callable[[Mapping[str, Any]], Reply] = lambda request: say("Good.")
+        owner = house.owner()
+        self.people = {"ann": owner, "ben": house.member("ben", "operator", password="")}
+        self.apis = {name: house.api(house.token(member)) for name, member in self.people.items()}
+        self.rooms: dict[str, tuple[str, str]] = {}
+        given = {"reply_url": "http://127.0.0.1:9/"}
+        secrets = {"signing_key": KEY}
+        wish = {"integration": "hello", "name": "hello", "settings": given, "secrets": secrets}
+        made = self.apis["ann"].post("/connections", json=wish)
+        assert made.status_code == 201, made.text
+        self.connection = made.headers["location"].rpartition("/")[2]
+
+    def ask(self, room: str, who: str, text: str) -> str:
+        """Say something and wait until the model was asked; returns the request. Rooms `who-…` are private ones of the
+        web chat, the others are groups."""
+        before = len(self.model.received)
+        if room.startswith(f"{who}-"):
+            self._say_in_private(room, who, text)
+        else:
+            self._say_in_group(room, who, text)
+        deadline = Deadline(30)
+        while len(self.model.received) == before or self._busy():
+            assert deadline.left > 0, "the model was never asked"
+            time.sleep(0.05)
+        return json.dumps(self.model.received[before:], ensure_ascii=False)
+
+    def _busy(self) -> bool:
+        jobs = self.apis["ann"].get("/jobs", params={"limit": 20}).json()["jobs"]
+        return any(job["kind"] == "answer" and job["state"] in ("ready", "running") for job in jobs)
+
+    def _say_in_private(self, room: str, who: str, text: str) -> None:
+        path = f"/conversations/{self.rooms[room][0]}/messages" if room in self.rooms else "/messages"
+        said = self.apis[who].post(path, json={"text": text})
+        assert said.status_code == 202, said.text
+        self.rooms[room] = (said.json()["conversation_id"], who)
+
+    def _say_in_group(self, room: str, who: str, text: str) -> None:
+        body = json.dumps({"id": f"m{next(_numbers)}", "room": room, "from": who, "text": text}).encode()
+        headers = {"x-hello-signature": sign_body(body, KEY, time.time())}
+        client = self.house.api()
+        sent = client.post(f"{self.house.url}/hooks/{self.connection}", content=body, headers=headers)
+        assert sent.status_code == 200, sent.text
+
+
+@pytest.fixture(scope="module")
+def town(tmp_path_factory: pytest.TempPathFactory, elsewhere: Elsewhere) -> Iterator[Town]:
+    folder = tmp_path_factory.mktemp("house") / "data"
+    folder.mkdir(mode=0o700)
+    model = Anthropic(lambda request: town.script(request))
+    serving = loopback.serve(model.app)
+    url = elsewhere.run(serving.__aenter__())
+    house = House(folder, anthropic_key=model.key, anthropic_base_url=url)
+    try:
+        town = Town(house, model)
+        yield town
+    finally:
+        house.close()
+        elsewhere.run(serving.__aexit__(None, None, None))
+
+
+def test_who_said_it_where_and_who_asks_where(town: Town) -> None:
+    """The audience matrix: said in one room, asked for in each."""
+    rooms = {"ann-one": "ann", "ann-two": "ann", "ben-one": "ben", "kitchen": "ann", "garden": "ben"}
+    known = {
+        "ann-one": {"ann-one", "ann-two"},
+        "ben-one": {"ben-one"},
+        "kitchen": {"kitchen"},
+    }
+    for room, who in rooms.items():
+        town.ask(room, who, "Hello there, nice weather.")
+    for source, may_know in known.items():
+        secret = f"walnut{next(_numbers)}x"
+        town.ask(source, rooms[source], f"The password of the harbour gate is {secret}.")
+        for room, who in rooms.items():
+            heard = town.ask(room, who, "Tell me the password of the harbour gate.")
+            assert (secret in heard) == (room in may_know), (source, room)
+
+
+def test_a_canary_of_a_private_room_is_nowhere_else(town: Town) -> None:
+    town.ask("ann-canary", "ann", CANARY)
+    for room, who in (("ben-canary", "ben"), ("market", "ann"), ("market", "ben")):
+        assert "marzipan" not in town.ask(room, who, ASK)
+    assert "marzipan" in town.ask("ann-other", "ann", ASK)
+    private = {town.rooms[room][0] for room in ("ann-canary", "ann-other")}
+    ben = town.apis["ben"]
+    pages = ["/memories", "/jobs"]
+    for conversation in ben.get("/conversations").json()["conversations"]:
+        if conversation["id"] not in private:
+            pages.append(f"/conversations/{conversation['id']}/messages")
+    for page in pages:
+        assert "marzipan" not in ben.get(page).text, page
+    for path in town.house.settings.data_dir.rglob("*"):
+        if path.is_file():
+            assert b"marzipan" not in path.read_bytes(), path
+
+
+def test_an_agent_remembers_searches_and_reads(town: Town) -> None:
+    found: list[str] = []
+
+    def script(request: Mapping[str, Any]) -> Reply:
+        last = request["messages"][-1]["content"]
+        result = next((str(block["content"]) for block in last if block["type"] == "tool_result"), "")
+        if not result:
+            return calls(call("remember", text="Ann's boat is called Gannet.", audience="person"))
+        if "Remembered as" in result:
+            return calls(call("recall", query="name of the boat"))
+        found.append(result)
+        return say("Noted.")
+
+    town.script = script
+    town.ask("ann-boat", "ann", "Please note what my boat is called: Gannet.")
+    town.script = lambda request: say("Good.")
+    assert "Gannet" in found[0]
+    assert "score" in found[0]
+    assert "Gannet" in town.ask("ann-boat-later", "ann", "What is the name of my boat?")
+    assert "Gannet" not in town.ask("ben-boat", "ben", "What is the name of the boat?")
+
+
+def test_commands_remember_list_and_forget(town: Town) -> None:
+    town.ask("ann-notes", "ann", "Hello.")
+    conversation = town.rooms["ann-notes"][0]
+    api = town.apis["ann"]
+
+    def told(connection: Connection) -> list[str]:
+        key = conversation_key(connection, town.house.platform.vault, conversation)
+        rows = connection.execute(select(replies).where(replies.c.conversation_id == conversation)).all()
+        rows = sorted(rows, key=lambda row: row.id)
+        return [str(unseal(key, row.sealed, "reply", row.job_id, row.kind, row.part)["text"]) for row in rows]
+
+    def command(text: str) -> str:
+        before = len(town.house.read(told))
+        assert api.post(f"/conversations/{conversation}/messages", json={"text": text}).status_code == 202
+        deadline = Deadline(20)
+        while len(town.house.read(told)) == before:
+            assert deadline.left > 0
+            time.sleep(0.05)
+        return town.house.read(told)[-1]
+
+    kept = command("/remember the spare key lies under the geranium")
+    assert "in your private conversations" in kept
+    memory_id = kept.split(" as ")[1].split(".")[0]
+    assert memory_id in command("/memory")
+    assert memory_id in command("/memory geranium")
+    assert "everybody I talk to" in command("/remember everybody: we close at six")
+    assert "Forgotten" in command(f"/forget {memory_id}")
+    assert memory_id not in command("/memory geranium")
+    assert "no memory with this id" in command("/forget mem_abcdefghjkmnpqrs")
+    assert "Say what" in command("/remember")
+
+
+def test_people_are_principals(town: Town) -> None:
+    found = town.house.read(lambda c: known_principal(c, FIRST_WORKSPACE, "webchat", town.people["ben"]))
+    assert found is not None
