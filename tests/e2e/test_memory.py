@@ -82,13 +82,13 @@ class Town:
 def town(tmp_path_factory: pytest.TempPathFactory, elsewhere: Elsewhere) -> Iterator[Town]:
     folder = tmp_path_factory.mktemp("house") / "data"
     folder.mkdir(mode=0o700)
-    model = Anthropic(lambda request: town.script(request))
+    model = Anthropic(lambda request: made.script(request))
     serving = loopback.serve(model.app)
     url = elsewhere.run(serving.__aenter__())
     house = House(folder, anthropic_key=model.key, anthropic_base_url=url)
     try:
-        town = Town(house, model)
-        yield town
+        made = Town(house, model)
+        yield made
     finally:
         house.close()
         elsewhere.run(serving.__aexit__(None, None, None))

@@ -72,7 +72,7 @@ class StoreMemories:
     async def rules(self) -> KnownRules:
         return await self._database.read(partial(rules_of_run, vault=self._vault, claim=self._claim))
 
-    async def get(self, memory_id: str, *, narrowed: bool) -> Recollection:
+    async def get(self, memory_id: str, *, narrowed: bool = False) -> Recollection:
         scopes = await self._scopes(narrowed)
         found = await self._database.read(
             partial(_resolved, vault=self._vault, memory_id=memory_id, scopes=scopes)
