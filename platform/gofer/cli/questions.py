@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import shlex
+from typing import Annotated, Any
 
 import typer
 
 from gofer.cli.client import call
-from gofer.cli.output import AsJson, ago, show, table
+from gofer.cli.exit_codes import CommandFailed
+from gofer.cli.output import AsJson, ago, plain, show, table
 
 app = typer.Typer(help="Questions that runs have asked people.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -29,7 +31,7 @@ def list_questions(
         (
             each["id"],
             each["job_id"],
-            each["question"] + "".join(f"\n- {choice}" for choice in each["choices"]),
+            each["question"][:200] + (" …" if len(each["question"]) > 200 else ""),
             {"role:owner": "owners", "role:member": "members"}.get(each["asked_of"], each["asked_of"]),
             ago(each["asked_at"]),
             ago(each["expires_at"]),
@@ -38,6 +40,28 @@ def list_questions(
     ]
     columns = ("question", "job", "asks", "of", "asked", "expires")
     show(found, as_json, lambda: table(columns, rows, empty="No questions."))
+
+
+@app.command("show")
+def show_question(
+    id: Annotated[str, typer.Argument(help="The question's id.", show_default=False)], as_json: AsJson = False
+) -> None:
+    """Show an open question in full, such as the change that an agent proposes.
+
+    \b
+    gofer questions show q_k3v9
+    """
+    found = [each for each in call("GET", "/questions")["questions"] if each["id"] == id]
+    if not found:
+        raise CommandFailed(f"There is no open question {id}. `gofer questions list` shows those there are.")
+    show(found[0], as_json, lambda: _print_question(found[0]))
+
+
+def _print_question(question: dict[str, Any]) -> None:
+    for line in question["question"].splitlines():
+        print(plain(line) if line.strip() else "")
+    for choice in question["choices"]:
+        print(f"  gofer questions answer {question['id']} {shlex.quote(plain(choice))}")
 
 
 @app.command()

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from gofer.errors import GoferError, NotFound
+from gofer.identity import private_person
 from gofer.integration import COMMANDS, Incoming
 from gofer.jobs.kinds import ANSWER
 from gofer.jobs.wait_reasons import clock_time, why
@@ -159,11 +160,14 @@ def _settings(connection: Connection, asking: CommandRequest) -> str:
     name = connection.execute(
         select(connections.c.name).where(connections.c.id == asking.connection_id)
     ).scalar_one()
+    person = private_person(connection, asking.conversation_id)
     return "\n".join(
         [
             f"Conversation: {asking.conversation_id} ({kind})",
             f"Connection: {asking.connection_id} ({name})",
             f"You are: {asking.trust.value} (id {asking.message.author.id})",
+            # Agents know what is in this file where the person is alone with them.
+            *([f"You as a person: {person} (users/{person}.md)"] if person is not None else []),
             "Settings are changed by the operator: gofer connections set, or the dashboard.",
         ]
     )

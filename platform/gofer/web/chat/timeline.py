@@ -22,6 +22,7 @@ from gofer.store.tables import (
     SCHEDULE,
     JobState,
     ReplyState,
+    bindings,
     events,
     in_state,
     jobs,
@@ -220,6 +221,9 @@ class Reader:
         query = (
             select(replies, jobs.c.state.label("job_state"))
             .outerjoin(jobs, jobs.c.id == replies.c.job_id)
+            # What a job of this conversation says elsewhere, such as a question to the owners, is not for this page.
+            .join(bindings, bindings.c.id == replies.c.binding_id)
+            .where(bindings.c.conversation_id == self._conversation_id)
             .where(replies.c.conversation_id == self._conversation_id, replies.c.sealed.is_not(None))
             .where(replies.c.state == ReplyState.SENT, *where)
             .order_by(replies.c.id)
