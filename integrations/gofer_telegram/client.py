@@ -115,7 +115,9 @@ class Client:
             )
         except httpx2.HTTPError as error:
             # Without the cause: it holds the request, and the request holds the token.
-            raise Temporary(f"Telegram: {shown}: could not be reached ({type(error).__name__}).") from None
+            way = f" through the proxy {self.settings.proxy}" if self.settings.proxy else ""
+            words = f"Telegram: {shown}: could not be reached{way} ({type(error).__name__})."
+            raise Temporary(words) from None
         except ValueError:
             raise Rejected("The bot token has characters no token has.", reason="token_refused") from None
 

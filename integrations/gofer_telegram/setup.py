@@ -107,7 +107,8 @@ async def health(account: ConnectionContext) -> Health:
     except Rejected as error:
         return Health(False, str(error), fix=f"gofer secrets put token --owner {account.id}")
     except Temporary as error:
-        return Health(False, str(error), fix="Look whether this machine reaches the Bot API server.")
+        way = f"the proxy {client.settings.proxy}, and it reaches " if client.settings.proxy else ""
+        return Health(False, str(error), fix=f"Look whether this machine reaches {way}the Bot API server.")
     return _judge(account, f"@{me.get('username', '')}", info)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 _PLAINER = {
-    "missing": "is needed and was not given",
+    "missing": "is required",
     "extra_forbidden": "is not known here",
     "model_type": "should be a table of names and values",
     "model_attributes_type": "should be a table of names and values",

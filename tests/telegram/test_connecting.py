@@ -348,7 +348,8 @@ async def test_https_goes_through_the_proxy_unread_and_is_verified_behind_it(
         assert set(proxy.asked) == {url.removeprefix("https://")}
         await house.change(api_url=untrusted)
         told = await health_of(house.platform, house.connection_id)
-        assert (told.ok, "could not be reached" in told.line) == (False, True)
+        assert (told.ok, f"could not be reached through the proxy {through}" in told.line) == (False, True)
+        assert f"reaches the proxy {through}" in told.fix
 
 
 def test_a_proxy_has_an_address_and_no_password_in_it() -> None:

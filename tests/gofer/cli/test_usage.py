@@ -80,7 +80,7 @@ def test_a_server_loads_nothing_that_it_may_never_need() -> None:
         (
             ("connections", "add", "hello"),
             2,
-            "reply_url: is needed and was not given. Settings are given with",
+            "reply_url: is required. Settings are given with",
         ),
         (("connections", "add", "telegram"), 2, "secrets with --secret-file NAME=PATH"),
         (("connections", "add", "nothing"), 3, "is found when it starts again"),
