@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 
-from gofer.store.tables import events, principals
+from gofer.agent.journal import JournalEvent
+from gofer.runs.agent_files import AgentFiles
+from gofer.runs.store_adapters import load_events
+from gofer.store.tables import events, jobs, principals
 from gofer_standins.anthropic import Anthropic, call, calls, say
 from gofer_standins.loopback import serve as loopback
 from gofer_standins.telegram import Telegram
@@ -43,6 +47,14 @@ async def person_id(house: House, name: str) -> str:
 async def started(house: House) -> list[dict[str, Any]]:
     query = select(events.c.data).where(events.c.kind == "run.started").order_by(events.c.id)
     return [row.data for row in await house.rows(query)]
+
+
+async def journal(house: House, number: int) -> list[JournalEvent]:
+    (row, *_) = (await house.rows(select(jobs).where(jobs.c.kind == "answer").order_by(jobs.c.id)))[number:]
+    read = partial(
+        load_events, vault=house.platform.vault, conversation_id=row.conversation_id, job_id=row.id
+    )
+    return await house.platform.database.read(read)
 
 
 async def test_what_is_known_of_a_person_is_told_only_where_they_are_alone(
@@ -79,6 +91,9 @@ async def test_what_is_known_of_a_person_is_told_only_where_they_are_alone(
         assert "Ann is expecting a child." in system(model)
         named = [data["identity"] for data in await started(house)]
         assert named[2] not in ("", named[1]), "each run names what its agent was told"
+        (digest,) = {event.data["digest"] for event in await journal(house, 0) if event.kind == "run.started"}
+        files = AgentFiles(data / "agents")
+        assert digest == files.packet(files.get("gofer")).digest
 
 
 async def test_who_an_agent_is_does_not_change_in_the_middle_of_a_run(

@@ -248,4 +248,6 @@ class Covers:
     extra: dict[str, str] = field(default_factory=dict)
     """Facts for the model that do not change during the job, such as the repository."""
     identity: str = ""
-    """Names the text of who the agent is, for the journal."""
+    """The blob with the text of who the agent is, for the journal."""
+    digest: str = ""
+    """The digest of that text, as people know it."""

@@ -24,7 +24,8 @@ KINDS: Mapping[str, Kind] = {
     "run.started": Kind(
         "A run began: who woke it, whether they wait for it, where its history begins and ends, and which text says "
         "who the agent is.",
-        frozenset({"woken_by", "asker"}),
+        # A digest in the clear would let a reader of the store try what is known about somebody.
+        frozenset({"woken_by", "asker", "digest"}),
     ),
     "turn.started": Kind(
         "A model call began: what is new to the model, up to which message, and what is reserved for it.",

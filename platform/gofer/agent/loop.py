@@ -242,6 +242,7 @@ class TurnInput:
             "history_after": after,
             "history_to": to,
             "identity": covers.identity,
+            "digest": covers.digest,
         }
 
     async def listen(self, finding: LoopFinding | None) -> NewInput:

@@ -385,7 +385,9 @@ class AgentFiles:
             for person in self.layers.people(spec.name):
                 self.packet(spec, person)
         said: dict[str, tuple[AgentSpec | None, str]] = {}
-        for file, problem in sorted(self.layers.problems.items()):
+        misnamed = [self.layers.misnamed(path.name) for path in self._folders() if path.name in found]
+        problems = {file: why for each in (self.layers.problems, *misnamed) for file, why in each.items()}
+        for file, problem in sorted(problems.items()):
             name = file.partition("/")[0]
             name = name if name in found else file
             of, before = said.get(name) or found.get(name, (None, ""))

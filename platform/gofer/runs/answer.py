@@ -230,20 +230,20 @@ class Answerer:
             spec = AgentSpec(name=name)
         return spec.model_copy(update={"model": model}) if model else spec
 
-    async def _identified(self, claim: Claim, spec: AgentSpec) -> tuple[AgentSpec, str]:
+    async def _identified(self, claim: Claim, spec: AgentSpec) -> tuple[AgentSpec, tuple[str, str]]:
         """The agent with its identity, which stays the same for the whole run; and the name of that identity in the
         journal."""
         blobs = StoreBlobs(self._database, self._vault, str(claim.conversation_id))
         begun = await self._database.read(partial(started_with, job_id=claim.id))
         kept = await blobs.get(begun) if begun else None
         if begun is not None and kept is not None:
-            return spec.model_copy(update={"instructions": kept.decode()}), begun
+            return spec.model_copy(update={"instructions": kept.decode()}), (begun, "")
         person = await self._database.read(
             partial(private_person, conversation_id=str(claim.conversation_id))
         )
         packet = await asyncio.to_thread(self._agents.packet, spec, person)
         name = await blobs.put(packet.text.encode(), "text/markdown") if packet.text else ""
-        return spec.model_copy(update={"instructions": packet.text}), name
+        return spec.model_copy(update={"instructions": packet.text}), (name, packet.digest)
 
     async def _in_place(self, spec: AgentSpec, asker: StoredMessage) -> AgentSpec:
         """The agent with the operator's instructions for this place, and with the limits of this kind of request."""
@@ -312,7 +312,7 @@ class Answerer:
         remind = self._settings.automatic_recall
         return StoreMemories(self._database, self._vault, claim, self._recall, remind=remind)
 
-    def _ports(self, run: Run, shell: Shell | None, identity: str) -> Ports:
+    def _ports(self, run: Run, shell: Shell | None, identity: tuple[str, str]) -> Ports:
         claim = run.claim
         database, vault = self._database, self._vault
         memory = self._settings.memory_v1
@@ -325,7 +325,7 @@ class Answerer:
             questions=StoreQuestions(database, vault, claim),
             ledger=StoreLedger(database=database, claim=claim, timezone=self._settings.timezone),
             blobs=StoreBlobs(database, vault, str(claim.conversation_id)),
-            covers=Covers(read_seq=claim.covers_from, identity=identity),
+            covers=Covers(read_seq=claim.covers_from, identity=identity[0], digest=identity[1]),
             shell=shell,
             mask=self._redactor,
             listen=partial(self._observer.heard, claim),

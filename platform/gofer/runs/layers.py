@@ -297,11 +297,12 @@ class LayerFiles:
     def packet(self, agent: str, instructions: Layer | None = None, person: str | None = None) -> Packet:
         """Who an agent is, in a conversation that is private with a person or in any other."""
         layers = tuple(self.layers(agent, instructions, person))
-        if layers not in self._packets:
+        found = self._packets.get(layers)  # threads share this: what was there a moment ago may be gone
+        if found is None:
             if len(self._packets) >= MAX_PACKETS:
                 self._packets.clear()
-            self._packets[layers] = merge(layers)
-        return self._packets[layers]
+            found = self._packets[layers] = merge(layers)
+        return found
 
     def layers(
         self, agent: str, instructions: Layer | None = None, person: str | None = None
@@ -324,6 +325,15 @@ class LayerFiles:
             return []
         there = {layer.name for layer in self.layers(agent)}
         return [name for name in LAYERS if name not in there]
+
+    def misnamed(self, agent: str) -> dict[str, str]:
+        """Files in an agent's folder that are meant as layers and are none, and why."""
+        folder = self.directory / agent
+        return {
+            f"{agent}/{path.name}": f"{agent}/{path.name} is not read: it must be called {path.stem.upper()}.md"
+            for path in sorted(folder.glob("[!.]*.md"))
+            if path.stem not in LAYERS and path.stem.upper() in LAYERS
+        }
 
     def people(self, agent: str) -> list[str]:
         """The Principals who have a USER file that this agent is told of."""

@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from gofer.errors import Conflict, Malformed, NotFound
 from gofer.runs.agent_files import AgentFileError, AgentFiles, AgentSpec
+from gofer.runs.agent_sync import AgentSync
 from gofer.runs.agent_writer import new_agent, put_agent, remove_agent, texts
 from gofer.runs.layers import LAYERS, MAX_BYTES, OPENING, Layer, merge
+from gofer.store.bootstrap import FIRST_WORKSPACE
+from support.world import World
 
 
 def layer(name: str, text: str) -> Layer:
@@ -335,6 +339,33 @@ def test_what_is_no_agent_is_said(agents: Path) -> None:
     found = AgentFiles(agents).look()
     assert sorted(found) == ["Bad Name/", "empty/"]
     assert AgentFiles(agents).names() == []
+
+
+def test_a_layer_with_a_wrong_name_is_said(agents: Path) -> None:
+    write(agents / "coder/AGENT.md", "You write code.")
+    write(agents / "coder/soul.md", "Be honest.")
+    write(agents / "coder/notes.md", "mine")
+    assert AgentFiles(agents).look()["coder"][1] == "coder/soul.md is not read: it must be called SOUL.md"
+
+
+async def test_what_is_shadowed_or_missing_is_logged_once_per_change(world: World, agents: Path) -> None:
+    write(agents / "SOUL.md", "# Limits\nsome")
+    write(agents / "coder/AGENT.md", "# limits\nnone")
+    sync = AgentSync(agents=AgentFiles(agents), database=world.database, workspace_id=FIRST_WORKSPACE)
+
+    async def noted() -> list[tuple[str, str]]:
+        with capture_logs() as lines:
+            await sync.sync()
+        return [
+            (line["event"], line["agent"])
+            for line in lines
+            if line["event"].startswith(("agent.sh", "agent.l"))
+        ]
+
+    assert await noted() == [("agent.shadowed", "coder"), ("agent.layers_missing", "coder")]
+    assert await noted() == []
+    write(agents / "coder/AGENT.md", "# limits\nnone at all")
+    assert await noted() == [("agent.shadowed", "coder"), ("agent.layers_missing", "coder")]
 
 
 def test_what_is_known_of_a_person_is_told_to_that_person_only(agents: Path) -> None:

@@ -33,7 +33,7 @@ class AgentSource(RequestModel):
     toml: str = Field(max_length=100_000)
     instructions: str | None = Field(
         default=None,
-        max_length=500_000,
+        max_length=65_536,
         description="Markdown, kept beside the settings; left as it is when not given.",
     )
     layers: dict[LayerName, str] | None = Field(
