@@ -285,8 +285,13 @@ class McpServers:
                     "There is no sandbox here, so no command is run. `gofer doctor` says what is missing."
                 )
             program = SandboxedProgram(self.provider, settings, given)
-            async with Client(cleaned(program.connect(), dropped), message_handler=heard) as client:
-                yield client
+            try:
+                async with Client(cleaned(program.connect(), dropped), message_handler=heard) as client:
+                    yield client
+            except Exception as error:
+                if not program.problem:
+                    raise
+                raise Temporary(f"{name}: {program.problem}", reason="mcp.unavailable") from error
             return
         if settings.oauth and self.authorisation is None:
             raise ConfigError("There is no way to authorise here.")

@@ -137,6 +137,8 @@ class SandboxedProgram:
             survives=False,
         )
         self._open: list[int] = []
+        self.problem = ""
+        """Why it ended by itself, with what it printed last."""
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator[TransportStreams]:
@@ -190,7 +192,8 @@ class SandboxedProgram:
             try:
                 await _read_messages(said, to_client, running)
             except (Temporary, Permanent) as error:
-                log.info("mcp.program_ended", command=self._settings.command, error=str(error))
+                self.problem = str(error)
+                log.info("mcp.program_ended", command=self._settings.command, error=self.problem)
             finally:
                 to_client.close()
 

@@ -74,7 +74,7 @@ class McpEndpoint:
         """Answer one request."""
         request = Request(scope, receive)
         try:
-            self._check(request, _caller(request))
+            self.check(request)
             body = await receive_body(
                 scope, receive, at_most=MAX_BODY, within=self._platform.settings.body_timeout
             )
@@ -85,15 +85,21 @@ class McpEndpoint:
             return
         await self._serve(scope, _again(body, receive), send)
 
-    def _check(self, request: Request, visitor: Visitor) -> None:
+    def check(self, request: Request) -> None:
+        """Whose request it is, and whether they may make one now; raises GoferError."""
+        visitor = _caller(request)
         if request.headers.get("origin"):
             check_origin(request)
         self._limit.take(visitor.token_id)
 
+    def build(self) -> Server[Any]:
+        """The server that answers."""
+        return build_server(_in_process)
+
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._server is None:
             # In a thread: it takes most of a second, in which others want to be answered.
-            self._server = await asyncio.to_thread(build_server, _in_process)
+            self._server = await asyncio.to_thread(self.build)
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
         # One for each request: nothing of it is left when the request has ended.
