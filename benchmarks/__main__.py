@@ -31,7 +31,7 @@ GROUPS = (
     "watching",
     "pages",
     "recall",
-    "mcp",
+    "mcp_calls",
 )
 """Every group, in the order they run: a module of `benchmarks` with `async def main(quick) -> list[Row]`."""
 

@@ -30,7 +30,7 @@ from gofer.web.auth.sessions import new_token
 from gofer.web.mcp import CallLimit, McpEndpoint
 from gofer_standins.loopback import serve
 
-GROUP = "mcp"
+GROUP = "mcp_calls"
 TOOLS = 100
 
 
