@@ -106,9 +106,8 @@ async def in_turns(
     calls: int, rounds: int, echo_url: str, url: str, token: str
 ) -> tuple[float, float, float]:
     """Milliseconds of a call of ours, of the echo, and of the echo through our client: the best round of each."""
-    from mcp.client.streamable_http import streamable_http_client
-
     from mcp import Client
+    from mcp.client.streamable_http import streamable_http_client
 
     async def nobody(name: str) -> str:
         raise LookupError(name)
