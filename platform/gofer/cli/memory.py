@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from gofer.cli.client import call
 from gofer.cli.exit_codes import USAGE, CommandFailed
-from gofer.cli.output import AsJson, show, table
+from gofer.cli.output import AsJson, ago, show, table
 
 app = typer.Typer(help="Memory: what agents remember.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -47,3 +49,182 @@ def rules(
     ]
     columns = ("rule", "state", "said by", "message", "text")
     show(found, as_json, lambda: table(columns, rows, empty="No standing rules."))
+
+
+Scope = Annotated[str, typer.Option("--scope", help="conversation:ID, person:ID or agent:NAME.")]
+Id = Annotated[str, typer.Argument(help="The memory's id.", show_default=False)]
+
+
+def _rows(found: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [
+        (
+            each["id"],
+            each["kind"],
+            each["scope"].partition(":")[0],
+            ago(each["at"]),
+            each["author"],
+            _words(each),
+        )
+        for each in found
+    ]
+
+
+def _words(memory: dict[str, Any]) -> str:
+    return str(memory["gist"]) if memory["state"] == "live" else f"({memory['state']})"
+
+
+@app.command()
+def search(
+    query: Annotated[
+        str, typer.Argument(help="Words, any of which may fit. Without any: the newest notes.")
+    ] = "",
+    scope: Scope = "",
+    limit: Annotated[int, typer.Option(help="How many at most.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Search what is remembered, or list what was noted.
+
+    \b
+    gofer memory search 'name of the boat'
+    gofer memory search --scope agent:gofer
+    """
+    found = call("GET", "/memories", params={"query": query, "scope": scope, "limit": limit})
+
+    def shown() -> None:
+        columns = ("memory", "kind", "audience", "when", "who", "what")
+        table(columns, _rows(found["memories"]), empty="Nothing is remembered that fits.")
+        for damaged in found["degraded"]:
+            print(f"{damaged} cannot be searched as it should. Run: gofer memory reindex --scope {damaged}")
+
+    show(found, as_json, shown)
+
+
+@app.command("show")
+def show_one(memory: Id, as_json: AsJson = False) -> None:
+    """Show a memory: its words, where they come from, and its versions.
+
+    \b
+    gofer memory show mem_7f3k
+    """
+    found = call("GET", f"/memories/{memory}")
+
+    def shown() -> None:
+        print(f"{found['id']}, {found['kind']} for {found['scope']}, {found['state']}")
+        if found["conversation_id"]:
+            gone = " (purged)" if found["source_gone"] else ""
+            print(f"from {found['conversation_id']}, message {found['message_seq'] or '–'}{gone}")
+        for each in found["versions"]:
+            print(
+                f"\nversion {each['version']}, {ago(each['at'])}, {each['author'] or each['trust']}: {each['state']}"
+            )
+            print(each["text"])
+
+    show(found, as_json, shown)
+
+
+@app.command()
+def add(
+    text: Annotated[str, typer.Argument(help="What to remember.", show_default=False)],
+    scope: Scope = "",
+    as_json: AsJson = False,
+) -> None:
+    """Remember something.
+
+    \b
+    gofer memory add 'We close at six' --scope agent:gofer
+    """
+    if not scope:
+        raise CommandFailed("Say for whom: --scope agent:NAME, person:ID or conversation:ID.", USAGE)
+    made = call("POST", "/memories", json={"scope": scope, "text": text})
+    show(made, as_json, lambda: print(f"Remembered as {made['id']}."))
+
+
+@app.command()
+def edit(
+    memory: Id,
+    text: Annotated[str, typer.Option(help="Other words.")] = "",
+    pin: Annotated[
+        bool | None, typer.Option("--pin/--unpin", help="Make it a standing rule, or a note again.")
+    ] = None,
+    scope: Annotated[str, typer.Option("--scope", help="Another audience.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Change a memory: its words, whether it is a standing rule, or who may hear of it.
+
+    \b
+    gofer memory edit mem_7f3k --text 'We close at seven'
+    """
+    wish: dict[str, Any] = {}
+    wish |= {"text": text} if text else {}
+    wish |= {"pinned": pin} if pin is not None else {}
+    wish |= {"scope": scope} if scope else {}
+    if not wish:
+        raise CommandFailed("Say what to change: --text, --pin, --unpin or --scope.", USAGE)
+    made = call("PATCH", f"/memories/{memory}", json=wish)
+    show(made, as_json, lambda: print(f"Changed: {made['id']}, version {made['version']}."))
+
+
+@app.command()
+def forget(memory: Id, as_json: AsJson = False) -> None:
+    """Forget something. It can be restored.
+
+    \b
+    gofer memory forget mem_7f3k
+    """
+    gone = call("POST", f"/memories/{memory}/forget")
+    show(gone, as_json, lambda: print(f"Forgotten. Bring it back: gofer memory restore {memory}"))
+
+
+@app.command()
+def restore(memory: Id, as_json: AsJson = False) -> None:
+    """Bring back something that was forgotten.
+
+    \b
+    gofer memory restore mem_7f3k
+    """
+    found = call("POST", f"/memories/{memory}/restore")
+    show(found, as_json, lambda: print(f"Restored: {found['gist']}"))
+
+
+@app.command()
+def export(scope: Scope = "", as_json: AsJson = False) -> None:
+    """Write what was noted as JSON lines, for `gofer memory import`.
+
+    \b
+    gofer memory export --scope agent:gofer > notes.jsonl
+    """
+    found = call("GET", "/memories/export", params={"scope": scope})
+    show(found, as_json, lambda: print("\n".join(json.dumps(each) for each in found["memories"])))
+
+
+@app.command("import")
+def import_file(
+    file: Annotated[Path, typer.Argument(help="JSON lines, NDJSON or a MEMORY.md.", show_default=False)],
+    scope: Scope = "",
+    as_json: AsJson = False,
+) -> None:
+    """Import notes: JSON lines, an archive index as NDJSON, or another agent's MEMORY.md. The same file twice is once.
+
+    \b
+    gofer memory import MEMORY.md --scope person:person_k3v9
+    """
+    if not scope:
+        raise CommandFailed("Say for whom: --scope agent:NAME, person:ID or conversation:ID.", USAGE)
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandFailed(f"{file} cannot be read as text: {error}", USAGE) from None
+    form = "markdown" if file.suffix.lower() in (".md", ".markdown") else "jsonl"
+    done = call("POST", "/memories/import", json={"scope": scope, "format": form, "text": text})
+    show(done, as_json, lambda: print(f"{done['imported']} memories are kept for {done['scope']}."))
+
+
+@app.command()
+def reindex(scope: Scope = "", as_json: AsJson = False) -> None:
+    """Make the index of a scope, or all of them, anew and under a new key. It is filled in the background.
+
+    \b
+    gofer memory reindex
+    """
+    begun = call("POST", "/memories/reindex", json={"scope": scope})
+    show(begun, as_json, lambda: print(f"{begun['scopes']} indexes are being made anew."))

@@ -286,6 +286,93 @@ class Rules(Shape):
     rules: list[Rule]
 
 
+class Memory(Shape):
+    """Something that is remembered."""
+
+    id: str
+    version: int
+    kind: str
+    """turn, result, plan, summary, note or rule."""
+    scope: str
+    """Who may hear of it: conversation:ID, person:ID or agent:ID."""
+    state: str
+    """live, forgotten, or unreadable where its key is lost."""
+    gist: str
+    text: str
+    author: str
+    trust: str
+    conversation_id: str | None
+    message_seq: int | None
+    job_id: int | None
+    source_gone: bool
+    """The conversation it came from is purged."""
+    score: float | None
+    """How well it fits what was searched for."""
+    at: float
+
+
+class Memories(Shape):
+    """Memories, and the scopes that could not be searched as they should."""
+
+    memories: list[Memory]
+    degraded: list[str]
+
+
+class MemoryVersion(Memory):
+    """One version of a memory."""
+
+    until: float | None
+    diff: str
+    """What changed from the version before."""
+
+
+class MemoryInFull(MemoryVersion):
+    """A memory with all its versions, oldest first."""
+
+    versions: list[MemoryVersion]
+
+
+class MemoryForgotten(Shape):
+    """A memory that was forgotten."""
+
+    id: str
+    version: int
+
+
+class ExportedMemory(Shape):
+    """One line of an export."""
+
+    id: str
+    version: int
+    kind: str
+    scope: str
+    text: str
+    author: str
+    trust: str
+    conversation_id: str | None
+    message_seq: int | None
+    at: float
+
+
+class MemoryExport(Shape):
+    """Everything that was noted, oldest first."""
+
+    memories: list[ExportedMemory]
+
+
+class MemoriesImported(Shape):
+    """What an import kept."""
+
+    scope: str
+    imported: int
+
+
+class Reindexing(Shape):
+    """How many scopes are being indexed anew."""
+
+    scopes: int
+
+
 class Purged(Shape):
     """What a purge removed."""
 

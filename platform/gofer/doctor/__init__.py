@@ -32,6 +32,7 @@ from gofer.errors import ConfigError, GoferError, NotFound
 from gofer.jobs.maintenance import depth, oldest_ready
 from gofer.mcp.oauth import secret_name
 from gofer.mcp.settings import McpServerSettings
+from gofer.memory.recall import DAMAGED, examine_scopes
 from gofer.runs.agent_files import (
     NAME,
     AgentFiles,
@@ -87,6 +88,7 @@ async def examine(platform: Platform) -> list[Finding]:
         ("integrations", _integrations),
         ("connections", _connections),
         ("refused requests", _refused),
+        ("memory", _memory),
         ("jobs", _jobs),
     ]
     found: list[Finding] = []
@@ -207,6 +209,26 @@ async def _sandbox(platform: Platform) -> list[Finding]:
         return [Finding("sandbox", "ok", line)]
     fixes = [feature.fix for feature in report.features if not feature.ok and feature.fix]
     return [Finding("sandbox", "warning", line, fixes[0] if fixes else "")]
+
+
+async def _memory(platform: Platform) -> list[Finding]:
+    found = await platform.database.read(partial(examine_scopes, vault=platform.vault))
+    wrong = {**platform.recall.degraded, **found}
+    if not wrong:
+        return [
+            Finding(
+                "memory", "ok", "Everything that is remembered can be read and searched.", docs="memory.md"
+            )
+        ]
+    lines = [f"{scope}: {why}" for scope, why in sorted(wrong.items())[:10]]
+    damaged = all(why == DAMAGED for why in wrong.values())
+    fix = (
+        "gofer memory reindex"
+        if damaged
+        else "gofer restore FILE, or gofer memory reindex for a damaged index"
+    )
+    said = "Agents answer without some memories. " + "; ".join(lines)
+    return [Finding("memory", "warning", said, fix, "memory.md")]
 
 
 async def _tokens(platform: Platform) -> list[Finding]:

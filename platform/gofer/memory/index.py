@@ -253,6 +253,20 @@ def drop_index(connection: Connection, scope_id: str) -> None:
     connection.execute(delete(memory_indexes).where(memory_indexes.c.scope_id == scope_id))
 
 
+def is_readable(connection: Connection, scope_id: str, keys: Keys) -> bool:
+    """Whether the first and the last block of a scope's index can be opened."""
+    state = read_index(connection, scope_id)
+    if state is None or not state.documents:
+        return True
+    for block in {0, (state.documents - 1) // BLOCK}:
+        for row in _read_terms(connection, [state.id], [_LENGTHS, _IDS], block):
+            try:
+                keys.seal.open(row.sealed, _place(scope_id, row.term, row.block))
+            except Tampered:
+                return False
+    return True
+
+
 def sweep_postings(connection: Connection) -> int:
     """Delete some rows of indexes that are gone; returns how many."""
     kept = select(memory_indexes.c.id)

@@ -193,6 +193,39 @@ def reindex(connection: Connection, scope_id: str) -> int:
     return generation
 
 
+def count_by_kind(connection: Connection) -> dict[str, int]:
+    """Memories in force, by kind; turns are those that can be searched for."""
+    query = select(memories.c.kind, func.count()).where(
+        memories.c.valid_to.is_(None), memories.c.state == LIVE
+    )
+    found = {str(kind): int(count) for kind, count in connection.execute(query.group_by(memories.c.kind))}
+    total = connection.execute(select(func.coalesce(func.sum(memory_indexes.c.documents), 0))).scalar_one()
+    found["turn"] = max(0, int(total) - sum(found.values()))
+    return found
+
+
+def examine_scopes(connection: Connection, vault: Vault) -> dict[str, str]:
+    """Scopes whose memories or index cannot be read, and why; a bounded look."""
+    noted = [
+        str(row.scope_id)
+        for row in connection.execute(select(memories.c.scope_id).distinct().limit(_EXAMINED))
+    ]
+    wrong: dict[str, str] = {}
+    for scope_id in dict.fromkeys([*noted, *indexed_scopes(connection)[:_EXAMINED]]):
+        try:
+            keys = open_scope(connection, vault, scope_id)
+            if not index.is_readable(connection, scope_id, keys):
+                wrong[scope_id] = DAMAGED
+        except NotFound:
+            continue  # purged
+        except ScopeKeyLost as error:
+            wrong[scope_id] = str(error)
+    return wrong
+
+
+_EXAMINED = 200
+
+
 def indexed_scopes(connection: Connection) -> list[str]:
     """Every scope that has an index."""
     query = select(memory_indexes.c.scope_id).order_by(memory_indexes.c.made_at.desc())

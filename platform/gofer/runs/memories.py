@@ -3,7 +3,7 @@ journals it; what it recalls is read through one door."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -62,6 +62,8 @@ class StoreMemories:
         self._conversation = str(claim.conversation_id)
         self._recall = recall or Recall(database, vault)
         self._reminds = remind
+        self._shown: set[str] = set()
+        """What this run was shown and has not used yet."""
 
     def new_id(self) -> str:
         return new_id("mem")
@@ -77,7 +79,9 @@ class StoreMemories:
         found = await self._database.read(
             partial(_resolved, vault=self._vault, memory_id=memory_id, scopes=scopes)
         )
-        self._recall.counters.used += 1
+        if memory_id in self._shown:
+            self._recall.counters.used += 1
+            self._shown.clear()  # a run counts once
         return found
 
     async def _scopes(self, narrowed: bool) -> tuple[str, ...]:
@@ -93,7 +97,14 @@ class StoreMemories:
     async def search(self, query: str, *, narrowed: bool) -> Sequence[Recollection]:
         results = await self._recall.search(await self._scopes(narrowed), query)
         await self._tell_degraded(results)
+        self._show(each.memory for each in results.found)
         return [replace(recollection(each.memory), score=each.score) for each in results.found]
+
+    def _show(self, found: Iterable[Memory]) -> None:
+        ids = {memory.id for memory in found}
+        if ids and not self._shown:
+            self._recall.counters.shown += 1
+        self._shown |= ids
 
     async def remind(self, said: str, *, history_after: int, narrowed: bool) -> Sequence[Recollection]:
         if not self._reminds:
@@ -112,8 +123,7 @@ class StoreMemories:
             for each in results.found
             if each.share >= MIN_SHARE and self._may_remind(each.memory, history_after, epochs)
         ]
-        if fitting:
-            self._recall.counters.shown += 1
+        self._show(fitting[:REMINDERS])
         return [recollection(memory) for memory in fitting[:REMINDERS]]
 
     def _may_remind(self, memory: Memory, history_after: int, epochs: Mapping[str, int]) -> bool:

@@ -18,6 +18,7 @@ from gofer import __version__
 from gofer.app import Platform
 from gofer.errors import GoferError, StoreError
 from gofer.jobs.maintenance import depth, oldest_ready
+from gofer.memory.recall import count_by_kind
 from gofer.secrets.key_check import open_canary
 from gofer.store import migrations
 from gofer.vault.errors import KeyRefused, VaultError
@@ -181,9 +182,38 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._memories = Gauge(
+            "gofer_memories", "Memories that can be recalled, by kind.", ["kind"], registry=self.registry
+        )
+        self._searches = Gauge(
+            "gofer_memory_searches", "Searches of memories since start.", registry=self.registry
+        )
+        self._search_seconds = Gauge(
+            "gofer_memory_search_seconds", "Seconds that those searches took.", registry=self.registry
+        )
+        self._shown = Gauge(
+            "gofer_memory_runs_shown", "Runs that were shown memories since start.", registry=self.registry
+        )
+        self._used = Gauge("gofer_memory_runs_used", "Of those, runs that used one.", registry=self.registry)
+        self._degraded = Gauge(
+            "gofer_memory_degraded", "Scopes that cannot be searched as they should.", registry=self.registry
+        )
+
+    async def _remembered(self) -> None:
+        recall = self._platform.recall
+        for kind, count in (await self._platform.database.read(count_by_kind)).items():
+            self._memories.labels(kind).set(count)
+        self._searches.set(recall.counters.searches)
+        self._search_seconds.set(recall.counters.seconds)
+        self._shown.set(recall.counters.shown)
+        self._used.set(recall.counters.used)
+        self._degraded.set(len(recall.degraded))
+
     async def render(self) -> bytes:
         """The page."""
         from prometheus_client import generate_latest
+
+        await self._remembered()
 
         states = await self._platform.database.read(depth)
         for state in STATES:

@@ -41,6 +41,7 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, Role], ...]], ...] = (
             ("Conversations", "/conversations", "viewer"),
             ("Inbox", "/inbox", "viewer"),
             ("Shells", "/shells", "viewer"),
+            ("Memory", "/memory", "viewer"),
             ("Schedules", "/schedules", "viewer"),
         ),
     ),

@@ -1,0 +1,185 @@
+"""Memories: searching, reading, noting, changing, forgetting and moving them in and out."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gofer.errors import Malformed
+from gofer.web.api.http import RequestModel, json_response, parse_body, parse_query, platform_of
+from gofer.web.auth import record_reading, visitor_of
+from gofer.web.queries import memories
+
+MAX_IMPORT = 8 * 1024 * 1024
+_SCOPE = "conversation:ID, person:ID or agent:NAME."
+
+
+class MemoryFilter(RequestModel):
+    """Which memories to list: those that fit some words, or what was noted, newest first."""
+
+    query: str = Field(default="", max_length=2000, description="Words, any of which may fit.")
+    scope: str = Field(default="", max_length=200, description=f"Only those of {_SCOPE}")
+    kind: Literal["", "turn", "result", "plan", "summary", "note", "rule"] = ""
+    limit: int = Field(default=50, ge=1, le=200)
+
+
+class NewNote(RequestModel):
+    """Something to remember."""
+
+    scope: str = Field(min_length=1, max_length=200, description=f"Who may hear of it: {_SCOPE}")
+    text: str = Field(min_length=1, max_length=500_000)
+
+
+class MemoryChange(RequestModel):
+    """Other words, a pin, or another audience."""
+
+    text: str | None = Field(default=None, max_length=500_000)
+    pinned: bool | None = Field(
+        default=None, description="Whether it is a standing rule of its conversation."
+    )
+    scope: str | None = Field(default=None, max_length=200, description=f"Who may hear of it: {_SCOPE}")
+
+
+class MemoryImport(RequestModel):
+    """A file to import."""
+
+    scope: str = Field(min_length=1, max_length=200, description=f"Who may hear of it: {_SCOPE}")
+    format: Literal["jsonl", "markdown"] = Field(
+        default="jsonl",
+        description="jsonl also reads NDJSON archive indexes; markdown reads MEMORY.md files.",
+    )
+    text: str = Field(min_length=1, max_length=MAX_IMPORT)
+
+
+class ScopeName(RequestModel):
+    """One scope, or all."""
+
+    scope: str = Field(default="", max_length=200, description=_SCOPE)
+
+
+async def index(request: Request) -> Response:
+    """Search memories, or list what was noted."""
+    platform, query = platform_of(request), parse_query(request, MemoryFilter)
+    found = await memories.find(
+        platform,
+        visitor_of(request),
+        query=query.query,
+        scope_id=query.scope,
+        kind=query.kind,
+        limit=query.limit,
+    )
+    await record_reading(request, None, "memories")
+    return json_response(request, found)
+
+
+async def show(request: Request) -> Response:
+    """One memory with its versions."""
+    platform = platform_of(request)
+    found = await platform.database.read(
+        partial(
+            memories.show,
+            vault=platform.vault,
+            visitor=visitor_of(request),
+            memory_id=request.path_params["id"],
+        )
+    )
+    await record_reading(request, found["conversation_id"], found["id"])
+    return json_response(request, found)
+
+
+async def add(request: Request) -> Response:
+    """Note something."""
+    platform, given = platform_of(request), await parse_body(request, NewNote)
+    made = await platform.database.write(
+        partial(
+            memories.add,
+            vault=platform.vault,
+            visitor=visitor_of(request),
+            scope_id=given.scope,
+            text=given.text,
+        )
+    )
+    return json_response(request, made, 201, location=f"/memories/{made['id']}")
+
+
+async def change(request: Request) -> Response:
+    """Change one."""
+    platform, given = platform_of(request), await parse_body(request, MemoryChange)
+    if given.text is None and given.pinned is None and given.scope is None:
+        raise Malformed("Say what to change: text, pinned or scope.")
+    made = await platform.database.write(
+        partial(
+            memories.change,
+            vault=platform.vault,
+            visitor=visitor_of(request),
+            memory_id=request.path_params["id"],
+            text=given.text,
+            pinned=given.pinned,
+            scope_id=given.scope,
+        )
+    )
+    return json_response(request, made)
+
+
+async def forget(request: Request) -> Response:
+    """Forget one. It can be restored."""
+    platform = platform_of(request)
+    gone = await platform.database.write(
+        partial(
+            memories.forget,
+            vault=platform.vault,
+            visitor=visitor_of(request),
+            memory_id=request.path_params["id"],
+        )
+    )
+    return json_response(request, gone)
+
+
+async def restore(request: Request) -> Response:
+    """Bring back one that was forgotten."""
+    platform = platform_of(request)
+    found = await platform.database.write(
+        partial(
+            memories.restore,
+            vault=platform.vault,
+            visitor=visitor_of(request),
+            memory_id=request.path_params["id"],
+        )
+    )
+    return json_response(request, found)
+
+
+async def export(request: Request) -> Response:
+    """Everything that was noted, oldest first."""
+    platform, query = platform_of(request), parse_query(request, ScopeName)
+    found = await platform.database.read(
+        partial(memories.export, vault=platform.vault, visitor=visitor_of(request), scope_id=query.scope)
+    )
+    await record_reading(request, None, "memories")
+    return json_response(request, {"memories": found})
+
+
+async def take_in(request: Request) -> Response:
+    """Import a file: all of it, or nothing."""
+    platform, given = platform_of(request), await parse_body(request, MemoryImport)
+    done = await platform.database.write(
+        partial(
+            memories.take_in,
+            vault=platform.vault,
+            visitor=visitor_of(request),
+            scope_id=given.scope,
+            form=given.format,
+            text=given.text,
+        )
+    )
+    return json_response(request, done)
+
+
+async def reindex(request: Request) -> Response:
+    """Make an index anew, under a new key."""
+    given = await parse_body(request, ScopeName)
+    return json_response(request, await memories.begin_reindex(platform_of(request), given.scope), 202)

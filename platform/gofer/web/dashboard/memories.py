@@ -1,0 +1,129 @@
+"""The Memory page: search, timeline, where a memory comes from, its versions, and what can be done with it."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from gofer.errors import Malformed
+from gofer.web.auth import record_reading, visitor_of
+from gofer.web.dashboard.endpoints import form_of, page, text_of
+from gofer.web.dashboard.render import platform_of, redirect, render
+from gofer.web.queries import agent_names, memories
+
+MAX_LISTED = 100
+
+
+@page("viewer")
+async def index(request: Request) -> Response:
+    """A search or the timeline, and a form for another note."""
+    platform, asked = platform_of(request), request.query_params
+    found = await memories.find(
+        platform,
+        visitor_of(request),
+        query=asked.get("query", "")[:2000],
+        scope_id=asked.get("scope", "")[:200],
+        kind=asked.get("kind", "") if asked.get("kind", "") in ("", "turn", *memories.KINDS) else "",
+        limit=MAX_LISTED,
+    )
+    await record_reading(request, None, "memories")
+    names = await platform.database.read(agent_names)
+    shown = platform.redactor.redact_value(found["memories"])
+    return render(
+        request,
+        "memories.html",
+        memories=shown,
+        degraded=found["degraded"],
+        query=asked.get("query", ""),
+        scope=asked.get("scope", ""),
+        kinds=("turn", *memories.KINDS),
+        kind=asked.get("kind", ""),
+        agents=sorted(names.values()),
+    )
+
+
+@page("viewer")
+async def show(request: Request) -> Response:
+    """One memory with its versions."""
+    platform = platform_of(request)
+    found = await _verb(request, memories.show, read=True)
+    await record_reading(request, found["conversation_id"], found["id"])
+    return render(request, "memory.html", memory=platform.redactor.redact_value(found))
+
+
+async def _verb(request: Request, verb: Any, *, read: bool = False, **values: Any) -> Any:
+    platform = platform_of(request)
+    database = platform.database
+    work = partial(
+        verb,
+        vault=platform.vault,
+        visitor=visitor_of(request),
+        memory_id=request.path_params["id"],
+        **values,
+    )
+    return await (database.read(work) if read else database.write(work))
+
+
+@page("operator", form=index)
+async def add(request: Request) -> Response:
+    """Note something."""
+    platform, form = platform_of(request), await form_of(request)
+    made = await platform.database.write(
+        partial(
+            memories.add,
+            vault=platform.vault,
+            visitor=visitor_of(request),
+            scope_id=text_of(form, "scope").strip(),
+            text=text_of(form, "text"),
+        )
+    )
+    return redirect(f"/memory/{made['id']}", "Remembered.")
+
+
+@page("operator")
+async def change(request: Request) -> Response:
+    """Other words, a pin, another audience, forgotten or restored."""
+    form, memory_id = await form_of(request), request.path_params["id"]
+    match request.path_params["verb"]:
+        case "edit":
+            await _verb(request, memories.change, text=text_of(form, "text"), pinned=None, scope_id=None)
+            told = "Changed. The old words stay as a version."
+        case "pin":
+            pinned = text_of(form, "pinned") == "on"
+            await _verb(request, memories.change, text=None, pinned=pinned, scope_id=None)
+            told = "Pinned." if pinned else "Not pinned any more."
+        case "audience":
+            scope = text_of(form, "scope").strip()
+            made = await _verb(request, memories.change, text=None, pinned=None, scope_id=scope)
+            memory_id, told = made["id"], "Kept for its new audience."
+        case "forget":
+            await _verb(request, memories.forget)
+            told = "Forgotten. It can be restored."
+        case "restore":
+            await _verb(request, memories.restore)
+            told = "Restored."
+        case _:
+            raise Malformed("A memory can be edited, pinned, forgotten or restored.")
+    return redirect(f"/memory/{memory_id}", told)
+
+
+@page("viewer")
+async def export(request: Request) -> Response:
+    """What was noted, as JSON lines to download."""
+    platform = platform_of(request)
+    found = await platform.database.read(
+        partial(
+            memories.export,
+            vault=platform.vault,
+            visitor=visitor_of(request),
+            scope_id=request.query_params.get("scope", "")[:200],
+        )
+    )
+    await record_reading(request, None, "memories")
+    lines = "".join(json.dumps(platform.redactor.redact_value(each)) + "\n" for each in found)
+    headers = {"content-disposition": 'attachment; filename="memories.jsonl"'}
+    return PlainTextResponse(lines, headers=headers)

@@ -1,0 +1,333 @@
+"""Memories as people see them: who may see which, lists, searches, versions, and changes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from gofer.app import Platform
+from gofer.errors import Conflict, Forbidden, GoferError, NotFound
+from gofer.identity import WEB_CHAT, known_principal, private_person
+from gofer.memory import notes, records
+from gofer.memory.audience import OWNERS_WORD
+from gofer.memory.recall import indexed_scopes, reindex
+from gofer.memory.records import LIVE, Memory, UnknownMemory, opened
+from gofer.memory.scopes import AGENT, CONVERSATION, PERSON, conversation_scope, open_scope, split_scope
+from gofer.memory.transfer import exported, keep_import, parse_import
+from gofer.store.bootstrap import FIRST_WORKSPACE
+from gofer.store.tables import agents, conversations, memories, principals
+from gofer.vault.envelope import Vault
+from gofer.web.auth import Visitor
+
+MAX_SCOPES = 300
+KINDS = ("note", "rule", "plan", "summary", "result")
+
+
+def visible_scopes(connection: Connection, visitor: Visitor) -> list[str]:
+    """The scopes whose memories somebody may see. An owner sees all of them, as they see every conversation. Others see
+    what agents may tell everybody, their own, and conversations that are not somebody else's in private."""
+    noted = connection.execute(select(memories.c.scope_id).distinct().limit(MAX_SCOPES))
+    found = dict.fromkeys([*(str(row.scope_id) for row in noted), *indexed_scopes(connection)[:MAX_SCOPES]])
+    if visitor.may("owner"):
+        return list(found)
+    who = known_principal(connection, FIRST_WORKSPACE, WEB_CHAT, visitor.member_id)
+    own = str(who.id) if who is not None else ""
+    return [scope for scope in found if _may_see(connection, scope, own)]
+
+
+def _may_see(connection: Connection, scope_id: str, own: str) -> bool:
+    kind, whose = split_scope(scope_id)
+    if kind == AGENT:
+        return True
+    if kind == PERSON:
+        return bool(own) and whose == own
+    private = select(conversations.c.private).where(conversations.c.id == whose)
+    if connection.execute(private).scalar() is not True:
+        return True
+    return bool(own) and private_person(connection, whose) == own
+
+
+def allowed(connection: Connection, visitor: Visitor, scope_id: str) -> list[str]:
+    """One scope, or all that somebody may see; raises NotFound for one that they may not."""
+    seen = visible_scopes(connection, visitor)
+    if not scope_id:
+        return seen
+    split_scope(scope_id)
+    if scope_id not in seen and not (visitor.may("owner") and _exists(connection, scope_id)):
+        raise NotFound(f"Nothing is remembered for {scope_id[:80]!r}.")
+    return [scope_id]
+
+
+def _exists(connection: Connection, scope_id: str) -> bool:
+    kind, whose = split_scope(scope_id)
+    table = {CONVERSATION: conversations, PERSON: principals, AGENT: agents}[kind]
+    return connection.execute(select(table.c.id).where(table.c.id == whose)).scalar() is not None
+
+
+def named_scope(connection: Connection, scope_id: str) -> str:
+    """A scope with an agent's name in the place of its id."""
+    kind, whose = split_scope(scope_id)
+    if kind == AGENT and not whose.startswith("agent_"):
+        found = connection.execute(select(agents.c.id).where(agents.c.name == whose)).scalar()
+        return f"{AGENT}:{found}" if found else scope_id
+    return scope_id
+
+
+def list_memories(
+    connection: Connection, vault: Vault, *, scopes: Collection[str], kind: str = "", limit: int = 50
+) -> list[dict[str, Any]]:
+    """The timeline: what was noted, newest first; forgotten ones as well, without words."""
+    query = (
+        select(memories)
+        .where(memories.c.scope_id.in_(scopes), memories.c.valid_to.is_(None))
+        .where(memories.c.kind == kind if kind else memories.c.kind.in_(KINDS))
+        .order_by(memories.c.valid_from.desc(), memories.c.id)
+        .limit(limit)
+    )
+    found = []
+    for row in connection.execute(query).all():
+        try:
+            memory = (
+                opened(open_scope(connection, vault, row.scope_id), row) if row.sealed is not None else None
+            )
+        except GoferError as error:
+            found.append(_blank(row, str(error)))
+            continue
+        found.append(describe(memory) if memory is not None else _blank(row, ""))
+    return found
+
+
+def _blank(row: Any, gist: str) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "version": row.version,
+        "kind": row.kind,
+        "scope": row.scope_id,
+        "state": row.state if row.sealed is None and row.state != LIVE else "unreadable",
+        "gist": gist,
+        "text": "",
+        "author": "",
+        "trust": row.trust,
+        "conversation_id": row.conversation_id,
+        "message_seq": row.message_seq,
+        "job_id": row.job_id,
+        "source_gone": False,
+        "score": None,
+        "at": row.valid_from,
+    }
+
+
+def describe(memory: Memory, score: float | None = None) -> dict[str, Any]:
+    """A memory for people."""
+    return {
+        "id": memory.id,
+        "version": memory.version,
+        "kind": memory.kind,
+        "scope": memory.scope_id,
+        "state": memory.state,
+        "gist": memory.gist,
+        "text": memory.text,
+        "author": memory.author,
+        "trust": memory.trust,
+        "conversation_id": memory.source.conversation_id,
+        "message_seq": memory.source.message_seq,
+        "job_id": memory.source.job_id,
+        "source_gone": memory.source_gone,
+        "score": None if score is None else round(score, 3),
+        "at": memory.valid_from,
+    }
+
+
+async def find(
+    platform: Platform, visitor: Visitor, *, query: str, scope_id: str, kind: str, limit: int
+) -> dict[str, Any]:
+    """A search, or the timeline where nothing is searched for; and what could not be read."""
+    scopes = await platform.database.read(partial(_allowed_by_name, visitor=visitor, scope_id=scope_id))
+    if not query.strip():
+        listed = await platform.database.read(
+            partial(list_memories, vault=platform.vault, scopes=scopes, kind=kind, limit=limit)
+        )
+        return {"memories": listed, "degraded": sorted(set(platform.recall.degraded) & set(scopes))}
+    results = await platform.recall.search(scopes, query, limit)
+    found = [describe(each.memory, each.score) for each in results.found]
+    shown = [each for each in found if not kind or each["kind"] == kind]
+    return {"memories": shown, "degraded": sorted(results.degraded)}
+
+
+def _allowed_by_name(connection: Connection, visitor: Visitor, scope_id: str) -> list[str]:
+    return allowed(connection, visitor, named_scope(connection, scope_id) if scope_id else "")
+
+
+def _scopes_of(connection: Connection, visitor: Visitor, memory_id: str) -> tuple[str, ...]:
+    """The scope of one memory, if somebody may see it; raises UnknownMemory as for an id that was never given."""
+    turn = records.parse_turn(memory_id)
+    row = connection.execute(select(memories.c.scope_id).where(memories.c.id == memory_id).limit(1)).first()
+    scope_id = row.scope_id if row is not None else conversation_scope(turn[0]) if turn is not None else ""
+    if not scope_id:
+        raise UnknownMemory
+    if not visitor.may("owner"):
+        who = known_principal(connection, FIRST_WORKSPACE, WEB_CHAT, visitor.member_id)
+        if not _may_see(connection, scope_id, str(who.id) if who is not None else ""):
+            raise UnknownMemory
+    return (scope_id,)
+
+
+def show(connection: Connection, vault: Vault, visitor: Visitor, memory_id: str) -> dict[str, Any]:
+    """One memory with all its versions and what changed from one to the next."""
+    scopes = _scopes_of(connection, visitor, memory_id)
+    found = records.versions(connection, vault, memory_id, scopes=scopes)
+    versions = []
+    before = ""
+    for each in found:
+        diff = difflib.unified_diff(before.splitlines(), each.text.splitlines(), lineterm="", n=1)
+        versions.append({**describe(each), "until": each.valid_to, "diff": "\n".join(list(diff)[2:])})
+        before = each.text or before
+    return {**versions[-1], "versions": versions}
+
+
+def add(
+    connection: Connection, vault: Vault, visitor: Visitor, *, scope_id: str, text: str
+) -> dict[str, Any]:
+    """Note something for a scope. For everybody an agent talks to it takes an owner."""
+    scope_id = _writable(connection, visitor, scope_id)
+    made = notes.keep_note(
+        connection, vault, scope_id=scope_id, text=text, trust=_trust(visitor), author=visitor.name
+    )
+    return describe(made)
+
+
+def _writable(connection: Connection, visitor: Visitor, scope_id: str) -> str:
+    scope_id = named_scope(connection, scope_id)
+    kind, whose = split_scope(scope_id)
+    if not _exists(connection, scope_id):
+        raise NotFound(f"There is no {kind} {whose[:60]!r}.")
+    if kind == AGENT and not visitor.may("owner"):
+        raise Forbidden(OWNERS_WORD)
+    if not visitor.may("owner"):
+        who = known_principal(connection, FIRST_WORKSPACE, WEB_CHAT, visitor.member_id)
+        if not _may_see(connection, scope_id, str(who.id) if who is not None else ""):
+            raise NotFound(f"There is no {kind} {whose[:60]!r}.")
+    return scope_id
+
+
+def _trust(visitor: Visitor) -> str:
+    return "owner" if visitor.may("owner") else "member"
+
+
+def change(
+    connection: Connection,
+    vault: Vault,
+    visitor: Visitor,
+    memory_id: str,
+    *,
+    text: str | None,
+    pinned: bool | None,
+    scope_id: str | None,
+) -> dict[str, Any]:
+    """Give a memory other words, pin it as a standing rule of its conversation, or another audience."""
+    scopes = _writable_scopes(connection, visitor, memory_id)
+    before = records.resolve(connection, vault, memory_id, scopes=scopes)
+    if pinned and split_scope(before.scope_id)[0] != CONVERSATION:
+        raise Conflict(
+            "Only what belongs to a conversation can be pinned: a rule is read by every run there."
+        )
+    made = before
+    if text is not None or pinned is not None:
+        kind = None if pinned is None else "rule" if pinned else "note"
+        made = notes.change_memory(
+            connection,
+            vault,
+            memory_id,
+            scopes=scopes,
+            text=text if text is not None else before.text,
+            trust=_trust(visitor),
+            author=visitor.name,
+            kind=kind,
+        )
+    if scope_id is not None and scope_id != made.scope_id:
+        made = _move(connection, vault, visitor, made, scope_id)
+    return describe(made)
+
+
+def _move(connection: Connection, vault: Vault, visitor: Visitor, memory: Memory, scope_id: str) -> Memory:
+    """Another audience has another key: the words are kept anew there, and the old memory is forgotten."""
+    if not visitor.may("owner"):
+        raise Forbidden("Only an owner may change who hears of something.")
+    target = _writable(connection, visitor, scope_id)
+    made = notes.keep_note(
+        connection,
+        vault,
+        scope_id=target,
+        text=memory.text,
+        trust=_trust(visitor),
+        author=memory.author,
+        source=memory.source,
+        untrusted=memory.untrusted,
+        reason="audience",
+    )
+    notes.forget_memory(connection, vault, memory.id, scopes=(memory.scope_id,), reason="audience")
+    return made
+
+
+def _writable_scopes(connection: Connection, visitor: Visitor, memory_id: str) -> tuple[str, ...]:
+    (scope_id,) = _scopes_of(connection, visitor, memory_id)
+    _writable(connection, visitor, scope_id)
+    return (scope_id,)
+
+
+def forget(connection: Connection, vault: Vault, visitor: Visitor, memory_id: str) -> dict[str, Any]:
+    """Forget one; it can be restored."""
+    scopes = _writable_scopes(connection, visitor, memory_id)
+    version = notes.forget_memory(connection, vault, memory_id, scopes=scopes)
+    return {"id": memory_id, "version": version}
+
+
+def restore(connection: Connection, vault: Vault, visitor: Visitor, memory_id: str) -> dict[str, Any]:
+    """Bring back one that was forgotten."""
+    scopes = _writable_scopes(connection, visitor, memory_id)
+    return describe(notes.restore_memory(connection, vault, memory_id, scopes=scopes))
+
+
+def export(connection: Connection, vault: Vault, visitor: Visitor, scope_id: str) -> list[dict[str, Any]]:
+    """Everything that was noted for a scope, or for all that somebody may see, oldest first."""
+    scopes = _allowed_by_name(connection, visitor, scope_id)
+    query = (
+        select(memories)
+        .where(memories.c.scope_id.in_(scopes), memories.c.valid_to.is_(None), memories.c.sealed.is_not(None))
+        .order_by(memories.c.valid_from, memories.c.id)
+    )
+    found = []
+    for row in connection.execute(query).all():
+        try:
+            found.append(exported(opened(open_scope(connection, vault, row.scope_id), row)))
+        except GoferError:
+            continue  # its key is lost, which doctor says
+    return found
+
+
+def take_in(
+    connection: Connection, vault: Vault, visitor: Visitor, *, scope_id: str, form: str, text: str
+) -> dict[str, Any]:
+    """Import a file into a scope; all of it, or nothing."""
+    target = _writable(connection, visitor, scope_id)
+    entries = parse_import(text, form)
+    count = keep_import(
+        connection, vault, entries=entries, scope_id=target, trust=_trust(visitor), author=visitor.name
+    )
+    return {"scope": target, "imported": count}
+
+
+async def begin_reindex(platform: Platform, scope_id: str) -> dict[str, Any]:
+    """Index a scope anew, or all of them, in the background."""
+    scopes = [scope_id] if scope_id else await platform.database.read(indexed_scopes)
+    for each in scopes:
+        split_scope(each)
+        await platform.database.write(partial(reindex, scope_id=each))
+        platform.recall.degraded.pop(each, None)
+    if not scope_id:
+        platform.recall.degraded.clear()
+    return {"scopes": len(scopes)}

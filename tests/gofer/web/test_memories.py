@@ -1,0 +1,213 @@
+"""Memories over HTTP: the API, the pages and the command line do the same, and only for those who may."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gofer.errors import Malformed
+from gofer.identity import WEB_CHAT, known_principal
+from gofer.memory.transfer import parse_import
+from gofer.store.bootstrap import FIRST_WORKSPACE
+from support.web_server import House
+
+
+@pytest.fixture(scope="module")
+def people(house: House) -> dict[str, Any]:
+    """An owner, an operator and a viewer, with their API, and the person each of them is."""
+    members = {
+        "owner": house.owner(),
+        "oscar": house.member("oscar", "operator", password=""),
+        "vera": house.member("vera", "viewer", password=""),
+    }
+    apis = {name: house.api(house.token(member)) for name, member in members.items()}
+    persons = {}
+    for name, member in members.items():
+        found = house.read(lambda c, member=member: known_principal(c, FIRST_WORKSPACE, WEB_CHAT, member))
+        persons[name] = f"person:{found.id}"
+    return {"apis": apis, "persons": persons, "members": members}
+
+
+def note(api: Any, scope: str, text: str) -> str:
+    made = api.post("/memories", json={"scope": scope, "text": text})
+    assert made.status_code == 201, made.text
+    return str(made.json()["id"])
+
+
+def texts(api: Any, **query: Any) -> list[str]:
+    found = api.get("/memories", params=query)
+    assert found.status_code == 200, found.text
+    return [each["text"] for each in found.json()["memories"]]
+
+
+def test_a_note_through_its_whole_life(people: dict[str, Any]) -> None:
+    api, scope = people["apis"]["owner"], people["persons"]["owner"]
+    memory = note(api, scope, "The ferry leaves at nine")
+    assert "The ferry leaves at nine" in texts(api)
+    assert texts(api, query="ferries", scope=scope) == ["The ferry leaves at nine"]
+    changed = api.patch(f"/memories/{memory}", json={"text": "The ferry leaves at ten"}).json()
+    assert changed["version"] == 2
+    shown = api.get(f"/memories/{memory}").json()
+    assert [each["text"] for each in shown["versions"]] == [
+        "The ferry leaves at nine",
+        "The ferry leaves at ten",
+    ]
+    assert "+The ferry leaves at ten" in shown["versions"][1]["diff"]
+    assert api.post(f"/memories/{memory}/forget").status_code == 200
+    assert texts(api, query="ferry", scope=scope) == []
+    assert api.post(f"/memories/{memory}/restore").json()["text"] == "The ferry leaves at ten"
+    assert texts(api, query="ferry", scope=scope) == ["The ferry leaves at ten"]
+    assert api.post(f"/memories/{memory}/restore").status_code == 409
+    wider = api.patch(f"/memories/{memory}", json={"scope": "agent:gofer"}).json()
+    assert wider["scope"].startswith("agent:")
+    assert api.get(f"/memories/{memory}").json()["state"] == "forgotten"
+
+
+def test_who_may_see_and_change_what(people: dict[str, Any]) -> None:
+    owner, oscar, vera = (people["apis"][name] for name in ("owner", "oscar", "vera"))
+    mine = note(oscar, people["persons"]["oscar"], "Oscar collects stamps")
+    secret = note(owner, people["persons"]["owner"], "the owner hums in the shower")
+    shared = note(owner, "agent:gofer", "the shop closes at six")
+    assert oscar.get(f"/memories/{secret}").status_code == 404
+    assert (
+        oscar.get(f"/memories/{secret}").json()["detail"]
+        == oscar.get("/memories/mem_abcdefghjkmnpqrs").json()["detail"]
+    )
+    assert oscar.post(f"/memories/{secret}/forget").status_code == 404
+    assert "the owner hums in the shower" not in texts(oscar, query="shower")
+    assert "the owner hums in the shower" not in oscar.get("/memories/export").text
+    assert oscar.get("/memories", params={"scope": people["persons"]["owner"]}).status_code == 404
+    assert owner.get(f"/memories/{mine}").status_code == 200
+    assert vera.get(f"/memories/{mine}").status_code == 404
+    assert vera.get(f"/memories/{shared}").status_code == 200
+    for refused in (
+        oscar.post("/memories", json={"scope": "agent:gofer", "text": "x"}),
+        oscar.patch(f"/memories/{shared}", json={"text": "it closes never"}),
+        oscar.patch(f"/memories/{mine}", json={"scope": "agent:gofer"}),
+        oscar.post(f"/memories/{shared}/forget"),
+        vera.post("/memories", json={"scope": people["persons"]["vera"], "text": "x"}),
+        oscar.post("/memories/reindex", json={}),
+    ):
+        assert refused.status_code == 403, refused.text
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"scope": "agent:gofer", "text": ""}, 400),
+        ({"scope": "agent:gofer", "text": "  \u202e\x00 "}, 400),
+        ({"scope": "agent:gofer", "text": "x" * 30_000}, 400),
+        ({"scope": "agent:nobody", "text": "x"}, 404),
+        ({"scope": "everybody", "text": "x"}, 400),
+        ({"scope": "person:' OR 1=1", "text": "x"}, 404),
+        ({"scope": "", "text": "x"}, 400),
+        ({"text": "x"}, 400),
+    ],
+)
+def test_bad_notes_are_refused_in_words(people: dict[str, Any], body: dict[str, str], status: int) -> None:
+    answer = people["apis"]["owner"].post("/memories", json=body)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["detail"]
+
+
+def test_odd_characters_are_kept_readable(people: dict[str, Any]) -> None:
+    api = people["apis"]["owner"]
+    memory = note(api, "agent:gofer", "a\x07 bell, \u202eturned\u202c and 漢字 \x1b[31mred")
+    text = api.get(f"/memories/{memory}").json()["text"]
+    assert "漢字" in text
+    assert not set("\x07\u202e\x1b") & set(text)
+
+
+def test_an_export_comes_back_in_and_the_same_file_twice_is_once(people: dict[str, Any]) -> None:
+    api, scope = people["apis"]["oscar"], people["persons"]["oscar"]
+    for text in ("Oscar's bike is red", "Oscar's tent is green"):
+        note(api, scope, text)
+    lines = [
+        json.dumps(each) for each in api.get("/memories/export", params={"scope": scope}).json()["memories"]
+    ]
+    target = people["persons"]["vera"]
+    owner = people["apis"]["owner"]
+    for _ in range(2):
+        done = owner.post(
+            "/memories/import", json={"scope": target, "format": "jsonl", "text": "\n".join(lines)}
+        )
+        assert done.json()["imported"] == len(lines), done.text
+    assert sorted(texts(owner, scope=target, query="Oscar bike tent")) == [
+        "Oscar's bike is red",
+        "Oscar's tent is green",
+    ]
+    markdown = (
+        "# MEMORY\n\n## People\n- Ada likes tea\n- [x] Ben has a boat\n\nA loose paragraph\nover two lines.\n"
+    )
+    done = owner.post(
+        "/memories/import", json={"scope": "agent:gofer", "format": "markdown", "text": markdown}
+    )
+    assert done.json()["imported"] == 3
+    assert "People: Ada likes tea" in texts(owner, query="Ada tea", scope="agent:gofer")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "nothing to import"),
+        ("not json", "Line 1 is no JSON"),
+        ('{"text": "a"}\n[1]', "Line 2 is no object"),
+        ('{"id": "x"}', "no text"),
+        ('{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}', "twice"),
+        ('{"text": "a", "at": 253370764800}', "before the year 2100"),
+        ('{"text": "a", "at": -5}', "since 1970"),
+        (
+            '{"id": "a", "text": "a", "supersedes": ["b"]}\n{"id": "b", "text": "b", "supersedes": ["a"]}',
+            "cycle",
+        ),
+        (json.dumps({"text": "x" * 30_000}), "at most"),
+        ("\n".join('{"text": "x"}' for _ in range(5001)), "Split the file"),
+    ],
+)
+def test_bad_imports_are_refused_whole(text: str, why: str) -> None:
+    with pytest.raises(Malformed, match=why):
+        parse_import(text, "jsonl")
+
+
+def test_archive_indexes_are_read_with_superseded_lines_left_out() -> None:
+    lines = [
+        {"path": "2024/01.md", "title": "January", "summary": "We moved house."},
+        {"id": "old", "content": "The cat is called Tom."},
+        {"id": "new", "content": "The cat is called Pepper.", "supersedes": ["old"]},
+    ]
+    found = parse_import("\n".join(map(json.dumps, lines)), "jsonl")
+    assert [each.text for each in found] == ["We moved house.", "The cat is called Pepper."]
+
+
+def test_reindexing_finds_the_same(people: dict[str, Any]) -> None:
+    api = people["apis"]["owner"]
+    note(api, "agent:gofer", "the lighthouse keeper is Ingrid")
+    assert texts(api, query="lighthouse keeper") == ["the lighthouse keeper is Ingrid"]
+    assert api.post("/memories/reindex", json={}).json()["scopes"] >= 1
+    assert texts(api, query="lighthouse keeper") == ["the lighthouse keeper is Ingrid"]
+
+
+def test_the_memory_page_does_what_the_api_does(house: House, people: dict[str, Any]) -> None:
+    from support.web_server import csrf_in
+
+    browser = house.browser()
+    assert browser.follow(house.link(people["members"]["owner"])).status_code == 303
+    page = browser.get("/memory").text
+    made = browser.post("/memory", csrf=csrf_in(page), scope="agent:gofer", text="Tides turn at noon")
+    place = made.headers["location"].partition("?")[0]
+    shown = browser.get(place).text
+    assert "Tides turn at noon" in shown
+    assert "Tides turn" in browser.get("/memory?query=tide").text
+    for verb, fields, wanted in (
+        ("edit", {"text": "Tides turn at one"}, "Tides turn at one"),
+        ("forget", {}, "(forgotten)"),
+        ("restore", {}, "Tides turn at one"),
+    ):
+        browser.post(f"{place}/{verb}", csrf=csrf_in(browser.get(place).text), **fields)
+        assert wanted in browser.get(place).text
+    assert "-Tides turn at noon" in browser.get(place).text
+    assert "Tides turn at one" in browser.get("/memory/export").text
+    refused = browser.post("/memory", csrf=csrf_in(page), scope="nobody", text="x")
+    assert "is no audience" in refused.text
