@@ -29,7 +29,7 @@ _LATEST = 4_102_444_800.0  # the year 2100
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ImportedNote:
     """One thing to be imported."""
 
     text: str
@@ -53,7 +53,7 @@ def exported(memory: Memory) -> dict[str, Any]:
     }
 
 
-def parse_import(text: str, form: str) -> list[Entry]:
+def parse_import(text: str, form: str) -> list[ImportedNote]:
     """What a file says; raises Malformed with the line that is wrong."""
     entries = list(_markdown(text) if form == "markdown" else _lines(text))
     if not entries:
@@ -66,7 +66,7 @@ def parse_import(text: str, form: str) -> list[Entry]:
     return entries
 
 
-def _check(entries: list[Entry]) -> None:
+def _check(entries: list[ImportedNote]) -> None:
     seen: dict[str, str] = {}
     for entry in entries:
         if len(entry.text) > MAX_NOTE:
@@ -77,7 +77,7 @@ def _check(entries: list[Entry]) -> None:
             raise Malformed(f"The id {entry.foreign_id[:60]!r} is there twice, with different words.")
 
 
-def _lines(text: str) -> Iterator[Entry]:
+def _lines(text: str) -> Iterator[ImportedNote]:
     """JSON lines. Superseded ones are left out, whoever superseded them, so that a cycle of them is no trouble."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -96,7 +96,7 @@ def _lines(text: str) -> Iterator[Entry]:
         if not words:
             raise Malformed(f"Line {number} has no text: say it as `text`.")
         foreign = next((str(value[name]) for name in _IDS if value.get(name)), "")
-        yield Entry(words, foreign, _time(value.get("at"), number))
+        yield ImportedNote(words, foreign, _time(value.get("at"), number))
 
 
 def _object(line: str, number: int) -> dict[str, Any]:
@@ -121,13 +121,13 @@ def _time(value: Any, number: int) -> float | None:
     return float(value)
 
 
-def _markdown(text: str) -> Iterator[Entry]:
+def _markdown(text: str) -> Iterator[ImportedNote]:
     """A note for each list item or paragraph, with the heading above it in front."""
     heading, paragraph = "", ""
     for line in [*text.splitlines(), ""]:
         title, bullet = _HEADING.match(line), _BULLET.match(line)
         if (title or bullet or not line.strip()) and paragraph:
-            yield Entry(_under(heading, paragraph))
+            yield ImportedNote(_under(heading, paragraph))
             paragraph = ""
         if title:
             heading = title[1].strip()
@@ -146,7 +146,13 @@ def _under(heading: str, words: str) -> str:
 
 
 def keep_import(
-    connection: Connection, vault: Vault, *, entries: list[Entry], scope_id: str, trust: str, author: str
+    connection: Connection,
+    vault: Vault,
+    *,
+    entries: list[ImportedNote],
+    scope_id: str,
+    trust: str,
+    author: str,
 ) -> int:
     """Keep what was parsed; returns how many memories there are now of it."""
     key = vault.mac_key("memory of an import")

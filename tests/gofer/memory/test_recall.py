@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -277,3 +278,34 @@ async def test_no_other_persons_private_room_counts_as_ones_own(scene: Scene) ->
     await scene.said("ann-phone", "ann", CANARY)
     await scene.world.run(lambda c: c.execute(update(conversations).values(private=True)))
     assert CANARY not in await scene.found("ben-phone", "canary")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+async def test_a_fact_from_2000_messages_and_two_restarts_ago(scene: Scene) -> None:
+    """Each `Recall` is another process: nothing but the store knows what was said."""
+    await scene.said("kitchen", "ann", "The alarm code of the boathouse is 7315.")
+    conversation = scene.rooms["kitchen"]
+    await scene.world.run(partial(pad, world=scene.world, conversation=conversation, count=2000))
+    for _ in range(2):
+        scene.recall = Recall(scene.world.database, scene.world.vault)
+        while await scene.recall.tick():
+            pass
+    scene.recall = Recall(scene.world.database, scene.world.vault)
+    assert "7315" in (await scene.found("kitchen", "What was the alarm code for the boathouse again?"))[0]
+
+
+def pad(connection: Any, world: World, conversation: str, count: int) -> None:
+    """So many more messages of small talk."""
+    row = connection.execute(select(messages).where(messages.c.conversation_id == conversation)).first()
+    key = conversation_key(connection, world.vault, conversation)
+    first = open_stored(key, row).message
+    values = dict(row._mapping)
+    rows = []
+    for seq in range(2, count + 2):
+        said = dataclasses.replace(first, text=f"small talk {seq} about bread, rain and the alarm clock")
+        sealed = seal_message(key, conversation, seq, said, Trust.MEMBER, came_by=row.connection_id)
+        rows.append({**values, "seq": seq, "sealed": sealed, "external_id": f"pad-{seq}"})
+    connection.execute(messages.insert(), rows)
+    connection.execute(
+        update(conversations).where(conversations.c.id == conversation).values(last_seq=count + 1)
+    )
