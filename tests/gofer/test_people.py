@@ -89,6 +89,16 @@ async def test_every_member_is_a_principal_whose_role_follows(world: World) -> N
     assert len(await world.rows(select(identities))) == 1
 
 
+async def test_a_room_of_the_web_chat_is_private_with_its_member(world: World) -> None:
+    await world.connect("web", integration=WEB_CHAT)
+    member = await world.run(add_member, name="bob", role="operator")
+    await world.say("hello", room=f"{member}:1", by=member, connection_id="web", private=True)
+    room = (await conversation(world)).id
+    assert await world.run(private_person, conversation_id=room) == (await known(world, WEB_CHAT, member)).id
+    await world.run(change_member, member_id=member, role="viewer")
+    assert await world.run(private_person, conversation_id=room) is None, "who may only look is a stranger"
+
+
 async def test_a_member_who_is_known_elsewhere_rises_nowhere_but_falls_everywhere(world: World) -> None:
     person = await ann(world, role="member")
     code = await world.run(new_link, workspace_id=FIRST_WORKSPACE, integration="hello", subject="ann")

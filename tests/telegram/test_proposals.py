@@ -13,7 +13,7 @@ from sqlalchemy import Connection, select
 from gofer.app import open_app
 from gofer.settings import Settings
 from gofer.store import row_macs
-from gofer.store.tables import audit_entries, events, jobs, principals
+from gofer.store.tables import audit_entries, events, jobs, principals, questions
 from gofer_standins.anthropic import Anthropic, Reply, call, calls, say
 from gofer_standins.telegram import Chat, Message, Telegram
 from support.patience import eventually
@@ -185,6 +185,27 @@ async def test_a_file_that_somebody_changed_meanwhile_is_left_alone(
         telegram.phones.press(ann, asked, "Approve")
         await eventually(lambda: "changed by somebody else meanwhile" in telegram.said(hers)[-1], within=60)
         assert file.read_text() == "Mine."
+
+
+async def test_what_an_owner_refuses_is_not_done(
+    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Anthropic([proposing(), say("Proposed."), proposing(), say("Proposed again.")])
+    async with answered_by(model, monkeypatch), open_house(telegram, tmp_path / "data") as house:
+        ((ann, hers),) = await greeted(house, "Ann")
+        telegram.phones.say(ann, hers, "Be calm.")
+        telegram.phones.press(ann, await asked_in(telegram, hers), "Refuse")
+        await eventually(lambda: "Ann refused" in telegram.said(hers)[-1], within=60)
+        telegram.phones.say(ann, hers, "Be calm, I said.")
+        await asked_in(telegram, hers)
+        await house.platform.database.write(_let_expire)
+        await eventually(lambda: "Nobody answered in time" in telegram.said(hers)[-1], within=60)
+        assert not (tmp_path / "data" / "agents").exists()
+        assert await house.count(events, events.c.kind == "identity.changed") == 0
+
+
+def _let_expire(connection: Connection) -> None:
+    row_macs.update(connection, questions, questions.c.answered_at.is_(None), {"expires_at": 1.0})
 
 
 POINTS = ("proposal.approved", "proposal.written", "proposal.noted")

@@ -57,6 +57,8 @@ def test_only_an_owner_reads_and_answers_what_is_asked_of_owners(house: House) -
     (hidden,) = operator.get("/questions", params={"job": job}).json()["questions"]
     assert (hidden["question"], hidden["choices"]) == (FOR_OWNERS, [])
     narrow = house.api(house.token(house.owner(), scope="write"))
+    agents = house.api(house.token(house.owner(), scope="write", agent="gofer"))
+    assert agents.post(f"/questions/{question}/answer", json={"text": "Approve"}).status_code in (403, 404)
     for other in (operator, narrow):
         refused = other.post(f"/questions/{question}/answer", json={"text": "Approve"})
         assert (refused.status_code, refused.json()["detail"]) == (403, "Only an owner may answer this.")
