@@ -82,7 +82,7 @@ def test_a_change_that_makes_no_sense_leaves_the_last_good_one_in_force(tmp_path
         (FILE.replace("steps = 40", "steps = 0"), 5, "limits.steps"),
         (FILE.replace("job_dollars = 2.5", 'job_dollars = "much"'), 6, "limits.job_dollars"),
         (FILE.replace('trigger = "mention"', "trigger = 3"), 13, "routes.1.trigger"),
-        (FILE.replace("[limits]", "[limit]"), 4, "limit: is not known here"),
+        (FILE.replace("[limits]", "[limit]"), 4, "limit: is not known here. An agent has: model, "),
         (FILE.replace('"anthropic/claude-opus-5-5"', '"opus"'), 1, "model"),
         ("\n\nlimits.steps = -1\n", 3, "limits.steps"),
         ('\nmodel = "nope/zz"\n', 2, "no provider 'nope'"),

@@ -161,6 +161,10 @@ class AgentPaths:
         return cls(folder.name, folder / SETTINGS, folder / AGENT_LAYER, folder)
 
 
+SETTABLE = tuple(name for name in AgentSpec.model_fields if name != "name")
+"""What an agent's file may set."""
+
+
 def load_agent(paths: AgentPaths, providers: Sequence[str] = BUILT_IN) -> AgentSpec:
     """Read one agent, whose model is of one of these providers; raises AgentFileError."""
     path = paths.settings
@@ -182,7 +186,9 @@ def load_agent(paths: AgentPaths, providers: Sequence[str] = BUILT_IN) -> AgentS
         spec = AgentSpec.model_validate({"name": paths.name, **data})
     except ValidationError as error:
         first = first_error(error)
-        raise AgentFileError(path, _line_of(text, first.place), str(first)) from error
+        unknown = first.place and first.place[0] not in AgentSpec.model_fields
+        known = f". An agent has: {', '.join(SETTABLE)}" if unknown else ""
+        raise AgentFileError(path, _line_of(text, first.place), f"{first}{known}") from error
     _check_names(paths, text, spec, providers)
     return spec
 
