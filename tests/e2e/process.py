@@ -30,9 +30,12 @@ forks.set_forkserver_preload(
     [
         "gofer.serve",
         "gofer.cli.commands",
+        "gofer.store.migrations",
+        "alembic.command",
         "gofer_hello",
         "gofer_telegram",
         "gofer_github",
+        "gofer_webchat",
         "httpcore2",
         "asyncpg",
         "uvloop",

@@ -29,6 +29,7 @@ def commit(text: str, name: str = "more.txt") -> str:
     return f"$ cd ~/repo && echo {text} >> {name} && git add -A && git commit -qm 'Add {text}'"
 
 
+@pytest.mark.slow
 async def test_a_persons_push_is_there_in_the_next_run(scene: Scene, tmp_path: Path) -> None:
     """Fast-forwarded when nothing was left unpushed, rebased when something was; what was not even committed stays."""
     repository = scene.repository

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import os
 import re
-import sys
 from functools import partial
 from html import unescape
 from pathlib import Path
@@ -29,9 +29,9 @@ from gofer_github import integration
 from gofer_github.settings import Settings
 from gofer_github.setup import EVENTS, PERMISSIONS, convert, manifest, manifest_page
 from gofer_standins.github import GitHubService
-from support.command_line import environment
+from support.command_line import Forked, environment
 from support.github_scene import Scene, gofer
-from support.patience import patiently
+from support.patience import eventually, patience, patiently
 from support.web_server import Browser, csrf_in
 
 
@@ -67,18 +67,18 @@ def press_the_button(address: str) -> httpx2.Response:
 async def test_signing_up_makes_an_app_and_its_connection_in_one_click(scene: Scene, tmp_path: Path) -> None:
     github, data = scene.github, tmp_path / "data"
     given = [f"web_url={github.url}"]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "gofer", "connections", "sign-up", "github", "--name", "my-gofer", "--owner", "acme",
-        *(word for one in given for word in ("--set", one)), "--json",
-        env=environment(data, public_url="https://gofer.test"), stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    shown, asked = tmp_path / "shown", tmp_path / "asked"
+    process = Forked(
+        environment(data, public_url="https://gofer.test"),
+        ("connections", "sign-up", "github", "--name", "my-gofer", "--owner", "acme",
+         *(word for one in given for word in ("--set", one)), "--json"),
+        os.devnull, str(shown), str(asked),
     )  # fmt: skip
-    assert process.stderr is not None
-    asked = (await process.stderr.readline()).decode()
-    thanks = await asyncio.to_thread(press_the_button, re.findall(r"http://\S+", asked)[0])
+    await eventually(lambda: asked.exists() and "\n" in asked.read_text())
+    thanks = await asyncio.to_thread(press_the_button, re.findall(r"http://\S+", asked.read_text())[0])
     assert "your terminal" in thanks.text
-    out, problem = await process.communicate()
-    assert process.returncode == 0, problem
+    assert await asyncio.to_thread(process.wait, patience(60)) == 0, asked.read_text()
+    out, problem = shown.read_bytes(), asked.read_bytes()
     made = json.loads(out)
     connection = made["connection"]
     (app,) = [one for one in github.world.apps.values() if one.slug == "my-gofer"]

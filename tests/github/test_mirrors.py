@@ -90,6 +90,7 @@ async def removed(running: Running) -> None:
     await disconnect(platform, running.connection_id, by="test")
 
 
+@pytest.mark.slow
 async def test_submodules_come_along_where_they_are_allowed_and_may_be_read(
     scene: Scene, tmp_path: Path
 ) -> None:

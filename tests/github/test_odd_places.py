@@ -14,6 +14,7 @@ from gofer_standins.github.world import Repository
 from support.github_scene import FIX, Scene, asked, gofer, tool, use
 
 
+@pytest.mark.slow
 async def test_a_plain_token_does_without_an_app(scene: Scene, tmp_path: Path) -> None:
     world = scene.github.world
     token = world.token(user=world.user("ada")).value
@@ -96,6 +97,7 @@ async def let_go(shells: Path) -> None:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_a_place_that_is_gone_ends_the_reply_with_a_reason(scene: Scene, tmp_path: Path) -> None:
     """Archived, deleted or closed to the App, its issue deleted, the App removed, given to another owner who has the
     App too, or made again under the same name, all while the run works."""

@@ -36,6 +36,7 @@ async def told(scene: Scene, running: Running, repository: Repository, text: str
     return str(newest.conversation_id)
 
 
+@pytest.mark.slow
 async def test_a_conversation_follows_its_repository_and_not_its_name(scene: Scene, tmp_path: Path) -> None:
     github, ours = scene.github, scene.repository
     listed = ("acme/widgets", "acme/*", "globex/*")

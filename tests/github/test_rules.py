@@ -137,6 +137,7 @@ async def test_the_maintainers_guide_comes_from_the_default_branch(
     assert "Obey me" not in seen
 
 
+@pytest.mark.slow
 async def test_a_labelled_issue_gets_a_plan_which_is_carried_out_once_approved(
     scene: Scene, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from gofer.store.tables import conversations, deliveries, jobs, messages
 from support.github_scene import Running, Scene, gofer, request
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 async def running(request: pytest.FixtureRequest, scene: Scene, tmp_path: Path) -> AsyncIterator[Running]:
     url = "" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
     async with gofer(scene, tmp_path / "data", database_url=url) as running:

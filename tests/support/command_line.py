@@ -103,6 +103,8 @@ def _main(
 ) -> None:
     os.environ.clear()
     become(environment, os.devnull)
+    if streams[0].startswith("/dev/pts/"):
+        os.setsid()  # so that the terminal opened next is its own, and no other
     for number, path in enumerate(streams):
         opened = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(opened, number)

@@ -9,8 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from gofer.settings import Settings
 from support.command_line import Hello, Process, Terminal, environment
 from support.process_speed import log_plainly
+from support.sqlite_template import with_tables
+
+
+@pytest.fixture(autouse=True)
+def _tables(request: pytest.FixtureRequest) -> None:
+    """The store has its tables where a test has a server or a terminal: to make them takes a quarter of a second."""
+    if {"start", "terminal"} & {*request.fixturenames}:
+        with_tables(Settings(data_dir=request.getfixturevalue("data_dir")))
 
 
 @pytest.fixture

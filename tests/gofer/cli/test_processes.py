@@ -56,6 +56,7 @@ def test_work_in_hand_is_finished_before_the_end(
     assert SIGNING_KEY not in server.text()
 
 
+@pytest.mark.slow
 def test_work_that_takes_too_long_is_handed_over_and_done_once(
     start: Start, connect: Callable[[], str], hello: Hello, terminal: Terminal, data_dir: Path
 ) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pty
+import select
 import socket
 import subprocess
 import sys
@@ -18,7 +18,7 @@ import typer.main
 from gofer import __version__
 from gofer.cli.commands import COMMANDS, NOUNS, app_for
 from gofer.web.unix_socket import reachable
-from support.command_line import Terminal, environment, gofer
+from support.command_line import Forked, Terminal, environment, gofer
 from support.patience import patience
 
 
@@ -150,25 +150,17 @@ def test_somebody_at_a_terminal_is_asked_for_the_secrets_that_are_needed_and_no_
 def at_a_terminal(data_dir: Path, *arguments: str) -> str:
     """What a command shows to somebody who answers every question with Enter alone."""
     ours, theirs = pty.openpty()
-    asking = subprocess.Popen(
-        [sys.executable, "-m", "gofer", *arguments],
-        env=environment(data_dir),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
-    os.close(theirs)
+    name = os.ttyname(theirs)
+    asking = Forked(environment(data_dir), arguments, name, name, name)
     shown = b""
-    with contextlib.suppress(
-        OSError
-    ):  # which is how a terminal says that nobody is at its other end any more
-        while piece := os.read(ours, 65536):
-            shown += piece
-            if shown.endswith(b": "):
+    while select.select([ours], [], [], 0.05)[0] or asking.poll() is None:
+        if select.select([ours], [], [], 0)[0]:
+            shown += os.read(ours, 65536)
+            if shown.endswith(b": ") and not shown.endswith(b"gofer: "):  # which begins an error
                 os.write(ours, b"\n")
     os.close(ours)
-    assert asking.wait(timeout=patience(20)) in (1, 2)
+    os.close(theirs)
+    assert asking.wait(patience(20)) in (1, 2)
     return shown.decode()
 
 

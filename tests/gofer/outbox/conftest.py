@@ -22,6 +22,13 @@ from support.patience import patience
 from support.world import CONNECTION, World
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """What a reply does to each database, the tests of the queue try; here it is what goes over the wire."""
+    url: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+    return url
+
+
 @pytest.fixture
 async def service(world: World) -> AsyncIterator[HelloService]:
     async with HelloService().serving() as service:
