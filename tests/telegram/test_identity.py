@@ -119,6 +119,20 @@ async def test_who_an_agent_is_does_not_change_in_the_middle_of_a_run(
             assert len({data["identity"] for data in await started(house)}) == 2
 
 
+async def test_an_agent_that_was_nobody_in_particular_stays_so_to_the_end_of_its_run(
+    telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Anthropic([calls(call("ask_user", question="Which?", choices=[])), say("This, then.")])
+    async with answered_by(model, monkeypatch), open_house(telegram, tmp_path / "data") as house:
+        ann, hers = await house.owner("Ann")
+        telegram.phones.say(ann, hers, "choose")
+        await house.jobs_in("waiting")
+        put(tmp_path / "data", {"SOUL.md": "Be somebody."})
+        telegram.phones.say(ann, hers, "this")
+        await house.answers(hers, 2)
+        assert system(model, 1) == system(model, 0)
+
+
 async def test_without_the_setting_an_agent_is_its_flat_files(
     telegram: Telegram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

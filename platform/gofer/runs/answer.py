@@ -23,7 +23,7 @@ from gofer.agent.turn import SERVICE_WAIT
 from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.crash import crash_point
 from gofer.errors import ConfigError, NotFound, Temporary
-from gofer.identity import linked_identities, private_person
+from gofer.identity import linked_identities
 from gofer.intake.admit import Admitter, covered, unread
 from gofer.integration import JobScope
 from gofer.jobs.outcome import OUTAGE, Cancel, Dead, Done, Draft, Outcome, Retry, Snooze, Wait
@@ -36,7 +36,7 @@ from gofer.runs.agent_files import AgentFiles, AgentSpec, in_force
 from gofer.runs.build import Ports, build
 from gofer.runs.memories import StoreMemories
 from gofer.runs.model_keys import ModelKeys
-from gofer.runs.proposals import proposal_tool
+from gofer.runs.proposals import RunIdentity
 from gofer.runs.shell_access import Loans, ShellAccessGrants
 from gofer.runs.shells import Shells
 from gofer.runs.spend import SPANNING, StoreLedger, cost_of_job, nearly_used, ran_out_before
@@ -47,7 +47,6 @@ from gofer.runs.store_adapters import (
     StoreInbox,
     StoreJournal,
     StoreQuestions,
-    started_with,
 )
 from gofer.sanitize import defuse
 from gofer.secrets.last_used import Uses
@@ -144,6 +143,7 @@ class Answerer:
         self._keys = keys
         self._uses = uses
         self._agents = agents
+        self._identity = RunIdentity(database, vault, agents)
         self._servers = servers
         self._observer = observer or RunObserver()
         self._recall = recall or Recall(database, vault)
@@ -196,7 +196,7 @@ class Answerer:
 
     async def _run(self, run: Run, asker: StoredMessage) -> Outcome:
         claim = run.claim
-        spec, identity = await self._identified(claim, await self._spec(claim))
+        spec, identity = await self._identity.fixed(claim, await self._spec(claim))
         spec = await self._in_place(spec, asker)
         catalogue = await self._keys.catalogue(claim.workspace_id)
         model = await catalogue.ready(
@@ -206,7 +206,7 @@ class Answerer:
             self._uses.add(claim.workspace_id, "", key_name)
         async with self._loans.job() as job:
             tools, grants = await self._tools(asker, job), await self._shell_grants(asker, job)
-            tools += await self._proposing(claim, spec)
+            tools += await self._identity.tools(claim, spec)
             async with self._shells.lend(claim, asker.trust, grants, run.cancelled) as shell:
                 ports = self._ports(run, shell, identity)
                 prices = load_prices(self._settings.data_dir / "prices.toml", catalogue.prices())
@@ -230,21 +230,6 @@ class Answerer:
             spec = AgentSpec(name=name)
         return spec.model_copy(update={"model": model}) if model else spec
 
-    async def _identified(self, claim: Claim, spec: AgentSpec) -> tuple[AgentSpec, tuple[str, str]]:
-        """The agent with its identity, which stays the same for the whole run; and the name of that identity in the
-        journal."""
-        blobs = StoreBlobs(self._database, self._vault, str(claim.conversation_id))
-        begun = await self._database.read(partial(started_with, job_id=claim.id))
-        kept = await blobs.get(begun) if begun else None
-        if begun is not None and kept is not None:
-            return spec.model_copy(update={"instructions": kept.decode()}), (begun, "")
-        person = await self._database.read(
-            partial(private_person, conversation_id=str(claim.conversation_id))
-        )
-        packet = await asyncio.to_thread(self._agents.packet, spec, person)
-        name = await blobs.put(packet.text.encode(), "text/markdown") if packet.text else ""
-        return spec.model_copy(update={"instructions": packet.text}), (name, packet.digest)
-
     async def _in_place(self, spec: AgentSpec, asker: StoredMessage) -> AgentSpec:
         """The agent with the operator's instructions for this place, and with the limits of this kind of request."""
         if asker.connection_id is None:
@@ -258,16 +243,6 @@ class Answerer:
                 part for part in (spec.instructions.strip(), wanted) if part
             )
         return spec.model_copy(update=changes)
-
-    async def _proposing(self, claim: Claim, spec: AgentSpec) -> list[Tool[Any]]:
-        """The tool to propose who it is, for an agent that is not in flat files."""
-        paths = self._agents.paths(spec.name)
-        if not self._agents.layered or (paths.folder is None and paths.settings.exists()):
-            return []  # a folder beside flat files would be an error
-        person = await self._database.read(
-            partial(private_person, conversation_id=str(claim.conversation_id))
-        )
-        return [proposal_tool(self._database, self._vault, self._agents, claim, spec.name, person)]
 
     async def _tools(self, asker: StoredMessage, job: JobScope) -> list[Tool[Any]]:
         tools = [*builtin_tools(), *self._plugins]

@@ -1,8 +1,9 @@
-"""Proposals: an agent asks for a change of its IDENTITY or USER layer, and an owner approves it with the diff in view.
+"""Who an agent is in a run, and how it proposes to change that.
 
-The tool makes a job; the job asks the owners, and writes the file when one of them approves. It may be killed at any
-point: the file is replaced as a whole, and a change that was made is recognised and not made again. What is proposed
-is somebody's words, so the job keeps it sealed with the conversation's key.
+A run keeps the packet that it began with. An agent may propose another section of IDENTITY or USER: the tool makes a
+job, and the job asks the owners and writes the file when one of them approves. It may be killed at any point: the file
+is replaced as a whole, and a change that was made is recognised and not made again. What is proposed is somebody's
+words, so the job keeps it sealed with the conversation's key.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ from sqlalchemy import Connection, func, select
 from gofer.connections.context import LoadedConnection, LoadedConnections
 from gofer.crash import crash_point
 from gofer.errors import Conflict, GoferError, NotFound
+from gofer.identity import private_person
 from gofer.jobs.control import answer_to
 from gofer.jobs.kinds import PROPOSAL
 from gofer.jobs.outcome import OWNERS, Dead, Done, Draft, Outcome
 from gofer.jobs.queue import SERVICE, Claim, submit
 from gofer.jobs.worker import Run
 from gofer.outbox.role_questions import ask_role
-from gofer.runs.agent_files import PROPOSE, AgentFiles
+from gofer.runs.agent_files import PROPOSE, AgentFiles, AgentSpec
 from gofer.runs.agent_writer import check_layer
 from gofer.runs.layers import PEOPLE, LayerError, read_text, replaced_section, write_atomically
+from gofer.runs.store_adapters import StoreBlobs, started_with
 from gofer.sanitize import clean, display_name
 from gofer.store import audit, events
 from gofer.store.database import Database
@@ -62,6 +65,36 @@ REFUSED = "{by} refused: {file} stays as it is."
 EXPIRED = "Nobody answered in time: {file} stays as it is."
 STALE = "{by} approved, but {file} was changed by somebody else meanwhile, so it stays as it is. Propose it again."
 NARROWED = "This run has read strangers' text, so it cannot propose who you are."
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """Who an agent is in one run, and the tool with which it proposes to change that."""
+
+    database: Database
+    vault: Vault
+    agents: AgentFiles
+
+    async def fixed(self, claim: Claim, spec: AgentSpec) -> tuple[AgentSpec, tuple[str, str]]:
+        """The agent with its identity, which stays the same for the whole run; and the name of that identity in the
+        journal."""
+        blobs = StoreBlobs(self.database, self.vault, str(claim.conversation_id))
+        begun = await self.database.read(partial(started_with, job_id=claim.id))
+        kept = await blobs.get(begun) if begun else b""
+        if begun is not None and kept is not None:
+            return spec.model_copy(update={"instructions": kept.decode()}), (begun, "")
+        person = await self.database.read(partial(private_person, conversation_id=str(claim.conversation_id)))
+        packet = await asyncio.to_thread(self.agents.packet, spec, person)
+        name = await blobs.put(packet.text.encode(), "text/markdown") if packet.text else ""
+        return spec.model_copy(update={"instructions": packet.text}), (name, packet.digest)
+
+    async def tools(self, claim: Claim, spec: AgentSpec) -> list[Tool[Any]]:
+        """The tool to propose who it is, for an agent that is not in flat files."""
+        paths = self.agents.paths(spec.name)
+        if not self.agents.layered or (paths.folder is None and paths.settings.exists()):
+            return []  # a folder beside flat files would be an error
+        person = await self.database.read(partial(private_person, conversation_id=str(claim.conversation_id)))
+        return [proposal_tool(self.database, self.vault, self.agents, claim, spec.name, person)]
 
 
 class ProposalArguments(Arguments):
