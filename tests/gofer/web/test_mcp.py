@@ -25,7 +25,7 @@ from support.web_server import House
 
 T = TypeVar("T")
 ALL = [
-    *("list_conversations", "read_conversation", "post_message", "ask_person"),
+    *("list_conversations", "read_conversation", "post_message", "ask_person", "recall", "remember"),
     *("run_agent", "list_jobs", "get_job", "cancel_job"),
 ]
 UNKNOWN = "conv_aaaaaaaaaaaaaaaa"
@@ -158,12 +158,8 @@ def test_a_token_is_offered_what_its_scopes_allow_and_nothing_else_exists(house:
     async def names(client: Client) -> list[str]:
         return [tool.name for tool in (await client.list_tools()).tools]
 
-    assert with_client(house, reading, names) == [
-        "list_conversations",
-        "read_conversation",
-        "list_jobs",
-        "get_job",
-    ]
+    looking = ["list_conversations", "read_conversation", "recall", "list_jobs", "get_job"]
+    assert with_client(house, reading, names) == looking
     assert with_client(house, narrow, names) == ["list_jobs", "get_job"]
 
     async def try_hidden(client: Client) -> None:
@@ -227,6 +223,32 @@ def test_a_person_is_asked_and_the_answer_comes_back_whenever_it_is_given(house:
     assert answered.status_code == 202
     done = called(house, owner, "get_job", job_id=asked["id"], wait=60)
     assert (done["state"], done["questions"][0]["answer"]) == ("done", "Yes")
+
+
+def test_what_is_remembered_in_a_conversation_is_recalled_there_and_nowhere_else(
+    house: House, owner: str
+) -> None:
+    here = called(house, owner, "run_agent", task="The launch is on Friday.", agent="reviewer", wait=60)
+    there = called(house, owner, "run_agent", task="Hello.", agent="reviewer", wait=60)
+    token = house.token(house.owner(), "write", agent="reviewer")
+    wish = {
+        "conversation_id": here["conversation_id"],
+        "text": "The budget is nine crates.",
+        "idempotency_key": "note",
+    }
+    kept = called(house, token, "remember", **wish)
+    assert called(house, token, "remember", **wish)["id"] == kept["id"]
+    assert (kept["untrusted"], kept["trust"]) == (True, "stranger")
+
+    def recalled(conversation: str, query: str) -> list[str]:
+        found = called(house, token, "recall", conversation_id=conversation, query=query)["memories"]
+        return [each["text"] for each in found]
+
+    assert recalled(here["conversation_id"], "how many crates") == ["The budget is nine crates."]
+    assert "The launch is on Friday." in recalled(here["conversation_id"], "launch friday")
+    assert recalled(there["conversation_id"], "crates") == []
+    helper = called(house, owner, "run_agent", task="Mine.", agent="helper", wait=60)["conversation_id"]
+    assert called(house, token, "recall", conversation_id=helper, query="mine")["status"] == 404
 
 
 def test_every_change_and_every_look_at_others_words_is_on_record(house: House) -> None:

@@ -12,6 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gofer.integration import Incoming
+from gofer.memory.notes import MAX_NOTE, keep_note
+from gofer.memory.records import Memory, Source
+from gofer.memory.scopes import conversation_scope
 from gofer.web.api.http import (
     MAX_ROWS,
     EmptyBody,
@@ -141,6 +144,62 @@ async def _change_rule(request: Request, *, revoke: bool) -> Response:
         )
     )
     return json_response(request, {"rules": found})
+
+
+class MemoryQuery(RequestModel):
+    """What to recall."""
+
+    query: str = Field(min_length=1, max_length=1000)
+    limit: int = Field(default=10, ge=1, le=50)
+
+
+class NewNote(RequestModel):
+    """Something to remember."""
+
+    text: str = Field(min_length=1, max_length=MAX_NOTE, pattern=r"\S")
+
+
+async def recall(request: Request) -> Response:
+    """What is remembered of one that fits a query, best first. Nothing of other conversations is searched."""
+    platform, query = platform_of(request), parse_query(request, MemoryQuery)
+    conversation_id, agent = request.path_params["id"], visitor_of(request).agent
+    await platform.database.read(partial(find_conversation, conversation_id=conversation_id, agent=agent))
+    found = await platform.recall.search([conversation_scope(conversation_id)], query.query, query.limit)
+    await record_reading(request, conversation_id)
+    return json_response(request, {"memories": [_remembered(each.memory) for each in found.found]})
+
+
+async def remember(request: Request) -> Response:
+    """Have something remembered in one. What a token of an agent notes is a program's word, and kept as untrusted."""
+    platform, given = platform_of(request), await parse_body(request, NewNote)
+    visitor, conversation_id = visitor_of(request), request.path_params["id"]
+
+    def keep(connection: Connection) -> Memory:
+        find_conversation(connection, conversation_id, visitor.agent)
+        return keep_note(
+            connection,
+            platform.vault,
+            scope_id=conversation_scope(conversation_id),
+            text=platform.redactor.redact(given.text),
+            trust="stranger" if visitor.agent else "owner" if visitor.role == "owner" else "member",
+            author=actor(request),
+            source=Source(conversation_id=conversation_id),
+            untrusted=bool(visitor.agent),
+        )
+
+    kept = await platform.database.write(keep)
+    return json_response(request, _remembered(kept), 201)
+
+
+def _remembered(memory: Memory) -> dict[str, Any]:
+    return {
+        "id": memory.id,
+        "kind": memory.kind,
+        "text": memory.text,
+        "trust": memory.trust,
+        "untrusted": memory.untrusted,
+        "at": memory.valid_from,
+    }
 
 
 async def purge(request: Request) -> Response:
