@@ -641,8 +641,8 @@ class RememberedNote(Shape):
     at: float
 
 
-class Memories(Shape):
-    """Best first."""
+class ConversationMemories(Shape):
+    """What is remembered of a conversation, best first."""
 
     memories: list[RememberedNote]
 

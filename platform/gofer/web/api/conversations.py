@@ -153,7 +153,7 @@ class MemoryQuery(RequestModel):
     limit: int = Field(default=10, ge=1, le=50)
 
 
-class NewNote(RequestModel):
+class ConversationNote(RequestModel):
     """Something to remember."""
 
     text: str = Field(min_length=1, max_length=MAX_NOTE, pattern=r"\S")
@@ -171,7 +171,7 @@ async def recall(request: Request) -> Response:
 
 async def remember(request: Request) -> Response:
     """Have something remembered in one. What a token of an agent notes is a program's word, and kept as untrusted."""
-    platform, given = platform_of(request), await parse_body(request, NewNote)
+    platform, given = platform_of(request), await parse_body(request, ConversationNote)
     visitor, conversation_id = visitor_of(request), request.path_params["id"]
 
     def keep(connection: Connection) -> Memory:
